@@ -1,0 +1,1 @@
+"""Policy optimizers: one distribution strategy in each file."""

@@ -1,0 +1,161 @@
+"""`PolicyOptimizer`: what every distribution strategy is."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from polopt.metrics.episodes import EpisodeStats, EpisodeWindow
+from polopt.metrics.lag import LagHistogram
+from polopt.metrics.learner import LearnerStats
+from polopt.metrics.timers import PhaseTimer
+from polopt.policies.config import Config, ConfigError
+from polopt.policies.policy import Policy
+from polopt.rollouts.in_flight import InFlight
+from polopt.rollouts.worker_set import WorkerSet
+
+
+class OptimizerConfig(Config):
+    """Options every optimizer has: none. Each adds its own beside itself."""
+
+
+class StepResult(NamedTuple):
+    """What one `step()` did.
+
+    Attributes:
+        env_steps_sampled: environment steps that arrived.
+        env_steps_trained: of them, those that were learned from (counted once, whatever the
+            number of epochs).
+        updates: updates applied to the weights.
+    """
+
+    env_steps_sampled: int
+    env_steps_trained: int
+    updates: int
+
+
+class PolicyOptimizer(ABC):
+    """Who samples, who computes gradients, who applies them, who waits for whom.
+
+    A subclass writes `step`, which reads as the algorithm does in its paper, names its phases in
+    `phases` and times each under `with self.timers["..."]:`.
+
+    Args:
+        workers: to work with. The optimizer does not own them.
+        config: an instance of `config_class`.
+
+    Attributes:
+        policy: the local worker's; the one that is evaluated and saved.
+        in_flight: the calls under way.
+
+    Raises:
+        ConfigError: if it needs remote workers and there are none.
+    """
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
+    phases: ClassVar[tuple[str, ...]]
+    needs_remote_workers: ClassVar[bool] = False
+
+    def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
+        if self.needs_remote_workers and not workers.remote:
+            raise ConfigError(
+                f"optimizer {self.name!r} with num_workers=0: it needs remote workers; "
+                "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
+            )
+        self.workers = workers
+        self.config = config
+        self.policy: Policy = workers.local.policy
+        self.in_flight = InFlight(workers)
+        self.timers = {phase: PhaseTimer() for phase in self.phases}
+        self.lag = LagHistogram()
+        self.episodes = EpisodeWindow()
+        self.learner = LearnerStats()
+        self.num_env_steps_sampled = 0
+        self.num_env_steps_trained = 0
+        self.num_updates = 0
+        self._reported = (time.perf_counter(), 0, 0)
+
+    @abstractmethod
+    def step(self) -> StepResult:
+        """One round of optimization: long enough that calling it costs nothing beside it."""
+
+    def count_samples(self, env_steps: int, episodes: EpisodeStats) -> None:
+        """Takes note of samples that arrived, and sets the clock of schedules."""
+        self.num_env_steps_sampled += env_steps
+        self.policy.env_steps = self.num_env_steps_sampled
+        self.episodes.add(episodes)
+
+    def count_training(self, env_steps: int, updates: int, stats: Mapping[str, float]) -> None:
+        """Takes note of what was learned from."""
+        self.num_env_steps_trained += env_steps
+        self.num_updates += updates
+        self.learner.add(stats, max(env_steps, 1))
+
+    def _since(self, before: tuple[int, int, int]) -> StepResult:
+        now = self._counts()
+        return StepResult(*(b - a for a, b in zip(before, now, strict=True)))
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self.num_env_steps_sampled, self.num_env_steps_trained, self.num_updates
+
+    def stats(self) -> dict[str, Any]:
+        """The `optimizer/` block of results: name, counts, rates since the last call, mean
+        milliseconds of each phase, and policy lag since the last call, in updates."""
+        now_s = time.perf_counter()
+        then_s, sampled, updates = self._reported
+        elapsed_s = max(now_s - then_s, 1e-9)
+        self._reported = (now_s, self.num_env_steps_sampled, self.num_updates)
+        return {
+            "name": self.name,
+            "num_env_steps_sampled": self.num_env_steps_sampled,
+            "num_env_steps_trained": self.num_env_steps_trained,
+            "num_updates": self.num_updates,
+            "num_skipped_updates": self.policy.skipped_updates,
+            "env_steps_per_s": (self.num_env_steps_sampled - sampled) / elapsed_s,
+            "updates_per_s": (self.num_updates - updates) / elapsed_s,
+            "policy_lag": self.lag.report(),
+            **{f"{phase}_time_ms": timer.mean_ms for phase, timer in self.timers.items()},
+            **self.extra_stats(),
+        }
+
+    def extra_stats(self) -> dict[str, Any]:
+        """What a strategy reports besides; the same keys from the first result on."""
+        return {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Counters, episode window and policy: tensors, numbers, strings, lists and dicts.
+
+        Other optimizers can take it, and go on where this one was.
+        """
+        self.drain()
+        return {
+            "num_env_steps_sampled": self.num_env_steps_sampled,
+            "num_env_steps_trained": self.num_env_steps_trained,
+            "num_updates": self.num_updates,
+            "episodes": self.episodes.get_state(),
+            "policy": self.policy.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `get_state` of any optimizer gave; workers get the weights with the
+        next calls. What is in flight is finished and thrown away."""
+        self.drain()
+        self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
+        self.num_env_steps_trained = int(state["num_env_steps_trained"])
+        self.num_updates = int(state["num_updates"])
+        self.episodes.set_state(state["episodes"])
+        self.policy.set_state(state["policy"])
+        self.policy.env_steps = self.num_env_steps_sampled
+        self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
+        self.workers.forget_sent_weights()
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Waits for what is in flight and counts it, so that nothing is lost by a save."""
+
+    def stop(self) -> None:
+        """Forgets what is in flight. The workers are stopped by who made them."""
+        self.in_flight.clear()

@@ -1,0 +1,195 @@
+"""DecentralizedAllReduce: workers sample and learn together; gradients are all-reduced (DD-PPO).
+
+Wijmans et al., 2020. Neither data nor gradients pass through the driver, which only starts rounds,
+cuts stragglers short and repairs the group.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import pydantic
+
+from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
+from polopt.optimizers.rank_group import RankGroup
+from polopt.rollouts.in_flight import Arrival
+from polopt.rollouts.worker import LearnInfo, RoundInfo
+
+
+class DecentralizedAllReduceConfig(OptimizerConfig):
+    """Options of `DecentralizedAllReduce`.
+
+    Attributes:
+        backend: of torch.distributed; `auto`: `nccl` where workers have GPUs, else `gloo`.
+        keep_local_weights_in_sync: fetch weights to the local worker once a step; else only when
+            they are saved.
+        preemption_threshold: once this share of workers has finished sampling, the others are cut
+            short. 1 waits for all; then, and with two workers, results do not depend on timing.
+        min_fragment_share: but a worker cut short keeps at least this share of its fragment.
+        checksum_interval: rounds after which all workers' weights are compared; 0: never.
+        allreduce_timeout_s: a rank that waits longer for the others gives the group up.
+    """
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    keep_local_weights_in_sync: bool = True
+    preemption_threshold: float = pydantic.Field(0.6, gt=0.0, le=1.0)
+    min_fragment_share: float = pydantic.Field(0.25, ge=0.0, le=1.0)
+    checksum_interval: int = pydantic.Field(10, ge=0)
+    allreduce_timeout_s: float = pydantic.Field(60.0, gt=0.0)
+
+
+class DecentralizedAllReduce(PolicyOptimizer):
+    """All workers sample, then all learn: the flat gradient of each minibatch is summed over them,
+    and each applies the same update. The next round is launched before a step returns."""
+
+    name = "decentralized_allreduce"
+    config_class = DecentralizedAllReduceConfig
+    config: DecentralizedAllReduceConfig
+    phases: ClassVar[tuple[str, ...]] = ("sample", "learn", "allreduce", "skew", "group")
+    needs_remote_workers = True
+
+    def __init__(self, workers: Any, config: OptimizerConfig) -> None:
+        super().__init__(workers, config)
+        self.group = RankGroup(workers, self.config.backend, self.config.allreduce_timeout_s)
+        self.num_rounds = 0
+        self.num_broken_rounds = 0
+        self.num_cut_short = 0
+        self.num_checksums = 0
+
+    def step(self) -> StepResult:
+        before = self._counts()
+        self._launch_round()
+        with self.timers["sample"]:
+            sampled = self._await_samples()
+        with self.timers["learn"]:
+            learned = self._await_learning()
+        self._finish_round(sampled, learned)
+        self._launch_round()
+        return self._since(before)
+
+    def _launch_round(self) -> None:
+        """Two calls to each rank, one behind the other, so that a rank goes from sampling to
+        learning without asking the driver. Does nothing if a round is under way."""
+        if len(self.in_flight):
+            return
+        with self.timers["group"]:
+            self.group.ensure()
+        self.num_rounds += 1
+        every = self.config.checksum_interval
+        want_checksum = every > 0 and self.num_rounds % every == 0
+        for rank, worker in enumerate(self.group.ranks):
+            want_weights = rank == 0 and self.config.keep_local_weights_in_sync
+            sample = worker.actor.sample_for_learning.remote(self.num_rounds)
+            learn = worker.actor.learn.remote(
+                self.num_env_steps_sampled, want_weights, want_checksum
+            )
+            self.in_flight.launch(worker, sample, "sample")
+            self.in_flight.launch(worker, learn, "learn")
+        self._learned: list[tuple[int, LearnInfo]] = []
+
+    def _await_samples(self) -> list[RoundInfo]:
+        """Waits until every rank has sampled or failed; cuts the last ones short."""
+        sampled: list[RoundInfo] = []
+        enough = math.ceil(self.config.preemption_threshold * len(self.group.ranks))
+        first_s = last_s = 0.0
+        while "sample" in self.in_flight.tags():
+            arrival = self.in_flight.wait()
+            if arrival.failure is not None:
+                self._lose(arrival)
+            elif arrival.tag == "learn":
+                self._keep(arrival)
+            else:
+                last_s = time.perf_counter()
+                first_s = first_s or last_s
+                sampled.append(arrival.value)
+                if len(sampled) == enough:
+                    self._cut_stragglers_short()
+        self.timers["skew"].push(last_s - first_s)
+        return sampled
+
+    def _cut_stragglers_short(self) -> None:
+        length = self.workers.config.rollout.rollout_fragment_length
+        keep = max(1, math.ceil(self.config.min_fragment_share * length))
+        for worker in self.group.ranks:
+            if self.in_flight.count(worker) == 2:  # has not sampled yet
+                worker.actor.cut_short.options(concurrency_group="control").remote(
+                    self.num_rounds, keep
+                )
+
+    def _await_learning(self) -> list[tuple[int, LearnInfo]]:
+        """Waits until every rank has learned or failed; `(worker index, what it told)`."""
+        while len(self.in_flight):
+            arrival = self.in_flight.wait()
+            if arrival.failure is not None:
+                self._lose(arrival)
+            else:
+                self._keep(arrival)
+        return sorted(self._learned, key=lambda pair: pair[0])
+
+    def _keep(self, arrival: Arrival) -> None:
+        self._learned.append((arrival.worker.index, arrival.value))
+
+    def _lose(self, arrival: Arrival) -> None:
+        """A rank is gone: the others will find their all-reduce broken, and say so."""
+        assert arrival.failure is not None
+        self.workers.replace(arrival.worker, arrival.failure)
+        self.group.broken = True
+
+    def _finish_round(self, sampled: list[RoundInfo], learned: list[tuple[int, LearnInfo]]) -> None:
+        length = self.workers.config.rollout.rollout_fragment_length
+        self.num_cut_short += sum(info.steps < length for info in sampled)
+        for info in sampled:
+            self.count_samples(info.env_steps, info.episodes)
+        infos = [info for _, info in learned]
+        if self.group.broken or any(info.broken for info in infos):
+            # What survivors learned before the break is found in their versions when the group is
+            # formed again; the rest of this round is lost.
+            self.group.broken = True
+            self.num_broken_rounds += 1
+            return
+        self._check_equal(learned)
+        first = infos[0]
+        self.timers["allreduce"].push(sum(info.allreduce_s for info in infos) / len(infos))
+        self.lag.add(first.lag)
+        env_steps = sum(info.env_steps for info in sampled)
+        self.count_training(env_steps, first.updates, first.stats)
+        if first.weights is not None:
+            self.policy.set_weights(first.weights)
+
+    def _check_equal(self, learned: list[tuple[int, LearnInfo]]) -> None:
+        sums = {index: info.checksum for index, info in learned if info.checksum is not None}
+        if not sums:
+            return
+        self.num_checksums += 1
+        if len(set(sums.values())) > 1:
+            raise RuntimeError(
+                f"weights of the ranks have come apart in round {self.num_rounds}: SHA-256 by "
+                f"worker { ({index: value[:12] for index, value in sums.items()}) }"
+            )
+
+    def drain(self) -> None:
+        if len(self.in_flight):
+            self._finish_round(self._await_samples(), self._await_learning())
+
+    def get_state(self) -> dict[str, Any]:
+        """The policy, torch optimizer included, is fetched from a rank: that is where it lives."""
+        self.drain()
+        if self.group.ranks:
+            self.policy.set_state(self.group.fetch_policy_state())
+        return super().get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        self.group.restart_from_local()
+
+    def extra_stats(self) -> dict[str, Any]:
+        return {
+            "num_rounds": self.num_rounds,
+            "num_broken_rounds": self.num_broken_rounds,
+            "num_cut_short": self.num_cut_short,
+            "num_checksums": self.num_checksums,
+            "num_ranks": len(self.group.ranks),
+        }

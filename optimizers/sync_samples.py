@@ -1,0 +1,143 @@
+"""SyncSamples: synchronous samples of all workers, learned from centrally (A2C, PPO).
+
+RLlib 0.8's SyncSamplesOptimizer; nothing collected is thrown away, and results do not depend on
+the order in which samples arrive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar, NamedTuple
+
+import pydantic
+
+from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
+from polopt.policies.sample_batch import SampleBatch
+from polopt.rollouts.worker_set import RemoteWorker
+
+
+class SyncSamplesConfig(OptimizerConfig):
+    """Options of `SyncSamples`.
+
+    Attributes:
+        train_batch_size: environment steps of one batch, rounded up to whole fragments; rows lost
+            to next-step resets are not made up for. 0: one fragment of each worker.
+    """
+
+    train_batch_size: int = pydantic.Field(0, ge=0)
+
+
+class _Slot(NamedTuple):
+    """A place in the train batch. Sorting slots gives the order of concatenation."""
+
+    worker_index: int
+    round: int
+
+
+class SyncSamples(PolicyOptimizer):
+    """Broadcast, gather samples from all workers, learn on the driver; then again.
+
+    Which worker gives which part of a batch is fixed beforehand, so a run is reproducible bit for
+    bit for one seed, config and number of workers. With `num_workers=0` the local worker samples.
+    """
+
+    name = "sync_samples"
+    config_class = SyncSamplesConfig
+    config: SyncSamplesConfig
+    phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
+
+    def step(self) -> StepResult:
+        before = self._counts()
+        with self.timers["broadcast"]:
+            todo = self._launch()
+        with self.timers["sample"]:
+            batch = self._gather(todo)
+        env_steps = batch.env_steps
+        self.timers["sample"].push_rows(env_steps)
+        self.count_samples(env_steps, batch.episodes)
+        self.lag.add(self.policy.version - batch.version)
+        with self.timers["learn"]:
+            version = self.policy.version
+            stats = self.policy.learn_on_batch(batch)
+        self.timers["learn"].push_rows(env_steps)
+        self.count_training(env_steps, self.policy.version - version, stats)
+        return self._since(before)
+
+    def _launch(self) -> dict[int, deque[_Slot]]:
+        """Sends weights and starts the first fragment of each worker; returns what is left."""
+        indices = [worker.index for worker in self.workers.remote] or [0]
+        todo: dict[int, deque[_Slot]] = {index: deque() for index in indices}
+        for i in range(self._num_fragments(len(indices))):
+            index = indices[i % len(indices)]
+            todo[index].append(_Slot(index, i // len(indices)))
+        for worker in self.workers.remote:
+            self._launch_next(worker, todo[worker.index])
+        return todo
+
+    def _num_fragments(self, num_workers: int) -> int:
+        rollout = self.workers.config.rollout
+        rows = rollout.num_envs_per_worker * rollout.rollout_fragment_length
+        wanted = self.config.train_batch_size or rows * num_workers
+        return -(-wanted // rows)
+
+    def _launch_next(self, worker: RemoteWorker, slots: deque[_Slot]) -> None:
+        if slots:
+            call = worker.actor.sample.remote(self.workers.weights_for(worker))
+            self.in_flight.launch(worker, call, slots.popleft())
+
+    def _gather(self, todo: dict[int, deque[_Slot]]) -> SampleBatch:
+        collected: dict[_Slot, SampleBatch] = {}
+        if not self.workers.remote:
+            for slot in todo[0]:
+                collected[slot] = self.workers.local.sample()
+        while len(self.in_flight):
+            arrival = self.in_flight.wait()
+            worker = arrival.worker
+            if arrival.failure is None:
+                collected[arrival.tag] = arrival.value
+            else:
+                # The replacement makes up for what was lost.
+                worker = self.workers.replace(worker, arrival.failure)
+                todo[worker.index].appendleft(arrival.tag)
+            self._launch_next(worker, todo[worker.index])
+        return SampleBatch.concat([collected[slot] for slot in sorted(collected)])
+
+    def drain(self) -> None:
+        """Nothing to do: `step` leaves nothing in flight."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Besides what every optimizer saves, where the workers' environments and random numbers
+        stand. A run restored with the same config goes on bit for bit if the environments have
+        `get_state` and `set_state` (see `polopt.rollouts.env_state`); if not, weights, torch
+        optimizer, schedules and counters go on and episodes start anew."""
+        workers = self.workers.remote
+        states: dict[str, Any] = {"0": self.workers.local.get_state(with_policy=False)}
+        for worker in workers:
+            self.in_flight.launch(worker, worker.actor.get_state.remote(False), str(worker.index))
+        while len(self.in_flight):
+            arrival = self.in_flight.wait()
+            if arrival.failure is None:
+                states[arrival.tag] = arrival.value
+            else:
+                self.workers.replace(arrival.worker, arrival.failure)
+        return {**super().get_state(), "workers": states}
+
+    def set_state(self, state: Any) -> None:
+        super().set_state(state)
+        states = state.get("workers", {})
+        if "0" in states:
+            self.workers.local.set_state(states["0"])
+        for worker in self.workers.remote:
+            if str(worker.index) in states:
+                call = worker.actor.set_state.remote(states[str(worker.index)])
+                self.in_flight.launch(worker, call)
+        while len(self.in_flight):
+            arrival = self.in_flight.wait()
+            if arrival.failure is not None:
+                self.workers.replace(arrival.worker, arrival.failure)
+
+    def extra_stats(self) -> dict[str, Any]:
+        return {
+            "sample_peak_throughput": self.timers["sample"].peak_rows_per_s,
+            "learn_peak_throughput": self.timers["learn"].peak_rows_per_s,
+        }

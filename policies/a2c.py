@@ -1,0 +1,31 @@
+"""Advantage actor-critic (Mnih et al., 2016): the loss of A2C and A3C."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from polopt.policies.policy import Policy, PolicyConfig
+
+
+class A2CConfig(PolicyConfig):
+    """Options of `A2C`: those of every policy."""
+
+
+class A2C(Policy):
+    """`-log pi(a|s) A + vf_loss_coeff (V(s) - target)^2 / 2 - entropy_coeff H(pi)`.
+
+    Means over valid rows; the paper and RLlib 0.8 sum, which ties the step size to the batch.
+    """
+
+    config_class = A2CConfig
+
+    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        params, values = self.model(rows["obs"])
+        log_prob = self.dist.log_prob(params, rows["actions"])
+        policy_loss = -(log_prob * rows["advantages"]).mean()
+        vf_loss = 0.5 * (values - rows["value_targets"]).square().mean()
+        entropy = self.dist.entropy(params).mean()
+        loss = policy_loss + self.config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
+        return loss, {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}

@@ -1,0 +1,126 @@
+"""`Config`: what every configuration class of polopt is. It stands here, in the lowest layer that
+has options, so that each owner can keep its own class beside itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import pydantic
+
+C = TypeVar("C", bound="Config")
+
+
+class ConfigError(ValueError):
+    """The one error for bad configuration. Its message names the key, what was given and what is
+    allowed; it is raised before any actor starts."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'gamma'?"` or an empty string if nothing known is close to `name`."""
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Config(pydantic.BaseModel):
+    """A frozen set of options with their defaults, checked when it is made.
+
+    Class attribute `aliases` maps other names of a key (RLlib's of today) to the key.
+    """
+
+    model_config = pydantic.ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        populate_by_name=True,
+        validate_default=False,
+    )
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _refuse_bool_for_number(cls, data: Any) -> Any:
+        # Python counts True as 1, so `num_workers=True` would quietly become one worker.
+        if isinstance(data, Mapping):
+            for name, field in cls.model_fields.items():
+                for key in (name, field.alias):
+                    numeric = field.annotation in (int, float, int | None, float | None)
+                    if key in data and numeric and isinstance(data[key], bool):
+                        raise ValueError(f"key {key!r}: got {data[key]}; allowed: a number")
+        return data
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """The keys of this config as users write them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+    @classmethod
+    def parse(cls: type[C], options: Mapping[str, Any], where: str = "config") -> C:
+        """Makes a config from a plain dict.
+
+        Args:
+            options: keys and values; aliases are understood.
+            where: what to call the dict in errors.
+
+        Raises:
+            ConfigError: unknown key (with the nearest known one), wrong type, out of range, or a
+                key given under two names.
+        """
+        options = canonical(options, cls.aliases, where)
+        known = set(cls.keys()) | set(cls.model_fields)
+        for key in options:
+            if key not in known:
+                raise ConfigError(
+                    f"{where}: unknown key {key!r}{nearest(key, [*cls.keys(), *cls.aliases])}"
+                    f" Allowed: {', '.join(sorted(cls.keys()))}"
+                )
+        try:
+            return cls(**options)
+        except pydantic.ValidationError as error:
+            raise ConfigError(f"{where}: {_first_problem(error)}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options under the keys users write; `type(self).parse` takes it back."""
+        return self.model_dump(by_alias=True)
+
+
+def canonical(
+    options: Mapping[str, Any], aliases: Mapping[str, str], where: str = "config"
+) -> dict[str, Any]:
+    """`options` with aliases replaced by the keys they stand for.
+
+    Raises:
+        ConfigError: if a key is given under two names with different values.
+    """
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{where}: got {options!r}; allowed: a mapping of keys to values")
+    result: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    for given, value in options.items():
+        key = aliases.get(given, given)
+        if key in result and result[key] != value:
+            raise ConfigError(
+                f"{where}: {written_as[key]!r} and {given!r} are two names of {key!r}, with "
+                f"values {result[key]!r} and {value!r}; give one of them"
+            )
+        result[key] = value
+        written_as[key] = given
+    return result
+
+
+def _first_problem(error: pydantic.ValidationError) -> str:
+    problem = error.errors()[0]
+    path = ".".join(str(part) for part in problem["loc"] if not _is_type_tag(part))
+    message = problem["msg"].removeprefix("Value error, ")
+    if not path:  # a validator of the whole model, which names its keys itself
+        return message
+    message = message.removeprefix("Input should be ")
+    return f"key {path!r}: got {problem['input']!r}; allowed: {message}"
+
+
+def _is_type_tag(part: int | str) -> bool:
+    """True for the parts pydantic adds to a path to say which member of a union it tried."""
+    return isinstance(part, str) and (part in {"float", "int", "str"} or "[" in part)

@@ -1,0 +1,61 @@
+"""One contiguous tensor for all parameters of a module, another for all gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class FlatParameters:
+    """Moves a module's parameters into one flat vector, and its gradients into another.
+
+    Each parameter becomes a view of `params`, and its `.grad` a view of `grads`, so that getting,
+    setting, sending, clipping, all-reducing and the torch optimizer each touch one tensor.
+
+    `grads` has `tail` spare elements behind the gradient: scalars that have to be summed with it
+    over all workers (row counts, learner statistics) ride in the same all-reduce.
+
+    Args:
+        module: its parameters must be float32 and of one device.
+        tail: number of spare elements.
+
+    Attributes:
+        params: `[P]`, an `nn.Parameter` for the torch optimizer.
+        grads: `[P]` view of `buffer`.
+        tail: `[tail]` view of `buffer`.
+        buffer: `[P + tail]`.
+    """
+
+    def __init__(self, module: nn.Module, tail: int = 0) -> None:
+        parameters = list(module.parameters())
+        size = sum(p.numel() for p in parameters)
+        flat = torch.empty(size, dtype=torch.float32, device=parameters[0].device)
+        self.buffer = torch.zeros(size + tail, dtype=torch.float32, device=flat.device)
+        offset = 0
+        for parameter in parameters:
+            end = offset + parameter.numel()
+            flat[offset:end].copy_(parameter.data.reshape(-1))
+            parameter.data = flat[offset:end].view_as(parameter)
+            parameter.grad = self.buffer[offset:end].view_as(parameter)
+            offset = end
+        self.params = nn.Parameter(flat)
+        self.grads: Tensor = self.buffer[:size]
+        self.tail: Tensor = self.buffer[size:]
+        self.params.grad = self.grads
+
+    def zero_grads(self) -> None:
+        """Clears gradient and tail in place; `.grad = None` would cut the views loose."""
+        self.buffer.zero_()
+
+
+def copy_into(tensor: Tensor, array: np.ndarray) -> None:
+    """Copies `array` into `tensor` of the same shape, on whatever device.
+
+    Arrays that come out of Ray are read-only, which `torch.from_numpy` warns of.
+    """
+    if tensor.device.type == "cpu":
+        np.copyto(tensor.detach().numpy(), array)
+    else:
+        with torch.no_grad():
+            tensor.copy_(torch.tensor(array))

@@ -1,0 +1,349 @@
+"""`Policy`: network, distribution and loss of one algorithm, and everything done to its weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pydantic
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from polopt.metrics.learner import LEARNER_KEYS
+from polopt.policies import gae
+from polopt.policies.config import Config
+from polopt.policies.distributions import DiagGaussian, make_distribution
+from polopt.policies.flat import FlatParameters, copy_into
+from polopt.policies.models import ModelConfig, make_model
+from polopt.policies.sample_batch import SampleBatch
+from polopt.policies.schedules import Schedule, ScheduleValue
+from polopt.policies.sgd import (
+    LocalReducer,
+    Reducer,
+    explained_variance,
+    sgd,
+    standardized,
+)
+from polopt.policies.spaces import ObservationEncoder
+from polopt.policies.transport import Gradients, Weights
+
+
+class PolicyConfig(Config):
+    """Options every policy has.
+
+    Attributes:
+        gamma: discount factor.
+        lambda_: GAE's lambda (key `lambda`).
+        lr: learning rate of Adam; a number or `[[environment steps, value], ...]`.
+        adam_epsilon: Adam's epsilon.
+        grad_clip: largest global norm of a gradient; None for no clipping.
+        vf_loss_coeff: weight of the value loss, which is half the mean squared error.
+        entropy_coeff: weight of the entropy bonus; a number or a schedule like `lr`.
+        num_sgd_iter: epochs over each batch.
+        sgd_minibatch_size: rows of a minibatch (of each worker, where workers learn); 0: all.
+        standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
+        model: the network.
+    """
+
+    gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
+    lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
+    lr: ScheduleValue = 1e-3
+    adam_epsilon: float = pydantic.Field(1e-5, gt=0.0)
+    grad_clip: float | None = pydantic.Field(40.0, gt=0.0)
+    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0)
+    entropy_coeff: ScheduleValue = 0.01
+    num_sgd_iter: int = pydantic.Field(1, ge=1)
+    sgd_minibatch_size: int = pydantic.Field(0, ge=0)
+    standardize_advantages: bool = False
+    model: ModelConfig = ModelConfig()
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "lambda_": "lambda",
+        "num_epochs": "num_sgd_iter",
+        "minibatch_size": "sgd_minibatch_size",
+        "lr_schedule": "lr",
+        "entropy_coeff_schedule": "entropy_coeff",
+    }
+
+
+class Policy(ABC):
+    """Acts, and learns from batches.
+
+    A subclass gives `config_class` and `loss`, and if it needs to `extra_coefficients`, `on_epoch`
+    and `on_learned`. All parameters are views of one flat tensor.
+
+    Args:
+        observation_space: of one environment.
+        action_space: of one environment.
+        config: an instance of `config_class`.
+        seed: of the initial weights and of the shuffling of minibatches.
+        device: where to learn; acting is in NumPy where the device is the CPU and the network
+            has a NumPy twin, in torch elsewhere.
+
+    Attributes:
+        version: updates applied to the weights so far.
+        env_steps: environment steps sampled by all workers so far; the clock of all schedules.
+        coefficients: scalars that learning adapts; they travel with the weights.
+
+    Raises:
+        ConfigError: for spaces that are not supported.
+    """
+
+    config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
+    #: Columns of a postprocessed batch that `loss` reads.
+    loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
+
+    def __init__(
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        config: PolicyConfig,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.config = config
+        self.encoder = ObservationEncoder(observation_space)
+        self.dist = make_distribution(action_space, config.model.squash_actions)
+        self.device = torch.device(device)
+        self.model = self._seeded_model(seed).to(self.device)
+        self.flat = FlatParameters(self.model, tail=len(LEARNER_KEYS) + 1)
+        self._numpy = self.model.numpy_forward()
+        self._adam = torch.optim.Adam(
+            [self.flat.params], lr=1e-3, eps=config.adam_epsilon, fused=True
+        )
+        self._lr = Schedule(config.lr)
+        self._entropy_coeff = Schedule(config.entropy_coeff)
+        self.shuffle = np.random.default_rng([seed, 1])
+        self.version = 0
+        self.env_steps = 0
+        self.coefficients: dict[str, float] = {}
+        self.skipped_updates = 0
+
+    def _seeded_model(self, seed: int) -> Any:
+        # A fork keeps the caller's random numbers out of the weights, and ours out of the caller's.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            gaussian = isinstance(self.dist, DiagGaussian)
+            return make_model(self.encoder.shape, self.dist.num_params, gaussian, self.config.model)
+
+    # ---- acting -------------------------------------------------------------------------------
+
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
+        if self._numpy is not None:
+            return self._numpy.action_params(obs)
+        return self.torch_action_params(obs)
+
+    def torch_action_params(self, obs: np.ndarray) -> np.ndarray:
+        """The same through torch; what networks without a NumPy twin act with."""
+        with torch.inference_mode():
+            params: Tensor = self.model.action_params(torch.as_tensor(obs, device=self.device))
+        return params.cpu().numpy()
+
+    def compute_actions(
+        self,
+        obs: np.ndarray,
+        state: Any = None,
+        explore: bool = True,
+        rng: np.random.Generator | None = None,
+    ) -> tuple[np.ndarray, Any, dict[str, np.ndarray]]:
+        """Acts once, for users of a trained policy; the sampler draws its noise ahead instead.
+
+        Args:
+            obs: encoded observations `[N, ...]`.
+            state: of a recurrent policy; passed through.
+            explore: draw actions; False takes the mode.
+            rng: what to draw from; without it a new generator.
+
+        Returns:
+            actions for the environment `[N, ...]`, the state, and `{"action_dist_inputs":
+            [N, P], "actions": [N, ...]}`, the latter as the policy chose them.
+        """
+        params = self.action_params(obs)
+        noise = None
+        if explore:
+            noise = self.dist.draw_noise(rng or np.random.default_rng(), len(obs))
+        actions = self.dist.sample(params, noise)
+        extra = {"action_dist_inputs": params, "actions": actions}
+        return self.dist.to_env(actions), state, extra
+
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """Values `[B]` float32 of encoded observations `[B, ...]`."""
+        if self._numpy is not None:
+            return self._numpy.value(obs)
+        with torch.inference_mode():
+            values: Tensor = self.model.value(torch.as_tensor(obs, device=self.device))
+        return values.cpu().numpy()
+
+    # ---- learning -----------------------------------------------------------------------------
+
+    def postprocess(self, batch: SampleBatch) -> SampleBatch:
+        """Adds `values`, `advantages` and `value_targets`, from the weights of this moment.
+
+        To be called where and when the batch was made, so that these are the weights that acted.
+        """
+        steps, envs = batch.shape
+        flat_obs = batch.all_obs.reshape((steps + 1) * envs, *batch.all_obs.shape[2:])
+        all_values = self.value(flat_obs).reshape(steps + 1, envs)
+        successors = self.value(batch.successor_obs) if len(batch.successor_index) else np.zeros(0)
+        following = gae.next_values(batch, all_values, successors)
+        values = all_values[:-1]
+        config = self.config
+        advantages = gae.advantages(batch, values, following, config.gamma, config.lambda_)
+        batch["values"] = values
+        batch["advantages"] = advantages
+        batch["value_targets"] = advantages + values
+        return batch
+
+    @abstractmethod
+    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, a mean over rows, so that its gradient does not grow with the batch.
+
+        Args:
+            rows: `obs` `[B, ...]` and each of `loss_columns` `[B, ...]`; valid rows only.
+
+        Returns:
+            the loss `[]` and learner statistics `[]` (means over the same rows).
+        """
+
+    def training_rows(self, batch: SampleBatch) -> dict[str, Tensor]:
+        """The valid rows `[B, ...]` of the columns that `loss` reads, as tensors."""
+        names = ("obs", *self.loss_columns)
+        valid = batch.flat("valid")
+        if valid.all():
+            arrays = {name: batch.flat(name) for name in names}
+        else:
+            rows = np.flatnonzero(valid)
+            arrays = {name: batch.flat(name)[rows] for name in names}
+        return {name: torch.as_tensor(a, device=self.device) for name, a in arrays.items()}
+
+    def compute_gradients(self, batch: SampleBatch) -> Gradients:
+        """The gradient of the loss of a postprocessed batch, not clipped, not applied."""
+        rows = self.training_rows(batch)
+        count = len(rows["obs"])
+        if count == 0:
+            return Gradients(np.zeros(len(self.flat.grads), np.float32), self.version, 0, {})
+        if self.config.standardize_advantages:
+            rows["advantages"] = standardized(rows["advantages"], LocalReducer())
+        stats = self.backward(rows)
+        stats["vf_explained_var"] = explained_variance(batch)
+        return Gradients(self.flat.grads.cpu().numpy().copy(), self.version, count, stats)
+
+    def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
+        """Leaves the gradient of the mean loss of `rows` in `flat.grads`; returns statistics."""
+        self.flat.zero_grads()
+        loss, stats = self.loss(rows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        stats["total_loss"] = loss
+        return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
+
+    def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
+        """Clips and applies a gradient computed here or elsewhere; see `apply_flat`."""
+        copy_into(self.flat.grads, gradients.flat)
+        return self.apply_flat(lr_scale)
+
+    def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
+        """One update with the gradient in `flat.grads`: clip by global norm, then Adam.
+
+        Args:
+            lr_scale: multiplies the learning rate of this update (Adam would undo most of a
+                factor on the gradient).
+
+        A gradient that is not finite is not applied: one such would make every weight NaN, for
+        ever. It is counted in `skipped_updates`.
+
+        Returns:
+            `{"grad_norm", "default_optimizer_learning_rate"}`, the norm before clipping.
+        """
+        norm = float(self.flat.grads.norm())
+        lr = self._lr(self.env_steps) * lr_scale
+        if not np.isfinite(norm):
+            self.skipped_updates += 1
+            return {"default_optimizer_learning_rate": lr}
+        clip = self.config.grad_clip
+        if clip is not None and norm > clip:
+            self.flat.grads.mul_(clip / norm)
+        self._adam.param_groups[0]["lr"] = lr
+        self._adam.step()
+        self.version += 1
+        return {"grad_norm": norm, "default_optimizer_learning_rate": lr}
+
+    def learn_on_batch(
+        self, batch: SampleBatch, reducer: Reducer | None = None
+    ) -> dict[str, float]:
+        """`num_sgd_iter` epochs of minibatch SGD on a postprocessed batch.
+
+        Args:
+            batch: of this learner; where several learn together, each has its own.
+            reducer: sums over those learners; None where there is one.
+
+        Returns:
+            learner statistics, means over rows (of all learners) and minibatches.
+        """
+        stats = sgd(self, batch, reducer or LocalReducer())
+        stats["vf_explained_var"] = explained_variance(batch)
+        return stats
+
+    def on_epoch(self, stats: Mapping[str, float]) -> bool:
+        """Called after each epoch with its statistics over all learners; True stops learning."""
+        return False
+
+    def on_learned(self, stats: Mapping[str, float]) -> None:
+        """Called once after the last epoch, with its statistics; adapts coefficients."""
+
+    @property
+    def entropy_coeff(self) -> float:
+        """The entropy coefficient now."""
+        return self._entropy_coeff(self.env_steps)
+
+    # ---- weights and state --------------------------------------------------------------------
+
+    def get_weights(self) -> Weights:
+        """A copy of the weights `[P]`, with what schedules and losses depend on."""
+        flat = self.flat.params.detach().cpu().numpy().copy()
+        return Weights(flat, self.version, self.env_steps, dict(self.coefficients))
+
+    def set_weights(self, weights: Weights) -> None:
+        """Takes over weights, their version, the clock and the coefficients.
+
+        Raises:
+            ValueError: if they are of another network.
+        """
+        if weights.flat.shape != tuple(self.flat.params.shape):
+            raise ValueError(
+                f"weights must have shape {list(self.flat.params.shape)}; "
+                f"got {list(weights.flat.shape)}: they are of another network"
+            )
+        copy_into(self.flat.params, weights.flat)
+        self.version = weights.version
+        self.env_steps = weights.env_steps
+        self.coefficients = dict(weights.coefficients)
+
+    def get_state(self) -> dict[str, Any]:
+        """All that learning depends on: tensors, numbers, strings, and lists and dicts of those."""
+        adam = self._adam.state_dict()["state"].get(0, {})
+        return {
+            "params": self.flat.params.detach().cpu().clone(),
+            "adam": {key: value.detach().cpu().clone() for key, value in adam.items()},
+            "version": self.version,
+            "env_steps": self.env_steps,
+            "coefficients": dict(self.coefficients),
+            "shuffle": self.shuffle.bit_generator.state,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `get_state` gave.
+
+        Raises:
+            ValueError: if it is of another network.
+        """
+        flat = state["params"].numpy()
+        coefficients = {**self.coefficients, **state["coefficients"]}
+        self.set_weights(Weights(flat, state["version"], state["env_steps"], coefficients))
+        groups = self._adam.state_dict()["param_groups"]
+        adam = {0: dict(state["adam"])} if state["adam"] else {}
+        self._adam.load_state_dict({"state": adam, "param_groups": groups})
+        self.shuffle.bit_generator.state = state["shuffle"]

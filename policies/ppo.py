@@ -1,0 +1,104 @@
+"""Proximal policy optimisation (Schulman et al., 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+import torch
+from torch import Tensor
+
+from polopt.policies.policy import Policy, PolicyConfig
+from polopt.policies.sample_batch import SampleBatch
+
+
+class PPOConfig(PolicyConfig):
+    """Options of `PPO`, besides those of every policy.
+
+    Attributes:
+        clip_param: the ratio of new to old probability is clipped to 1 -+ this.
+        vf_clip_param: values are kept this close to those at sampling time; None for no clipping.
+        kl_coeff: initial weight of the KL penalty; 0 for none.
+        kl_target: what the coefficient is adapted towards: times 1.5 where the KL after learning
+            is over twice this, halved where it is under half.
+        kl_stop: epochs end early once the mean KL of one is over this; None: never.
+    """
+
+    lambda_: float = pydantic.Field(0.95, ge=0.0, le=1.0, alias="lambda")
+    grad_clip: float | None = pydantic.Field(0.5, gt=0.0)
+    num_sgd_iter: int = pydantic.Field(10, ge=1)
+    sgd_minibatch_size: int = pydantic.Field(128, ge=0)
+    standardize_advantages: bool = True
+    clip_param: float = pydantic.Field(0.2, gt=0.0)
+    vf_clip_param: float | None = pydantic.Field(None, gt=0.0)
+    kl_coeff: float = pydantic.Field(0.0, ge=0.0)
+    kl_target: float = pydantic.Field(0.01, gt=0.0)
+    kl_stop: float | None = pydantic.Field(None, gt=0.0)
+
+
+class PPO(Policy):
+    """Clipped surrogate objective, with optional value clipping, KL penalty and early stop."""
+
+    config_class = PPOConfig
+    config: PPOConfig
+    loss_columns = (
+        "actions",
+        "advantages",
+        "value_targets",
+        "values",
+        "action_logp",
+        "action_dist_inputs",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.coefficients["kl_coeff"] = self.config.kl_coeff
+
+    def postprocess(self, batch: SampleBatch) -> SampleBatch:
+        """Besides advantages, adds `action_logp` `[T, N]` of the actions under the weights that
+        acted: once for the fragment, which is cheaper than once a step."""
+        with torch.inference_mode():
+            log_prob = self.dist.log_prob(
+                torch.from_numpy(batch["action_dist_inputs"]), torch.from_numpy(batch["actions"])
+            )
+        batch["action_logp"] = log_prob.numpy()
+        return super().postprocess(batch)
+
+    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        config, advantages = self.config, rows["advantages"]
+        params, values = self.model(rows["obs"])
+        ratio = (self.dist.log_prob(params, rows["actions"]) - rows["action_logp"]).exp()
+        clipped = ratio.clamp(1.0 - config.clip_param, 1.0 + config.clip_param)
+        policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
+        vf_loss = self._vf_loss(values, rows)
+        entropy = self.dist.entropy(params).mean()
+        kl = self.dist.kl(rows["action_dist_inputs"], params).mean()
+        loss = policy_loss + config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
+        kl_coeff = self.coefficients["kl_coeff"]
+        if kl_coeff > 0.0:
+            loss = loss + kl_coeff * kl
+        stats = {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}
+        return loss, stats | {"mean_kl_loss": kl}
+
+    def _vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        errors = (values - rows["value_targets"]).square()
+        limit = self.config.vf_clip_param
+        if limit is not None:
+            # The larger of the two errors, so that clipping can only slow the value down.
+            near = rows["values"] + (values - rows["values"]).clamp(-limit, limit)
+            errors = torch.maximum(errors, (near - rows["value_targets"]).square())
+        return 0.5 * errors.mean()
+
+    def on_epoch(self, stats: Mapping[str, float]) -> bool:
+        """Early stop: True once the mean KL of an epoch is over `kl_stop`."""
+        limit = self.config.kl_stop
+        return limit is not None and stats["mean_kl_loss"] > limit
+
+    def on_learned(self, stats: Mapping[str, float]) -> None:
+        """Adapts the KL coefficient to `kl_target` (section 4 of the paper)."""
+        kl, target = stats["mean_kl_loss"], self.config.kl_target
+        if kl > 2.0 * target:
+            self.coefficients["kl_coeff"] *= 1.5
+        elif kl < 0.5 * target:
+            self.coefficients["kl_coeff"] *= 0.5

@@ -1,0 +1,92 @@
+"""Names of plugins: policies here, optimizers likewise in `polopt.optimizers.registry`."""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import Any
+
+from polopt.policies.config import ConfigError, nearest
+
+
+class Registry:
+    """Classes by name: built in, registered by a call, or found under an entry point.
+
+    Args:
+        kind: `"policy"` or `"optimizer"`, for errors.
+        entry_point_group: installed packages offer theirs under this group.
+        base: `module:Class` that whatever is registered must derive from.
+        builtin: `{name: "module:Class"}`, imported when first asked for.
+    """
+
+    def __init__(
+        self, kind: str, entry_point_group: str, base: str, builtin: dict[str, str]
+    ) -> None:
+        self._kind = kind
+        self._group = entry_point_group
+        self._base = base
+        self._known: dict[str, Any] = dict(builtin)
+
+    def register(self, name: str, cls: type) -> None:
+        """Makes `cls` selectable as `name` in configs. A later call replaces an earlier one.
+
+        Raises:
+            ConfigError: if `cls` is not a class of the right kind.
+        """
+        base = _load(self._base)
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise ConfigError(
+                f"register {self._kind} {name!r}: got {cls!r}; allowed: a subclass of {self._base}"
+            )
+        self._known[name] = cls
+
+    def get(self, name: Any) -> Any:
+        """The class registered as `name`, or `name` itself if it is such a class.
+
+        Raises:
+            ConfigError: unknown name, with the nearest known one.
+        """
+        if isinstance(name, type):
+            self.register(name.__name__, name)
+            return name
+        if name not in self._known:
+            self._load_entry_points()
+        if name not in self._known:
+            raise ConfigError(
+                f"key {self._kind!r}: got {name!r}{nearest(name, self._known)}"
+                f" Allowed: {', '.join(sorted(self._known))}"
+            )
+        found = self._known[name]
+        return _load(found) if isinstance(found, str) else found
+
+    def names(self) -> list[str]:
+        """All names that `get` knows, sorted."""
+        self._load_entry_points()
+        return sorted(self._known)
+
+    def _load_entry_points(self) -> None:
+        for entry in metadata.entry_points(group=self._group):
+            if entry.name not in self._known:
+                self.register(entry.name, entry.load())
+
+
+def _load(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+POLICIES = Registry(
+    "policy",
+    "polopt.policies",
+    "polopt.policies.policy:Policy",
+    {
+        "a2c": "polopt.policies.a2c:A2C",
+        "a3c": "polopt.policies.a2c:A2C",
+        "ppo": "polopt.policies.ppo:PPO",
+    },
+)
+
+
+def register_policy(name: str, cls: type) -> None:
+    """Makes a policy class selectable as `config["policy"] = name`."""
+    POLICIES.register(name, cls)

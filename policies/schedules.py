@@ -1,0 +1,56 @@
+"""Piecewise linear schedules over environment steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+
+
+def _check_points(value: Any) -> Any:
+    """A number from 0 on, or `[environment steps, value]` pairs with rising steps."""
+    if not isinstance(value, list | tuple):
+        return value
+    pairs = [tuple(point) for point in value if isinstance(point, list | tuple)]
+    if not pairs or len(pairs) != len(value) or any(len(pair) != 2 for pair in pairs):
+        raise ValueError("a number, or a list of [environment steps, value] pairs")
+    steps = [float(pair[0]) for pair in pairs]
+    if steps[0] < 0 or any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
+        raise ValueError("environment steps of a schedule that rise, from 0 on")
+    return [(int(step), float(pair[1])) for step, pair in zip(steps, pairs, strict=True)]
+
+
+def _check_sign(value: float | list[tuple[int, float]]) -> float | list[tuple[int, float]]:
+    values = [v for _, v in value] if isinstance(value, list) else [value]
+    if min(values) < 0.0:
+        raise ValueError("numbers from 0 on")
+    return value
+
+
+#: A config value that is a number, or `[[environment steps, value], ...]`.
+ScheduleValue = Annotated[
+    float | list[tuple[int, float]],
+    pydantic.BeforeValidator(_check_points),
+    pydantic.AfterValidator(_check_sign),
+]
+
+
+class Schedule:
+    """Value at an environment step: constant, or linear between the points given and constant
+    before the first and after the last.
+
+    Args:
+        value: a number, or `[[environment steps, value], ...]` with rising steps.
+    """
+
+    def __init__(self, value: float | list[tuple[int, float]]) -> None:
+        points = [(0, float(value))] if isinstance(value, int | float) else value
+        self._steps = [float(step) for step, _ in points]
+        self._values = [float(v) for _, v in points]
+
+    def __call__(self, env_steps: int) -> float:
+        """The value after `env_steps` environment steps, summed over all workers."""
+        if len(self._values) == 1:
+            return self._values[0]
+        return float(np.interp(env_steps, self._steps, self._values))

@@ -1,0 +1,42 @@
+"""What travels between learners and workers: flat float32 vectors that say where they are from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Weights(NamedTuple):
+    """All parameters of a policy, and the scalars that acting and losses depend on.
+
+    Schedules and adapted coefficients travel with the weights, because in systems where they did
+    not they never reached the workers (RLlib 0.8: `lr_schedule` and the KL coefficient in DD-PPO).
+
+    Attributes:
+        flat: `[P]` float32.
+        version: how many updates made them.
+        env_steps: environment steps sampled so far by all workers; the clock of all schedules.
+        coefficients: values that learning itself adapts (PPO's `kl_coeff`).
+    """
+
+    flat: np.ndarray  # [P] float32
+    version: int
+    env_steps: int
+    coefficients: dict[str, float]
+
+
+class Gradients(NamedTuple):
+    """The gradient of a mean loss over `rows` rows.
+
+    Attributes:
+        flat: `[P]` float32, not clipped.
+        version: version of the weights it was computed from.
+        rows: how many valid rows the mean is over.
+        stats: learner statistics, means over the same rows.
+    """
+
+    flat: np.ndarray  # [P] float32
+    version: int
+    rows: int
+    stats: dict[str, float]

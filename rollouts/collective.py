@@ -1,0 +1,112 @@
+"""Sums over workers by `torch.distributed`, in groups that can be formed again and again.
+
+The store through which ranks find each other is held by the driver, outside the ranks, so that it
+outlives any of them.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class GroupSpec(NamedTuple):
+    """How a rank finds its group.
+
+    Attributes:
+        host: of the store.
+        port: of the store.
+        generation: counts the groups formed; keeps the keys of a broken one out of the next.
+        world_size: number of ranks.
+        backend: `gloo` or `nccl`.
+        timeout_s: a rank that waits longer for another gives up with an error.
+    """
+
+    host: str
+    port: int
+    generation: int
+    world_size: int
+    backend: str
+    timeout_s: float
+
+
+class GroupBroken(RuntimeError):
+    """An all-reduce failed: a rank died or hung. Its buffer holds a partial sum, different on each
+    survivor, and must not be used."""
+
+
+def start_store(host: str) -> dist.TCPStore:
+    """The store of a driver, at a free port."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
+class AllReducer:
+    """A rank's place in a group; sums tensors over it. One group for each process at a time.
+
+    Args:
+        spec: the group.
+        rank: 0 to world_size - 1.
+        device: of the tensors that will be summed.
+
+    Attributes:
+        world_size: number of ranks.
+        total_s: seconds spent in sums since `take_total_s` was last called.
+
+    Raises:
+        GroupBroken: if the others do not come within the timeout.
+    """
+
+    def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu") -> None:
+        self.world_size = spec.world_size
+        self.total_s = 0.0
+        self._device = device
+        timeout = timedelta(seconds=spec.timeout_s)
+        try:
+            client = dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
+            store = dist.PrefixStore(f"polopt/{spec.generation}", client)
+            dist.init_process_group(
+                spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=timeout
+            )
+        except (RuntimeError, ValueError) as error:
+            raise GroupBroken(
+                f"rank {rank} of {spec.world_size} could not join group {spec.generation} "
+                f"({spec.backend}) within {spec.timeout_s} s: {error}"
+            ) from error
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Replaces `tensor` by its sum over all ranks, in place.
+
+        Raises:
+            GroupBroken: a rank died, or did not come within the timeout.
+        """
+        started_s = time.perf_counter()
+        try:
+            moved = tensor.to(self._device)
+            dist.all_reduce(moved)
+            if moved is not tensor:
+                tensor.copy_(moved)
+        except RuntimeError as error:
+            raise GroupBroken(f"all-reduce failed: {error}") from error
+        self.total_s += time.perf_counter() - started_s
+
+    def take_total_s(self) -> float:
+        """Seconds spent in sums since last asked."""
+        taken, self.total_s = self.total_s, 0.0
+        return taken
+
+    def close(self) -> None:
+        """Leaves the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def resolve_backend(backend: str, device: str) -> str:
+    """`auto` is `nccl` for CUDA devices and `gloo` for the CPU."""
+    if backend != "auto":
+        return backend
+    return "nccl" if torch.device(device).type == "cuda" else "gloo"

@@ -1,0 +1,60 @@
+"""Options of sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import pydantic
+
+from polopt.policies.config import Config
+
+
+class RolloutConfig(Config):
+    """Which environments are sampled, by how many workers, and what those may use.
+
+    Attributes:
+        env: a Gymnasium id, a name given to `ray.tune.registry.register_env`, or a callable that
+            makes an environment; see `polopt.rollouts.envs.resolve_env`.
+        env_config: passed to the environment.
+        num_workers: remote rollout workers; 0 samples in the driver's own process.
+        num_envs_per_worker: environments of one worker, N.
+        rollout_fragment_length: steps of each environment in one fragment, T.
+        vectorization_mode: as in `gymnasium.make_vec`; None takes the environment's own vector
+            implementation where it has one, else `sync`.
+        autoreset_mode: when an environment that ended is reset: in the `same_step`, in the
+            `next_step`, or by the sampler (`disabled`). None: the mode of the environment's own
+            vector implementation, else `same_step`, in which no row is lost to resets.
+        num_cpus_per_worker: Ray CPUs.
+        num_gpus_per_worker: Ray GPUs; a worker with any acts and learns on CUDA.
+        custom_resources_per_worker: other Ray resources.
+        memory_per_worker: bytes that Ray reserves; 0: none.
+        worker_timeout_s: a call that takes longer counts as hanging, and its worker is replaced.
+        worker_startup_timeout_s: the same for the first call of a new worker.
+        max_consecutive_failures: so many failed calls without one success in between end the run.
+        seed: all random numbers derive from it; None takes a fresh one.
+    """
+
+    env: Any = None
+    env_config: dict[str, Any] = {}
+    num_workers: int = pydantic.Field(2, ge=0)
+    num_envs_per_worker: int = pydantic.Field(8, ge=1)
+    rollout_fragment_length: int = pydantic.Field(20, ge=1)
+    vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
+    autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
+    num_cpus_per_worker: float = pydantic.Field(1.0, ge=0.0)
+    num_gpus_per_worker: float = pydantic.Field(0.0, ge=0.0)
+    custom_resources_per_worker: dict[str, float] = {}
+    memory_per_worker: int = pydantic.Field(0, ge=0)
+    worker_timeout_s: float = pydantic.Field(60.0, gt=0.0)
+    worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0)
+    max_consecutive_failures: int = pydantic.Field(10, ge=1)
+    seed: int | None = pydantic.Field(None, ge=0)
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "num_env_runners": "num_workers",
+        "num_envs_per_env_runner": "num_envs_per_worker",
+        "num_cpus_per_env_runner": "num_cpus_per_worker",
+        "num_gpus_per_env_runner": "num_gpus_per_worker",
+        "custom_resources_per_env_runner": "custom_resources_per_worker",
+    }

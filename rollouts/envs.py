@@ -1,0 +1,177 @@
+"""Environments: from what a config names to a Gymnasium vector environment."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from polopt.policies.config import ConfigError, nearest
+from polopt.rollouts.config import RolloutConfig
+
+#: What `resolve_env` gives and workers make environments from.
+EnvSource = str | EnvSpec | Callable[..., Any]
+_AUTORESET = {
+    "next_step": AutoresetMode.NEXT_STEP,
+    "same_step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
+#: First parameters that are understood to want the whole config, as RLlib's creators do.
+_CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
+
+
+class EnvContext(dict[str, Any]):
+    """The `env_config` that a callable gets: a dict that also knows who asks.
+
+    Attributes:
+        worker_index: of the worker; 0 in the driver's process.
+        vector_index: which of the worker's environments this is.
+        num_workers: remote workers in all.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], worker_index: int, vector_index: int, num_workers: int
+    ) -> None:
+        super().__init__(config)
+        self.worker_index = worker_index
+        self.vector_index = vector_index
+        self.num_workers = num_workers
+
+
+def resolve_env(env: Any) -> EnvSource:
+    """What workers can make the environment from, in processes that know nothing of the driver's
+    registrations.
+
+    A callable stands for itself; a name registered with Tune for its creator; a Gymnasium id for
+    its spec, so that an id registered in the driver's program works in workers too. `module:id`
+    is left to the worker, which imports the module.
+
+    Raises:
+        ConfigError: unknown id, with the nearest known one.
+    """
+    if callable(env) or isinstance(env, EnvSpec):
+        return env
+    if not isinstance(env, str):
+        raise ConfigError(
+            f"key 'env': got {env!r}; allowed: a Gymnasium id, a name registered with "
+            "ray.tune.registry.register_env, or a callable that makes an environment"
+        )
+    creator = _registered_with_tune(env)
+    if creator is not None:
+        return creator
+    if ":" in env:
+        return env
+    try:
+        return gymnasium.spec(env)
+    except gymnasium.error.Error as error:
+        raise ConfigError(
+            f"key 'env': got {env!r}{nearest(env, gymnasium.registry)} ({error})"
+        ) from None
+
+
+def _registered_with_tune(name: str) -> Callable[..., Any] | None:
+    # Tune is heavy; if nobody has imported it, nobody has registered anything with it.
+    registry = sys.modules.get("ray.tune.registry")
+    if registry is None:
+        return None
+    known = registry._global_registry
+    if not known.contains(registry.ENV_CREATOR, name):
+        return None
+    creator: Callable[..., Any] = known.get(registry.ENV_CREATOR, name)
+    return creator
+
+
+def make_vector_env(
+    source: EnvSource, config: RolloutConfig, worker_index: int = 0, num_envs: int | None = None
+) -> VectorEnv[Any, Any, Any]:
+    """A vector environment of `num_envs` (default: as the config says) copies.
+
+    Raises:
+        ConfigError: for a mode that the environment does not have.
+    """
+    num_envs = num_envs or config.num_envs_per_worker
+    mode = config.vectorization_mode
+    if callable(source):
+        if mode == "vector_entry_point":
+            raise ConfigError(
+                "key 'vectorization_mode': got 'vector_entry_point' for a callable environment; "
+                "allowed: 'sync', 'async' or None"
+            )
+        return _around_callable(source, config, worker_index, num_envs)
+    spec = gymnasium.spec(source) if isinstance(source, str) else source
+    own_vector = mode == "vector_entry_point" or (mode is None and spec.vector_entry_point)
+    if own_vector:
+        env = gymnasium.make_vec(
+            spec, num_envs, vectorization_mode="vector_entry_point", **config.env_config
+        )
+        _check_autoreset(env, config)
+        return env
+    return gymnasium.make_vec(
+        spec,
+        num_envs,
+        vectorization_mode=mode or "sync",
+        vector_kwargs={"autoreset_mode": _AUTORESET[config.autoreset_mode or "same_step"]},
+        disable_env_checker=True,  # it checks every step; polopt checks every fragment
+        **config.env_config,
+    )
+
+
+def _around_callable(
+    make: Callable[..., Any], config: RolloutConfig, worker_index: int, num_envs: int
+) -> VectorEnv[Any, Any, Any]:
+    def make_one(vector_index: int) -> Any:
+        context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
+        return call_creator(make, context)
+
+    first = make_one(0)
+    if isinstance(first, VectorEnv):
+        if first.num_envs != num_envs:
+            raise ConfigError(
+                f"key 'num_envs_per_worker': got {num_envs}, but the callable in 'env' makes a "
+                f"vector environment of {first.num_envs}; they must agree"
+            )
+        _check_autoreset(first, config)
+        return first
+    autoreset = _AUTORESET[config.autoreset_mode or "same_step"]
+    if config.vectorization_mode == "async":
+        first.close()
+        makers = [lambda i=i: make_one(i) for i in range(num_envs)]
+        return AsyncVectorEnv(makers, autoreset_mode=autoreset)
+    made = [first, *(make_one(i) for i in range(1, num_envs))]
+    return SyncVectorEnv([lambda env=env: env for env in made], autoreset_mode=autoreset)
+
+
+def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:
+    """Calls an environment's creator as its signature wants: with the context (RLlib's way), or
+    with the config as keyword arguments (Gymnasium's way), or with nothing."""
+    try:
+        parameters = list(inspect.signature(make).parameters.values())
+    except (TypeError, ValueError):  # some C callables have no signature
+        return make(context)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if positional and (
+        positional[0].default is inspect.Parameter.empty or positional[0].name in _CONFIG_NAMES
+    ):
+        return make(context)
+    return make(**context)
+
+
+def _check_autoreset(env: VectorEnv[Any, Any, Any], config: RolloutConfig) -> None:
+    wanted, own = config.autoreset_mode, autoreset_mode(env)
+    if wanted is not None and _AUTORESET[wanted] != own:
+        raise ConfigError(
+            f"key 'autoreset_mode': got {wanted!r}, but the environment's own vector "
+            f"implementation resets in mode {own.value!r}; allowed: None, or "
+            "vectorization_mode 'sync' or 'async'"
+        )
+
+
+def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """The autoreset mode an environment declares; next-step where it declares none, as Gymnasium
+    1.0 had it."""
+    return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))

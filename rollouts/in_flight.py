@@ -1,0 +1,137 @@
+"""`InFlight`: the actor calls under way and whose they are.
+
+Every pipeline is built on it; nobody else waits on a worker, and nothing waits without a limit.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from polopt.rollouts.faults import WorkerFailure
+from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+
+
+@dataclass(slots=True)
+class _Call:
+    worker: RemoteWorker
+    tag: Any
+    launched_s: float
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One call that has ended.
+
+    Attributes:
+        worker: whose call it was. After a failure it is gone; `WorkerSet.replace` makes another.
+        tag: what it was launched with.
+        value: what it returned; None after a failure.
+        failure: why it returned nothing; None after success.
+        lost_tags: after a failure: tags of the worker's other calls, which are lost with it.
+    """
+
+    worker: RemoteWorker
+    tag: Any
+    value: Any = None
+    failure: WorkerFailure | None = None
+    lost_tags: tuple[Any, ...] = ()
+
+
+class InFlight:
+    """Launched calls, first ready first served.
+
+    A worker has failed when a call raised or its process died, and also when it has answered
+    nothing for `worker_timeout_s` (`worker_startup_timeout_s` before its first answer).
+
+    Args:
+        workers: whose calls these are.
+    """
+
+    def __init__(self, workers: WorkerSet) -> None:
+        self._workers = workers
+        self._calls: dict[ray.ObjectRef[Any], _Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def launch(self, worker: RemoteWorker, ref: ray.ObjectRef[Any], tag: Any = None) -> None:
+        """Takes note of a call that was just made."""
+        self._calls[ref] = _Call(worker, tag, time.monotonic())
+
+    def count(self, worker: RemoteWorker) -> int:
+        """How many calls to this worker are under way."""
+        return sum(call.worker is worker for call in self._calls.values())
+
+    def tags(self) -> list[Any]:
+        """Tags of all calls under way, oldest first."""
+        return [call.tag for call in self._calls.values()]
+
+    def any_ready(self) -> bool:
+        """Whether `wait` would return at once."""
+        if not self._calls:
+            return False
+        ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=0)
+        now_s = time.monotonic()
+        return bool(ready) or any(self._deadline_s(c) <= now_s for c in self._calls.values())
+
+    def wait(self) -> Arrival:
+        """The next call to end, in success or failure, at the latest when a limit is over.
+
+        Raises:
+            RuntimeError: if no call is under way, for then it would wait for ever.
+        """
+        if not self._calls:
+            raise RuntimeError("nothing is in flight to wait for")
+        while True:
+            limit_s = min(self._deadline_s(call) for call in self._calls.values())
+            # The dict keeps the order of launching, so nobody starves behind the others.
+            ready, _ = ray.wait(
+                list(self._calls), num_returns=1, timeout=max(0.0, limit_s - time.monotonic())
+            )
+            if ready:
+                return self._arrive(ready[0])
+            now_s = time.monotonic()
+            for call in self._calls.values():
+                if self._deadline_s(call) <= now_s:
+                    return self._fail(call, self._hang(call))
+
+    def drop(self, worker: RemoteWorker) -> tuple[Any, ...]:
+        """Forgets the calls to a worker; returns their tags."""
+        mine = [ref for ref, call in self._calls.items() if call.worker is worker]
+        return tuple(self._calls.pop(ref).tag for ref in mine)
+
+    def clear(self) -> None:
+        """Forgets all calls; what they return is lost."""
+        self._calls.clear()
+
+    def _arrive(self, ref: ray.ObjectRef[Any]) -> Arrival:
+        call = self._calls[ref]
+        try:
+            value = ray.get(ref)
+        except (ray.exceptions.RayError, Exception) as error:  # a task's own exception class
+            return self._fail(call, WorkerFailure.from_error(call.worker.index, error))
+        del self._calls[ref]
+        call.worker.last_answer_s = time.monotonic()
+        self._workers.faults.success()
+        return Arrival(call.worker, call.tag, value)
+
+    def _fail(self, call: _Call, failure: WorkerFailure) -> Arrival:
+        tags = list(self.drop(call.worker))
+        tags.remove(call.tag)
+        return Arrival(call.worker, call.tag, failure=failure, lost_tags=tuple(tags))
+
+    def _deadline_s(self, call: _Call) -> float:
+        rollout = self._workers.config.rollout
+        answered_s = call.worker.last_answer_s
+        if answered_s is None:
+            return call.launched_s + rollout.worker_startup_timeout_s
+        # A call queued behind another starts when that one has ended.
+        return max(call.launched_s, answered_s) + rollout.worker_timeout_s
+
+    def _hang(self, call: _Call) -> WorkerFailure:
+        silent_s = time.monotonic() - max(call.launched_s, call.worker.last_answer_s or 0.0)
+        return WorkerFailure("hang", call.worker.index, f"no answer for {silent_s:.1f} s")

@@ -1,0 +1,184 @@
+"""`VectorSampler`: steps a vector environment with a policy and writes down what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from polopt.metrics.episodes import EpisodeStats
+from polopt.policies.policy import Policy
+from polopt.policies.sample_batch import SampleBatch
+from polopt.rollouts.env_state import get_env_state, set_env_state
+from polopt.rollouts.envs import autoreset_mode
+from polopt.rollouts.seeding import Seeds
+
+
+class VectorSampler:
+    """Makes fragments `[T, N]`, written step by step into arrays made once for each fragment.
+
+    Episode ends are exact in every autoreset mode of Gymnasium:
+
+    - *next-step*: the row after an end only resets; it is marked not `valid`. The observation it
+      starts from is the true last one of the episode, so nothing else is needed.
+    - *same-step*: the true last observation is taken from `infos["final_obs"]` and kept as the
+      successor of the row that ended.
+    - *disabled*: likewise, and the sampler resets what has ended itself.
+
+    Args:
+        env: of N environments. The sampler owns it and closes it.
+        policy: acts; its encoder turns observations into arrays.
+        fragment_length: T.
+        seeds: for the environments and for action noise.
+    """
+
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], policy: Policy, fragment_length: int, seeds: Seeds
+    ) -> None:
+        self.env = env
+        self.policy = policy
+        self.fragment_length = fragment_length
+        self._mode = autoreset_mode(env)
+        self._rng = np.random.default_rng(seeds.actions)
+        # Sub-environments have a seed each; a vector implementation of its own has one in all.
+        per_env = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        obs, _ = env.reset(seed=seeds.envs if per_env else seeds.envs[0])
+        self._obs = policy.encoder.encode(obs)
+        self._resets_next = np.zeros(env.num_envs, dtype=bool)
+        self._returns = np.zeros(env.num_envs)
+        self._lengths = np.zeros(env.num_envs, dtype=np.int64)
+        self._keep_steps: int | None = None
+
+    def stop_early(self, keep_steps: int) -> None:
+        """Ends the fragment under way (or, if there is none, the next one) as soon as it has
+        `keep_steps` steps. Called from another thread than `sample`'s."""
+        self._keep_steps = max(1, keep_steps)
+
+    def go_on(self) -> None:
+        """Takes `stop_early` back."""
+        self._keep_steps = None
+
+    def sample(self, explore: bool = True) -> SampleBatch:
+        """One fragment of `fragment_length` steps, fewer if `stop_early` was called.
+
+        Args:
+            explore: draw actions; False takes the mode of the policy's distribution.
+
+        Returns:
+            `[T, N]`, with the columns that `SampleBatch` lists as made by sampling.
+        """
+        length, envs = self.fragment_length, self.env.num_envs
+        policy, dist, encode = self.policy, self.policy.dist, self.policy.encoder.encode
+        all_obs = np.empty((length + 1, *self._obs.shape), dtype=self._obs.dtype)
+        params = np.empty((length, envs, dist.num_params), dtype=np.float32)
+        actions = np.empty((length, envs, *dist.action_shape), dtype=dist.action_dtype)
+        rewards = np.empty((length, envs), dtype=np.float32)
+        terminated = np.empty((length, envs), dtype=bool)
+        truncated = np.empty((length, envs), dtype=bool)
+        valid = np.ones((length, envs), dtype=bool)
+        successors: list[tuple[int, np.ndarray]] = []  # (row number, observation)
+        noise = dist.draw_noise(self._rng, length, envs) if explore else [None] * length
+
+        obs = all_obs[0] = self._obs
+        resets = self._resets_next
+        next_step = self._mode == AutoresetMode.NEXT_STEP
+        steps = length
+        for t in range(length):
+            if self._keep_steps is not None and t >= self._keep_steps:
+                steps = t
+                break
+            params[t] = step_params = policy.action_params(obs)
+            actions[t] = step_actions = dist.sample(step_params, noise[t])
+            raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
+                dist.to_env(step_actions)
+            )
+            if next_step:
+                valid[t] = ~resets
+                resets = terminated[t] | truncated[t]
+            elif (terminated[t] | truncated[t]).any():
+                ended = np.flatnonzero(terminated[t] | truncated[t])
+                finals, raw = self._finish(ended, raw, infos)
+                rows = (t * envs + ended).tolist()
+                successors.extend(zip(rows, finals, strict=True))
+            obs = all_obs[t + 1] = encode(raw)
+        self._keep_steps = None
+        self._obs, self._resets_next = obs, resets
+
+        columns = {
+            "actions": actions[:steps],
+            "rewards": rewards[:steps],
+            "terminated": terminated[:steps],
+            "truncated": truncated[:steps],
+            "valid": valid[:steps],
+            "action_dist_inputs": params[:steps],
+        }
+        if next_step:
+            columns["rewards"] *= columns["valid"]  # what a reset row reports is no reward
+        empty = np.empty((0, *obs.shape[1:]), dtype=obs.dtype)
+        return SampleBatch(
+            all_obs=all_obs[: steps + 1],
+            columns=columns,
+            successor_index=np.array([row for row, _ in successors], dtype=np.int64),
+            successor_obs=np.stack([o for _, o in successors]) if successors else empty,
+            version=policy.version,
+            episodes=self._count_episodes(columns),
+        )
+
+    def _finish(
+        self, ended: np.ndarray, raw: Any, infos: Mapping[str, Any]
+    ) -> tuple[list[np.ndarray], Any]:
+        """The true last observations of the environments that ended, and the batch of
+        observations with those of their next episodes in their place."""
+        if self._mode == AutoresetMode.SAME_STEP:
+            encode_one = self.policy.encoder.encode_one
+            return [encode_one(infos["final_obs"][n]) for n in ended], raw
+        finals = list(self.policy.encoder.encode(raw)[ended].copy())
+        mask = np.zeros(self.env.num_envs, dtype=bool)
+        mask[ended] = True
+        raw, _ = self.env.reset(options={"reset_mask": mask})
+        return finals, raw
+
+    def _count_episodes(self, columns: Mapping[str, np.ndarray]) -> EpisodeStats:
+        """The episodes that ended, by time and then by environment; carries the rest over."""
+        returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)
+        lengths = self._lengths + np.cumsum(columns["valid"], axis=0)
+        returns_before = np.zeros_like(self._returns)
+        lengths_before = np.zeros_like(self._lengths)
+        ended_returns, ended_lengths = [], []
+        for t, n in np.argwhere(columns["terminated"] | columns["truncated"]):
+            ended_returns.append(returns[t, n] - returns_before[n])
+            ended_lengths.append(lengths[t, n] - lengths_before[n])
+            returns_before[n], lengths_before[n] = returns[t, n], lengths[t, n]
+        self._returns = returns[-1] - returns_before
+        self._lengths = lengths[-1] - lengths_before
+        return EpisodeStats(np.array(ended_returns), np.array(ended_lengths, dtype=np.int64))
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Where the environments stand, if they can say so (see `env_state`); None if not, and
+        then a restored sampler starts new episodes."""
+        env_state = get_env_state(self.env)
+        if env_state is None:
+            return None
+        return {
+            "env": env_state,
+            "obs": self._obs.copy(),
+            "resets_next": self._resets_next.copy(),
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `get_state` gave."""
+        set_env_state(self.env, state["env"])
+        self._obs = np.asarray(state["obs"])
+        self._resets_next = np.asarray(state["resets_next"])
+        self._returns = np.asarray(state["returns"])
+        self._lengths = np.asarray(state["lengths"])
+        self._rng.bit_generator.state = state["rng"]
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self.env.close()

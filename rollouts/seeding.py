@@ -1,0 +1,31 @@
+"""Seeds: one number in, an independent stream for every use in every worker out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Seeds(NamedTuple):
+    """Seeds of one worker.
+
+    Attributes:
+        envs: one for each environment.
+        actions: of the generator that action noise is drawn from.
+        shuffle: of the generator that shuffles minibatches.
+    """
+
+    envs: list[int]
+    actions: np.random.SeedSequence
+    shuffle: int
+
+
+def worker_seeds(seed: int, worker_index: int, incarnation: int, num_envs: int) -> Seeds:
+    """Streams that differ between workers, between a worker and its replacement (`incarnation`),
+    and between the environments of a worker."""
+    root = np.random.SeedSequence(seed, spawn_key=(worker_index, incarnation))
+    envs, actions, shuffle = root.spawn(3)
+    # Gymnasium's classic environments take non-negative seeds; 31 bits suit any library's.
+    env_seeds = (envs.generate_state(num_envs) >> 1).tolist()
+    return Seeds(env_seeds, actions, int(shuffle.generate_state(1)[0]))

@@ -1,0 +1,276 @@
+"""`RolloutWorker`: environments and a policy copy, in this process or as a Ray actor."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from polopt.metrics.episodes import EpisodeStats
+from polopt.policies.policy import Policy, PolicyConfig
+from polopt.policies.sample_batch import SampleBatch
+from polopt.policies.transport import Gradients, Weights
+from polopt.rollouts.collective import AllReducer, GroupBroken, GroupSpec
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs import EnvSource, make_vector_env
+from polopt.rollouts.sampler import VectorSampler
+from polopt.rollouts.seeding import worker_seeds
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """All a worker is made from. Small: weights are sent after construction.
+
+    Attributes:
+        rollout: options of sampling.
+        env: what `polopt.rollouts.envs.resolve_env` gave.
+        policy_class: the policy.
+        policy: its options.
+        observation_space: of one environment.
+        action_space: of one environment.
+        seed: the run's; workers derive their own from it.
+        incarnation: how many workers have stood at this index before; replacements must not
+            repeat the episodes of those they replace.
+        device: where the policy learns.
+    """
+
+    rollout: RolloutConfig
+    env: EnvSource
+    policy_class: type[Policy]
+    policy: PolicyConfig
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    seed: int
+    incarnation: int = 0
+    device: str = "cpu"
+
+
+class RoundInfo(NamedTuple):
+    """What a round of sampling tells besides its batch or gradient.
+
+    Attributes:
+        env_steps: valid rows sampled.
+        episodes: that ended in it.
+        steps: T, fewer than the fragment length if it was cut short.
+        sample_s: seconds spent sampling.
+    """
+
+    env_steps: int
+    episodes: EpisodeStats
+    steps: int
+    sample_s: float
+
+
+class LearnInfo(NamedTuple):
+    """What a round of decentralised learning tells.
+
+    Attributes:
+        stats: learner statistics over all ranks' rows.
+        updates: made in this round.
+        lag: updates between the weights that sampled and those that learning began with.
+        learn_s: seconds, sums over the group included.
+        allreduce_s: seconds in sums over the group, waiting for other ranks included.
+        weights: of the rank that was asked for them.
+        checksum: SHA-256 of the weights, from ranks that were asked for it.
+        broken: why the group broke, if it did; then the last gradient was thrown away.
+    """
+
+    stats: dict[str, float]
+    updates: int
+    lag: int
+    learn_s: float
+    allreduce_s: float
+    weights: Weights | None = None
+    checksum: str | None = None
+    broken: str | None = None
+
+
+class RolloutWorker:
+    """Samples, and where the strategy wants it computes gradients or learns.
+
+    Args:
+        config: see `WorkerConfig`.
+        index: 0 is the driver's own worker, which has environments only if it is the only one;
+            remote workers count from 1.
+    """
+
+    def __init__(self, config: WorkerConfig, index: int) -> None:
+        # One thread for each worker: several that each use all cores are 30 times slower (#6102).
+        if index > 0:
+            torch.set_num_threads(1)
+        self.config = config
+        self.index = index
+        rollout = config.rollout
+        seeds = worker_seeds(config.seed, index, config.incarnation, rollout.num_envs_per_worker)
+        # Initial weights are from the run's seed alone, so that every worker starts alike.
+        self.policy = config.policy_class(
+            config.observation_space,
+            config.action_space,
+            config.policy,
+            seed=config.seed,
+            device=config.device,
+        )
+        self.policy.shuffle = np.random.default_rng(seeds.shuffle)
+        self.sampler: VectorSampler | None = None
+        if index > 0 or rollout.num_workers == 0:
+            env = make_vector_env(config.env, rollout, index)
+            self.sampler = VectorSampler(env, self.policy, rollout.rollout_fragment_length, seeds)
+        self._group: AllReducer | None = None
+        self._sampled: SampleBatch | None = None
+        self._cut_round = -1
+        self._keep_steps = 1
+        self._round = -1
+
+    # ---- sampling -----------------------------------------------------------------------------
+
+    def sample(self, weights: Weights | None = None) -> SampleBatch:
+        """A postprocessed fragment `[T, N]`, by `weights` if given, else by those it has."""
+        if weights is not None:
+            self.policy.set_weights(weights)
+        if self.sampler is None:
+            raise RuntimeError(f"worker {self.index} has no environments to sample from")
+        batch = self.sampler.sample()
+        batch.worker_index = self.index
+        return self.policy.postprocess(batch)
+
+    def sample_and_compute_gradients(
+        self, weights: Weights | None = None
+    ) -> tuple[Gradients, RoundInfo]:
+        """A round of AsyncGradients: takes weights, samples, and computes one gradient."""
+        started_s = time.perf_counter()
+        batch = self.sample(weights)
+        info = _round_info(batch, time.perf_counter() - started_s)
+        return self.policy.compute_gradients(batch), info
+
+    # ---- decentralised learning ---------------------------------------------------------------
+
+    def sample_for_learning(self, round_index: int) -> RoundInfo:
+        """First half of a round of DecentralizedAllReduce: samples, and keeps the batch."""
+        started_s = time.perf_counter()
+        assert self.sampler is not None
+        # In this order a `cut_short` from the other thread is seen whenever it comes.
+        self.sampler.go_on()
+        self._round = round_index
+        if self._cut_round >= round_index:
+            self.sampler.stop_early(self._keep_steps)
+        self._sampled = self.sample()
+        return _round_info(self._sampled, time.perf_counter() - started_s)
+
+    def cut_short(self, round_index: int, keep_steps: int) -> None:
+        """Ends the fragment of this round once it has `keep_steps` steps.
+
+        Runs beside `sample_for_learning`, in a concurrency group of its own. A call that comes
+        after its round is over does nothing.
+        """
+        self._keep_steps = keep_steps
+        self._cut_round = max(self._cut_round, round_index)
+        if self.sampler is not None and self._round == round_index:
+            self.sampler.stop_early(keep_steps)
+
+    def learn(self, env_steps: int, want_weights: bool, want_checksum: bool) -> LearnInfo:
+        """Second half: learns from the batch kept, together with all ranks of the group.
+
+        If another rank dies or hangs meanwhile, the gradient under way is thrown away and the
+        answer says that the group is broken; this rank may then be an update ahead of others.
+
+        Args:
+            env_steps: sampled by all workers before this round; with those of this round it is
+                the clock of schedules, the same on all ranks.
+            want_weights: return the weights.
+            want_checksum: return their SHA-256.
+        """
+        batch, self._sampled = self._sampled, None
+        if batch is None or self._group is None:
+            raise RuntimeError(f"worker {self.index} was asked to learn before it sampled")
+        started_s = time.perf_counter()
+        version = self.policy.version
+        stats: dict[str, float] = {}
+        broken = None
+        try:
+            sampled = torch.tensor([batch.env_steps])
+            self._group.sum_(sampled)
+            self.policy.env_steps = env_steps + int(sampled[0])
+            stats = self.policy.learn_on_batch(batch, self._group)
+        except GroupBroken as error:
+            broken = str(error)
+        return LearnInfo(
+            stats=stats,
+            updates=self.policy.version - version,
+            lag=version - batch.version,
+            learn_s=time.perf_counter() - started_s,
+            allreduce_s=self._group.take_total_s(),
+            weights=self.policy.get_weights() if want_weights and not broken else None,
+            checksum=self.checksum() if want_checksum and not broken else None,
+            broken=broken,
+        )
+
+    def join_group(self, spec: GroupSpec, rank: int) -> int:
+        """Becomes `rank` of a group, leaving any it was in; returns its policy version."""
+        self.leave_group()
+        self._group = AllReducer(spec, rank, self.config.device)
+        return self.policy.version
+
+    def leave_group(self) -> None:
+        """Leaves its group, if it is in one."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    # ---- weights and state --------------------------------------------------------------------
+
+    def checksum(self) -> str:
+        """SHA-256 of the weights' bytes."""
+        return hashlib.sha256(self.policy.get_weights().flat.tobytes()).hexdigest()
+
+    def get_weights(self) -> Weights:
+        """A copy of the policy's weights."""
+        return self.policy.get_weights()
+
+    def set_weights(self, weights: Weights) -> int:
+        """Takes over weights; returns their version."""
+        self.policy.set_weights(weights)
+        return self.policy.version
+
+    def get_state(self, with_policy: bool = True) -> dict[str, Any]:
+        """State of the sampler (None where environments can not tell) and of the policy."""
+        return {
+            "sampler": None if self.sampler is None else self.sampler.get_state(),
+            "policy": self.policy.get_state() if with_policy else None,
+            "shuffle": self.policy.shuffle.bit_generator.state,
+        }
+
+    def get_learner_state(self) -> dict[str, Any]:
+        """State of the policy alone, for a rank that has to catch up: random numbers stay its
+        own."""
+        return {"policy": self.policy.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> int:
+        """Takes back what `get_state` gave, parts that are None excepted; returns the version."""
+        if state.get("policy") is not None:
+            shuffle = self.policy.shuffle.bit_generator.state
+            self.policy.set_state(state["policy"])
+            self.policy.shuffle.bit_generator.state = shuffle
+        if state.get("shuffle") is not None:
+            self.policy.shuffle.bit_generator.state = state["shuffle"]
+        if state.get("sampler") is not None and self.sampler is not None:
+            self.sampler.set_state(state["sampler"])
+        return self.policy.version
+
+    def ping(self) -> int:
+        """Answers with its policy version once it is up and idle."""
+        return self.policy.version
+
+    def stop(self) -> None:
+        """Closes environments and leaves its group."""
+        self.leave_group()
+        if self.sampler is not None:
+            self.sampler.close()
+
+
+def _round_info(batch: SampleBatch, sample_s: float) -> RoundInfo:
+    return RoundInfo(batch.env_steps, batch.episodes, batch.shape[0], sample_s)

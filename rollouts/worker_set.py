@@ -1,0 +1,114 @@
+"""`WorkerSet`: the local worker and the remote ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from polopt.rollouts.faults import FaultLog, WorkerFailure
+from polopt.rollouts.worker import RolloutWorker, WorkerConfig
+
+#: Larger weights go through the object store once for all workers; smaller ones inside each call,
+#: which is what Ray does with arguments up to about this size anyway.
+INLINE_BYTES = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class RemoteWorker:
+    """A rollout worker in a process of its own.
+
+    Attributes:
+        index: its place, from 1; a replacement takes the same.
+        actor: the Ray actor handle of a `RolloutWorker`.
+        known_version: version of the weights last sent to it; None: none yet.
+        last_answer_s: monotonic time of its last answer; None before the first.
+    """
+
+    index: int
+    actor: Any
+    known_version: int | None = None
+    last_answer_s: float | None = None
+
+
+class WorkerSet:
+    """The local worker, whose policy is the one that learns centrally, and the remote ones.
+
+    Args:
+        config: what every worker is made from.
+        learner_device: device of the local worker's policy.
+    """
+
+    def __init__(self, config: WorkerConfig, learner_device: str = "cpu") -> None:
+        self.config = config
+        self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
+        self.faults = FaultLog(config.rollout.max_consecutive_failures)
+        self._incarnations: dict[int, int] = {}
+        self._sent: tuple[int, Any] | None = None  # (version, Weights or reference to them)
+        self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
+
+    def _start(self, index: int) -> RemoteWorker:
+        incarnation = self._incarnations.get(index, 0)
+        config = dataclasses.replace(self.config, incarnation=incarnation)
+        rollout = config.rollout
+        options: dict[str, Any] = {
+            "num_cpus": rollout.num_cpus_per_worker,
+            "num_gpus": rollout.num_gpus_per_worker,
+            "resources": rollout.custom_resources_per_worker or None,
+        }
+        if rollout.memory_per_worker:
+            options["memory"] = rollout.memory_per_worker
+        # A group of its own for calls that must get through while a long one runs.
+        actor_class = ray.remote(concurrency_groups={"control": 1})(RolloutWorker)
+        actor = actor_class.options(**options).remote(config, index)
+        return RemoteWorker(index, actor)
+
+    def replace(self, worker: RemoteWorker, failure: WorkerFailure) -> RemoteWorker:
+        """Ends a failed worker and starts another in its place; does not wait for it.
+
+        Raises:
+            WorkersFailedError: after too many failures in a row.
+        """
+        self.faults.failure(failure)
+        ray.kill(worker.actor, no_restart=True)
+        self._incarnations[worker.index] = self._incarnations.get(worker.index, 0) + 1
+        self.faults.num_restarts += 1
+        fresh = self._start(worker.index)
+        self.remote[self.remote.index(worker)] = fresh
+        return fresh
+
+    def weights_for(self, worker: RemoteWorker) -> Any:
+        """The local policy's weights as an argument for a call to `worker`: None if it has that
+        version already; for large ones a reference to one object shared by all."""
+        version = self.local.policy.version
+        if worker.known_version == version:
+            return None
+        if self._sent is None or self._sent[0] != version:
+            weights = self.local.get_weights()
+            large = weights.flat.nbytes > INLINE_BYTES
+            self._sent = (version, ray.put(weights) if large else weights)
+        worker.known_version = version
+        return self._sent[1]
+
+    def forget_sent_weights(self) -> None:
+        """To be called when the local policy's weights change without a new version, as after a
+        restore: everybody needs them anew."""
+        self._sent = None
+        for worker in self.remote:
+            worker.known_version = None
+
+    def stats(self) -> dict[str, Any]:
+        """For the `fault_tolerance/` result keys."""
+        return {"num_healthy_workers": len(self.remote), **self.faults.stats()}
+
+    def stop(self) -> None:
+        """Ends all workers. Environments get a moment to close before their process goes."""
+        goodbyes = [worker.actor.stop.remote() for worker in self.remote]
+        if goodbyes:
+            ray.wait(goodbyes, num_returns=len(goodbyes), timeout=1.0)
+        for worker in self.remote:
+            ray.kill(worker.actor, no_restart=True)
+        self.remote = []
+        self.local.stop()

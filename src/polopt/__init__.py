@@ -1,0 +1,67 @@
+"""Distributed reinforcement learning with interchangeable policy optimizers on Ray.
+
+The names below are the public ones. Each is imported when it is first used, so that
+`import polopt` costs milliseconds and loads neither Ray nor torch: a command line that only lists
+its presets, and a driver that only registers them, should not wait for either.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
+    from polopt.optimizers.registry import register_optimizer as register_optimizer
+    from polopt.policies.config import Config as Config
+    from polopt.policies.config import ConfigError as ConfigError
+    from polopt.policies.policy import Policy as Policy
+    from polopt.policies.registry import register_policy as register_policy
+    from polopt.policies.sample_batch import SampleBatch as SampleBatch
+    from polopt.policies.transport import Gradients as Gradients
+    from polopt.policies.transport import Weights as Weights
+    from polopt.rollouts.worker import RolloutWorker as RolloutWorker
+    from polopt.rollouts.worker_set import WorkerSet as WorkerSet
+    from polopt.trainers.presets import A2C as A2C
+    from polopt.trainers.presets import A3C as A3C
+    from polopt.trainers.presets import DDPPO as DDPPO
+    from polopt.trainers.presets import SyncPPO as SyncPPO
+    from polopt.trainers.presets import register as register
+    from polopt.trainers.trainer import PolicyOptimizerTrainer as PolicyOptimizerTrainer
+
+__version__ = "0.1.0"
+
+_MODULE_OF = {
+    "A2C": "polopt.trainers.presets",
+    "A3C": "polopt.trainers.presets",
+    "Config": "polopt.policies.config",
+    "ConfigError": "polopt.policies.config",
+    "DDPPO": "polopt.trainers.presets",
+    "Gradients": "polopt.policies.transport",
+    "Policy": "polopt.policies.policy",
+    "PolicyOptimizer": "polopt.optimizers.base",
+    "PolicyOptimizerTrainer": "polopt.trainers.trainer",
+    "RolloutWorker": "polopt.rollouts.worker",
+    "SampleBatch": "polopt.policies.sample_batch",
+    "SyncPPO": "polopt.trainers.presets",
+    "Weights": "polopt.policies.transport",
+    "WorkerSet": "polopt.rollouts.worker_set",
+    "register": "polopt.trainers.presets",
+    "register_optimizer": "polopt.optimizers.registry",
+    "register_policy": "polopt.policies.registry",
+}
+
+__all__ = ["__version__", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use and keep it, so that it is looked up here only once."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

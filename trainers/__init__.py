@@ -1,0 +1,1 @@
+"""Configs, the Tune trainable, presets, checkpoints and the command line."""

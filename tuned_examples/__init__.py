@@ -1,0 +1,1 @@
+"""One YAML file for each preset and environment, with its goal."""
