@@ -60,11 +60,7 @@ class PolicyOptimizer(ABC):
     needs_remote_workers: ClassVar[bool] = False
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
-        if self.needs_remote_workers and not workers.remote:
-            raise ConfigError(
-                f"optimizer {self.name!r} with num_workers=0: it needs remote workers; "
-                "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
-            )
+        self.check(len(workers.remote))
         self.workers = workers
         self.config = config
         self.policy: Policy = workers.local.policy
@@ -77,6 +73,19 @@ class PolicyOptimizer(ABC):
         self.num_env_steps_trained = 0
         self.num_updates = 0
         self._reported = (time.perf_counter(), 0, 0)
+
+    @classmethod
+    def check(cls, num_workers: int) -> None:
+        """Refuses what the strategy can not work with.
+
+        Raises:
+            ConfigError: if it needs remote workers and there are none.
+        """
+        if cls.needs_remote_workers and num_workers == 0:
+            raise ConfigError(
+                f"optimizer {cls.name!r} with num_workers=0: it needs remote workers; "
+                "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
+            )
 
     @abstractmethod
     def step(self) -> StepResult:

@@ -67,7 +67,7 @@ class ActionDistribution(ABC):
 class Categorical(ActionDistribution):
     """Discrete actions; `params` are logits `[B, n]`. Sampled by the Gumbel-max trick."""
 
-    def __init__(self, space: spaces.Discrete) -> None:
+    def __init__(self, space: spaces.Discrete[Any]) -> None:
         self.num_params = int(space.n)
         self.action_shape = ()
         self.action_dtype = np.dtype(np.int64)
@@ -228,7 +228,7 @@ def make_distribution(space: Space[Any], squash_actions: bool = False) -> Action
     Raises:
         ConfigError: for a space outside `SUPPORTED_ACTIONS`; it names the space.
     """
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete[Any]):
         return Categorical(space)
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical(space)

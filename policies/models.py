@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal
 
 import numpy as np
@@ -143,7 +144,7 @@ def _layers(trunk: nn.Sequential, head: nn.Linear) -> list[tuple[np.ndarray, np.
 
 def _trunk(widths: list[int], activation: type[nn.Module]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for size_in, size_out in zip(widths[:-1], widths[1:], strict=True):
+    for size_in, size_out in itertools.pairwise(widths):
         layers += [_linear(size_in, size_out, gain=2.0**0.5), activation()]
     return nn.Sequential(*layers)
 

@@ -236,7 +236,7 @@ class Policy(ABC):
         """Leaves the gradient of the mean loss of `rows` in `flat.grads`; returns statistics."""
         self.flat.zero_grads()
         loss, stats = self.loss(rows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         stats["total_loss"] = loss
         return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
 
@@ -293,6 +293,7 @@ class Policy(ABC):
 
     def on_learned(self, stats: Mapping[str, float]) -> None:
         """Called once after the last epoch, with its statistics; adapts coefficients."""
+        return
 
     @property
     def entropy_coeff(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -136,16 +135,6 @@ class SampleBatch:
             worker_index=batches[0].worker_index,
             episodes=EpisodeStats.concat(batch.episodes for batch in batches),
         )
-
-    def to_tensordict(self) -> Any:
-        """A TensorDict `[N, T]` under TorchRL's names, for its losses.
-
-        Raises:
-            ImportError: if tensordict is not installed.
-        """
-        from polopt.policies.tensordict import to_tensordict
-
-        return to_tensordict(self)
 
 
 def _pad(batch: SampleBatch, length: int) -> SampleBatch:

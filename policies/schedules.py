@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ def _check_points(value: Any) -> Any:
     if not pairs or len(pairs) != len(value) or any(len(pair) != 2 for pair in pairs):
         raise ValueError("a number, or a list of [environment steps, value] pairs")
     steps = [float(pair[0]) for pair in pairs]
-    if steps[0] < 0 or any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
+    if steps[0] < 0 or any(b <= a for a, b in itertools.pairwise(steps)):
         raise ValueError("environment steps of a schedule that rise, from 0 on")
     return [(int(step), float(pair[1])) for step, pair in zip(steps, pairs, strict=True)]
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 
 class GroupSpec(NamedTuple):
@@ -40,9 +41,9 @@ class GroupBroken(RuntimeError):
     survivor, and must not be used."""
 
 
-def start_store(host: str) -> dist.TCPStore:
+def start_store(host: str) -> TCPStore:
     """The store of a driver, at a free port."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
 class AllReducer:
@@ -67,8 +68,8 @@ class AllReducer:
         self._device = device
         timeout = timedelta(seconds=spec.timeout_s)
         try:
-            client = dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
-            store = dist.PrefixStore(f"polopt/{spec.generation}", client)
+            client = TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
+            store = PrefixStore(f"polopt/{spec.generation}", client)
             dist.init_process_group(
                 spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=timeout
             )

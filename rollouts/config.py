@@ -36,7 +36,7 @@ class RolloutConfig(Config):
     """
 
     env: Any = None
-    env_config: dict[str, Any] = {}
+    env_config: dict[str, Any] = pydantic.Field(default_factory=dict)
     num_workers: int = pydantic.Field(2, ge=0)
     num_envs_per_worker: int = pydantic.Field(8, ge=1)
     rollout_fragment_length: int = pydantic.Field(20, ge=1)
@@ -44,7 +44,7 @@ class RolloutConfig(Config):
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
     num_cpus_per_worker: float = pydantic.Field(1.0, ge=0.0)
     num_gpus_per_worker: float = pydantic.Field(0.0, ge=0.0)
-    custom_resources_per_worker: dict[str, float] = {}
+    custom_resources_per_worker: dict[str, float] = pydantic.Field(default_factory=dict)
     memory_per_worker: int = pydantic.Field(0, ge=0)
     worker_timeout_s: float = pydantic.Field(60.0, gt=0.0)
     worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0)

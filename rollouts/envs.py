@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
+from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -121,6 +123,21 @@ def make_vector_env(
     )
 
 
+def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
+    """Observation and action space of one environment, which is made and closed for it."""
+    if callable(source):
+        env = call_creator(source, EnvContext(config.env_config, 0, 0, config.num_workers))
+    else:
+        mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
+        env = make_vector_env(source, config.model_copy(update={"vectorization_mode": mode}), 0, 1)
+    try:
+        if isinstance(env, VectorEnv):
+            return env.single_observation_space, env.single_action_space
+        return env.observation_space, env.action_space
+    finally:
+        env.close()
+
+
 def _around_callable(
     make: Callable[..., Any], config: RolloutConfig, worker_index: int, num_envs: int
 ) -> VectorEnv[Any, Any, Any]:
@@ -140,10 +157,14 @@ def _around_callable(
     autoreset = _AUTORESET[config.autoreset_mode or "same_step"]
     if config.vectorization_mode == "async":
         first.close()
-        makers = [lambda i=i: make_one(i) for i in range(num_envs)]
+        makers = [functools.partial(make_one, i) for i in range(num_envs)]
         return AsyncVectorEnv(makers, autoreset_mode=autoreset)
     made = [first, *(make_one(i) for i in range(1, num_envs))]
-    return SyncVectorEnv([lambda env=env: env for env in made], autoreset_mode=autoreset)
+    return SyncVectorEnv([functools.partial(_same, env) for env in made], autoreset_mode=autoreset)
+
+
+def _same(env: Any) -> Any:
+    return env
 
 
 def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:

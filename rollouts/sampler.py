@@ -44,7 +44,8 @@ class VectorSampler:
         self._rng = np.random.default_rng(seeds.actions)
         # Sub-environments have a seed each; a vector implementation of its own has one in all.
         per_env = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        obs, _ = env.reset(seed=seeds.envs if per_env else seeds.envs[0])
+        env_seeds: Any = seeds.envs if per_env else seeds.envs[0]
+        obs, _ = env.reset(seed=env_seeds)
         self._obs = policy.encoder.encode(obs)
         self._resets_next = np.zeros(env.num_envs, dtype=bool)
         self._returns = np.zeros(env.num_envs)

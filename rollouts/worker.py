@@ -261,6 +261,11 @@ class RolloutWorker:
             self.sampler.set_state(state["sampler"])
         return self.policy.version
 
+    def reconfigure(self, config: WorkerConfig, index: int) -> None:
+        """Becomes the worker that `config` makes, in the same process."""
+        self.stop()
+        self.__init__(config, index)  # type: ignore[misc]
+
     def ping(self) -> int:
         """Answers with its policy version once it is up and idle."""
         return self.policy.version

@@ -14,6 +14,14 @@ from polopt.rollouts.worker import RolloutWorker, WorkerConfig
 #: Larger weights go through the object store once for all workers; smaller ones inside each call,
 #: which is what Ray does with arguments up to about this size anyway.
 INLINE_BYTES = 100_000
+#: What a worker's process is made with; a change needs other processes.
+_PROCESS_KEYS = (
+    "num_workers",
+    "num_cpus_per_worker",
+    "num_gpus_per_worker",
+    "custom_resources_per_worker",
+    "memory_per_worker",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +69,8 @@ class WorkerSet:
         if rollout.memory_per_worker:
             options["memory"] = rollout.memory_per_worker
         # A group of its own for calls that must get through while a long one runs.
-        actor_class = ray.remote(concurrency_groups={"control": 1})(RolloutWorker)
+        as_actor: Any = ray.remote  # its annotations do not know the option
+        actor_class = as_actor(concurrency_groups={"control": 1})(RolloutWorker)
         actor = actor_class.options(**options).remote(config, index)
         return RemoteWorker(index, actor)
 
@@ -98,6 +107,34 @@ class WorkerSet:
         self._sent = None
         for worker in self.remote:
             worker.known_version = None
+
+    def reconfigure(self, config: WorkerConfig, learner_device: str = "cpu") -> bool:
+        """Makes all workers anew inside the processes they have, which saves starting those.
+
+        Returns:
+            False, with nothing done, if the new config wants other workers or other resources.
+
+        Raises:
+            WorkersFailedError: if a worker does not come up with the new config.
+        """
+        old, new = self.config.rollout, config.rollout
+        if any(getattr(old, key) != getattr(new, key) for key in _PROCESS_KEYS):
+            return False
+        self.config = config
+        self.local.stop()
+        self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
+        self.faults = FaultLog(new.max_consecutive_failures)
+        self._incarnations.clear()
+        self.forget_sent_weights()
+        calls = {w.actor.reconfigure.remote(config, w.index): w for w in self.remote}
+        timeout_s = new.worker_startup_timeout_s
+        ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
+        for call, worker in calls.items():
+            try:
+                ray.get(call, timeout=0)
+            except ray.exceptions.RayError as error:
+                self.replace(worker, WorkerFailure.from_error(worker.index, error))
+        return True
 
     def stats(self) -> dict[str, Any]:
         """For the `fault_tolerance/` result keys."""

@@ -1,0 +1,169 @@
+"""From one flat dict, as Tune's search spaces and YAML files have it, to each owner's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pydantic
+
+from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.registry import OPTIMIZERS
+from polopt.policies.config import Config, ConfigError, canonical, nearest
+from polopt.policies.policy import Policy, PolicyConfig
+from polopt.policies.registry import POLICIES
+from polopt.rollouts.config import RolloutConfig
+
+
+class TrainerConfig(Config):
+    """Options of the trainer itself.
+
+    Attributes:
+        min_sample_timesteps_per_iteration: environment steps of one training iteration, at least.
+            Optimizer steps can be milliseconds long; a Tune result for each would cost more.
+        min_time_s_per_iteration: seconds of one training iteration, at least. Other than steps,
+            it makes what an iteration holds depend on the machine.
+        num_cpus_for_driver: Ray CPUs of the trainer's own process.
+        num_gpus: Ray GPUs of the trainer's own process; with any, it learns on CUDA.
+    """
+
+    min_sample_timesteps_per_iteration: int = pydantic.Field(4000, ge=0)
+    min_time_s_per_iteration: float = pydantic.Field(0.0, ge=0.0)
+    num_cpus_for_driver: float = pydantic.Field(1.0, ge=0.0)
+    num_gpus: float = pydantic.Field(0.0, ge=0.0)
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
+        "min_iter_time_s": "min_time_s_per_iteration",
+        "num_cpus_for_main_process": "num_cpus_for_driver",
+        "num_gpus_per_learner": "num_gpus",
+    }
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a trainer is made from, each part checked by its owner."""
+
+    trainer: TrainerConfig
+    rollout: RolloutConfig
+    policy_name: str
+    policy_class: type[Policy]
+    policy: PolicyConfig
+    optimizer_name: str
+    optimizer_class: type[PolicyOptimizer]
+    optimizer: OptimizerConfig
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any], preset: Mapping[str, Any]) -> Experiment:
+        """Hands each key to the config class that owns it.
+
+        Args:
+            options: the user's flat dict. `optimizer` and `policy` name a registered one, or are
+                a dict of `name` and options of that one alone, or a class.
+            preset: what differs from the owners' defaults; `options` come first.
+
+        Raises:
+            ConfigError: unknown key, wrong value or impossible combination.
+        """
+        _check_mapping(options)
+        for plugin in ("optimizer", "policy"):
+            _check_not_fixed(plugin, options, preset)
+        optimizer_name, optimizer_only = _plugin("optimizer", options, preset)
+        policy_name, policy_only = _plugin("policy", options, preset)
+        optimizer_class, policy_class = OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)
+        owners: dict[str, type[Config]] = {
+            "trainer": TrainerConfig,
+            "rollout": RolloutConfig,
+            "policy": policy_class.config_class,
+            "optimizer": optimizer_class.config_class,
+        }
+        aliases = {a: key for owner in owners.values() for a, key in owner.aliases.items()}
+        merged = canonical(preset, aliases) | canonical(options, aliases)
+        parts: dict[str, dict[str, Any]] = {name: {} for name in owners}
+        for key, value in merged.items():
+            if key not in ("optimizer", "policy"):
+                parts[_owner(key, owners)][key] = value
+        parts["optimizer"] |= canonical(optimizer_only, optimizer_class.config_class.aliases)
+        parts["policy"] |= canonical(policy_only, policy_class.config_class.aliases)
+        parsed: dict[str, Any] = {name: owners[name].parse(parts[name]) for name in owners}
+        experiment = cls(
+            policy_name=_name(policy_name),
+            policy_class=policy_class,
+            optimizer_name=_name(optimizer_name),
+            optimizer_class=optimizer_class,
+            **parsed,
+        )
+        experiment._check_combinations()
+        return experiment
+
+    def _check_combinations(self) -> None:
+        if self.rollout.env is None:
+            raise ConfigError(
+                "key 'env' is missing; allowed: a Gymnasium id, a name registered with "
+                "ray.tune.registry.register_env, or a callable that makes an environment"
+            )
+        self.optimizer_class.check(self.rollout.num_workers)
+
+
+def _check_mapping(options: Any) -> None:
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"config: got {options!r}; allowed: a dict of keys to values")
+    for key in options:
+        if not isinstance(key, str):
+            raise ConfigError(f"config: got key {key!r}; allowed: strings")
+
+
+def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
+    given, fixed = options.get(plugin), preset.get(plugin)
+    if given is not None and fixed is not None and given != fixed:
+        raise ConfigError(
+            f"key {plugin!r}: got {given!r}, but this preset is {fixed!r}; to choose another, "
+            "use PolicyOptimizerTrainer"
+        )
+
+
+def _plugin(
+    key: str, options: Mapping[str, Any], preset: Mapping[str, Any]
+) -> tuple[Any, Mapping[str, Any]]:
+    """What is named, and the options given to it alone."""
+    chosen = options.get(key, preset.get(key, _DEFAULT_PLUGINS[key]))
+    if not isinstance(chosen, Mapping):
+        return chosen, {}
+    if "name" not in chosen:
+        raise ConfigError(f"key {key!r}: got {dict(chosen)!r}; allowed: a dict with a 'name'")
+    return chosen["name"], {k: v for k, v in chosen.items() if k != "name"}
+
+
+def _name(plugin: Any) -> str:
+    return plugin.__name__ if isinstance(plugin, type) else str(plugin)
+
+
+#: What `PolicyOptimizerTrainer` is where the config does not say.
+_DEFAULT_PLUGINS = {"optimizer": "sync_samples", "policy": "ppo"}
+
+
+def _owner(key: str, owners: Mapping[str, type[Config]]) -> str:
+    for name, owner in owners.items():
+        if key in owner.keys():  # noqa: SIM118 - a classmethod of Config, not of a dict
+            return name
+    elsewhere = [
+        f"{kind} {name!r}"
+        for kind, registry in (("optimizer", OPTIMIZERS), ("policy", POLICIES))
+        for name in registry.names()
+        if key in _keys(registry.get(name).config_class)
+    ]
+    if elsewhere:
+        raise ConfigError(
+            f"key {key!r} is an option of {', '.join(elsewhere)}, which this config does not "
+            "choose; leave it out, or give it with the name: "
+            '{"optimizer": {"name": ..., "' + key + '": ...}}'
+        )
+    known = [k for owner in owners.values() for k in _keys(owner)] + ["optimizer", "policy"]
+    raise ConfigError(
+        f"unknown key {key!r}{nearest(key, known)} Allowed: {', '.join(sorted(known))}"
+    )
+
+
+def _keys(owner: type[Config]) -> list[str]:
+    return [*owner.keys(), *owner.aliases]

@@ -1,0 +1,172 @@
+"""`PolicyOptimizerTrainer`: a thin Tune trainable around one policy optimizer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import Any, ClassVar
+
+import ray
+from ray import tune
+
+from polopt.policies.policy import Policy
+from polopt.rollouts.envs import probe_spaces, resolve_env
+from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.worker_set import WorkerSet
+from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
+from polopt.trainers.config import Experiment
+from polopt.trainers.portable import portable_config
+from polopt.trainers.results import make_result
+
+
+class PolicyOptimizerTrainer(tune.Trainable):
+    """Trains the policy that the config names with the optimizer that it names.
+
+        tune.Tuner(
+            PolicyOptimizerTrainer,
+            param_space={
+                "env": "CartPole-v1",
+                "policy": "ppo",
+                "optimizer": tune.grid_search(["sync_samples", "decentralized_allreduce"]),
+            },
+        ).fit()
+
+    Works without Tune too: `trainer = PolicyOptimizerTrainer(config); trainer.train()`.
+
+    Checkpoints hold weights, torch optimizer, schedules, counters and random numbers, and can be
+    restored under another optimizer. What a resumed run repeats bit for bit is said at each
+    optimizer's `get_state`.
+
+    Class attribute `preset`: what differs from the defaults of the config classes.
+
+    Raises:
+        ConfigError: before any worker starts.
+    """
+
+    preset: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """One bundle for the driver and one for each worker."""
+        experiment = Experiment.parse(config, cls.preset)
+        driver, rollout = experiment.trainer, experiment.rollout
+        head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
+        worker = {
+            "CPU": rollout.num_cpus_per_worker,
+            "GPU": rollout.num_gpus_per_worker,
+            "memory": rollout.memory_per_worker,
+            **rollout.custom_resources_per_worker,
+        }
+        bundles = [head, *([worker] * rollout.num_workers)]
+        nonzero = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
+        return tune.PlacementGroupFactory([nonzero[0], *(b for b in nonzero[1:] if b)])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Builds workers and optimizer."""
+        self.experiment = Experiment.parse(config, self.preset)
+        worker_config = self._worker_config()
+        _ensure_ray(self.experiment)
+        self.workers = WorkerSet(worker_config, self._learner_device)
+        self.optimizer = self._make_optimizer()
+
+    def _worker_config(self) -> WorkerConfig:
+        experiment = self.experiment
+        rollout = experiment.rollout
+        env = resolve_env(rollout.env)
+        observation_space, action_space = probe_spaces(env, rollout)
+        seed = rollout.seed
+        config = WorkerConfig(
+            rollout=rollout.model_copy(update={"env": None}),  # `env` below is what is made of it
+            env=env,
+            policy_class=experiment.policy_class,
+            policy=experiment.policy,
+            observation_space=observation_space,
+            action_space=action_space,
+            seed=secrets.randbits(31) if seed is None else seed,
+            device="cuda" if rollout.num_gpus_per_worker else "cpu",
+        )
+        # A policy is cheap, and refuses what it does not support before any process starts.
+        experiment.policy_class(observation_space, action_space, experiment.policy)
+        return config
+
+    @property
+    def _learner_device(self) -> str:
+        return "cuda" if self.experiment.trainer.num_gpus else "cpu"
+
+    def _make_optimizer(self) -> Any:
+        return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
+
+    def step(self) -> dict[str, Any]:
+        """One training iteration: optimizer steps until it is long enough."""
+        limits = self.experiment.trainer
+        started_s, sampled_before = time.perf_counter(), self.optimizer.num_env_steps_sampled
+        steps = 0
+        while True:
+            self.optimizer.step()
+            steps += 1
+            sampled = self.optimizer.num_env_steps_sampled - sampled_before
+            elapsed_s = time.perf_counter() - started_s
+            if (
+                sampled >= limits.min_sample_timesteps_per_iteration
+                and elapsed_s >= limits.min_time_s_per_iteration
+            ):
+                return make_result(self.optimizer, sampled_before, elapsed_s, steps)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
+        state = {
+            "trainer": type(self).__name__,
+            "config": portable_config(self.experiment),
+            "optimizer": self.optimizer.get_state(),
+        }
+        write_checkpoint(checkpoint_dir, state)
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Takes back a checkpoint of any trainer whose policy has the same network.
+
+        Raises:
+            CheckpointError: missing, incomplete or damaged.
+            ValueError: of another network.
+        """
+        self.optimizer.set_state(read_checkpoint(checkpoint)["optimizer"])
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Becomes the trainer that `new_config` makes; worker processes go on being used."""
+        self.experiment = Experiment.parse(new_config, self.preset)
+        self.optimizer.stop()
+        worker_config = self._worker_config()
+        if not self.workers.reconfigure(worker_config, self._learner_device):
+            self.workers.stop()
+            self.workers = WorkerSet(worker_config, self._learner_device)
+        self.optimizer = self._make_optimizer()
+        return True
+
+    def cleanup(self) -> None:
+        """Ends the workers."""
+        if hasattr(self, "optimizer"):
+            self.optimizer.stop()
+        if hasattr(self, "workers"):
+            self.workers.stop()
+
+    def get_policy(self) -> Policy:
+        """The policy that is learned."""
+        return self.workers.local.policy
+
+    def compute_single_action(self, observation: Any, explore: bool = False) -> Any:
+        """The action for one observation of the environment's space, ready for `env.step`."""
+        policy = self.get_policy()
+        encoded = policy.encoder.encode_one(observation)[None]
+        actions, _, _ = policy.compute_actions(encoded, explore=explore)
+        return actions[0]
+
+
+def _ensure_ray(experiment: Experiment) -> None:
+    """Outside Tune, as RLlib does: attaches to a cluster if `RAY_ADDRESS` names one, else starts
+    Ray here, with as many logical CPUs as the workers need."""
+    if ray.is_initialized():
+        return
+    rollout = experiment.rollout
+    needed = rollout.num_workers * rollout.num_cpus_per_worker
+    cpus = None if "RAY_ADDRESS" in os.environ else max(os.cpu_count() or 1, int(needed) + 1)
+    ray.init(num_cpus=cpus, include_dashboard=False if cpus else None)
