@@ -228,7 +228,7 @@ def make_distribution(space: Space[Any], squash_actions: bool = False) -> Action
     Raises:
         ConfigError: for a space outside `SUPPORTED_ACTIONS`; it names the space.
     """
-    if isinstance(space, spaces.Discrete[Any]):
+    if isinstance(space, spaces.Discrete):
         return Categorical(space)
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical(space)

@@ -8,6 +8,7 @@ import time
 from typing import Any, ClassVar
 
 import ray
+import torch
 from ray import tune
 
 from polopt.policies.policy import Policy
@@ -65,6 +66,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Builds workers and optimizer."""
         self.experiment = Experiment.parse(config, self.preset)
+        # As many threads as CPUs asked for: idle OpenMP threads spin, at the workers' cost.
+        torch.set_num_threads(max(1, int(self.experiment.trainer.num_cpus_for_driver)))
         worker_config = self._worker_config()
         _ensure_ray(self.experiment)
         self.workers = WorkerSet(worker_config, self._learner_device)

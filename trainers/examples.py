@@ -1,0 +1,214 @@
+"""Experiments in files: tuned examples, YAML and Python configs, and `key=value` changes to them.
+
+    description: A3C on CartPole      # one line
+    run: A3C                          # a preset
+    config: {env: CartPole-v1}        # what the preset takes
+    stop: {env_runners/episode_return_mean: 450, num_env_steps_sampled_lifetime: 500000}
+    goal: ...                         # for readers and for tests: what it should reach,
+    measured: ...                     # and what it did reach, on what machine
+
+Only `run` and, as a rule, `config` are needed. Whichever limit of `stop` is reached first ends it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from polopt.policies.config import ConfigError, nearest
+from polopt.trainers.yaml_reader import read_yaml
+
+_PACKAGE = "polopt.tuned_examples"
+_KEYS = ("run", "config", "stop", "goal", "measured", "description")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One experiment as a file describes it; its config is not checked yet.
+
+    Attributes:
+        name: of the file, without suffix.
+        run: name of a preset.
+        config: what the preset takes.
+        stop: result key to the value at which training ends.
+        goal: free-form.
+        measured: free-form.
+        description: one line.
+    """
+
+    name: str
+    run: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    stop: Mapping[str, float] = field(default_factory=dict)
+    goal: Any = None
+    measured: Any = None
+    description: str = ""
+
+
+def example_names() -> list[str]:
+    """Names of the tuned examples that are installed, sorted."""
+    files = resources.files(_PACKAGE).iterdir()
+    return sorted(Path(f.name).stem for f in files if f.name.endswith((".yaml", ".yml")))
+
+
+def load_example(name_or_path: str, presets: Sequence[str] = ()) -> Example:
+    """Reads a tuned example by its name, or a YAML or Python file by its path.
+
+    A Python file is run. It defines `config`, `run` (or `preset`) and perhaps the other keys as
+    variables, or a function `experiment()` that returns a dict of them; its environments may be
+    callables.
+
+    Args:
+        name_or_path: what to read.
+        presets: names that stand for themselves, with an empty config.
+
+    Raises:
+        ConfigError: nothing is there, or it does not say what it should.
+    """
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml", ".py") or path.exists():
+        if not path.is_file():
+            raise ConfigError(f"no such file: {name_or_path}")
+        described = _run_python(path) if path.suffix == ".py" else _read(path, str(path))
+        return _example(path.stem, described, str(path))
+    names = example_names()
+    if name_or_path in names:
+        resource = resources.files(_PACKAGE) / f"{name_or_path}.yaml"
+        return _example(name_or_path, _read(resource, name_or_path), name_or_path)
+    if name_or_path in presets:
+        return Example(name_or_path, name_or_path)
+    raise ConfigError(
+        f"{name_or_path!r} is no tuned example, preset or file"
+        f"{nearest(name_or_path, [*names, *presets])} Examples: {', '.join(names) or 'none'}; "
+        f"presets: {', '.join(presets)}; or the path of a .yaml or .py file"
+    )
+
+
+def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, dict[str, Any]]:
+    """Takes `key=value` arguments apart; the values are YAML.
+
+    `run=...` and `stop.KEY=...` change the example (`stop.KEY=null` takes a limit away). The rest
+    is for its config; a dotted key goes into nested dicts.
+
+    Returns:
+        the changed example, and the changes to its config as a nested dict.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    config_changes: dict[str, Any] = {}
+    stop = dict(example.stop)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not (equals and key):
+            raise ConfigError(f"argument {change!r}: allowed: key=value, such as lr=0.001")
+        value = read_yaml(text, f"argument {change!r}")
+        if key == "run":
+            example = replace(example, run=value)
+        elif key.startswith("stop."):
+            stop[key.removeprefix("stop.")] = value
+        else:
+            _put(config_changes, key.split("."), value, change)
+    stop = {key: limit for key, limit in stop.items() if limit is not None}
+    _check_stop(stop, "argument 'stop.*'")
+    return replace(example, stop=stop), config_changes
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` in it, dict by dict.
+
+    A dict that meets a plugin's name (`optimizer: sync_samples`) becomes options of that plugin.
+    """
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = merge(old, value)
+        elif isinstance(value, Mapping) and isinstance(old, str) and key in ("optimizer", "policy"):
+            merged[key] = {"name": old, **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, change: str) -> None:
+    *parents, last = path
+    for part in parents:
+        below = tree.setdefault(part, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"argument {change!r}: another one gives {part!r} a value of its own")
+        tree = below
+    if not last:
+        raise ConfigError(f"argument {change!r}: allowed: key=value, such as lr=0.001")
+    tree[last] = value
+
+
+def _read(path: Any, where: str) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: can not be read: {error}") from None
+    return read_yaml(text, where)
+
+
+def _run_python(path: Path) -> dict[str, Any]:
+    # Found by workers too: Ray gives them the driver's path.
+    sys.path.insert(0, str(path.resolve().parent))
+    name = f"polopt_config_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        described = module.experiment() if hasattr(module, "experiment") else _variables(module)
+    except Exception as error:
+        raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
+    # Other processes can not import it under that name: its classes and functions go as code.
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
+    return described  # type: ignore[no-any-return]
+
+
+def _variables(module: Any) -> dict[str, Any]:
+    found = {key: getattr(module, key) for key in (*_KEYS, "preset") if hasattr(module, key)}
+    return {"description": (module.__doc__ or "").strip().partition("\n")[0], **found}
+
+
+def _example(name: str, described: Any, where: str) -> Example:
+    if not isinstance(described, Mapping):
+        raise ConfigError(f"{where}: got {described!r}; allowed: a mapping with 'run' and 'config'")
+    parts = dict(described)
+    if "preset" in parts:
+        parts.setdefault("run", parts.pop("preset"))
+    for key in parts:
+        if key not in _KEYS:
+            raise ConfigError(
+                f"{where}: unknown key {key!r}{nearest(key, _KEYS)} Allowed: {', '.join(_KEYS)}"
+            )
+    parts = {key: value for key, value in parts.items() if value is not None}
+    if not isinstance(parts.get("run"), str):
+        raise ConfigError(
+            f"{where}: key 'run': got {parts.get('run')!r}; allowed: the name of a preset"
+        )
+    if not isinstance(parts.get("config", {}), Mapping):
+        raise ConfigError(
+            f"{where}: key 'config': got {parts['config']!r}; allowed: a mapping of keys to values"
+        )
+    _check_stop(parts.get("stop", {}), f"{where}: key 'stop'")
+    return Example(name, **parts)
+
+
+def _check_stop(stop: Any, where: str) -> None:
+    if not isinstance(stop, Mapping):
+        raise ConfigError(f"{where}: got {stop!r}; allowed: a mapping of result keys to limits")
+    for key, limit in stop.items():
+        if isinstance(limit, bool) or not isinstance(limit, int | float):
+            raise ConfigError(f"{where}: got {key!r}: {limit!r}; allowed: a number")
