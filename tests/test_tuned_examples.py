@@ -1,0 +1,61 @@
+"""Each tuned example reaches its goal within its budget."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import polopt
+import pytest
+import yaml
+from ray import tune
+
+EXAMPLES = sorted(
+    path.name.removesuffix(".yaml")
+    for path in resources.files("polopt.tuned_examples").iterdir()
+    if path.name.endswith(".yaml")
+)
+
+
+def load(name):
+    return yaml.safe_load(
+        resources.files("polopt.tuned_examples").joinpath(f"{name}.yaml").read_text()
+    )
+
+
+def test_there_is_an_example_for_each_preset_and_environment_promised():
+    assert set(EXAMPLES) >= {
+        "cartpole_a3c",
+        "cartpole_a2c",
+        "cartpole_ppo",
+        "cartpole_ddppo",
+        "acrobot_a3c",
+        "acrobot_ppo",
+        "pendulum_ppo",
+        "pendulum_ddppo",
+    }
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_says_what_it_reaches_and_what_it_may_cost(name):
+    example = load(name)
+    assert example["stop"]["env_runners/episode_return_mean"] >= example["goal"]
+    assert example["stop"]["num_env_steps_sampled_lifetime"] > 0
+    assert example["description"]
+    assert "seeds" in example["measured"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_reaches_its_goal(name, ray_session, tmp_path):
+    example = load(name)
+    polopt.register()
+    analysis = tune.run(
+        example["run"],
+        config={**example["config"], "seed": 3},
+        stop=example["stop"],
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+    last = analysis.trials[0].last_result
+    assert last["env_runners"]["episode_return_mean"] >= example["goal"]

@@ -1,0 +1,183 @@
+"""`make run`: three distribution strategies solve CartPole-v1 in one Ray Tune experiment.
+
+The trials run one after the other, so that each has the machine to itself and the steps per second
+in the table at the end can be compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import warnings
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+# Notices that are nobody's business here; Ray reads these when it is imported.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+import ray
+import yaml
+from ray import tune
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+import polopt
+
+#: Tuned example of each optimizer that is shown.
+EXAMPLES = {
+    "async_gradients": "cartpole_a3c",
+    "sync_samples": "cartpole_ppo",
+    "decentralized_allreduce": "cartpole_ddppo",
+}
+_COLUMNS = ("preset", "optimizer", "return", "env steps", "seconds", "steps/s", "policy lag", "")
+
+
+def load(name: str) -> dict[str, Any]:
+    """A tuned example as a dict: `run`, `config`, `stop`, `goal`."""
+    text = resources.files("polopt.tuned_examples").joinpath(f"{name}.yaml").read_text()
+    example: dict[str, Any] = yaml.safe_load(text)
+    return example
+
+
+class SideBySide(tune.Callback):
+    """One row for each optimizer: a table that renews itself on a terminal, lines elsewhere."""
+
+    def __init__(self, console: Console, runs: dict[str, str]) -> None:
+        self._console = console
+        self._rows = {run: [run, optimizer, *[""] * 5, "waits"] for optimizer, run in runs.items()}
+        self.first: dict[str, dict[str, Any]] = {}
+        self._live = Live(self._view(), console=console, refresh_per_second=4)
+
+    def __enter__(self) -> SideBySide:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Called by Tune."""
+        self._set(trial, ["starts workers"], first=7)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Called by Tune with each result."""
+        self.first.setdefault(trial.trainable_name, result)
+        mean = result["env_runners"]["episode_return_mean"]
+        sampled, seconds = result["num_env_steps_sampled_lifetime"], result["time_total_s"]
+        cells = [
+            "-" if math.isnan(mean) else f"{mean:.0f}",
+            f"{sampled:,}",
+            f"{seconds:.1f}",
+            f"{result['num_env_steps_sampled_per_second']:,.0f}",
+            f"{result['optimizer']['policy_lag']['mean']:.2f}",
+        ]
+        self._set(trial, [*cells, "trains"])
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Called by Tune when a trial has reached its goal or its limit."""
+        self._set(trial, [_verdict(trial)], first=7)
+
+    def _set(self, trial: Any, cells: list[str], first: int = 2) -> None:
+        row = self._rows[trial.trainable_name]
+        row[first : first + len(cells)] = cells
+        if self._live.is_started:
+            self._live.update(self._view())
+        else:
+            self._console.print("  ".join(cell for cell in row if cell), highlight=False)
+
+    def _view(self) -> Table:
+        return _table(self._rows.values())
+
+
+def _table(rows: Any) -> Table:
+    table = Table(*_COLUMNS)
+    for column in table.columns[2:7]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def summary(trials: list[Any], first: dict[str, dict[str, Any]]) -> Table:
+    """What each trial came to. Seconds are all of a trial's; steps per second leave out the first
+    iteration, in which workers start."""
+    rows = []
+    for trial in trials:
+        name, last = trial.trainable_name, trial.last_result
+        mean, lag = last["env_runners"]["episode_return_mean"], last["optimizer"]["policy_lag"]
+        steps, seconds = (
+            last[key] - first[name][key]
+            for key in ("num_env_steps_sampled_lifetime", "time_total_s")
+        )
+        rows.append(
+            [
+                name,
+                last["optimizer"]["name"],
+                f"{mean:.0f}",
+                f"{last['num_env_steps_sampled_lifetime']:,}",
+                f"{last['time_total_s']:.1f}",
+                f"{steps / seconds:,.0f}" if seconds else "-",
+                f"{lag['mean']:.2f}",
+                _verdict(trial),
+            ]
+        )
+    return _table(rows)
+
+
+def _verdict(trial: Any) -> str:
+    goal = trial.stopping_criterion["env_runners/episode_return_mean"]
+    mean = trial.last_result["env_runners"]["episode_return_mean"]
+    return "solved" if mean >= goal else f"under {goal:g}"
+
+
+def main() -> None:
+    """Trains, shows, and says what to do next."""
+    started_s = time.perf_counter()
+    console = Console()
+    warnings.simplefilter("ignore", FutureWarning)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    polopt.register()
+    examples = {optimizer: load(name) for optimizer, name in EXAMPLES.items()}
+    runs = {optimizer: example["run"] for optimizer, example in examples.items()}
+    console.print("CartPole-v1: three ways to distribute the training of one policy.")
+    cpus = max(os.cpu_count() or 1, 4)  # logical ones: the driver, two workers, one to spare
+    ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
+    experiments = [
+        tune.Experiment(
+            name=f"showcase_{example['run']}",
+            run=example["run"],
+            config={**example["config"], "seed": 0},
+            stop=example["stop"],
+        )
+        for example in examples.values()
+    ]
+    with SideBySide(console, runs) as view:
+        analysis = tune.run(experiments, callbacks=[view], max_concurrent_trials=1, verbose=0)
+    ray.shutdown()
+    trials = analysis.trials
+    console.print(
+        Group(
+            Text(f"\nDone in {time.perf_counter() - started_s:.0f} s.", style="bold"),
+            summary(trials, view.first),
+            Text(
+                "policy lag: how many updates old the weights were that a gradient was made with.\n"
+                "Results (progress.csv, result.json, TensorBoard), a folder each: "
+                f"{Path(trials[0].local_path).parents[1]}/showcase_*\n"
+                "Next: .venv/bin/polopt list, or .venv/bin/polopt train cartpole_ppo lr=0.001"
+            ),
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
