@@ -63,7 +63,8 @@ def main() -> None:
         print(
             f"{name}: return {statistics.median(returns):.0f} (lowest {min(returns):.0f}), "
             f"{statistics.median(steps):,.0f} steps ({min(steps):,} - {max(steps):,}), "
-            f"{statistics.median(seconds):.1f} s; goal reached by {reached} of {len(results)} seeds",
+            f"{statistics.median(seconds):.1f} s; "
+            f"goal reached by {reached} of {len(results)} seeds",
             flush=True,
         )
 

@@ -18,6 +18,9 @@ from polopt.optimizers.rank_group import RankGroup
 from polopt.rollouts.in_flight import Arrival
 from polopt.rollouts.worker import LearnInfo, RoundInfo
 
+#: After one rank has given up waiting for the others, they have so long to do the same.
+BREAK_GRACE_S = 1.5
+
 
 class DecentralizedAllReduceConfig(OptimizerConfig):
     """Options of `DecentralizedAllReduce`.
@@ -87,12 +90,14 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 self.num_env_steps_sampled, want_weights, want_checksum
             )
             self.in_flight.launch(worker, sample, "sample")
-            self.in_flight.launch(worker, learn, "learn")
+            # In a sum a rank waits for others, whose fault that is.
+            self.in_flight.launch(worker, learn, "learn", self.config.allreduce_timeout_s)
         self._learned: list[tuple[int, LearnInfo]] = []
 
     def _await_samples(self) -> list[RoundInfo]:
-        """Waits until every rank has sampled or failed; cuts the last ones short."""
-        sampled: list[RoundInfo] = []
+        """Waits until every rank has sampled or failed; cuts the last ones short. In order of
+        worker index, for results must not depend on arrival."""
+        sampled: dict[int, RoundInfo] = {}
         enough = math.ceil(self.config.preemption_threshold * len(self.group.ranks))
         first_s = last_s = 0.0
         while "sample" in self.in_flight.tags():
@@ -104,11 +109,11 @@ class DecentralizedAllReduce(PolicyOptimizer):
             else:
                 last_s = time.perf_counter()
                 first_s = first_s or last_s
-                sampled.append(arrival.value)
+                sampled[arrival.worker.index] = arrival.value
                 if len(sampled) == enough:
                     self._cut_stragglers_short()
         self.timers["skew"].push(last_s - first_s)
-        return sampled
+        return [sampled[index] for index in sorted(sampled)]
 
     def _cut_stragglers_short(self) -> None:
         length = self.workers.config.rollout.rollout_fragment_length
@@ -131,6 +136,12 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     def _keep(self, arrival: Arrival) -> None:
         self._learned.append((arrival.worker.index, arrival.value))
+        if arrival.value.broken and arrival.value.allreduce_s >= self.config.allreduce_timeout_s:
+            # It waited to the limit, so somebody hangs, and the others have given up as well. (Of
+            # a rank that dies Ray tells, and the others may still have a gradient to compute.)
+            for worker in self.group.ranks:
+                if self.in_flight.count(worker) == 1:  # it has sampled
+                    self.in_flight.hasten(worker, BREAK_GRACE_S)
 
     def _lose(self, arrival: Arrival) -> None:
         """A rank is gone: the others will find their all-reduce broken, and say so."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 
 from polopt.rollouts.collective import GroupSpec, resolve_backend, start_store
-from polopt.rollouts.in_flight import InFlight
+from polopt.rollouts.faults import WorkersFailedError, logger
+from polopt.rollouts.in_flight import Arrival, InFlight
 from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+
+#: At most so long for ranks to find each other; all have just answered and are idle.
+JOIN_TIMEOUT_S = 10.0
 
 
 class RankGroup:
@@ -17,7 +22,7 @@ class RankGroup:
     Args:
         workers: those that can be ranks.
         backend: `auto`, `gloo` or `nccl`.
-        timeout_s: of joining and of each sum.
+        timeout_s: of each sum.
 
     Attributes:
         ranks: the group's workers; empty before the first `ensure`.
@@ -28,6 +33,9 @@ class RankGroup:
         self._workers = workers
         self._backend = resolve_backend(backend, workers.config.device)
         self._timeout_s = timeout_s
+        # Well before the driver would call a rank that waits for another hanging.
+        hang_s = workers.config.rollout.worker_timeout_s
+        self._join_timeout_s = min(JOIN_TIMEOUT_S, timeout_s, hang_s / 2.0)
         # Held here, outside the ranks, the store outlives any of them.
         self._host = ray.util.get_node_ip_address()
         self._store = start_store(self._host)
@@ -41,13 +49,19 @@ class RankGroup:
         """Forms the group if there is none, if it is broken, or if a replacement has come up.
 
         Raises:
-            WorkersFailedError: if workers keep failing.
+            WorkersFailedError: if workers keep failing, or can not find each other.
         """
         self._take_in_newcomers()
-        while self.broken:
+        if not self.broken:
+            return
+        problem: str | None = None
+        for _ in range(self._workers.config.rollout.max_consecutive_failures):
             candidates = self._ready_workers()
-            if self._agree(candidates) and self._join(candidates):
+            problem = self._agree(candidates) or self._join(candidates)
+            if problem is None:
                 self.ranks, self.broken = candidates, False
+                return
+        raise WorkersFailedError(f"workers can not form a group. The last problem: {problem}")
 
     def restart_from_local(self) -> None:
         """Everybody takes over the local policy with the next `ensure`."""
@@ -62,10 +76,9 @@ class RankGroup:
         """
         while True:
             self.ensure()
-            worker = self.ranks[0]
-            self._calls.launch(worker, worker.actor.get_state.remote())
-            for value in self._collect().values():
-                state: dict[str, Any] = value["policy"]
+            fetched = self._fetch(self.ranks[0])
+            if fetched is not None:
+                state: dict[str, Any] = fetched[1]["policy"]
                 return state
 
     def _take_in_newcomers(self) -> None:
@@ -77,7 +90,7 @@ class RankGroup:
         while len(self._calls) and self._calls.any_ready():
             arrival = self._calls.wait()
             if arrival.failure is not None:
-                self._workers.replace(arrival.worker, arrival.failure)
+                self._lose(arrival)
             else:
                 self.broken = True
 
@@ -91,36 +104,71 @@ class RankGroup:
             self._ping([w for w in self._workers.remote if w not in ready])
             arrival = self._calls.wait()
             if arrival.failure is not None:
-                self._workers.replace(arrival.worker, arrival.failure)
+                self._lose(arrival)
 
     def _ping(self, workers: list[RemoteWorker]) -> None:
         for worker in workers:
             if self._calls.count(worker) == 0:
                 self._calls.launch(worker, worker.actor.ping.remote(), "ping")
 
-    def _agree(self, workers: list[RemoteWorker]) -> bool:
+    def _agree(self, workers: list[RemoteWorker]) -> str | None:
         """Gives all the same policy: the local one at first, later that of the rank that has made
-        most updates, for a break can leave survivors one update apart."""
-        if self._local_leads:
-            source: Any = ray.put({"policy": self._workers.local.policy.get_state()})
-            followers = workers
-        else:
+        most updates, for a break can leave survivors one update apart. None, or what went wrong.
+        """
+        local = self._workers.local.policy
+        leader: RemoteWorker | None = None
+        if not self._local_leads:
             for worker in workers:
                 self._calls.launch(worker, worker.actor.ping.remote(), worker.index)
             versions = self._collect()
             if len(versions) < len(workers):
-                return False
-            leader = max(workers, key=lambda w: (versions[w.index], -w.index))
-            followers = [w for w in workers if w is not leader]
-            source = leader.actor.get_learner_state.remote()
+                return self._last_failure()
+            leader = self._leader(workers, versions)
+        followers = [w for w in workers if w is not leader]
+        if leader is None:
+            source: Any = ray.put({"policy": local.get_state()})
+        else:
+            # Waited for here, because a call that is given the result of a failed one fails with
+            # it, and each follower would be taken for dead.
+            fetched = self._fetch(leader)
+            if fetched is None:
+                return self._last_failure()
+            source = fetched[0]
         for worker in followers:
             self._calls.launch(worker, worker.actor.set_state.remote(source), worker.index)
         if len(self._collect()) < len(followers):
-            return False
+            return self._last_failure()
         self._local_leads = False
-        return True
+        return None
 
-    def _join(self, workers: list[RemoteWorker]) -> bool:
+    def _leader(
+        self, workers: list[RemoteWorker], versions: Mapping[int, int]
+    ) -> RemoteWorker | None:
+        """The rank that has learned most; None if the local policy knows more than all of them,
+        because every rank that had learned is gone."""
+        leader = max(workers, key=lambda w: (versions[w.index], -w.index))
+        if versions[leader.index] >= self._workers.local.policy.version:
+            return leader
+        logger.warning(
+            "every worker that had learned is gone; those that are there go on from the local "
+            "policy, version %d",
+            self._workers.local.policy.version,
+        )
+        return None
+
+    def _fetch(self, worker: RemoteWorker) -> tuple[ray.ObjectRef[Any], dict[str, Any]] | None:
+        """A worker's learner state, to pass on and to read; None if the worker failed."""
+        source: ray.ObjectRef[Any] = worker.actor.get_learner_state.remote()
+        self._calls.launch(worker, source, worker.index)
+        values = self._collect()
+        return (source, values[worker.index]) if values else None
+
+    def _last_failure(self) -> str:
+        failure = self._workers.faults.last
+        return "none" if failure is None else failure.message
+
+    def _join(self, workers: list[RemoteWorker]) -> str | None:
+        """None, or why the group did not form."""
         self._generation += 1
         spec = GroupSpec(
             self._host,
@@ -129,10 +177,14 @@ class RankGroup:
             len(workers),
             self._backend,
             self._timeout_s,
+            self._join_timeout_s,
         )
         for rank, worker in enumerate(workers):
             self._calls.launch(worker, worker.actor.join_group.remote(spec, rank), worker.index)
-        return len(self._collect()) == len(workers)
+        problems = self._collect()
+        if len(problems) < len(workers):
+            return self._last_failure()
+        return next((problem for problem in problems.values() if problem is not None), None)
 
     def _collect(self) -> dict[int, Any]:
         """Waits for the calls launched; what they returned, by worker index. Pings of workers that
@@ -141,7 +193,13 @@ class RankGroup:
         while any(tag != "ping" for tag in self._calls.tags()):
             arrival = self._calls.wait()
             if arrival.failure is not None:
-                self._workers.replace(arrival.worker, arrival.failure)
+                self._lose(arrival)
             elif arrival.tag != "ping":
                 values[arrival.worker.index] = arrival.value
         return values
+
+    def _lose(self, arrival: Arrival) -> None:
+        assert arrival.failure is not None
+        self._workers.replace(arrival.worker, arrival.failure)
+        if arrival.worker in self.ranks:
+            self.broken = True

@@ -73,14 +73,14 @@ class Config(pydantic.BaseModel):
         known = set(cls.keys()) | set(cls.model_fields)
         for key in options:
             if key not in known:
+                meant = nearest(key, [*cls.keys(), *cls.aliases]) or "."
                 raise ConfigError(
-                    f"{where}: unknown key {key!r}{nearest(key, [*cls.keys(), *cls.aliases])}"
-                    f" Allowed: {', '.join(sorted(cls.keys()))}"
+                    f"{where}: unknown key {key!r}{meant} Allowed: {', '.join(sorted(cls.keys()))}"
                 )
         try:
             return cls(**options)
         except pydantic.ValidationError as error:
-            raise ConfigError(f"{where}: {_first_problem(error)}") from None
+            raise ConfigError(f"{where}: {_first_problem(cls, error)}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """The options under the keys users write; `type(self).parse` takes it back."""
@@ -111,14 +111,28 @@ def canonical(
     return result
 
 
-def _first_problem(error: pydantic.ValidationError) -> str:
+def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     problem = error.errors()[0]
     path = ".".join(str(part) for part in problem["loc"] if not _is_type_tag(part))
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {path!r}{_nearest_sibling(cls, problem['loc'])}"
     message = problem["msg"].removeprefix("Value error, ")
     if not path:  # a validator of the whole model, which names its keys itself
         return message
     message = message.removeprefix("Input should be ")
     return f"key {path!r}: got {problem['input']!r}; allowed: {message}"
+
+
+def _nearest_sibling(cls: type[Config], path: tuple[int | str, ...]) -> str:
+    """What an unknown key of a config within `cls` may have been meant to be, and what could be."""
+    owner: Any = cls
+    for part in path[:-1]:
+        field = owner.model_fields.get(part) if isinstance(part, str) else None
+        owner = None if field is None else field.annotation
+        if not (isinstance(owner, type) and issubclass(owner, Config)):
+            return ""
+    keys = owner.keys()
+    return f"{nearest(str(path[-1]), keys) or '.'} Allowed: {', '.join(sorted(keys))}"
 
 
 def _is_type_tag(part: int | str) -> bool:

@@ -152,8 +152,9 @@ class DiagGaussian(ActionDistribution):
     def __init__(self, space: spaces.Box) -> None:
         self._space_shape = tuple(space.shape)
         self._size = int(np.prod(space.shape))
-        self._low = space.low.reshape(-1).astype(np.float32)
-        self._high = space.high.reshape(-1).astype(np.float32)
+        # In the space's own precision: a bound rounded to float32 may lie outside a float64 box.
+        self._low = space.low.reshape(-1)
+        self._high = space.high.reshape(-1)
         self._env_dtype = space.dtype
         self.num_params = 2 * self._size
         self.action_shape = (self._size,)

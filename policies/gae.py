@@ -52,12 +52,13 @@ def advantages(
     decay = goes_on.astype(np.float32)
     decay *= gamma * lambda_
     deltas = batch["rewards"] + np.float32(gamma) * following - values
+    # In next-step mode the row after an end holds no transition; `goes_on` is False before it, so
+    # that with 0 here whatever stands there reaches nobody (0 * NaN would).
+    deltas[~batch["valid"]] = 0.0
     result = np.empty_like(values)
     running = np.zeros_like(values[0])
     for t in range(len(values) - 1, -1, -1):
         running = deltas[t] + decay[t] * running
         result[t] = running
-    # In next-step mode the row after an end holds no transition; `goes_on` is False before it, so
-    # what was computed there reached nobody.
     result[~batch["valid"]] = 0.0
     return result

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polopt.metrics.learner import LEARNER_KEYS
 from polopt.policies import gae
+from polopt.policies.adam import FlatAdam
 from polopt.policies.config import Config
 from polopt.policies.distributions import DiagGaussian, make_distribution
 from polopt.policies.flat import FlatParameters, copy_into
@@ -111,9 +112,7 @@ class Policy(ABC):
         self.model = self._seeded_model(seed).to(self.device)
         self.flat = FlatParameters(self.model, tail=len(LEARNER_KEYS) + 1)
         self._numpy = self.model.numpy_forward()
-        self._adam = torch.optim.Adam(
-            [self.flat.params], lr=1e-3, eps=config.adam_epsilon, fused=True
-        )
+        self._adam = FlatAdam(self.flat.params, self.flat.grads, config.adam_epsilon)
         self._lr = Schedule(config.lr)
         self._entropy_coeff = Schedule(config.entropy_coeff)
         self.shuffle = np.random.default_rng([seed, 1])
@@ -218,7 +217,9 @@ class Policy(ABC):
         else:
             rows = np.flatnonzero(valid)
             arrays = {name: batch.flat(name)[rows] for name in names}
-        return {name: torch.as_tensor(a, device=self.device) for name, a in arrays.items()}
+        # A fragment that came through Ray alone is read-only, which torch warns of.
+        owned = {name: a if a.flags.writeable else a.copy() for name, a in arrays.items()}
+        return {name: torch.as_tensor(a, device=self.device) for name, a in owned.items()}
 
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
         """The gradient of the loss of a postprocessed batch, not clipped, not applied."""
@@ -266,8 +267,7 @@ class Policy(ABC):
         clip = self.config.grad_clip
         if clip is not None and norm > clip:
             self.flat.grads.mul_(clip / norm)
-        self._adam.param_groups[0]["lr"] = lr
-        self._adam.step()
+        self._adam.step(lr)
         self.version += 1
         return {"grad_norm": norm, "default_optimizer_learning_rate": lr}
 
@@ -325,10 +325,9 @@ class Policy(ABC):
 
     def get_state(self) -> dict[str, Any]:
         """All that learning depends on: tensors, numbers, strings, and lists and dicts of those."""
-        adam = self._adam.state_dict()["state"].get(0, {})
         return {
             "params": self.flat.params.detach().cpu().clone(),
-            "adam": {key: value.detach().cpu().clone() for key, value in adam.items()},
+            "adam": self._adam.get_state(),
             "version": self.version,
             "env_steps": self.env_steps,
             "coefficients": dict(self.coefficients),
@@ -344,7 +343,5 @@ class Policy(ABC):
         flat = state["params"].numpy()
         coefficients = {**self.coefficients, **state["coefficients"]}
         self.set_weights(Weights(flat, state["version"], state["env_steps"], coefficients))
-        groups = self._adam.state_dict()["param_groups"]
-        adam = {0: dict(state["adam"])} if state["adam"] else {}
-        self._adam.load_state_dict({"state": adam, "param_groups": groups})
+        self._adam.set_state(state["adam"])
         self.shuffle.bit_generator.state = state["shuffle"]

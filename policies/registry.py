@@ -47,7 +47,8 @@ class Registry:
             ConfigError: unknown name, with the nearest known one.
         """
         if isinstance(name, type):
-            self.register(name.__name__, name)
+            if self.name_of(name) is None:
+                self.register(name.__name__, name)
             return name
         if name not in self._known:
             self._load_entry_points()
@@ -59,10 +60,24 @@ class Registry:
         found = self._known[name]
         return _load(found) if isinstance(found, str) else found
 
+    def name_of(self, cls: type) -> str | None:
+        """A name that `cls` is known by; None if there is none."""
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        return next((n for n, known in self._known.items() if known in (cls, path)), None)
+
     def names(self) -> list[str]:
         """All names that `get` knows, sorted."""
         self._load_entry_points()
         return sorted(self._known)
+
+    def paths(self) -> dict[str, str]:
+        """Names and where their classes are, as `module:Class`. Nothing is imported for it."""
+        offered = {entry.name: entry.value for entry in metadata.entry_points(group=self._group)}
+        known = {
+            name: cls if isinstance(cls, str) else f"{cls.__module__}:{cls.__qualname__}"
+            for name, cls in self._known.items()
+        }
+        return {**offered, **known}
 
     def _load_entry_points(self) -> None:
         for entry in metadata.entry_points(group=self._group):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,15 +12,26 @@ import pydantic
 
 def _check_points(value: Any) -> Any:
     """A number from 0 on, or `[environment steps, value]` pairs with rising steps."""
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple | bool):
         return value
-    pairs = [tuple(point) for point in value if isinstance(point, list | tuple)]
-    if not pairs or len(pairs) != len(value) or any(len(pair) != 2 for pair in pairs):
-        raise ValueError("a number, or a list of [environment steps, value] pairs")
-    steps = [float(pair[0]) for pair in pairs]
+    try:
+        # bool is refused because Python counts True as 1.
+        pairs = [(_finite(step), _finite(number)) for step, number in value]  # type: ignore[union-attr]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs:
+        raise ValueError("a finite number, or a list of [environment steps, value] pairs of those")
+    steps = [step for step, _ in pairs]
     if steps[0] < 0 or any(b <= a for a, b in itertools.pairwise(steps)):
         raise ValueError("environment steps of a schedule that rise, from 0 on")
-    return [(int(step), float(pair[1])) for step, pair in zip(steps, pairs, strict=True)]
+    return [(int(step), number) for step, number in pairs]
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return number
 
 
 def _check_sign(value: float | list[tuple[int, float]]) -> float | list[tuple[int, float]]:

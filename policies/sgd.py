@@ -45,6 +45,8 @@ def sgd(policy: Policy, batch: SampleBatch, reducer: Reducer) -> dict[str, float
     rows = policy.training_rows(batch)
     total = torch.tensor([float(len(rows["obs"]))])
     reducer.sum_(total)
+    if total[0] == 0:  # nobody has a row: no gradient, so no update either
+        return {}
     minibatches = num_minibatches(int(total[0]), reducer.world_size, config.sgd_minibatch_size)
     if config.standardize_advantages:
         rows["advantages"] = standardized(rows["advantages"], reducer)

@@ -25,7 +25,8 @@ class GroupSpec(NamedTuple):
         generation: counts the groups formed; keeps the keys of a broken one out of the next.
         world_size: number of ranks.
         backend: `gloo` or `nccl`.
-        timeout_s: a rank that waits longer for another gives up with an error.
+        timeout_s: a rank that waits longer for another in a sum gives up with an error.
+        join_timeout_s: likewise while the group forms, when all are there and idle.
     """
 
     host: str
@@ -34,6 +35,7 @@ class GroupSpec(NamedTuple):
     world_size: int
     backend: str
     timeout_s: float
+    join_timeout_s: float
 
 
 class GroupBroken(RuntimeError):
@@ -66,17 +68,22 @@ class AllReducer:
         self.world_size = spec.world_size
         self.total_s = 0.0
         self._device = device
-        timeout = timedelta(seconds=spec.timeout_s)
+        timeout = timedelta(seconds=spec.join_timeout_s)
         try:
             client = TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
             store = PrefixStore(f"polopt/{spec.generation}", client)
             dist.init_process_group(
                 spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=timeout
             )
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=spec.timeout_s))
         except (RuntimeError, ValueError) as error:
+            self.close()
+            # torch counts groups to name them, and also those that never formed. A rank that is
+            # ahead of the others would look for them under another name for ever.
+            dist.distributed_c10d._world.group_count = 0
             raise GroupBroken(
                 f"rank {rank} of {spec.world_size} could not join group {spec.generation} "
-                f"({spec.backend}) within {spec.timeout_s} s: {error}"
+                f"({spec.backend}) within {spec.join_timeout_s} s: {error}"
             ) from error
 
     def sum_(self, tensor: Tensor) -> None:
@@ -93,7 +100,8 @@ class AllReducer:
                 tensor.copy_(moved)
         except RuntimeError as error:
             raise GroupBroken(f"all-reduce failed: {error}") from error
-        self.total_s += time.perf_counter() - started_s
+        finally:
+            self.total_s += time.perf_counter() - started_s
 
     def take_total_s(self) -> float:
         """Seconds spent in sums since last asked."""

@@ -99,11 +99,6 @@ def make_vector_env(
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
     if callable(source):
-        if mode == "vector_entry_point":
-            raise ConfigError(
-                "key 'vectorization_mode': got 'vector_entry_point' for a callable environment; "
-                "allowed: 'sync', 'async' or None"
-            )
         return _around_callable(source, config, worker_index, num_envs)
     spec = gymnasium.spec(source) if isinstance(source, str) else source
     own_vector = mode == "vector_entry_point" or (mode is None and spec.vector_entry_point)
@@ -124,14 +119,21 @@ def make_vector_env(
 
 
 def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
-    """Observation and action space of one environment, which is made and closed for it."""
+    """Observation and action space of one environment, which is made and closed for it.
+
+    Raises:
+        ConfigError: as `make_vector_env` would.
+    """
     if callable(source):
+        _check_mode_of_callable(config)
         env = call_creator(source, EnvContext(config.env_config, 0, 0, config.num_workers))
     else:
         mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
         env = make_vector_env(source, config.model_copy(update={"vectorization_mode": mode}), 0, 1)
     try:
         if isinstance(env, VectorEnv):
+            if callable(source):
+                _check_made_vector(env, config, config.num_envs_per_worker)
             return env.single_observation_space, env.single_action_space
         return env.observation_space, env.action_space
     finally:
@@ -145,14 +147,10 @@ def _around_callable(
         context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
         return call_creator(make, context)
 
+    _check_mode_of_callable(config)
     first = make_one(0)
     if isinstance(first, VectorEnv):
-        if first.num_envs != num_envs:
-            raise ConfigError(
-                f"key 'num_envs_per_worker': got {num_envs}, but the callable in 'env' makes a "
-                f"vector environment of {first.num_envs}; they must agree"
-            )
-        _check_autoreset(first, config)
+        _check_made_vector(first, config, num_envs)
         return first
     autoreset = _AUTORESET[config.autoreset_mode or "same_step"]
     if config.vectorization_mode == "async":
@@ -161,6 +159,23 @@ def _around_callable(
         return AsyncVectorEnv(makers, autoreset_mode=autoreset)
     made = [first, *(make_one(i) for i in range(1, num_envs))]
     return SyncVectorEnv([functools.partial(_same, env) for env in made], autoreset_mode=autoreset)
+
+
+def _check_mode_of_callable(config: RolloutConfig) -> None:
+    if config.vectorization_mode == "vector_entry_point":
+        raise ConfigError(
+            "key 'vectorization_mode': got 'vector_entry_point' for a callable environment; "
+            "allowed: 'sync', 'async' or None"
+        )
+
+
+def _check_made_vector(env: VectorEnv[Any, Any, Any], config: RolloutConfig, num_envs: int) -> None:
+    if env.num_envs != num_envs:
+        raise ConfigError(
+            f"key 'num_envs_per_worker': got {num_envs}, but the callable in 'env' makes a "
+            f"vector environment of {env.num_envs}; they must agree"
+        )
+    _check_autoreset(env, config)
 
 
 def _same(env: Any) -> Any:
@@ -195,4 +210,8 @@ def _check_autoreset(env: VectorEnv[Any, Any, Any], config: RolloutConfig) -> No
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     """The autoreset mode an environment declares; next-step where it declares none, as Gymnasium
     1.0 had it."""
+    base = env.unwrapped
+    if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
+        # Their metadata is that of the sub-environments' class: the next one made overwrites it.
+        return base.autoreset_mode
     return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))

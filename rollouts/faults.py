@@ -31,6 +31,8 @@ class WorkerFailure(NamedTuple):
         """From what `ray.get` raised."""
         if isinstance(error, ray.exceptions.RayTaskError):
             return cls("exception", worker_index, str(error))
+        if isinstance(error, ray.exceptions.GetTimeoutError):
+            return cls("hang", worker_index, "its answer could not be fetched in time")
         return cls("death", worker_index, str(error).strip() or type(error).__name__)
 
 

@@ -5,6 +5,7 @@ Every pipeline is built on it; nobody else waits on a worker, and nothing waits 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ class _Call:
     worker: RemoteWorker
     tag: Any
     launched_s: float
+    patience_s: float
+    latest_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -58,9 +61,28 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def launch(self, worker: RemoteWorker, ref: ray.ObjectRef[Any], tag: Any = None) -> None:
-        """Takes note of a call that was just made."""
-        self._calls[ref] = _Call(worker, tag, time.monotonic())
+    def launch(
+        self,
+        worker: RemoteWorker,
+        ref: ray.ObjectRef[Any],
+        tag: Any = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        """Takes note of a call that was just made.
+
+        Args:
+            worker: whose call it is.
+            ref: what the call returned.
+            tag: comes back with the arrival.
+            patience_s: added to the limit, for a call that may itself have to wait for others.
+        """
+        self._calls[ref] = _Call(worker, tag, time.monotonic(), patience_s)
+
+    def hasten(self, worker: RemoteWorker, within_s: float) -> None:
+        """The worker's calls have to end within so many seconds, if their limit is not earlier."""
+        for call in self._calls.values():
+            if call.worker is worker:
+                call.latest_s = time.monotonic() + within_s
 
     def count(self, worker: RemoteWorker) -> int:
         """How many calls to this worker are under way."""
@@ -75,8 +97,7 @@ class InFlight:
         if not self._calls:
             return False
         ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=0)
-        now_s = time.monotonic()
-        return bool(ready) or any(self._deadline_s(c) <= now_s for c in self._calls.values())
+        return bool(ready) or self._overdue() is not None
 
     def wait(self) -> Arrival:
         """The next call to end, in success or failure, at the latest when a limit is over.
@@ -92,12 +113,12 @@ class InFlight:
             ready, _ = ray.wait(
                 list(self._calls), num_returns=1, timeout=max(0.0, limit_s - time.monotonic())
             )
+            # Looked for even where others are ready: they might be for ever.
+            overdue = self._overdue() if time.monotonic() >= limit_s else None
+            if overdue is not None:
+                return self._fail(overdue, self._hang(overdue))
             if ready:
                 return self._arrive(ready[0])
-            now_s = time.monotonic()
-            for call in self._calls.values():
-                if self._deadline_s(call) <= now_s:
-                    return self._fail(call, self._hang(call))
 
     def drop(self, worker: RemoteWorker) -> tuple[Any, ...]:
         """Forgets the calls to a worker; returns their tags."""
@@ -111,13 +132,28 @@ class InFlight:
     def _arrive(self, ref: ray.ObjectRef[Any]) -> Arrival:
         call = self._calls[ref]
         try:
-            value = ray.get(ref)
+            value = ray.get(ref, timeout=self._workers.config.rollout.worker_timeout_s)
         except (ray.exceptions.RayError, Exception) as error:  # a task's own exception class
             return self._fail(call, WorkerFailure.from_error(call.worker.index, error))
         del self._calls[ref]
         call.worker.last_answer_s = time.monotonic()
         self._workers.faults.success()
         return Arrival(call.worker, call.tag, value)
+
+    def _overdue(self) -> _Call | None:
+        """A call that is past its limit and has not ended. Of each worker only the oldest call is
+        asked after: those queued behind it are late because it is, or because the driver, busy
+        elsewhere, has not yet taken note that it ended."""
+        oldest: dict[RemoteWorker, tuple[ray.ObjectRef[Any], _Call]] = {}
+        for ref, call in self._calls.items():
+            oldest.setdefault(call.worker, (ref, call))
+        now_s = time.monotonic()
+        late = {ref: call for ref, call in oldest.values() if self._deadline_s(call) <= now_s}
+        if not late:
+            return None
+        # What has ended on another node counts, fetched or not.
+        _, pending = ray.wait(list(late), num_returns=len(late), timeout=0, fetch_local=False)
+        return late[pending[0]] if pending else None
 
     def _fail(self, call: _Call, failure: WorkerFailure) -> Arrival:
         tags = list(self.drop(call.worker))
@@ -128,9 +164,11 @@ class InFlight:
         rollout = self._workers.config.rollout
         answered_s = call.worker.last_answer_s
         if answered_s is None:
-            return call.launched_s + rollout.worker_startup_timeout_s
-        # A call queued behind another starts when that one has ended.
-        return max(call.launched_s, answered_s) + rollout.worker_timeout_s
+            limit_s = call.launched_s + rollout.worker_startup_timeout_s
+        else:
+            # A call queued behind another starts when that one has ended.
+            limit_s = max(call.launched_s, answered_s) + rollout.worker_timeout_s
+        return min(limit_s + call.patience_s, call.latest_s)
 
     def _hang(self, call: _Call) -> WorkerFailure:
         silent_s = time.monotonic() - max(call.launched_s, call.worker.last_answer_s or 0.0)

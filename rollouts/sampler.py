@@ -116,7 +116,7 @@ class VectorSampler:
             "action_dist_inputs": params[:steps],
         }
         if next_step:
-            columns["rewards"] *= columns["valid"]  # what a reset row reports is no reward
+            columns["rewards"][~columns["valid"]] = 0.0  # what a reset row reports is no reward
         empty = np.empty((0, *obs.shape[1:]), dtype=obs.dtype)
         return SampleBatch(
             all_obs=all_obs[: steps + 1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -122,9 +123,9 @@ class RolloutWorker:
             self.sampler = VectorSampler(env, self.policy, rollout.rollout_fragment_length, seeds)
         self._group: AllReducer | None = None
         self._sampled: SampleBatch | None = None
-        self._cut_round = -1
-        self._keep_steps = 1
-        self._round = -1
+        self._cut_lock = threading.Lock()
+        self._cut: tuple[int, int] | None = None  # (round, steps to keep)
+        self._sampling_round: int | None = None
 
     # ---- sampling -----------------------------------------------------------------------------
 
@@ -153,12 +154,15 @@ class RolloutWorker:
         """First half of a round of DecentralizedAllReduce: samples, and keeps the batch."""
         started_s = time.perf_counter()
         assert self.sampler is not None
-        # In this order a `cut_short` from the other thread is seen whenever it comes.
-        self.sampler.go_on()
-        self._round = round_index
-        if self._cut_round >= round_index:
-            self.sampler.stop_early(self._keep_steps)
+        with self._cut_lock:
+            self.sampler.go_on()
+            self._sampling_round = round_index
+            if self._cut is not None and self._cut[0] == round_index:  # it came first
+                self.sampler.stop_early(self._cut[1])
         self._sampled = self.sample()
+        with self._cut_lock:
+            self._sampling_round = None
+            self.sampler.go_on()
         return _round_info(self._sampled, time.perf_counter() - started_s)
 
     def cut_short(self, round_index: int, keep_steps: int) -> None:
@@ -167,10 +171,10 @@ class RolloutWorker:
         Runs beside `sample_for_learning`, in a concurrency group of its own. A call that comes
         after its round is over does nothing.
         """
-        self._keep_steps = keep_steps
-        self._cut_round = max(self._cut_round, round_index)
-        if self.sampler is not None and self._round == round_index:
-            self.sampler.stop_early(keep_steps)
+        with self._cut_lock:
+            self._cut = (round_index, keep_steps)
+            if self.sampler is not None and self._sampling_round == round_index:
+                self.sampler.stop_early(keep_steps)
 
     def learn(self, env_steps: int, want_weights: bool, want_checksum: bool) -> LearnInfo:
         """Second half: learns from the batch kept, together with all ranks of the group.
@@ -209,11 +213,19 @@ class RolloutWorker:
             broken=broken,
         )
 
-    def join_group(self, spec: GroupSpec, rank: int) -> int:
-        """Becomes `rank` of a group, leaving any it was in; returns its policy version."""
+    def join_group(self, spec: GroupSpec, rank: int) -> str | None:
+        """Becomes `rank` of a group, leaving any it was in.
+
+        Returns:
+            None, or why the group did not form. No exception: it is another's fault, and what
+            this rank has learned must not be lost with it.
+        """
         self.leave_group()
-        self._group = AllReducer(spec, rank, self.config.device)
-        return self.policy.version
+        try:
+            self._group = AllReducer(spec, rank, self.config.device)
+        except GroupBroken as error:
+            return str(error)
+        return None
 
     def leave_group(self) -> None:
         """Leaves its group, if it is in one."""

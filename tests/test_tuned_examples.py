@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from importlib import resources
 
-import polopt
 import pytest
 import yaml
 from ray import tune
+
+import polopt
 
 EXAMPLES = sorted(
     path.name.removesuffix(".yaml")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor
 #: Raised with each change that older code could not read.
 FORMAT = 1
 _FILES = ("tensors.pt", "state.json")
+_PICKLED = "_dict_checkpoint.pkl"
 
 
 class CheckpointError(RuntimeError):
@@ -66,24 +66,67 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
             f"checkpoint {directory} has format {manifest.get('format')!r}; "
             f"this version of polopt reads format {FORMAT}"
         )
+    sums = manifest.get("sha256")
+    if not isinstance(sums, dict):
+        raise CheckpointError(f"checkpoint {directory} is damaged: manifest.json has no sums")
     for name in _FILES:
         path = directory / name
         if not path.is_file():
             raise CheckpointError(f"checkpoint {directory} is incomplete: {name} is missing")
-        if _sha256(path) != manifest.get("sha256", {}).get(name):
+        if _sha256(path) != sums.get(name):
             raise CheckpointError(
                 f"checkpoint {directory} is damaged: {name} is not what was written "
                 "(its SHA-256 differs from the manifest's)"
             )
     try:
         tensors = torch.load(directory / "tensors.pt", weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # whatever comes of reading what may be anything
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"checkpoint {directory}: tensors.pt does not hold plain tensors: "
-            f"{str(error).splitlines()[0]}"
+            f"checkpoint {directory}: tensors.pt does not hold plain tensors: {first_line}"
         ) from None
-    state: dict[str, Any] = _decode(_read_json(directory / "state.json"), tensors)
+    try:
+        state: dict[str, Any] = _decode(_read_json(directory / "state.json"), tensors)
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"checkpoint {directory}: state.json names tensors that tensors.pt does not hold"
+        ) from None
     return state
+
+
+def read_trainer_state(directory: str | Path) -> dict[str, Any]:
+    """Reads a checkpoint that a trainer wrote: `trainer`, `config` and `optimizer`.
+
+    Raises:
+        CheckpointError: says what is wrong with it.
+    """
+    state = read_checkpoint(directory)
+    if not isinstance(state.get("config"), dict) or "policy" not in state.get("optimizer", ()):
+        raise CheckpointError(f"checkpoint {directory} is not one of a polopt trainer")
+    return state
+
+
+def refuse_pickled(checkpoint: Any) -> None:
+    """Tune reads a file of a certain name in a checkpoint with pickle before it asks the trainer;
+    polopt writes none, and who put it there could have it do anything.
+
+    Args:
+        checkpoint: a path, a Tune checkpoint, or what `Trainable.save` returned.
+
+    Raises:
+        CheckpointError: if the file is there.
+    """
+    checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
+    if isinstance(checkpoint, str | Path):
+        found = Path(checkpoint, _PICKLED).exists()
+    else:
+        info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{_PICKLED}")
+        found = info.type.name != "NotFound"
+    if found:
+        raise CheckpointError(
+            f"checkpoint {getattr(checkpoint, 'path', checkpoint)} holds {_PICKLED}, a pickle, "
+            "which is not read because it could execute anything; polopt did not write it"
+        )
 
 
 def _write_aside(path: Path, write: Any) -> None:
@@ -105,6 +148,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"checkpoint {path.parent} is damaged: {path.name}: {error}"
         ) from None
+    if not isinstance(read, dict):
+        raise CheckpointError(f"checkpoint {path.parent} is damaged: {path.name} is no mapping")
     return read
 
 

@@ -12,7 +12,7 @@ from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.config import Config, ConfigError, canonical, nearest
 from polopt.policies.policy import Policy, PolicyConfig
-from polopt.policies.registry import POLICIES
+from polopt.policies.registry import POLICIES, Registry
 from polopt.rollouts.config import RolloutConfig
 
 
@@ -72,13 +72,8 @@ class Experiment:
         optimizer_name, optimizer_only = _plugin("optimizer", options, preset)
         policy_name, policy_only = _plugin("policy", options, preset)
         optimizer_class, policy_class = OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)
-        owners: dict[str, type[Config]] = {
-            "trainer": TrainerConfig,
-            "rollout": RolloutConfig,
-            "policy": policy_class.config_class,
-            "optimizer": optimizer_class.config_class,
-        }
-        aliases = {a: key for owner in owners.values() for a, key in owner.aliases.items()}
+        owners = _owners(optimizer_class, policy_class)
+        aliases = _aliases(owners)
         merged = canonical(preset, aliases) | canonical(options, aliases)
         parts: dict[str, dict[str, Any]] = {name: {} for name in owners}
         for key, value in merged.items():
@@ -88,9 +83,9 @@ class Experiment:
         parts["policy"] |= canonical(policy_only, policy_class.config_class.aliases)
         parsed: dict[str, Any] = {name: owners[name].parse(parts[name]) for name in owners}
         experiment = cls(
-            policy_name=_name(policy_name),
+            policy_name=_name(policy_name, POLICIES),
             policy_class=policy_class,
-            optimizer_name=_name(optimizer_name),
+            optimizer_name=_name(optimizer_name, OPTIMIZERS),
             optimizer_class=optimizer_class,
             **parsed,
         )
@@ -106,6 +101,32 @@ class Experiment:
         self.optimizer_class.check(self.rollout.num_workers)
 
 
+def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
+    """Other names of keys to the keys, for the optimizer and policy that `options` choose.
+
+    Raises:
+        ConfigError: if they choose an unknown one.
+    """
+    optimizer_name, _ = _plugin("optimizer", options, preset)
+    policy_name, _ = _plugin("policy", options, preset)
+    return _aliases(_owners(OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)))
+
+
+def _owners(
+    optimizer_class: type[PolicyOptimizer], policy_class: type[Policy]
+) -> dict[str, type[Config]]:
+    return {
+        "trainer": TrainerConfig,
+        "rollout": RolloutConfig,
+        "policy": policy_class.config_class,
+        "optimizer": optimizer_class.config_class,
+    }
+
+
+def _aliases(owners: Mapping[str, type[Config]]) -> dict[str, str]:
+    return {alias: key for owner in owners.values() for alias, key in owner.aliases.items()}
+
+
 def _check_mapping(options: Any) -> None:
     if not isinstance(options, Mapping):
         raise ConfigError(f"config: got {options!r}; allowed: a dict of keys to values")
@@ -116,9 +137,10 @@ def _check_mapping(options: Any) -> None:
 
 def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
     given, fixed = options.get(plugin), preset.get(plugin)
-    if given is not None and fixed is not None and given != fixed:
+    name = given.get("name", fixed) if isinstance(given, Mapping) else given
+    if name is not None and fixed is not None and name != fixed:
         raise ConfigError(
-            f"key {plugin!r}: got {given!r}, but this preset is {fixed!r}; to choose another, "
+            f"key {plugin!r}: got {name!r}, but this preset is {fixed!r}; to choose another, "
             "use PolicyOptimizerTrainer"
         )
 
@@ -127,16 +149,21 @@ def _plugin(
     key: str, options: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any]]:
     """What is named, and the options given to it alone."""
-    chosen = options.get(key, preset.get(key, _DEFAULT_PLUGINS[key]))
-    if not isinstance(chosen, Mapping):
-        return chosen, {}
-    if "name" not in chosen:
-        raise ConfigError(f"key {key!r}: got {dict(chosen)!r}; allowed: a dict with a 'name'")
-    return chosen["name"], {k: v for k, v in chosen.items() if k != "name"}
+    fixed = preset.get(key)
+    chosen = options.get(key, fixed or _DEFAULT_PLUGINS[key])
+    name, only = chosen, {}
+    if isinstance(chosen, Mapping):
+        name, only = chosen.get("name", fixed), {k: v for k, v in chosen.items() if k != "name"}
+    if not isinstance(name, str | type):
+        raise ConfigError(f"key {key!r}: got {chosen!r}; allowed: a name, or a dict with a 'name'")
+    return name, only
 
 
-def _name(plugin: Any) -> str:
-    return plugin.__name__ if isinstance(plugin, type) else str(plugin)
+def _name(plugin: Any, registry: Registry) -> str:
+    """What a checkpoint calls it; for a class, a name by which others may know it too."""
+    if isinstance(plugin, type):
+        return registry.name_of(plugin) or plugin.__name__
+    return str(plugin)
 
 
 #: What `PolicyOptimizerTrainer` is where the config does not say.
@@ -161,7 +188,7 @@ def _owner(key: str, owners: Mapping[str, type[Config]]) -> str:
         )
     known = [k for owner in owners.values() for k in _keys(owner)] + ["optimizer", "policy"]
     raise ConfigError(
-        f"unknown key {key!r}{nearest(key, known)} Allowed: {', '.join(sorted(known))}"
+        f"unknown key {key!r}{nearest(key, known) or '.'} Allowed: {', '.join(sorted(known))}"
     )
 
 

@@ -13,6 +13,7 @@ Only `run` and, as a rule, `config` are needed. Whichever limit of `stop` is rea
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -108,6 +109,8 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
         if not (equals and key):
             raise ConfigError(f"argument {change!r}: allowed: key=value, such as lr=0.001")
         value = read_yaml(text, f"argument {change!r}")
+        if key == "stop":
+            raise ConfigError(f"argument {change!r}: allowed: stop.KEY=limit, KEY of a result")
         if key == "run":
             example = replace(example, run=value)
         elif key.startswith("stop."):
@@ -157,8 +160,11 @@ def _read(path: Any, where: str) -> Any:
 
 
 def _run_python(path: Path) -> dict[str, Any]:
-    # Found by workers too: Ray gives them the driver's path.
-    sys.path.insert(0, str(path.resolve().parent))
+    # What lies beside it can be imported, here and by workers, which inherit the environment.
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    beside = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(beside)
     name = f"polopt_config_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -174,7 +180,7 @@ def _run_python(path: Path) -> dict[str, Any]:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)
-    return described  # type: ignore[no-any-return]
+    return described
 
 
 def _variables(module: Any) -> dict[str, Any]:

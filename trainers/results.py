@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polopt.metrics.episodes import EpisodeWindow
 from polopt.optimizers.base import PolicyOptimizer
 
 
@@ -45,3 +46,26 @@ def make_result(
         "fault_tolerance": optimizer.workers.stats(),
         "optimizer": block,
     }
+
+
+def result_keys() -> list[str]:
+    """Paths of the numbers that every result has, whatever the optimizer and the policy."""
+    episodes = [f"env_runners/{key}" for key in EpisodeWindow().report()]
+    return [*_TUNE_KEYS, *_COUNTS, *episodes]
+
+
+def is_result_key(path: str) -> bool:
+    """Whether results may have something at this path; what optimizers and policies report of
+    their own is not known before they do."""
+    return path in result_keys() or path.startswith(_OWN_BLOCKS)
+
+
+_TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
+_COUNTS = (
+    "num_env_steps_sampled_lifetime",
+    "num_env_steps_trained_lifetime",
+    "num_env_steps_sampled_per_second",
+    "env_runners/num_env_steps_sampled",
+    "env_runners/num_env_steps_sampled_lifetime",
+)
+_OWN_BLOCKS = ("optimizer/", "timers/", "learners/", "info/", "fault_tolerance/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from typing import Any, ClassVar
 
@@ -12,12 +11,11 @@ import torch
 from ray import tune
 
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs import probe_spaces, resolve_env
-from polopt.rollouts.worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
-from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
+from polopt.trainers.checkpoints import read_trainer_state, refuse_pickled, write_checkpoint
 from polopt.trainers.config import Experiment
 from polopt.trainers.portable import portable_config
+from polopt.trainers.preparation import prepare
 from polopt.trainers.results import make_result
 
 
@@ -68,30 +66,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self.experiment = Experiment.parse(config, self.preset)
         # As many threads as CPUs asked for: idle OpenMP threads spin, at the workers' cost.
         torch.set_num_threads(max(1, int(self.experiment.trainer.num_cpus_for_driver)))
-        worker_config = self._worker_config()
+        worker_config = prepare(self.experiment)
         _ensure_ray(self.experiment)
         self.workers = WorkerSet(worker_config, self._learner_device)
         self.optimizer = self._make_optimizer()
-
-    def _worker_config(self) -> WorkerConfig:
-        experiment = self.experiment
-        rollout = experiment.rollout
-        env = resolve_env(rollout.env)
-        observation_space, action_space = probe_spaces(env, rollout)
-        seed = rollout.seed
-        config = WorkerConfig(
-            rollout=rollout.model_copy(update={"env": None}),  # `env` below is what is made of it
-            env=env,
-            policy_class=experiment.policy_class,
-            policy=experiment.policy,
-            observation_space=observation_space,
-            action_space=action_space,
-            seed=secrets.randbits(31) if seed is None else seed,
-            device="cuda" if rollout.num_gpus_per_worker else "cpu",
-        )
-        # A policy is cheap, and refuses what it does not support before any process starts.
-        experiment.policy_class(observation_space, action_space, experiment.policy)
-        return config
 
     @property
     def _learner_device(self) -> str:
@@ -129,16 +107,25 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Takes back a checkpoint of any trainer whose policy has the same network.
 
         Raises:
-            CheckpointError: missing, incomplete or damaged.
+            CheckpointError: missing, incomplete, damaged or of something else.
             ValueError: of another network.
         """
-        self.optimizer.set_state(read_checkpoint(checkpoint)["optimizer"])
+        self.optimizer.set_state(read_trainer_state(checkpoint)["optimizer"])
+
+    def restore(self, checkpoint_path: Any) -> None:
+        """As every trainable, but for the file that Tune would unpickle if it lay there.
+
+        Raises:
+            CheckpointError: see `load_checkpoint`.
+        """
+        refuse_pickled(checkpoint_path)
+        super().restore(checkpoint_path)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Becomes the trainer that `new_config` makes; worker processes go on being used."""
         self.experiment = Experiment.parse(new_config, self.preset)
         self.optimizer.stop()
-        worker_config = self._worker_config()
+        worker_config = prepare(self.experiment)
         if not self.workers.reconfigure(worker_config, self._learner_device):
             self.workers.stop()
             self.workers = WorkerSet(worker_config, self._learner_device)
@@ -166,10 +153,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
 def _ensure_ray(experiment: Experiment) -> None:
     """Outside Tune, as RLlib does: attaches to a cluster if `RAY_ADDRESS` names one, else starts
-    Ray here, with as many logical CPUs as the workers need."""
-    if ray.is_initialized():
-        return
+    Ray here, with as many logical CPUs as the workers need. Without workers nothing needs Ray."""
     rollout = experiment.rollout
+    if ray.is_initialized() or rollout.num_workers == 0:
+        return
     needed = rollout.num_workers * rollout.num_cpus_per_worker
     cpus = None if "RAY_ADDRESS" in os.environ else max(os.cpu_count() or 1, int(needed) + 1)
     ray.init(num_cpus=cpus, include_dashboard=False if cpus else None)

@@ -17,7 +17,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.MarkedYAMLError(
                     problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark
@@ -45,7 +45,7 @@ def read_yaml(text: str, where: str) -> Any:
         ConfigError: if it is no YAML.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - derived from SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""

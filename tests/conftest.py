@@ -1,0 +1,52 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import ray
+
+from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.worker_set import WorkerSet
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One Ray for all tests of a session; its eight CPUs are a number, not a promise."""
+    import fakes
+    import toy_envs
+
+    # Workers' processes do not have the tests on their path.
+    ray.cloudpickle.register_pickle_by_value(fakes)
+    ray.cloudpickle.register_pickle_by_value(toy_envs)
+    ray.init(
+        num_cpus=8,
+        resources={"seat": 8.0},
+        include_dashboard=False,
+        configure_logging=False,
+        log_to_driver=False,
+        object_store_memory=200_000_000,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def worker_pool(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSet]]:
+    """Makes worker sets, in the processes of an earlier one where those fit: to start some takes
+    seconds. A test that has asked for a set with N workers has it until another asks for N."""
+    pool: dict[int, WorkerSet] = {}
+
+    def get(config: WorkerConfig) -> WorkerSet:
+        num_workers = config.rollout.num_workers
+        workers = pool.get(num_workers)
+        if workers is None or not workers.reconfigure(config):
+            if workers is not None:
+                workers.stop()
+            workers = pool[num_workers] = WorkerSet(config)
+        return workers
+
+    yield get
+    for workers in pool.values():
+        workers.stop()

@@ -1,0 +1,270 @@
+"""Checkpoints: tensors and JSON, whole or plainly not, and nothing in one executes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray import tune
+
+from polopt.trainers.checkpoints import (
+    CheckpointError,
+    read_checkpoint,
+    read_trainer_state,
+    write_checkpoint,
+)
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+SMALL = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 8,
+    "min_sample_timesteps_per_iteration": 32,
+    "num_sgd_iter": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 5,
+}
+
+
+def trainer(**changes: Any) -> PolicyOptimizerTrainer:
+    return PolicyOptimizerTrainer({**SMALL, **changes})
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint of a trainer that has trained."""
+    made = trainer()
+    made.train()
+    made.save(str(tmp_path / "checkpoint"))
+    made.stop()
+    return tmp_path / "checkpoint"
+
+
+def resign(directory: Path) -> None:
+    """Makes the manifest agree with the files, as whoever forges a checkpoint would."""
+    sums = {
+        name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
+        for name in ("tensors.pt", "state.json")
+    }
+    (directory / "manifest.json").write_text(json.dumps({"format": 1, "sha256": sums}))
+
+
+def test_round_trip_of_all_that_state_may_hold(tmp_path: Path) -> None:
+    state = {
+        "tensor": torch.arange(6.0).reshape(2, 3)[:, 1:],
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "array": np.array([[True, False]]),
+        "number": np.float64(0.25),
+        "nested": {"list": [1, 2.5, "three", None, True, {"t": torch.ones(1)}], "empty": {}},
+        "huge": 2**100,  # random generators hold such integers
+        "nan": float("nan"),
+    }
+    write_checkpoint(tmp_path, state)
+    back = read_checkpoint(tmp_path)
+    assert torch.equal(back["tensor"], state["tensor"])
+    assert back["scalar"].dtype == torch.int64
+    np.testing.assert_array_equal(back["array"], state["array"])
+    assert back["array"].dtype == bool
+    assert back["number"] == 0.25
+    assert back["nested"]["list"][:5] == [1, 2.5, "three", None, True]
+    assert torch.equal(back["nested"]["list"][5]["t"], torch.ones(1))
+    assert back["nested"]["empty"] == {}
+    assert back["huge"] == 2**100
+    assert back["nan"] != back["nan"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "tensors.pt",
+        "state.json",
+        "manifest.json",
+    }
+
+
+def test_only_data_is_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="got function at '/a/1'"):
+        write_checkpoint(tmp_path, {"a": [1, lambda: None]})
+
+
+def test_tensors_are_readable_without_polopt(saved: Path) -> None:
+    tensors = torch.load(saved / "tensors.pt", weights_only=True)
+    assert tensors["/optimizer/policy/params"].ndim == 1
+    state = json.loads((saved / "state.json").read_text())
+    assert state["config"]["env"] == "CartPole-v1"
+    assert state["optimizer"]["num_env_steps_sampled"] == 32
+
+
+def test_a_resumed_trainer_has_everything_back(saved: Path) -> None:
+    first, second = trainer(seed=5), trainer(seed=6)
+    first.restore(str(saved))
+    second.restore(str(saved))
+    for made in (first, second):
+        state = made.optimizer.get_state()
+        assert state["num_env_steps_sampled"] == 32
+        assert torch.equal(
+            state["policy"]["params"], read_checkpoint(saved)["optimizer"]["policy"]["params"]
+        )
+        assert int(state["policy"]["adam"]["step"]) == state["num_updates"] > 0
+        assert made.train()["num_env_steps_sampled_lifetime"] == 64
+        made.stop()
+
+
+@pytest.mark.parametrize("policy", ["a2c", "ppo"])
+def test_restored_under_another_policy(saved: Path, policy: str) -> None:
+    made = trainer(policy=policy)
+    made.restore(str(saved))
+    assert made.train()["num_env_steps_sampled_lifetime"] == 64
+    made.stop()
+
+
+class _Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_pickle_in_place_of_tensors_does_not_run(saved: Path, tmp_path: Path) -> None:
+    went_off = tmp_path / "went_off"
+    for write in (
+        lambda file: torch.save({"x": _Bomb(went_off)}, file),
+        lambda file: file.write_bytes(pickle.dumps(_Bomb(went_off), protocol=2)),
+    ):
+        write(saved / "tensors.pt")
+        resign(saved)
+        made = trainer()
+        with pytest.raises(CheckpointError, match=r"does not hold plain tensors") as caught:
+            made.restore(str(saved))
+        assert "\n" not in str(caught.value)
+        made.stop()
+        assert not went_off.exists()
+    pickle.loads(pickle.dumps(_Bomb(went_off)))  # it would have
+    assert went_off.exists()
+
+
+def test_pickle_that_tune_looks_for_does_not_run(saved: Path, tmp_path: Path) -> None:
+    went_off = tmp_path / "went_off"
+    (saved / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(_Bomb(went_off)))
+    made = trainer()
+    for given in (str(saved), tune.Checkpoint.from_directory(saved)):
+        with pytest.raises(CheckpointError, match=r"holds _dict_checkpoint\.pkl, a pickle"):
+            made.restore(given)
+    made.stop()
+    assert not went_off.exists()
+
+
+def _truncate(directory: Path) -> None:
+    path = directory / "tensors.pt"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _flip(name: str) -> Any:
+    def flip(directory: Path) -> None:
+        data = bytearray((directory / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (directory / name).write_bytes(bytes(data))
+
+    return flip
+
+
+def _manifest(text: str) -> Any:
+    return lambda directory: (directory / "manifest.json").write_text(text)
+
+
+def _dangling(directory: Path) -> None:
+    (directory / "state.json").write_text('{"config": {"__tensor__": "/nowhere"}}')
+    resign(directory)
+
+
+def _foreign(directory: Path) -> None:
+    write_checkpoint(directory, {"something": "else"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_truncate, "is damaged: tensors.pt is not what was written"),
+        (_flip("tensors.pt"), "is damaged: tensors.pt"),
+        (_flip("state.json"), "is damaged: state.json"),
+        (lambda d: (d / "tensors.pt").unlink(), "is incomplete: tensors.pt is missing"),
+        (lambda d: (d / "state.json").unlink(), "is incomplete: state.json is missing"),
+        (lambda d: (d / "manifest.json").unlink(), "not a complete checkpoint: manifest.json"),
+        (shutil.rmtree, "not a complete checkpoint: manifest.json"),
+        (_manifest('{"format": 2}'), "has format 2; this version of polopt reads format 1"),
+        (_manifest("{"), "is damaged: manifest.json"),
+        (_manifest("\x00\xff"), "is damaged: manifest.json"),
+        (_manifest("[]"), "is damaged: manifest.json is no mapping"),
+        (_manifest('{"format": 1}'), "is damaged: manifest.json has no sums"),
+        (_dangling, "names tensors that tensors.pt does not hold"),
+        (_foreign, "is not one of a polopt trainer"),
+    ],
+)
+def test_what_is_wrong_is_one_clear_error(saved: Path, damage: Any, said: str) -> None:
+    damage(saved)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        read_trainer_state(saved)
+    assert str(saved) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"model": {"fcnet_hiddens": [9]}}, {"env": "Acrobot-v1"}])
+def test_wrong_network(saved: Path, change: dict[str, Any]) -> None:
+    made = trainer(**change)
+    before = made.optimizer.get_state()["policy"]["params"]
+    with pytest.raises(ValueError, match="they are of another network"):
+        made.restore(str(saved))
+    assert torch.equal(made.optimizer.get_state()["policy"]["params"], before)
+    made.stop()
+
+
+_WRITER = """
+import sys, torch
+from polopt.trainers.checkpoints import write_checkpoint
+print("ready", flush=True)
+for number in range(1, 10**6):
+    tensors = {str(i): torch.full((20_000,), float(number)) for i in range(5)}
+    write_checkpoint(sys.argv[1] + f"/{number % 2}", {"number": number, **tensors})
+"""
+
+
+def test_sigkill_while_writing_leaves_the_old_one_whole(tmp_path: Path) -> None:
+    """Two directories take turns, as Tune's do: whenever the kill comes, one of them is whole, and
+    the other is whole or says that it is not."""
+    outcomes, refusals = [], []
+    for wait_ms in (3, 11, 17, 29):
+        root = tmp_path / str(wait_ms)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(root)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        deadline_s = time.monotonic() + 20
+        while not (root / "0" / "manifest.json").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        time.sleep(wait_ms / 1000)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        numbers = []
+        for name in ("0", "1"):
+            try:
+                state = read_checkpoint(root / name)
+            except CheckpointError as error:
+                refusals.append(str(error))
+                continue
+            numbers.append(state["number"])
+            assert all((state[str(i)] == state["number"]).all() for i in range(5))
+        outcomes.append(len(numbers))
+    assert min(outcomes) >= 1
+    assert all("complete" in refusal and "damaged" not in refusal for refusal in refusals)

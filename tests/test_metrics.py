@@ -1,0 +1,165 @@
+"""Timers, lag, episodes and learner statistics."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+
+from polopt.metrics import EpisodeStats, EpisodeWindow, LagHistogram, LearnerStats, PhaseTimer
+from polopt.metrics.learner import LEARNER_KEYS
+
+
+def episodes(*returns: float) -> EpisodeStats:
+    """Episodes ten times as long as they are good."""
+    return EpisodeStats(np.array(returns), np.array(returns, dtype=np.int64) * 10)
+
+
+# ---- PhaseTimer -------------------------------------------------------------------------------
+
+
+def test_timer_measures_its_block() -> None:
+    timer = PhaseTimer()
+    assert (timer.mean_ms, timer.rows_per_s, timer.count) == (0.0, 0.0, 0)
+    with timer:
+        time.sleep(0.01)
+    assert timer.count == 1
+    assert timer.mean_ms >= 10.0
+    assert timer.total_s == pytest.approx(timer.mean_ms / 1000.0)
+
+
+def test_timer_counts_a_block_that_raises() -> None:
+    timer = PhaseTimer()
+    with pytest.raises(KeyError), timer:
+        raise KeyError
+    assert timer.count == 1
+
+
+def test_timer_mean_is_over_the_window_and_total_over_all() -> None:
+    timer = PhaseTimer(window=2)
+    for duration_s in (10.0, 1.0, 3.0):
+        timer.push(duration_s)
+    assert timer.mean_ms == 2000.0
+    assert timer.total_s == 14.0
+    assert timer.count == 3
+
+
+def test_throughput_is_rows_over_time_and_its_peak_stays() -> None:
+    timer = PhaseTimer(window=2)
+    timer.push_rows(99)  # nothing was timed yet
+    assert timer.rows_per_s == 0.0
+    for duration_s, rows in ((1.0, 500), (1.0, 100), (3.0, 100)):
+        timer.push(duration_s)
+        timer.push_rows(rows)
+    assert timer.rows_per_s == 50.0
+    assert timer.peak_rows_per_s == 500.0
+    timer.push(0.0)
+    timer.push_rows(7)  # no time: no throughput, and no division by it
+    assert timer.peak_rows_per_s == 500.0
+
+
+# ---- LagHistogram -----------------------------------------------------------------------------
+
+
+def test_lag_is_reported_since_the_last_report_and_kept_for_life() -> None:
+    lag = LagHistogram(bins=4)
+    for updates in (0, 1, 1, 3, 9):
+        lag.add(updates)
+    assert lag.report() == {"mean": 2.8, "max": 9, "histogram": [1, 2, 0, 2]}
+    assert lag.report() == {"mean": 0.0, "max": 0, "histogram": [0, 0, 0, 0]}
+    lag.add(2)
+    assert lag.report() == {"mean": 2.0, "max": 2, "histogram": [0, 0, 1, 0]}
+    assert lag.lifetime.tolist() == [1, 2, 1, 2]
+
+
+def test_lag_report_is_json() -> None:
+    lag = LagHistogram()
+    lag.add(3)
+    assert len(json.loads(json.dumps(lag.report()))["histogram"]) == 17
+
+
+def test_version_from_the_future_is_refused() -> None:
+    with pytest.raises(ValueError, match="got -1"):
+        LagHistogram().add(-1)
+
+
+# ---- episodes ---------------------------------------------------------------------------------
+
+
+def test_episodes_are_concatenated_in_order() -> None:
+    both = EpisodeStats.concat([episodes(1.0, 2.0), EpisodeStats.empty(), episodes(3.0)])
+    assert both.returns.tolist() == [1.0, 2.0, 3.0]
+    assert both.lengths.tolist() == [10, 20, 30]
+    assert len(EpisodeStats.concat([]).returns) == 0
+    assert EpisodeStats.concat([]).lengths.dtype == np.int64
+
+
+def test_window_reports_the_last_episodes() -> None:
+    window = EpisodeWindow(window=3)
+    window.add(episodes(100.0, 1.0))
+    window.add(episodes(2.0, 6.0))
+    report = window.report()
+    assert report["episode_return_mean"] == 3.0
+    assert (report["episode_return_min"], report["episode_return_max"]) == (1.0, 6.0)
+    assert report["episode_len_mean"] == 30.0
+    assert report["episode_return_mean_since_report"] == 109.0 / 4
+    assert (report["num_episodes"], report["num_episodes_lifetime"]) == (4, 4)
+
+
+def test_window_stays_when_no_episode_ends() -> None:
+    window = EpisodeWindow()
+    window.add(episodes(4.0))
+    window.report()
+    report = window.report()
+    assert report["episode_return_mean"] == 4.0
+    assert math.isnan(report["episode_return_mean_since_report"])
+    assert (report["num_episodes"], report["num_episodes_lifetime"]) == (0, 1)
+
+
+def test_before_the_first_episode_there_is_no_number() -> None:
+    report = EpisodeWindow().report()
+    counts = {"num_episodes": 0, "num_episodes_lifetime": 0}
+    assert {key: report.pop(key) for key in counts} == counts
+    assert all(math.isnan(value) for value in report.values())
+
+
+def test_window_comes_back_from_json() -> None:
+    window = EpisodeWindow(window=3)
+    window.add(episodes(1.0, 2.0, 3.0, 4.0))
+    window.report()
+    restored = EpisodeWindow(window=3)
+    restored.add(episodes(77.0))
+    restored.report()
+    restored.set_state(json.loads(json.dumps(window.get_state())))
+    window.add(episodes(8.0))
+    restored.add(episodes(8.0))
+    assert restored.report() == window.report()
+
+
+# ---- LearnerStats -----------------------------------------------------------------------------
+
+
+def test_learner_stats_are_means_over_rows() -> None:
+    stats = LearnerStats()
+    stats.add({"policy_loss": 1.0, "entropy": 2.0}, rows=1)
+    stats.add({"policy_loss": 5.0}, rows=3)
+    report = stats.report()
+    assert report["policy_loss"] == 4.0
+    assert report["entropy"] == 2.0
+
+
+def test_every_learner_key_is_there_from_the_first_report() -> None:
+    assert LearnerStats().report() == dict.fromkeys(LEARNER_KEYS, 0.0)
+
+
+def test_learner_stat_without_news_repeats_itself() -> None:
+    stats = LearnerStats()
+    stats.add({"entropy": 2.0}, rows=5)
+    stats.report()
+    stats.add({"entropy": 100.0}, rows=0)  # of no rows: no news
+    stats.add({"vf_loss": 1.0, "of_a_plugin": 3.0}, rows=5)
+    report = stats.report()
+    assert (report["entropy"], report["vf_loss"], report["of_a_plugin"]) == (2.0, 1.0, 3.0)

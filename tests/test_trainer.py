@@ -1,0 +1,342 @@
+"""The trainer under Ray Tune: what Tune and RLlib users rely on, for every preset."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray import tune
+from ray.tune.utils.util import validate_save_restore
+
+import polopt
+from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
+from polopt.trainers.results import is_result_key, result_keys
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+#: One worker and a few steps: enough to go through everything once.
+TINY: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "num_workers": 1,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "min_sample_timesteps_per_iteration": 64,
+    "num_sgd_iter": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 1,
+}
+FOUR = [A3C, A2C, SyncPPO, DDPPO]
+OPTIMIZERS = ["async_gradients", "sync_samples", "decentralized_allreduce"]
+
+
+def tiny(preset: type[PolicyOptimizerTrainer], **changes: Any) -> dict[str, Any]:
+    """`TINY` for a preset; a step of AsyncGradients is as short as the others'."""
+    own = {"grads_per_step": 2} if preset is A3C else {}
+    return {**TINY, **own, **changes}
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "0")
+
+
+def run_config(tmp_path: Path, iterations: int = 2, **options: Any) -> tune.RunConfig:
+    return tune.RunConfig(
+        storage_path=str(tmp_path),
+        stop={"training_iteration": iterations},
+        verbose=0,
+        **options,
+    )
+
+
+def paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from paths(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}"
+
+
+PROMISED = {
+    *(f"env_runners/episode_return_{part}" for part in ("mean", "min", "max")),
+    "env_runners/episode_len_mean",
+    "env_runners/num_episodes_lifetime",
+    "env_runners/num_env_steps_sampled",
+    "env_runners/num_env_steps_sampled_lifetime",
+    "num_env_steps_sampled_lifetime",
+    "training_iteration",
+    *(
+        f"{block}/default_policy/{key}"
+        for block in ("learners", "info/learner")
+        for key in (
+            "policy_loss",
+            "vf_loss",
+            "entropy",
+            "total_loss",
+            "mean_kl_loss",
+            "vf_explained_var",
+            "grad_norm",
+            "default_optimizer_learning_rate",
+        )
+    ),
+    "timers/training_iteration",
+    "fault_tolerance/num_healthy_workers",
+    "fault_tolerance/num_remote_worker_restarts",
+    "optimizer/name",
+    "optimizer/num_env_steps_sampled",
+    "optimizer/num_env_steps_trained",
+    "optimizer/num_updates",
+    "optimizer/env_steps_per_s",
+    *(f"optimizer/policy_lag/{part}" for part in ("mean", "max", "histogram")),
+}
+PHASES = {
+    A3C: ("wait", "apply", "dispatch"),
+    A2C: ("broadcast", "sample", "learn"),
+    SyncPPO: ("broadcast", "sample", "learn"),
+    DDPPO: ("sample", "learn", "allreduce"),
+}
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("preset", FOUR)
+def test_result_keys_are_all_there_from_the_first(preset: type[PolicyOptimizerTrainer]) -> None:
+    trainer = preset(tiny(preset))
+    results = [trainer.train() for _ in range(3)]
+    action = trainer.compute_single_action(torch.zeros(4).numpy())
+    assert int(action) in (0, 1)
+    trainer.stop()
+    first = set(paths(results[0]))
+    # Tune's own are not there outside it; nor is the config's echo of interest.
+    assert first >= PROMISED
+    assert first >= {f"optimizer/{phase}_time_ms" for phase in PHASES[preset]}
+    assert first >= set(result_keys()), "the command line would refuse to stop at"
+    assert all(is_result_key(key) for key in PROMISED)
+    for later in results[1:]:
+        assert set(paths(later)) == first
+    steps = [result["num_env_steps_sampled_lifetime"] for result in results]
+    assert steps[0] >= 64
+    assert steps == sorted(set(steps))
+    assert results[0]["optimizer"]["name"] == preset.preset["optimizer"]
+    assert results[0]["fault_tolerance"]["num_healthy_workers"] == 1
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("preset", FOUR)
+def test_ray_finds_that_it_saves_and_restores(preset: type[PolicyOptimizerTrainer]) -> None:
+    assert validate_save_restore(preset, tiny(preset))
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("preset", FOUR)
+def test_tune_run_by_name_and_rllibs_own_check(
+    preset: type[PolicyOptimizerTrainer], tmp_path: Path
+) -> None:
+    from ray.rllib.utils.test_utils import check_learning_achieved  # heavy, so only here
+
+    polopt.register()
+    analysis = tune.run(
+        preset.__name__,
+        config=tiny(preset),
+        stop={"env_runners/episode_return_mean": 9.0, "training_iteration": 50},
+        storage_path=str(tmp_path),
+        verbose=0,
+    )
+    grid = tune.ResultGrid(analysis)
+    check_learning_achieved(grid, 9.0)
+    with pytest.raises(ValueError, match="not reached"):
+        check_learning_achieved(grid, 501.0)
+    columns = set(grid.get_dataframe().columns)
+    assert columns >= {"env_runners/episode_return_mean", "optimizer/policy_lag/mean"}
+    # Tune's CSV logger fixed its columns with the first result.
+    header = next(tmp_path.glob("*/*/progress.csv")).read_text().partition("\n")[0].split(",")
+    assert set(header) >= PROMISED
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_grid_search_over_optimizers_is_one_experiment(tmp_path: Path) -> None:
+    grid = tune.Tuner(
+        tune.with_resources(PolicyOptimizerTrainer, tune.PlacementGroupFactory([{"CPU": 1}] * 2)),
+        param_space={**TINY, "policy": "ppo", "optimizer": tune.grid_search(OPTIMIZERS)},
+        run_config=run_config(
+            tmp_path, checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True)
+        ),
+    ).fit()
+    assert not grid.errors
+    metrics = [result.metrics for result in grid]
+    assert [m["optimizer"]["name"] for m in metrics if m] == OPTIMIZERS
+    blocks = [set(paths(m["env_runners"])) | set(paths(m["learners"])) for m in metrics if m]
+    assert blocks[0] == blocks[1] == blocks[2]
+    # A checkpoint of one goes on under another, preset or not.
+    for result, preset in zip(grid, (DDPPO, A3C, A2C), strict=True):
+        assert result.checkpoint is not None
+        sampled = result.metrics["num_env_steps_sampled_lifetime"]  # type: ignore[index]
+        trainer = preset(tiny(preset, policy=preset.preset["policy"]))
+        trainer.restore(result.checkpoint.path)
+        assert trainer.train()["num_env_steps_sampled_lifetime"] > sampled
+        trainer.stop()
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_reset_config_becomes_another_trainer_in_the_same_processes(optimizer: str) -> None:
+    trainer = PolicyOptimizerTrainer({**TINY, "optimizer": optimizer})
+    trainer.train()
+    actors = [worker.actor for worker in trainer.workers.remote]
+    short = {"name": "async_gradients", "grads_per_step": 2}
+    changed = {**TINY, "optimizer": short, "policy": "a2c", "lr": 0.5, "gamma": 0.5}
+    assert trainer.reset_config(changed)
+    assert [worker.actor for worker in trainer.workers.remote] == actors
+    assert trainer.experiment.policy.gamma == 0.5
+    result = trainer.train()
+    assert result["training_iteration"] == 2
+    assert result["num_env_steps_sampled_lifetime"] == 64  # counts from 0 again
+    assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] == 0.5
+    # Another number of workers needs other processes.
+    assert trainer.reset_config({**changed, "optimizer": "sync_samples", "num_workers": 0})
+    assert trainer.workers.remote == []
+    trainer.train()
+    trainer.stop()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_asha_with_reused_actors(tmp_path: Path) -> None:
+    metric = "env_runners/episode_return_mean"
+    grid = tune.Tuner(
+        SyncPPO,
+        param_space=tiny(SyncPPO, lr=tune.grid_search([1e-4, 1e-3, 1e-2])),
+        tune_config=tune.TuneConfig(
+            metric=metric,
+            mode="max",
+            scheduler=tune.schedulers.ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2),
+            reuse_actors=True,
+            max_concurrent_trials=1,
+        ),
+        run_config=run_config(tmp_path, 4),
+    ).fit()
+    assert not grid.errors
+    iterations = [result.metrics["training_iteration"] for result in grid]  # type: ignore[index]
+    assert max(iterations) == 4
+    assert grid.get_best_result().metrics
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_population_based_training(tmp_path: Path) -> None:
+    grid = tune.Tuner(
+        A2C,
+        param_space=tiny(A2C, lr=tune.grid_search([1e-7, 1e-2])),
+        tune_config=tune.TuneConfig(
+            metric="num_env_steps_sampled_lifetime",
+            mode="max",
+            scheduler=tune.schedulers.PopulationBasedTraining(
+                time_attr="training_iteration",
+                perturbation_interval=1,
+                quantile_fraction=0.5,
+                hyperparam_mutations={"lr": [1e-3, 1e-2]},
+            ),
+            reuse_actors=True,
+        ),
+        run_config=run_config(tmp_path, 3),
+    ).fit()
+    assert not grid.errors
+    assert all(result.metrics["training_iteration"] == 3 for result in grid)  # type: ignore[index]
+
+
+class Stumbles(A2C):
+    """Fails once it has trained twice, unless it was restored."""
+
+    def step(self) -> dict[str, Any]:
+        if self.iteration == 2 and not Path(self.config["env_config"]["mended"]).exists():
+            raise RuntimeError("stumbled")
+        return super().step()
+
+
+def make_cartpole(mended: str = "") -> Any:
+    import gymnasium
+
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_tuner_restore_goes_on_where_it_failed(tmp_path: Path) -> None:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    mended = tmp_path / "mended"
+    space = tiny(A2C, env=make_cartpole, env_config={"mended": str(mended)})
+    tuner = tune.Tuner(
+        Stumbles,
+        param_space=space,
+        run_config=run_config(
+            tmp_path, 4, name="x", checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1)
+        ),
+    )
+    (failed,) = tuner.fit()
+    assert "stumbled" in str(failed.error)
+    mended.touch()
+    restored = tune.Tuner.restore(
+        str(tmp_path / "x"), Stumbles, param_space=space, resume_errored=True
+    )
+    (finished,) = restored.fit()
+    assert finished.error is None
+    assert finished.metrics is not None
+    assert finished.metrics["training_iteration"] == 4
+    assert finished.metrics["num_env_steps_sampled_lifetime"] == 4 * 64
+
+
+def test_resources_that_tune_reserves() -> None:
+    config = tiny(
+        SyncPPO,
+        num_workers=2,
+        num_gpus=0.5,
+        num_cpus_per_worker=0.5,
+        custom_resources_per_worker={"seat": 1.0},
+        memory_per_worker=1000,
+    )
+    worker = {"CPU": 0.5, "memory": 1000, "seat": 1.0}
+    assert SyncPPO.default_resource_request(config).bundles == [
+        {"CPU": 1.0, "GPU": 0.5},
+        worker,
+        worker,
+    ]
+    alone = SyncPPO.default_resource_request(tiny(SyncPPO, num_workers=0))
+    assert alone.bundles == [{"CPU": 1.0}]
+    light = tiny(SyncPPO, num_cpus_for_driver=0, num_cpus_per_worker=0)
+    assert SyncPPO.default_resource_request(light).required_resources in ({}, {"CPU": 0})
+
+
+_ALONE = """
+import ray
+from polopt import PRESET
+config = CONFIG
+trainer = PRESET(config)
+assert ray.is_initialized() == (config["num_workers"] > 0)
+result = trainer.train()
+assert result["num_env_steps_sampled_lifetime"] >= 64
+import numpy
+print(trainer.compute_single_action(numpy.zeros(4, numpy.float32)))
+trainer.stop()
+"""
+
+
+@pytest.mark.parametrize(("preset", "num_workers"), [(DDPPO, 1), (SyncPPO, 0)])
+def test_works_alone(preset: type[PolicyOptimizerTrainer], num_workers: int) -> None:
+    """Without Tune and without `ray.init`; without workers even without Ray."""
+    script = _ALONE.replace("PRESET", preset.__name__)
+    script = script.replace("CONFIG", repr(tiny(preset, num_workers=num_workers)))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] in ("0", "1")
+
+
+def test_presets_are_registered_by_name() -> None:
+    from ray.tune.registry import get_trainable_cls
+
+    polopt.register()
+    for name, preset in PRESETS.items():
+        assert get_trainable_cls(name).__name__ == preset.__name__

@@ -1,0 +1,146 @@
+"""Toy environments whose values are known in closed form, and short ways to sample from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from polopt.policies.a2c import A2C
+from polopt.policies.policy import Policy
+from polopt.policies.ppo import PPO
+from polopt.policies.sample_batch import SampleBatch
+from polopt.rollouts.sampler import VectorSampler
+from polopt.rollouts.seeding import worker_seeds
+
+# As in workers: on a few shared cores, threads that wait for each other cost more than they save.
+torch.set_num_threads(1)
+
+POLICIES = {"a2c": A2C, "ppo": PPO}
+AUTORESET = ("next_step", "same_step", "disabled")
+
+
+class Clock(gymnasium.Env[int, int]):
+    """Reward 1 at every step; the observation is the time since the reset.
+
+    Args:
+        length: steps after which an episode ends.
+        ends: how it does: `terminated`, `truncated` or `both`.
+        longest: largest time that the observation space holds; `length` if not given.
+    """
+
+    def __init__(self, length: int, ends: str = "truncated", longest: int | None = None) -> None:
+        self.observation_space = spaces.Discrete((longest or length) + 1)
+        self.action_space = spaces.Discrete(2)
+        self.length = length
+        self.ends = ends
+        self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        over = self.time >= self.length
+        terminated = over and self.ends in ("terminated", "both")
+        truncated = over and self.ends in ("truncated", "both")
+        return self.time, 1.0, terminated, truncated, {}
+
+
+class Drift(gymnasium.Env[np.ndarray, int]):
+    """A random walk that actions push; ends at random. It can say where it stands.
+
+    Args:
+        config: nothing in it is read; present so that workers can pass theirs.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(3, start=-1)
+
+    def __init__(self, config: Any = None) -> None:
+        self.context = config
+        self.position = np.zeros(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.position = self.np_random.normal(size=3)
+        return self.position.astype(np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.position = self.position + 0.1 * float(action) + self.np_random.normal(size=3)
+        fate = self.np_random.random()
+        obs = self.position.astype(np.float32)
+        return obs, float(self.position[0]), bool(fate < 0.1), bool(fate > 0.9), {}
+
+    def get_state(self) -> dict[str, Any]:
+        return {"rng": self.np_random.bit_generator.state, "position": self.position.tolist()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.np_random.bit_generator.state = state["rng"]
+        self.position = np.array(state["position"])
+
+
+class TwoNumbers(gymnasium.Env[np.ndarray, Any]):
+    """Only its spaces matter: policies are made for it, and batches by `random_batch`."""
+
+    def __init__(self, action_space: gymnasium.Space[Any] | None = None) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = action_space or spaces.Discrete(3)
+
+
+def sync_clocks(lengths: list[int], ends: str, autoreset: str) -> SyncVectorEnv:
+    """Clocks of different lengths side by side, so that they do not end together."""
+    makers = [lambda n=n: Clock(n, ends, longest=max(lengths)) for n in lengths]
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[autoreset.upper()])
+
+
+def make_policy(name: str, env: Any, seed: int = 0, **options: Any) -> Policy:
+    """A policy for an environment, vector or not; `options` under the keys users write."""
+    cls = POLICIES[name]
+    observations = getattr(env, "single_observation_space", env.observation_space)
+    actions = getattr(env, "single_action_space", env.action_space)
+    return cls(observations, actions, cls.config_class.parse(options), seed=seed)
+
+
+def make_sampler(env: Any, policy: Policy, length: int, seed: int = 0) -> VectorSampler:
+    """A sampler of fragments of `length` steps."""
+    return VectorSampler(env, policy, length, worker_seeds(seed, 0, 0, env.num_envs))
+
+
+def set_value_function(policy: Policy, values: Any) -> None:
+    """Makes the value function the same everywhere (`values` a number), or, over one-hot
+    observations and without hidden layers, a table `[D]`. All other parameters become 0."""
+    with torch.no_grad():
+        policy.flat.params.zero_()
+        if np.ndim(values) == 0:
+            policy.model.value_head.bias.fill_(float(values))
+        else:
+            policy.model.value_head.weight[0] = torch.as_tensor(values, dtype=torch.float32)
+
+
+def random_batch(
+    policy: Policy, steps: int, envs: int, rng: np.random.Generator, valid_share: float = 1.0
+) -> SampleBatch:
+    """A postprocessed batch with ends here and there, acted by `policy` on random observations."""
+    all_obs = rng.normal(size=(steps + 1, envs, *policy.encoder.shape)).astype(np.float32)
+    flat_obs = all_obs[:-1].reshape(steps * envs, *policy.encoder.shape)
+    params = policy.action_params(flat_obs)
+    actions = policy.dist.sample(params, policy.dist.draw_noise(rng, len(params)))
+    columns = {
+        "actions": actions.reshape(steps, envs, *policy.dist.action_shape),
+        "rewards": rng.normal(size=(steps, envs)).astype(np.float32),
+        "terminated": rng.random((steps, envs)) < 0.1,
+        "truncated": np.zeros((steps, envs), dtype=bool),
+        "valid": rng.random((steps, envs)) < valid_share,
+        "action_dist_inputs": params.reshape(steps, envs, -1),
+    }
+    none = np.zeros(0, dtype=np.int64)
+    batch = SampleBatch(all_obs, columns, none, all_obs[:0, 0], version=policy.version)
+    return policy.postprocess(batch)
