@@ -51,11 +51,11 @@ class Registry:
                 self.register(name.__name__, name)
             return name
         if name not in self._known:
-            self._load_entry_points()
+            self._load_entry_point(name)
         if name not in self._known:
             raise ConfigError(
-                f"key {self._kind!r}: got {name!r}{nearest(name, self._known)}"
-                f" Allowed: {', '.join(sorted(self._known))}"
+                f"key {self._kind!r}: got {name!r}{nearest(name, self.paths()) or '.'}"
+                f" Allowed: {', '.join(self.names())}"
             )
         found = self._known[name]
         return _load(found) if isinstance(found, str) else found
@@ -67,8 +67,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """All names that `get` knows, sorted."""
-        self._load_entry_points()
-        return sorted(self._known)
+        return sorted(self.paths())
 
     def paths(self) -> dict[str, str]:
         """Names and where their classes are, as `module:Class`. Nothing is imported for it."""
@@ -79,10 +78,16 @@ class Registry:
         }
         return {**offered, **known}
 
-    def _load_entry_points(self) -> None:
-        for entry in metadata.entry_points(group=self._group):
-            if entry.name not in self._known:
-                self.register(entry.name, entry.load())
+    def _load_entry_point(self, name: Any) -> None:
+        for entry in metadata.entry_points(group=self._group, name=str(name)):
+            try:
+                found = entry.load()
+            except Exception as error:  # whatever somebody's plugin raises
+                raise ConfigError(
+                    f"{self._kind} {name!r} is installed as {entry.value}, which can not be "
+                    f"imported: {type(error).__name__}: {error}"
+                ) from error
+            self.register(name, found)
 
 
 def _load(path: str) -> Any:

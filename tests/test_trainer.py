@@ -195,7 +195,7 @@ def test_reset_config_becomes_another_trainer_in_the_same_processes(optimizer: s
     assert trainer.experiment.policy.gamma == 0.5
     result = trainer.train()
     assert result["training_iteration"] == 2
-    assert result["num_env_steps_sampled_lifetime"] == 64  # counts from 0 again
+    assert 64 <= result["num_env_steps_sampled_lifetime"] < 128  # counts from 0 again
     assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] == 0.5
     # Another number of workers needs other processes.
     assert trainer.reset_config({**changed, "optimizer": "sync_samples", "num_workers": 0})
@@ -305,7 +305,7 @@ def test_resources_that_tune_reserves() -> None:
     alone = SyncPPO.default_resource_request(tiny(SyncPPO, num_workers=0))
     assert alone.bundles == [{"CPU": 1.0}]
     light = tiny(SyncPPO, num_cpus_for_driver=0, num_cpus_per_worker=0)
-    assert SyncPPO.default_resource_request(light).required_resources in ({}, {"CPU": 0})
+    assert SyncPPO.default_resource_request(light).required_resources == {"CPU": 0.001}
 
 
 _ALONE = """

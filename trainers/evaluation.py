@@ -185,7 +185,9 @@ def _recorded(env: Any, video: Path) -> Any:
         raise ConfigError(
             f"--video needs an environment with render_mode 'rgb_array'; got {env.render_mode!r}"
         )
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window for those that draw with pygame
+    # No window and no sound card for environments that draw with pygame.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     return gymnasium.wrappers.RecordVideo(env, str(video), episode_trigger=lambda _: True)
 
 

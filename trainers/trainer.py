@@ -59,6 +59,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         }
         bundles = [head, *([worker] * rollout.num_workers)]
         nonzero = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
+        if not any(nonzero):
+            nonzero = [{"CPU": 0.001}]  # Tune has no way to ask for nothing
         return tune.PlacementGroupFactory([nonzero[0], *(b for b in nonzero[1:] if b)])
 
     def setup(self, config: dict[str, Any]) -> None:
