@@ -346,18 +346,18 @@ def test_when_all_ranks_die_what_the_driver_has_is_what_they_go_on_from(
 def test_a_rank_that_stalls_in_a_sum_is_replaced_and_the_innocent_are_not(
     worker_pool: Pool,
 ) -> None:
-    # The limits coincide, as the defaults do: who waits in a sum must not be taken for hanging.
+    # Who waits in a sum for longer than workers may be silent must not be taken for hanging.
     rollout = {"num_workers": 2, "worker_timeout_s": 3.0}
-    optimizer = make(worker_pool, StallingPPO, rollout=rollout, allreduce_timeout_s=3.0)
+    optimizer = make(worker_pool, StallingPPO, rollout=rollout, allreduce_timeout_s=4.0)
     optimizer.step()
     version = optimizer.policy.version
     pids = {pid_of(worker) for worker in optimizer.group.ranks}
     optimizer.drain()
     Path(OMEN).touch()
-    started_s = time.monotonic()
     while optimizer.num_broken_rounds == 0:
         optimizer.step()
-    assert time.monotonic() - started_s < 3.0 + 4.0
+    silent_s = float(optimizer.workers.faults.last.message.split()[-2])
+    assert 4.0 < silent_s < 6.5, "soon after the other gave up, and before both limits are over"
     step_until_whole(optimizer, [])
     stats = optimizer.workers.stats()
     assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1

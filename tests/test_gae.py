@@ -37,7 +37,8 @@ def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
         terminated[0] &= valid[0]
         truncated[0] &= valid[0]
     else:
-        index = np.flatnonzero(terminated | truncated)
+        # And here and there one that padding would keep, where no episode ends.
+        index = np.flatnonzero(terminated | truncated | (rng.random((steps, envs)) < 0.1))
     columns = {
         "actions": rng.integers(0, 3, (steps, envs)),
         "rewards": rng.normal(size=(steps, envs)).astype(np.float32),

@@ -832,6 +832,13 @@ def test_gradient_of_one_learner_that_is_not_finite_stops_all_alike() -> None:
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, initial)
         assert (learner.version, learner.skipped_updates) == (0, 2)
+    # What is left of it in one who then has no rows does not spoil the next.
+    batches[1]["valid"][:] = False
+    weights, _ = learn_together(learners, batches)
+    assert np.isfinite(weights[0]).all()
+    for each, learner in zip(weights, learners, strict=True):
+        np.testing.assert_array_equal(each, weights[0])
+        assert (learner.version, learner.skipped_updates) == (2, 2)
 
 
 def test_nobody_has_a_row() -> None:

@@ -136,6 +136,13 @@ def test_actions_differ_where_observations_do_not() -> None:
     assert not np.array_equal(actions[0][:, 0], actions[0][:, 1])
 
 
+def test_seeds_arrive() -> None:
+    sampler = worker(index=2, seed=7).sampler
+    assert sampler is not None
+    given = worker_seeds(7, 2, 0, 3).envs
+    assert list(sampler.env.get_attr("np_random_seed")) == given  # type: ignore[attr-defined]
+
+
 def test_environments_of_a_worker_differ() -> None:
     first = worker().sample().all_obs[0]
     assert len(np.unique(first.round(4))) == first.size
@@ -165,6 +172,23 @@ def test_episodes_go_on_across_fragments(mode: str, length: int) -> None:
         assert batch.episodes.lengths.tolist() == ended
         assert batch.episodes.returns.tolist() == ended
         rows += length
+
+
+@pytest.mark.parametrize("reward", [100.0, np.nan])
+def test_what_a_reset_reports_is_no_reward(reward: float) -> None:
+    env = sync_clocks([3, 5], "terminated", "next_step")
+    step = env.step
+
+    def generous(actions: Any) -> Any:
+        resets = env._autoreset_envs.copy()
+        obs, rewards, *rest = step(actions)
+        rewards[resets] = reward
+        return obs, rewards, *rest
+
+    env.step = generous  # type: ignore[method-assign]
+    batch = make_sampler(env, make_policy("a2c", env), 20).sample()
+    np.testing.assert_array_equal(batch.episodes.returns, batch.episodes.lengths)
+    np.testing.assert_array_equal(batch["rewards"], batch["valid"].astype(np.float32))
 
 
 def test_observations_go_on_across_fragments() -> None:
