@@ -144,6 +144,7 @@ class PolicyOptimizer(ABC):
             "num_env_steps_sampled": self.num_env_steps_sampled,
             "num_env_steps_trained": self.num_env_steps_trained,
             "num_updates": self.num_updates,
+            "life": self.workers.config.life,
             "episodes": self.episodes.get_state(),
             "policy": self.policy.get_state(),
         }
@@ -160,6 +161,25 @@ class PolicyOptimizer(ABC):
         self.policy.env_steps = self.num_env_steps_sampled
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
         self.workers.forget_sent_weights()
+        self._begin_life(int(state["life"]) + 1)
+
+    def _begin_life(self, life: int) -> None:
+        self.workers.begin_life(life)
+        for worker in self.workers.remote:
+            self.in_flight.launch(worker, worker.actor.begin_life.remote(life))
+        self._settle()
+
+    def _settle(self) -> dict[Any, Any]:
+        """Waits for all calls under way; what they returned, by tag. Failed workers are replaced,
+        and what they would have returned is missing."""
+        values: dict[Any, Any] = {}
+        while len(self.in_flight):
+            arrival = self.in_flight.wait()
+            if arrival.failure is None:
+                values[arrival.tag] = arrival.value
+            else:
+                self.workers.replace(arrival.worker, arrival.failure)
+        return values
 
     @abstractmethod
     def drain(self) -> None:

@@ -7,6 +7,7 @@ the order in which samples arrive.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import pydantic
@@ -110,19 +111,12 @@ class SyncSamples(PolicyOptimizer):
         stand. A run restored with the same config goes on bit for bit if the environments have
         `get_state` and `set_state` (see `polopt.rollouts.env_state`); if not, weights, torch
         optimizer, schedules and counters go on and episodes start anew."""
-        workers = self.workers.remote
-        states: dict[str, Any] = {"0": self.workers.local.get_state(with_policy=False)}
-        for worker in workers:
+        for worker in self.workers.remote:
             self.in_flight.launch(worker, worker.actor.get_state.remote(False), str(worker.index))
-        while len(self.in_flight):
-            arrival = self.in_flight.wait()
-            if arrival.failure is None:
-                states[arrival.tag] = arrival.value
-            else:
-                self.workers.replace(arrival.worker, arrival.failure)
+        states = {"0": self.workers.local.get_state(with_policy=False), **self._settle()}
         return {**super().get_state(), "workers": states}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
         states = state.get("workers", {})
         if "0" in states:
@@ -131,10 +125,7 @@ class SyncSamples(PolicyOptimizer):
             if str(worker.index) in states:
                 call = worker.actor.set_state.remote(states[str(worker.index)])
                 self.in_flight.launch(worker, call)
-        while len(self.in_flight):
-            arrival = self.in_flight.wait()
-            if arrival.failure is not None:
-                self.workers.replace(arrival.worker, arrival.failure)
+        self._settle()
 
     def extra_stats(self) -> dict[str, Any]:
         return {

@@ -323,9 +323,14 @@ class Policy(ABC):
         self.env_steps = weights.env_steps
         self.coefficients = dict(weights.coefficients)
 
+    def _network(self) -> str:
+        """The network in one line, to tell it from others with as many parameters."""
+        return " ".join(str(self.model).split())
+
     def get_state(self) -> dict[str, Any]:
         """All that learning depends on: tensors, numbers, strings, and lists and dicts of those."""
         return {
+            "network": self._network(),
             "params": self.flat.params.detach().cpu().clone(),
             "adam": self._adam.get_state(),
             "version": self.version,
@@ -340,6 +345,11 @@ class Policy(ABC):
         Raises:
             ValueError: if it is of another network.
         """
+        if state["network"] != self._network():
+            raise ValueError(
+                f"the state must be of network {self._network()}; got {state['network']}: "
+                "they are of another network"
+            )
         flat = state["params"].numpy()
         coefficients = {**self.coefficients, **state["coefficients"]}
         self.set_weights(Weights(flat, state["version"], state["env_steps"], coefficients))

@@ -58,7 +58,9 @@ def sgd(policy: Policy, batch: SampleBatch, reducer: Reducer) -> dict[str, float
         epochs.append(_mean(updates))
         if policy.on_epoch(epochs[-1]):
             break
-    policy.on_learned(epochs[-1])
+    # Each minibatch's KL is measured before its own update: of one update alone it says nothing.
+    if minibatches * len(epochs) > 1:
+        policy.on_learned(epochs[-1])
     stats = _mean(epochs)
     # How far the policy has moved in the end, not on the way there.
     stats["mean_kl_loss"] = epochs[-1].get("mean_kl_loss", 0.0)

@@ -41,16 +41,20 @@ class VectorSampler:
         self.policy = policy
         self.fragment_length = fragment_length
         self._mode = autoreset_mode(env)
+        self._keep_steps: int | None = None
+        self.restart(seeds)
+
+    def restart(self, seeds: Seeds) -> None:
+        """Begins new episodes and new random numbers; those under way are dropped."""
         self._rng = np.random.default_rng(seeds.actions)
         # Sub-environments have a seed each; a vector implementation of its own has one in all.
-        per_env = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        per_env = isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         env_seeds: Any = seeds.envs if per_env else seeds.envs[0]
-        obs, _ = env.reset(seed=env_seeds)
-        self._obs = policy.encoder.encode(obs)
-        self._resets_next = np.zeros(env.num_envs, dtype=bool)
-        self._returns = np.zeros(env.num_envs)
-        self._lengths = np.zeros(env.num_envs, dtype=np.int64)
-        self._keep_steps: int | None = None
+        obs, _ = self.env.reset(seed=env_seeds)
+        self._obs = self.policy.encoder.encode(obs)
+        self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
+        self._returns = np.zeros(self.env.num_envs)
+        self._lengths = np.zeros(self.env.num_envs, dtype=np.int64)
 
     def stop_early(self, keep_steps: int) -> None:
         """Ends the fragment under way (or, if there is none, the next one) as soon as it has

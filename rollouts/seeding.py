@@ -21,10 +21,13 @@ class Seeds(NamedTuple):
     shuffle: int
 
 
-def worker_seeds(seed: int, worker_index: int, incarnation: int, num_envs: int) -> Seeds:
+def worker_seeds(
+    seed: int, worker_index: int, incarnation: int, num_envs: int, life: int = 0
+) -> Seeds:
     """Streams that differ between workers, between a worker and its replacement (`incarnation`),
-    and between the environments of a worker."""
-    root = np.random.SeedSequence(seed, spawn_key=(worker_index, incarnation))
+    between a run and its continuation from a checkpoint (`life`), and between the environments of
+    a worker: whatever begins anew must not repeat the episodes that were learned from before."""
+    root = np.random.SeedSequence(seed, spawn_key=(worker_index, incarnation, life))
     envs, actions, shuffle = root.spawn(3)
     # Gymnasium's classic environments take non-negative seeds; 31 bits suit any library's.
     env_seeds = (envs.generate_state(num_envs) >> 1).tolist()

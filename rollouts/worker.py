@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 import time
@@ -20,7 +21,7 @@ from polopt.rollouts.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs import EnvSource, make_vector_env
 from polopt.rollouts.sampler import VectorSampler
-from polopt.rollouts.seeding import worker_seeds
+from polopt.rollouts.seeding import Seeds, worker_seeds
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class WorkerConfig:
         seed: the run's; workers derive their own from it.
         incarnation: how many workers have stood at this index before; replacements must not
             repeat the episodes of those they replace.
+        life: how often the run has been restored from a checkpoint; likewise.
         device: where the policy learns.
     """
 
@@ -48,6 +50,7 @@ class WorkerConfig:
     action_space: Space[Any]
     seed: int
     incarnation: int = 0
+    life: int = 0
     device: str = "cpu"
 
 
@@ -107,7 +110,7 @@ class RolloutWorker:
         self.config = config
         self.index = index
         rollout = config.rollout
-        seeds = worker_seeds(config.seed, index, config.incarnation, rollout.num_envs_per_worker)
+        seeds = self._seeds()
         # Initial weights are from the run's seed alone, so that every worker starts alike.
         self.policy = config.policy_class(
             config.observation_space,
@@ -126,6 +129,11 @@ class RolloutWorker:
         self._cut_lock = threading.Lock()
         self._cut: tuple[int, int] | None = None  # (round, steps to keep)
         self._sampling_round: int | None = None
+
+    def _seeds(self) -> Seeds:
+        config = self.config
+        envs = config.rollout.num_envs_per_worker
+        return worker_seeds(config.seed, self.index, config.incarnation, envs, config.life)
 
     # ---- sampling -----------------------------------------------------------------------------
 
@@ -277,6 +285,14 @@ class RolloutWorker:
         """Becomes the worker that `config` makes, in the same process."""
         self.stop()
         self.__init__(config, index)  # type: ignore[misc]
+
+    def begin_life(self, life: int) -> None:
+        """Begins new episodes with random numbers that no life of the run before has used."""
+        self.config = dataclasses.replace(self.config, life=life)
+        seeds = self._seeds()
+        self.policy.shuffle = np.random.default_rng(seeds.shuffle)
+        if self.sampler is not None:
+            self.sampler.restart(seeds)
 
     def ping(self) -> int:
         """Answers with its policy version once it is up and idle."""

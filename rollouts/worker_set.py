@@ -101,6 +101,12 @@ class WorkerSet:
         worker.known_version = version
         return self._sent[1]
 
+    def begin_life(self, life: int) -> None:
+        """The local worker, and whatever replacement may come, begins another life of the run (see
+        `RolloutWorker.begin_life`); the remote workers have to be called."""
+        self.config = dataclasses.replace(self.config, life=life)
+        self.local.begin_life(life)
+
     def forget_sent_weights(self) -> None:
         """To be called when the local policy's weights change without a new version, as after a
         restore: everybody needs them anew."""

@@ -51,7 +51,7 @@ def common(state: dict[str, Any]) -> dict[str, Any]:
     policy = {key: value for key, value in state["policy"].items() if key != "shuffle"}
     policy["params"] = policy["params"].tolist()
     policy["adam"] = {key: value.tolist() for key, value in policy["adam"].items()}
-    rest = {key: value for key, value in state.items() if key not in ("policy", "workers")}
+    rest = {key: value for key, value in state.items() if key not in ("policy", "workers", "life")}
     return copy.deepcopy({**rest, "policy": policy})
 
 
@@ -66,6 +66,7 @@ def test_every_optimizer_goes_on_from_the_state_of_every_other(
     optimizer.step()  # somewhere else already, and with a full pipeline where it has one
     optimizer.set_state(state)
     assert common(optimizer.get_state()) == expected
+    assert optimizer.get_state()["life"] == state["life"] + 1  # with other random numbers
 
     result = optimizer.step()
     assert result.updates > 0

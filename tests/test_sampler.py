@@ -652,3 +652,14 @@ def test_sampler_closes_its_environments() -> None:
     assert isinstance(each.sampler, VectorSampler)
     each.stop()
     assert each.sampler.env.closed
+
+
+def test_a_restored_run_does_not_repeat_the_episodes_it_has_learned_from() -> None:
+    first, again, restored = (worker(seed=3) for _ in range(3))
+    restored.begin_life(1)
+    batches = [made.sample() for made in (first, again, restored)]
+    assert np.array_equal(batches[0].all_obs, batches[1].all_obs)
+    assert not np.array_equal(batches[0].all_obs[0], batches[2].all_obs[0])
+    assert not np.array_equal(batches[0]["actions"], batches[2]["actions"])
+    restored.begin_life(0)
+    assert np.array_equal(batches[0].all_obs, restored.sample().all_obs)

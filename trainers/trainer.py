@@ -100,7 +100,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
         state = {
             "trainer": type(self).__name__,
-            "config": portable_config(self.experiment),
+            # With the seed that was drawn, where the config left it open.
+            "config": portable_config(self.experiment) | {"seed": self.workers.config.seed},
             "optimizer": self.optimizer.get_state(),
         }
         write_checkpoint(checkpoint_dir, state)

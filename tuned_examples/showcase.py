@@ -162,7 +162,8 @@ def main() -> None:
         for example in examples.values()
     ]
     with SideBySide(console, runs) as view:
-        analysis = tune.run(experiments, callbacks=[view], max_concurrent_trials=1, verbose=0)
+        many: Any = experiments  # which its annotation does not know of
+        analysis = tune.run(many, callbacks=[view], max_concurrent_trials=1, verbose=0)
     ray.shutdown()
     trials = analysis.trials
     console.print(
@@ -172,7 +173,7 @@ def main() -> None:
             Text(
                 "policy lag: how many updates old the weights were that a gradient was made with.\n"
                 "Results (progress.csv, result.json, TensorBoard), a folder each: "
-                f"{Path(trials[0].local_path).parents[1]}/showcase_*\n"
+                f"{Path(str(trials[0].local_path)).parents[1]}/showcase_*\n"
                 "Next: .venv/bin/polopt list, or .venv/bin/polopt train cartpole_ppo lr=0.001"
             ),
         )
