@@ -13,7 +13,8 @@ from polopt.rollouts.worker_set import WorkerSet
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """One Ray for all tests of a session; its eight CPUs are a number, not a promise."""
+    """One Ray for all tests of a session. Its CPUs are a number, not a promise, and so many that no
+    trial waits for one while the pool below holds its workers."""
     import fakes
     import toy_envs
 
@@ -21,12 +22,14 @@ def ray_session() -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(fakes)
     ray.cloudpickle.register_pickle_by_value(toy_envs)
     ray.init(
-        num_cpus=8,
+        num_cpus=32,
         resources={"seat": 8.0},
         include_dashboard=False,
         configure_logging=False,
         log_to_driver=False,
         object_store_memory=200_000_000,
+        # Else Ray starts a process for each CPU ahead of time.
+        _system_config={"prestart_worker_first_driver": False},
     )
     yield
     ray.shutdown()
