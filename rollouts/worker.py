@@ -138,6 +138,12 @@ class RolloutWorker:
         envs = config.rollout.num_envs_per_worker
         return worker_seeds(config.seed, self.index, config.incarnation, envs, config.life)
 
+    def adopt(self, policy: Policy) -> None:
+        """Acts and learns by this very policy from now on."""
+        self.policy = policy
+        if self.sampler is not None:
+            self.sampler.policy = policy
+
     # ---- sampling -----------------------------------------------------------------------------
 
     def sample(
