@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from typing import Any
@@ -63,10 +64,7 @@ class CollectorThread:
             self._ended.set()
             # Wakes a consumer that waits. If the queue is full nobody waits, and it is found empty
             # later with `_ended` set.
-            try:
-                self.queue.put_nowait(None)
-            except queue.Full:
-                pass
+            self._wake()
 
     def get(self, timeout: float | None = None) -> Any:
         """The next batch.
@@ -87,12 +85,12 @@ class CollectorThread:
                 return batch
         if self._error is not None:
             raise self._error
-        self._wake_others()
+        self._wake()
         raise CollectorEnded("the collector has ended")
 
-    def _wake_others(self) -> None:
-        if self.queue.empty():
-            self.queue.put(None)
+    def _wake(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self.queue.put_nowait(None)
 
     def __iter__(self) -> CollectorThread:
         return self
@@ -131,7 +129,7 @@ class CollectorThread:
         self._empty()
         self._error = None
         self._ended.set()
-        self._wake_others()
+        self._wake()
         if not self._thread.is_alive():
             pipeline.interrupted = False
             self.collector.flow.by_consumer = False

@@ -136,13 +136,10 @@ class FragmentPipeline:
         if not self._workers.remote and not self._landed:
             self._begin_round()
             self._sample_here()
-        enough = self._stragglers.enough(len(self._landed) + len(self.calls))
-        cut: set[int] = set()
+        sharers = len(self._landed) + len(self.calls)
         while len(self.calls):
-            if self._config.fraction_workers < 1.0 and len(self._landed) >= enough:
-                late = [c for c in self.calls.under_way() if c[1].number not in cut]
-                self._cut_short(late, self._stragglers)
-                cut.update(asked.number for _, asked in late)
+            if self._stragglers.remain(sharers, len(self.calls)):
+                self._cut_short(self.calls.under_way(), self._stragglers)
             self._wait()
         landed = sorted(self._landed, key=lambda pair: pair[0])
         self._landed.clear()

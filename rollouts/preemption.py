@@ -12,39 +12,53 @@ import math
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polopt.rollouts.sampler import VectorSampler
     from polopt.rollouts.worker_set import RemoteWorker
 
 
-class Stragglers(NamedTuple):
+class Stragglers:
     """Who is a straggler, and what one keeps.
 
-    Attributes:
+    Args:
         fraction_workers: once this share of the workers has finished, the others are stragglers;
             1: nobody ever is.
         fraction_samples: a straggler keeps at least this share of its fragment, and one step.
     """
 
-    fraction_workers: float
-    fraction_samples: float
+    def __init__(self, fraction_workers: float, fraction_samples: float) -> None:
+        self._fraction_workers = fraction_workers
+        self._fraction_samples = fraction_samples
+        self._told: dict[RemoteWorker, int] = {}  # the last request of each that was cut short
 
-    def enough(self, num_workers: int) -> int:
-        """How many of so many workers have to finish."""
-        return max(1, math.ceil(self.fraction_workers * num_workers))
+    def remain(self, num_workers: int, num_waited_for: int) -> bool:
+        """Whether enough of so many workers have finished, so that those that are still waited for
+        are stragglers."""
+        enough = max(1, math.ceil(self._fraction_workers * num_workers))
+        return 0 < num_waited_for <= num_workers - enough
 
     def keep_steps(self, steps: int) -> int:
         """How many of so many steps a straggler samples at least."""
-        return max(1, math.ceil(self.fraction_samples * steps))
+        return max(1, math.ceil(self._fraction_samples * steps))
 
-    def cut_short(self, fragments: Iterable[tuple[RemoteWorker, int, int]]) -> None:
-        """Tells workers to end their fragments: `(worker, number of the request, its steps)`.
-        Does not wait."""
-        for worker, number, steps in fragments:
+    def cut_short(self, fragments: Iterable[tuple[RemoteWorker, int, int]]) -> int:
+        """Tells workers to end their fragments; does not wait.
+
+        Args:
+            fragments: `(worker, number of the request, its steps)`. One that was told already is
+                not told again.
+
+        Returns:
+            how many were told.
+        """
+        new = [part for part in fragments if self._told.get(part[0]) != part[1]]
+        for worker, number, steps in new:
+            self._told[worker] = number
             call = worker.actor.cut_short.options(concurrency_group="control")
             call.remote(number, self.keep_steps(steps))
+        return len(new)
 
 
 class CutShort:

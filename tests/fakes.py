@@ -193,14 +193,14 @@ class CheckedWorker(RolloutWorker):
 
     version_sent: int | None = None
 
-    def sample(self, weights: Weights | None = None) -> SampleBatch:
+    def sample(self, weights: Weights | None = None, *args: Any) -> SampleBatch:
         if self.index > 0:
             if weights is None:
                 assert self.version_sent is not None, "asked to sample without any weights"
             else:
                 assert weights.version != self.version_sent, "was sent weights that it has"
                 self.version_sent = weights.version
-        return super().sample(weights)
+        return super().sample(weights, *args)
 
 
 class FakeWorkerSet(WorkerSet):
