@@ -47,7 +47,7 @@ class CollectingConfig(Config):
     sync: bool = False
     init_random_frames: int = pydantic.Field(-1, ge=-1)
     reset_at_each_iter: bool = False
-    split_trajs: bool | Literal["padded", "list"] = False
+    split_trajs: pydantic.StrictBool | Literal["padded", "list"] = False
     exploration_type: Exploration = "random"
     storing_device: str = "cpu"
     update_after_each_batch: bool = False

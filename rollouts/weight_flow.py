@@ -35,6 +35,7 @@ class WeightFlow:
         self.handed = 0
         self.by_consumer = False
         self._stamp = 0  # `handed` when the published weights were last the local policy's
+        workers.publish()
         self._stamps: dict[int, int] = {}  # the same for what each worker has, by index
 
     @property
@@ -69,18 +70,18 @@ class WeightFlow:
             worker: whose fragment it is.
             ahead: it is launched before the batch at hand is handed out.
         """
-        if self._workers.published is None or (not self.by_consumer and self._due(ahead)):
+        if not self.by_consumer and self._due(ahead):
             self.publish()
         self._stamps[worker.index] = self._stamp
         return self._workers.published_for(worker)
 
     def _due(self, ahead: bool) -> bool:
         config = self._config
-        age = self.handed + ahead - self._stamp
+        age = self.handed - self._stamp
         return (
             config.update_after_each_batch
             or 0 < config.broadcast_interval <= age
-            or 0 < config.max_weight_update_interval < age
+            or 0 < config.max_weight_update_interval < age + ahead
         )
 
     def too_old(self, workers: Iterable[RemoteWorker]) -> list[RemoteWorker]:
