@@ -187,6 +187,18 @@ class _FakeMethod:
     def remote(self, *args: Any) -> Ref:
         return self.actor.call(self.name, *args)
 
+    def options(self, concurrency_group: str) -> _FakeMethod:
+        assert concurrency_group == "control"
+        return _FakeMethodBeside(self.actor, self.name)
+
+
+class _FakeMethodBeside(_FakeMethod):
+    """Runs at once, whatever else is under way."""
+
+    def remote(self, *args: Any) -> Ref:
+        assert self.actor.alive
+        return Ref(getattr(self.actor.worker, self.name)(*args))
+
 
 class CheckedWorker(RolloutWorker):
     """A real worker that refuses weights it has, and to begin without any."""
