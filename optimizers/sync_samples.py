@@ -15,7 +15,7 @@ import pydantic
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.policies.sample_batch import SampleBatch
 from polopt.rollouts.preemption import Stragglers
-from polopt.rollouts.requests import SampleRequest
+from polopt.rollouts.requests import SampleRequest, next_number
 from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
 
 
@@ -58,7 +58,6 @@ class SyncSamples(PolicyOptimizer):
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
         self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
-        self.num_requests = 0
         self.num_cut_short = 0
 
     def step(self) -> StepResult:
@@ -97,10 +96,9 @@ class SyncSamples(PolicyOptimizer):
 
     def _launch_next(self, worker: RemoteWorker, slots: deque[_Slot]) -> None:
         if slots:
-            self.num_requests += 1
-            request = SampleRequest(self.num_requests)
+            request = SampleRequest(next_number())
             call = worker.actor.sample.remote(self.workers.weights_for(worker), request)
-            self.in_flight.launch(worker, call, (slots.popleft(), self.num_requests))
+            self.in_flight.launch(worker, call, (slots.popleft(), request.number))
 
     def _gather(self, todo: dict[int, deque[_Slot]]) -> SampleBatch:
         collected: dict[_Slot, SampleBatch] = {}

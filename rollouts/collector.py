@@ -234,8 +234,9 @@ class Collector:
         self.flow.publish()
 
     def shutdown(self) -> None:
-        """Ends the collectors, and Ray if this Collector started it."""
-        self.pipeline.interrupted = True
+        """Ends the collectors, and Ray if this Collector started it. Workers that somebody else
+        made end the fragment they are at, and are left alone."""
+        self.pipeline.interrupt()
         self.pipeline.calls.clear()
         if self._blueprint is None:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import ray
 from polopt.rollouts.collector_config import CollectingConfig
 from polopt.rollouts.in_flight import InFlight
 from polopt.rollouts.preemption import Stragglers
-from polopt.rollouts.requests import Fragment, SampleRequest
+from polopt.rollouts.requests import Fragment, SampleRequest, next_number
 from polopt.rollouts.weight_flow import WeightFlow
 from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
 
@@ -50,7 +49,6 @@ class FragmentPipeline:
         self._config = config
         self._flow = flow
         self._stragglers = Stragglers(config.fraction_workers, config.fraction_samples)
-        self._numbers = itertools.count(1)
         self._landed: deque[tuple[int, Fragment]] = deque()  # (worker index, fragment)
         self._round_is_uniform = False
         self._local_number = 0  # of the request that this process is sampling
@@ -108,7 +106,7 @@ class FragmentPipeline:
         if config.frames_per_batch:
             sharers = max(1, len(self._workers.remote)) if config.sync else 1
             steps = -(-config.frames_per_batch // (sharers * envs))
-        asked = Asked(next(self._numbers), steps, steps * envs)
+        asked = Asked(next_number(), steps, steps * envs)
         uniform = self._round_is_uniform
         if not config.sync:
             uniform = self._asked_for() < config.init_random_frames

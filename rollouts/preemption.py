@@ -31,7 +31,7 @@ class Stragglers:
     def __init__(self, fraction_workers: float, fraction_samples: float) -> None:
         self._fraction_workers = fraction_workers
         self._fraction_samples = fraction_samples
-        self._told: dict[RemoteWorker, int] = {}  # the last request of each that was cut short
+        self._told: dict[int, int] = {}  # by worker: the last request of it that was cut short
 
     def remain(self, num_workers: int, num_waited_for: int) -> bool:
         """Whether enough of so many workers have finished, so that those that are still waited for
@@ -53,9 +53,9 @@ class Stragglers:
         Returns:
             how many were told.
         """
-        new = [part for part in fragments if self._told.get(part[0]) != part[1]]
+        new = [part for part in fragments if self._told.get(part[0].index) != part[1]]
         for worker, number, steps in new:
-            self._told[worker] = number
+            self._told[worker.index] = number
             call = worker.actor.cut_short.options(concurrency_group="control")
             call.remote(number, self.keep_steps(steps))
         return len(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal, NamedTuple
 
 from polopt.policies.sample_batch import SampleBatch
@@ -10,12 +11,20 @@ from polopt.policies.sample_batch import SampleBatch
 #: `random` draws them, `mode` and `deterministic` take the most likely, `mean` the expected one.
 Exploration = Literal["random", "mode", "mean", "deterministic"]
 
+_numbers = itertools.count(1)
+
+
+def next_number() -> int:
+    """A number that no other request of this process has: workers outlive who collects with them,
+    and a late cut must not meet a fragment of the next one."""
+    return next(_numbers)
+
 
 class SampleRequest(NamedTuple):
     """How one fragment is to be sampled.
 
     Attributes:
-        number: what `cut_short` names it by; unique among the requests to one worker.
+        number: what `cut_short` names it by, from `next_number`; None: it can not be cut short.
         steps: T; None: as the worker's config says.
         exploration: see `Exploration`.
         uniform: the policy is ignored, and actions are uniform over the action space.

@@ -71,12 +71,6 @@ class VectorSampler:
         self._returns = np.zeros(self.env.num_envs)
         self._lengths = np.zeros(self.env.num_envs, dtype=np.int64)
 
-    def set_seed(self, seeds: list[int]) -> None:
-        """Seeds the environments, one seed for each, and action noise; begins new episodes."""
-        own = not isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        self._rng = np.random.default_rng(seeds)
-        self.reset(seeds[0] if own else seeds)
-
     def stop_early(self, keep_steps: int) -> None:
         """Ends the fragment under way (or, if there is none, the next one) as soon as it has
         `keep_steps` steps. Called from another thread than `sample`'s."""

@@ -24,7 +24,7 @@ from polopt.rollouts.envs import EnvSource, make_vector_env
 from polopt.rollouts.preemption import CutShort
 from polopt.rollouts.requests import Fragment, SampleRequest
 from polopt.rollouts.sampler import VectorSampler
-from polopt.rollouts.seeding import Seeds, worker_seeds
+from polopt.rollouts.seeding import Seeds, seeds_from, worker_seeds
 
 
 @dataclass(frozen=True)
@@ -305,15 +305,17 @@ class RolloutWorker:
     def begin_life(self, life: int) -> None:
         """Begins new episodes with random numbers that no life of the run before has used."""
         self.config = dataclasses.replace(self.config, life=life)
-        seeds = self._seeds()
+        self._restart(self._seeds())
+
+    def set_seed(self, env_seeds: list[int]) -> None:
+        """Begins new episodes, each environment with a seed of its own; action noise and minibatch
+        shuffling follow from those."""
+        self._restart(seeds_from(env_seeds, self.index))
+
+    def _restart(self, seeds: Seeds) -> None:
         self.policy.shuffle = np.random.default_rng(seeds.shuffle)
         if self.sampler is not None:
             self.sampler.restart(seeds)
-
-    def set_seed(self, seeds: list[int]) -> None:
-        """Seeds its environments, one seed for each, and action noise; begins new episodes."""
-        if self.sampler is not None:
-            self.sampler.set_seed(seeds)
 
     def ping(self) -> int:
         """Answers with its policy version once it is up and idle."""

@@ -77,6 +77,19 @@ def test_lengths_follow_from_frames_per_batch(fake: FakeRay) -> None:
     assert next(with_fakes(3, sync=True)).shape == (5, 6)  # the workers' own fragments
 
 
+def test_a_late_cut_does_not_meet_the_next_collectors_fragments(fake: FakeRay) -> None:
+    first = with_fakes(2, sync=True)
+    next(first)
+    late = [asked.number for asked in first.pipeline.calls.tags()]
+    first.shutdown()
+    for actor in first.workers.actors:
+        actor.finish()
+    second = Collector.over(first.workers, sync=True)
+    for actor, number in zip(first.workers.actors, late, strict=True):
+        actor.worker.cut_short(number, 1)
+    assert [next(second).shape for _ in range(3)] == [(5, 4)] * 3
+
+
 # ---- how many there are -------------------------------------------------------------------------
 
 
