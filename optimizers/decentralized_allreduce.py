@@ -6,7 +6,6 @@ cuts stragglers short and repairs the group.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -16,6 +15,7 @@ import pydantic
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.rank_group import RankGroup
 from polopt.rollouts.in_flight import Arrival
+from polopt.rollouts.preemption import Stragglers
 from polopt.rollouts.worker import LearnInfo, RoundInfo
 
 #: After one rank has given up waiting for the others, they have so long to do the same.
@@ -57,6 +57,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
     def __init__(self, workers: Any, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
         self.group = RankGroup(workers, self.config.backend, self.config.allreduce_timeout_s)
+        self.stragglers = Stragglers(
+            self.config.preemption_threshold, self.config.min_fragment_share
+        )
         self.num_rounds = 0
         self.num_broken_rounds = 0
         self.num_cut_short = 0
@@ -98,7 +101,6 @@ class DecentralizedAllReduce(PolicyOptimizer):
         """Waits until every rank has sampled or failed; cuts the last ones short. In order of
         worker index, for results must not depend on arrival."""
         sampled: dict[int, RoundInfo] = {}
-        enough = math.ceil(self.config.preemption_threshold * len(self.group.ranks))
         first_s = last_s = 0.0
         while "sample" in self.in_flight.tags():
             arrival = self.in_flight.wait()
@@ -110,19 +112,17 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 last_s = time.perf_counter()
                 first_s = first_s or last_s
                 sampled[arrival.worker.index] = arrival.value
-                if len(sampled) == enough:
+                waited_for = len(self.group.ranks) - len(sampled)
+                if self.stragglers.remain(len(self.group.ranks), waited_for):
                     self._cut_stragglers_short()
         self.timers["skew"].push(last_s - first_s)
         return [sampled[index] for index in sorted(sampled)]
 
     def _cut_stragglers_short(self) -> None:
         length = self.workers.config.rollout.rollout_fragment_length
-        keep = max(1, math.ceil(self.config.min_fragment_share * length))
-        for worker in self.group.ranks:
-            if self.in_flight.count(worker) == 2:  # has not sampled yet
-                worker.actor.cut_short.options(concurrency_group="control").remote(
-                    self.num_rounds, keep
-                )
+        # Those with two calls under way have not sampled yet.
+        late = [worker for worker in self.group.ranks if self.in_flight.count(worker) == 2]
+        self.stragglers.cut_short((worker, self.num_rounds, length) for worker in late)
 
     def _await_learning(self) -> list[tuple[int, LearnInfo]]:
         """Waits until every rank has learned or failed; `(worker index, what it told)`."""

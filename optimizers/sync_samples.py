@@ -14,7 +14,9 @@ import pydantic
 
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.policies.sample_batch import SampleBatch
-from polopt.rollouts.worker_set import RemoteWorker
+from polopt.rollouts.preemption import Stragglers
+from polopt.rollouts.requests import SampleRequest, next_number
+from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
 
 
 class SyncSamplesConfig(OptimizerConfig):
@@ -23,9 +25,15 @@ class SyncSamplesConfig(OptimizerConfig):
     Attributes:
         train_batch_size: environment steps of one batch, rounded up to whole fragments; rows lost
             to next-step resets are not made up for. 0: one fragment of each worker.
+        fraction_workers: once this share of the workers has sampled all its part, the others are
+            cut short; what they have is used. 1: waits for all, and only then do results not
+            depend on timing.
+        fraction_samples: but a fragment that is cut short keeps at least this share of its steps.
     """
 
     train_batch_size: int = pydantic.Field(0, ge=0)
+    fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
+    fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
 
 
 class _Slot(NamedTuple):
@@ -46,6 +54,11 @@ class SyncSamples(PolicyOptimizer):
     config_class = SyncSamplesConfig
     config: SyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
+
+    def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
+        super().__init__(workers, config)
+        self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
+        self.num_cut_short = 0
 
     def step(self) -> StepResult:
         before = self._counts()
@@ -83,25 +96,38 @@ class SyncSamples(PolicyOptimizer):
 
     def _launch_next(self, worker: RemoteWorker, slots: deque[_Slot]) -> None:
         if slots:
-            call = worker.actor.sample.remote(self.workers.weights_for(worker))
-            self.in_flight.launch(worker, call, slots.popleft())
+            request = SampleRequest(next_number())
+            call = worker.actor.sample.remote(self.workers.weights_for(worker), request)
+            self.in_flight.launch(worker, call, (slots.popleft(), request.number))
 
     def _gather(self, todo: dict[int, deque[_Slot]]) -> SampleBatch:
         collected: dict[_Slot, SampleBatch] = {}
         if not self.workers.remote:
             for slot in todo[0]:
                 collected[slot] = self.workers.local.sample()
+        sharers = len(self.in_flight)
         while len(self.in_flight):
             arrival = self.in_flight.wait()
-            worker = arrival.worker
+            worker, slot = arrival.worker, arrival.tag[0]
             if arrival.failure is None:
-                collected[arrival.tag] = arrival.value
+                collected[slot] = arrival.value
             else:
                 # The replacement makes up for what was lost.
                 worker = self.workers.replace(worker, arrival.failure)
-                todo[worker.index].appendleft(arrival.tag)
+                todo[worker.index].appendleft(slot)
             self._launch_next(worker, todo[worker.index])
+            if self.stragglers.remain(sharers, len(self.in_flight)):
+                self._cut_stragglers_short(todo)
         return SampleBatch.concat([collected[slot] for slot in sorted(collected)])
+
+    def _cut_stragglers_short(self, todo: dict[int, deque[_Slot]]) -> None:
+        """Each worker has at most one fragment under way, so those under way are of as many
+        stragglers. They give up what they have not begun."""
+        length = self.workers.config.rollout.rollout_fragment_length
+        late = [(w, number) for w, (_, number) in self.in_flight.under_way()]
+        for worker, _ in late:
+            todo[worker.index].clear()
+        self.num_cut_short += self.stragglers.cut_short((w, n, length) for w, n in late)
 
     def drain(self) -> None:
         """Nothing to do: `step` leaves nothing in flight."""
@@ -129,6 +155,7 @@ class SyncSamples(PolicyOptimizer):
 
     def extra_stats(self) -> dict[str, Any]:
         return {
+            "num_cut_short": self.num_cut_short,
             "sample_peak_throughput": self.timers["sample"].peak_rows_per_s,
             "learn_peak_throughput": self.timers["learn"].peak_rows_per_s,
         }

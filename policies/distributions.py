@@ -48,6 +48,21 @@ class ActionDistribution(ABC):
         """Actions `[N, *action_shape]` from `params` `[N, P]`; the mode if `noise` is None."""
 
     @abstractmethod
+    def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        """`[*leading, *action_shape]`: uniform over the action space, whatever the parameters."""
+
+    def mean(self, params: np.ndarray) -> np.ndarray:
+        """Actions `[N, *action_shape]` at the mean of the distribution.
+
+        Raises:
+            ConfigError: if actions are categories, which have none.
+        """
+        raise ConfigError(
+            f"exploration 'mean' of {type(self).__name__} actions: categories have no mean; "
+            "allowed: 'random', 'mode' or 'deterministic'"
+        )
+
+    @abstractmethod
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """`[N, *shape of the action space]` for the environment."""
 
@@ -78,6 +93,9 @@ class Categorical(ActionDistribution):
 
     def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
         return (params if noise is None else params + noise).argmax(axis=-1)
+
+    def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        return rng.integers(self.num_params, size=leading)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         return actions if self._start == 0 else actions + self._start
@@ -116,6 +134,9 @@ class MultiCategorical(ActionDistribution):
             for low, high in zip(self._offsets[:-1], self._offsets[1:], strict=True)
         ]
         return np.stack(parts, axis=-1)
+
+    def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        return rng.integers(self._sizes, size=(*leading, len(self._sizes)))
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         return (actions + self._start).reshape(-1, *self._space_shape)
@@ -169,6 +190,17 @@ class DiagGaussian(ActionDistribution):
             return mean.copy()
         return mean + np.exp(params[..., self._size :]) * noise
 
+    def mean(self, params: np.ndarray) -> np.ndarray:
+        return self.sample(params, None)
+
+    def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        """Uniform over the box; standard normal in dimensions without both bounds."""
+        bounded = np.isfinite(self._low) & np.isfinite(self._high)
+        low, high = np.where(bounded, self._low, 0.0), np.where(bounded, self._high, 0.0)
+        uniform = low + (high - low) * rng.random((*leading, self._size))
+        normal = rng.standard_normal((*leading, self._size))
+        return np.where(bounded, uniform, normal).astype(np.float32)
+
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         clipped = np.minimum(np.maximum(actions, self._low), self._high)
         return clipped.reshape(-1, *self._space_shape).astype(self._env_dtype, copy=False)
@@ -211,6 +243,20 @@ class SquashedGaussian(DiagGaussian):
         self._middle = (self._high + self._low) / 2.0
         self._half_width = (self._high - self._low) / 2.0
         self._log_half_width = float(np.log(self._half_width).sum())
+
+    def mean(self, params: np.ndarray) -> np.ndarray:
+        """Before squashing, like all actions here: the point that tanh takes to the mean of the
+        squashed action, which Gauss-Hermite quadrature gives."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+        mean, std = params[..., : self._size], np.exp(params[..., self._size :])
+        squashed = np.tanh(mean[..., None] + std[..., None] * nodes)
+        average = squashed @ (weights / weights.sum())
+        return np.arctanh(np.clip(average, -1.0 + 1e-6, 1.0 - 1e-6)).astype(np.float32)
+
+    def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        # The inverse of tanh takes what is uniform in the box to where actions are stored.
+        uniform = rng.uniform(-1.0, 1.0, (*leading, self._size))
+        return np.arctanh(np.clip(uniform, -1.0 + 1e-6, 1.0 - 1e-6)).astype(np.float32)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         squashed = self._middle + self._half_width * np.tanh(actions)

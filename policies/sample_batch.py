@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class SampleBatch:
         version: version of the weights that acted.
         worker_index: who made it.
         episodes: the episodes that ended within.
+        device: where `to_tensordict` puts the tensors; the arrays here are in the host's memory.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -41,6 +43,7 @@ class SampleBatch:
     version: int = 0
     worker_index: int = 0
     episodes: EpisodeStats = field(default_factory=EpisodeStats.empty)
+    device: str = "cpu"
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.obs if name == "obs" else self.columns[name]
@@ -107,6 +110,26 @@ class SampleBatch:
         for name in self.columns:
             yield name, self.flat(name)
 
+    def to_tensordict(self, device: str | None = None) -> Any:
+        """A `tensordict.TensorDict` of batch size `[N, T]`, for TorchRL's losses.
+
+        Names as TorchRL's collectors have them: `observation`, `action`, `sample_log_prob`,
+        `("next", "observation")` (the true one also where an episode ended), `("next", "reward")`,
+        `("next", "done")`, `("next", "terminated")` and `("next", "truncated")` `[N, T, 1]`, and
+        after `Policy.postprocess` `state_value`, `advantage` and `value_target` `[N, T, 1]`; rows
+        that hold no transition are False in `("collector", "mask")`; `("collector", "traj_ids")`
+        numbers the trajectories. Actions are as the policy chose them; categories are indices.
+
+        Args:
+            device: of the tensors; that of the batch if not given.
+
+        Raises:
+            ImportError: without `tensordict`.
+        """
+        from polopt.policies.tensordict import to_tensordict
+
+        return to_tensordict(self, device or self.device)
+
     @staticmethod
     def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
         """Side by side, in the order given: `[max T, sum of N, ...]`.
@@ -134,6 +157,7 @@ class SampleBatch:
             version=min(batch.version for batch in batches),
             worker_index=batches[0].worker_index,
             episodes=EpisodeStats.concat(batch.episodes for batch in batches),
+            device=batches[0].device,
         )
 
 

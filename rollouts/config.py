@@ -25,6 +25,8 @@ class RolloutConfig(Config):
         autoreset_mode: when an environment that ended is reset: in the `same_step`, in the
             `next_step`, or by the sampler (`disabled`). None: the mode of the environment's own
             vector implementation, else `same_step`, in which no row is lost to resets.
+        max_frames_per_traj: an episode is truncated after so many steps, if it has not ended
+            before; None: the environment's own limit alone.
         num_cpus_per_worker: Ray CPUs.
         num_gpus_per_worker: Ray GPUs; a worker with any acts and learns on CUDA.
         custom_resources_per_worker: other Ray resources.
@@ -42,6 +44,7 @@ class RolloutConfig(Config):
     rollout_fragment_length: int = pydantic.Field(20, ge=1)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
+    max_frames_per_traj: int | None = pydantic.Field(None, ge=1)
     num_cpus_per_worker: float = pydantic.Field(1.0, ge=0.0)
     num_gpus_per_worker: float = pydantic.Field(0.0, ge=0.0)
     custom_resources_per_worker: dict[str, float] = pydantic.Field(default_factory=dict)

@@ -23,6 +23,10 @@ _AUTORESET = {
     "same_step": AutoresetMode.SAME_STEP,
     "disabled": AutoresetMode.DISABLED,
 }
+_NO_LIMIT = (
+    "key 'max_frames_per_traj': got {} for {}, whose environments can not be limited from "
+    "outside; allowed: None, or vectorization_mode 'sync' or 'async'"
+)
 #: First parameters that are understood to want the whole config, as RLlib's creators do.
 _CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
 
@@ -101,8 +105,11 @@ def make_vector_env(
     if callable(source):
         return _around_callable(source, config, worker_index, num_envs)
     spec = gymnasium.spec(source) if isinstance(source, str) else source
+    limit = config.max_frames_per_traj
+    if limit is not None and mode == "vector_entry_point":
+        raise ConfigError(_NO_LIMIT.format(limit, "vectorization_mode 'vector_entry_point'"))
     own_vector = mode == "vector_entry_point" or (mode is None and spec.vector_entry_point)
-    if own_vector:
+    if own_vector and limit is None:
         env = gymnasium.make_vec(
             spec, num_envs, vectorization_mode="vector_entry_point", **config.env_config
         )
@@ -112,6 +119,7 @@ def make_vector_env(
         spec,
         num_envs,
         vectorization_mode=mode or "sync",
+        wrappers=[functools.partial(_limited, limit)],
         vector_kwargs={"autoreset_mode": _AUTORESET[config.autoreset_mode or "same_step"]},
         disable_env_checker=True,  # it checks every step; polopt checks every fragment
         **config.env_config,
@@ -127,6 +135,7 @@ def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], 
     if callable(source):
         _check_mode_of_callable(config)
         env = call_creator(source, EnvContext(config.env_config, 0, 0, config.num_workers))
+        _limited(config.max_frames_per_traj, env)  # refuses here what a worker would
     else:
         mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
         env = make_vector_env(source, config.model_copy(update={"vectorization_mode": mode}), 0, 1)
@@ -145,7 +154,7 @@ def _around_callable(
 ) -> VectorEnv[Any, Any, Any]:
     def make_one(vector_index: int) -> Any:
         context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
-        return call_creator(make, context)
+        return _limited(config.max_frames_per_traj, call_creator(make, context))
 
     _check_mode_of_callable(config)
     first = make_one(0)
@@ -176,6 +185,16 @@ def _check_made_vector(env: VectorEnv[Any, Any, Any], config: RolloutConfig, num
             f"vector environment of {env.num_envs}; they must agree"
         )
     _check_autoreset(env, config)
+
+
+def _limited(limit: int | None, env: Any) -> Any:
+    """Truncates episodes by Gymnasium's own wrapper, so that they end as all truncated ones do,
+    whatever the autoreset mode."""
+    if limit is None:
+        return env
+    if isinstance(env, VectorEnv):
+        raise ConfigError(_NO_LIMIT.format(limit, "a callable that makes a vector environment"))
+    return gymnasium.wrappers.TimeLimit(env, limit)
 
 
 def _same(env: Any) -> Any:

@@ -92,6 +92,10 @@ class InFlight:
         """Tags of all calls under way, oldest first."""
         return [call.tag for call in self._calls.values()]
 
+    def under_way(self) -> list[tuple[RemoteWorker, Any]]:
+        """`(worker, tag)` of all calls under way, oldest first."""
+        return [(call.worker, call.tag) for call in list(self._calls.values())]
+
     def any_ready(self) -> bool:
         """Whether `wait` would return at once."""
         if not self._calls:

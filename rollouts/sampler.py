@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from polopt.metrics.episodes import EpisodeStats
-from polopt.policies.policy import Policy
+from polopt.policies.actors import Actor
 from polopt.policies.sample_batch import SampleBatch
-from polopt.rollouts.env_state import get_env_state, set_env_state
+from polopt.rollouts.env_state import (
+    get_env_state,
+    get_env_statistics,
+    set_env_state,
+    set_env_statistics,
+)
 from polopt.rollouts.envs import autoreset_mode
+from polopt.rollouts.requests import Exploration
 from polopt.rollouts.seeding import Seeds
 
 
@@ -35,7 +41,7 @@ class VectorSampler:
     """
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], policy: Policy, fragment_length: int, seeds: Seeds
+        self, env: VectorEnv[Any, Any, Any], policy: Actor, fragment_length: int, seeds: Seeds
     ) -> None:
         self.env = env
         self.policy = policy
@@ -50,7 +56,16 @@ class VectorSampler:
         # Sub-environments have a seed each; a vector implementation of its own has one in all.
         per_env = isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         env_seeds: Any = seeds.envs if per_env else seeds.envs[0]
-        obs, _ = self.env.reset(seed=env_seeds)
+        self.reset(env_seeds)
+
+    def reset(self, seed: int | list[int] | None = None) -> None:
+        """Begins new episodes in all environments; what was under way is not counted as one.
+
+        Args:
+            seed: one for all or one for each environment, as Gymnasium takes them; None: the
+                environments' random numbers go on.
+        """
+        obs, _ = self.env.reset(seed=seed)  # type: ignore[arg-type]
         self._obs = self.policy.encoder.encode(obs)
         self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
         self._returns = np.zeros(self.env.num_envs)
@@ -65,17 +80,26 @@ class VectorSampler:
         """Takes `stop_early` back."""
         self._keep_steps = None
 
-    def sample(self, explore: bool = True) -> SampleBatch:
+    def sample(
+        self,
+        explore: bool | Exploration = True,
+        steps: int | None = None,
+        uniform: bool = False,
+    ) -> SampleBatch:
         """One fragment of `fragment_length` steps, fewer if `stop_early` was called.
 
         Args:
-            explore: draw actions; False takes the mode of the policy's distribution.
+            explore: how actions are chosen; True is `random`, False is `mode`.
+            steps: T, instead of `fragment_length`.
+            uniform: ignores the policy; actions are uniform over the action space. Their
+                `action_dist_inputs` are 0 (which for categories is that distribution).
 
         Returns:
             `[T, N]`, with the columns that `SampleBatch` lists as made by sampling.
         """
-        length, envs = self.fragment_length, self.env.num_envs
-        policy, dist, encode = self.policy, self.policy.dist, self.policy.encoder.encode
+        length, envs = steps or self.fragment_length, self.env.num_envs
+        dist, encode = self.policy.dist, self.policy.encoder.encode
+        choose = self._chooser(explore, uniform, length)
         all_obs = np.empty((length + 1, *self._obs.shape), dtype=self._obs.dtype)
         params = np.empty((length, envs, dist.num_params), dtype=np.float32)
         actions = np.empty((length, envs, *dist.action_shape), dtype=dist.action_dtype)
@@ -84,18 +108,17 @@ class VectorSampler:
         truncated = np.empty((length, envs), dtype=bool)
         valid = np.ones((length, envs), dtype=bool)
         successors: list[tuple[int, np.ndarray]] = []  # (row number, observation)
-        noise = dist.draw_noise(self._rng, length, envs) if explore else [None] * length
 
         obs = all_obs[0] = self._obs
         resets = self._resets_next
         next_step = self._mode == AutoresetMode.NEXT_STEP
-        steps = length
+        sampled = length
         for t in range(length):
             if self._keep_steps is not None and t >= self._keep_steps:
-                steps = t
+                sampled = t
                 break
-            params[t] = step_params = policy.action_params(obs)
-            actions[t] = step_actions = dist.sample(step_params, noise[t])
+            params[t], step_actions = choose(t, obs)
+            actions[t] = step_actions
             raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
                 dist.to_env(step_actions)
             )
@@ -112,24 +135,49 @@ class VectorSampler:
         self._obs, self._resets_next = obs, resets
 
         columns = {
-            "actions": actions[:steps],
-            "rewards": rewards[:steps],
-            "terminated": terminated[:steps],
-            "truncated": truncated[:steps],
-            "valid": valid[:steps],
-            "action_dist_inputs": params[:steps],
+            "actions": actions[:sampled],
+            "rewards": rewards[:sampled],
+            "terminated": terminated[:sampled],
+            "truncated": truncated[:sampled],
+            "valid": valid[:sampled],
+            "action_dist_inputs": params[:sampled],
         }
         if next_step:
             columns["rewards"][~columns["valid"]] = 0.0  # what a reset row reports is no reward
         empty = np.empty((0, *obs.shape[1:]), dtype=obs.dtype)
         return SampleBatch(
-            all_obs=all_obs[: steps + 1],
+            all_obs=all_obs[: sampled + 1],
             columns=columns,
             successor_index=np.array([row for row, _ in successors], dtype=np.int64),
             successor_obs=np.stack([o for _, o in successors]) if successors else empty,
-            version=policy.version,
+            version=self.policy.version,
             episodes=self._count_episodes(columns),
         )
+
+    def _chooser(
+        self, explore: bool | Exploration, uniform: bool, length: int
+    ) -> Callable[[int, np.ndarray], tuple[Any, np.ndarray]]:
+        """`(t, observations) -> (distribution parameters, actions)`, with all random numbers of
+        the fragment drawn at once."""
+        policy, dist, envs = self.policy, self.policy.dist, self.env.num_envs
+        if uniform:
+            drawn = dist.random(self._rng, length, envs)
+            return lambda t, obs: (0.0, drawn[t])
+        if explore == "mean":
+
+            def by_mean(t: int, obs: np.ndarray) -> tuple[Any, np.ndarray]:
+                params = policy.action_params(obs)
+                return params, dist.mean(params)
+
+            return by_mean
+        draws = explore in (True, "random")
+        noise = dist.draw_noise(self._rng, length, envs) if draws else None
+
+        def by_policy(t: int, obs: np.ndarray) -> tuple[Any, np.ndarray]:
+            params = policy.action_params(obs)
+            return params, dist.sample(params, None if noise is None else noise[t])
+
+        return by_policy
 
     def _finish(
         self, ended: np.ndarray, raw: Any, infos: Mapping[str, Any]
@@ -183,6 +231,14 @@ class VectorSampler:
         self._returns = np.asarray(state["returns"])
         self._lengths = np.asarray(state["lengths"])
         self._rng.bit_generator.state = state["rng"]
+
+    def get_statistics(self) -> list[dict[str, Any]]:
+        """What the environments' wrappers have learned; see `env_state`."""
+        return get_env_statistics(self.env)
+
+    def set_statistics(self, saved: list[dict[str, Any]]) -> None:
+        """Takes back what `get_statistics` gave."""
+        set_env_statistics(self.env, saved)
 
     def close(self) -> None:
         """Closes the environments."""

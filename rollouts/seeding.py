@@ -32,3 +32,11 @@ def worker_seeds(
     # Gymnasium's classic environments take non-negative seeds; 31 bits suit any library's.
     env_seeds = (envs.generate_state(num_envs) >> 1).tolist()
     return Seeds(env_seeds, actions, int(shuffle.generate_state(1)[0]))
+
+
+def seeds_from(env_seeds: list[int], worker_index: int) -> Seeds:
+    """Streams from given seeds of environments. Workers whose environments have the same seeds
+    still draw noise of their own."""
+    root = np.random.SeedSequence(env_seeds, spawn_key=(worker_index,))
+    actions, shuffle = root.spawn(2)
+    return Seeds(env_seeds, actions, int(shuffle.generate_state(1)[0]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,14 +14,17 @@ import torch
 from gymnasium import Space
 
 from polopt.metrics.episodes import EpisodeStats
-from polopt.policies.policy import Policy, PolicyConfig
+from polopt.policies.config import Config
+from polopt.policies.policy import Policy
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.transport import Gradients, Weights
 from polopt.rollouts.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs import EnvSource, make_vector_env
+from polopt.rollouts.preemption import CutShort
+from polopt.rollouts.requests import Fragment, SampleRequest
 from polopt.rollouts.sampler import VectorSampler
-from polopt.rollouts.seeding import Seeds, worker_seeds
+from polopt.rollouts.seeding import Seeds, seeds_from, worker_seeds
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class WorkerConfig:
     Attributes:
         rollout: options of sampling.
         env: what `polopt.rollouts.envs.resolve_env` gave.
-        policy_class: the policy.
+        policy_class: the policy, or an adapter of `polopt.policies.actors`, which only acts.
         policy: its options.
         observation_space: of one environment.
         action_space: of one environment.
@@ -40,18 +43,20 @@ class WorkerConfig:
             repeat the episodes of those they replace.
         life: how often the run has been restored from a checkpoint; likewise.
         device: where the policy learns.
+        postproc: what a `Collector`'s workers do to each batch, last of all.
     """
 
     rollout: RolloutConfig
     env: EnvSource
-    policy_class: type[Policy]
-    policy: PolicyConfig
+    policy_class: type[Any]
+    policy: Config
     observation_space: Space[Any]
     action_space: Space[Any]
     seed: int
     incarnation: int = 0
     life: int = 0
     device: str = "cpu"
+    postproc: Callable[[SampleBatch], SampleBatch] | None = None
 
 
 class RoundInfo(NamedTuple):
@@ -112,7 +117,7 @@ class RolloutWorker:
         rollout = config.rollout
         seeds = self._seeds()
         # Initial weights are from the run's seed alone, so that every worker starts alike.
-        self.policy = config.policy_class(
+        self.policy: Policy = config.policy_class(
             config.observation_space,
             config.action_space,
             config.policy,
@@ -126,26 +131,53 @@ class RolloutWorker:
             self.sampler = VectorSampler(env, self.policy, rollout.rollout_fragment_length, seeds)
         self._group: AllReducer | None = None
         self._sampled: SampleBatch | None = None
-        self._cut_lock = threading.Lock()
-        self._cut: tuple[int, int] | None = None  # (round, steps to keep)
-        self._sampling_round: int | None = None
+        self._cut_short = CutShort()
 
     def _seeds(self) -> Seeds:
         config = self.config
         envs = config.rollout.num_envs_per_worker
         return worker_seeds(config.seed, self.index, config.incarnation, envs, config.life)
 
+    def adopt(self, policy: Policy) -> None:
+        """Acts and learns by this very policy from now on."""
+        self.policy = policy
+        if self.sampler is not None:
+            self.sampler.policy = policy
+
     # ---- sampling -----------------------------------------------------------------------------
 
-    def sample(self, weights: Weights | None = None) -> SampleBatch:
+    def sample(
+        self, weights: Weights | None = None, request: SampleRequest | None = None
+    ) -> SampleBatch:
         """A postprocessed fragment `[T, N]`, by `weights` if given, else by those it has."""
         if weights is not None:
             self.policy.set_weights(weights)
         if self.sampler is None:
             raise RuntimeError(f"worker {self.index} has no environments to sample from")
-        batch = self.sampler.sample()
+        asked = request or SampleRequest()
+        with self._cut_short.sampling(self.sampler, asked.number):
+            if asked.reset_first:
+                self.sampler.reset()
+            batch = self.sampler.sample(asked.exploration, asked.steps, asked.uniform)
         batch.worker_index = self.index
         return self.policy.postprocess(batch)
+
+    def collect(self, weights: Weights | None, request: SampleRequest) -> Fragment:
+        """What a `Collector` asks for: a sample that `postproc` has seen, too."""
+        started_s = time.perf_counter()
+        batch = self.sample(weights, request)
+        sample_s = time.perf_counter() - started_s
+        frames, steps = batch.env_steps, batch.shape[0]
+        if self.config.postproc is not None:
+            batch = self.config.postproc(batch)
+            if not isinstance(batch, SampleBatch):
+                raise TypeError(f"postproc must return a SampleBatch; got {type(batch).__name__}")
+        return Fragment(batch, frames, steps, sample_s)
+
+    def cut_short(self, number: int, keep_steps: int) -> None:
+        """Ends the fragment that the request of this number asked for, once it has `keep_steps`
+        steps. Runs beside the call that samples, in a concurrency group of its own."""
+        self._cut_short.cut(number, keep_steps)
 
     def sample_and_compute_gradients(
         self, weights: Weights | None = None
@@ -161,28 +193,8 @@ class RolloutWorker:
     def sample_for_learning(self, round_index: int) -> RoundInfo:
         """First half of a round of DecentralizedAllReduce: samples, and keeps the batch."""
         started_s = time.perf_counter()
-        assert self.sampler is not None
-        with self._cut_lock:
-            self.sampler.go_on()
-            self._sampling_round = round_index
-            if self._cut is not None and self._cut[0] == round_index:  # it came first
-                self.sampler.stop_early(self._cut[1])
-        self._sampled = self.sample()
-        with self._cut_lock:
-            self._sampling_round = None
-            self.sampler.go_on()
+        self._sampled = self.sample(None, SampleRequest(round_index))
         return _round_info(self._sampled, time.perf_counter() - started_s)
-
-    def cut_short(self, round_index: int, keep_steps: int) -> None:
-        """Ends the fragment of this round once it has `keep_steps` steps.
-
-        Runs beside `sample_for_learning`, in a concurrency group of its own. A call that comes
-        after its round is over does nothing.
-        """
-        with self._cut_lock:
-            self._cut = (round_index, keep_steps)
-            if self.sampler is not None and self._sampling_round == round_index:
-                self.sampler.stop_early(keep_steps)
 
     def learn(self, env_steps: int, want_weights: bool, want_checksum: bool) -> LearnInfo:
         """Second half: learns from the batch kept, together with all ranks of the group.
@@ -260,6 +272,7 @@ class RolloutWorker:
         """State of the sampler (None where environments can not tell) and of the policy."""
         return {
             "sampler": None if self.sampler is None else self.sampler.get_state(),
+            "statistics": [] if self.sampler is None else self.sampler.get_statistics(),
             "policy": self.policy.get_state() if with_policy else None,
             "shuffle": self.policy.shuffle.bit_generator.state,
         }
@@ -277,8 +290,11 @@ class RolloutWorker:
             self.policy.shuffle.bit_generator.state = shuffle
         if state.get("shuffle") is not None:
             self.policy.shuffle.bit_generator.state = state["shuffle"]
-        if state.get("sampler") is not None and self.sampler is not None:
-            self.sampler.set_state(state["sampler"])
+        if self.sampler is not None:
+            if state.get("statistics"):
+                self.sampler.set_statistics(state["statistics"])
+            if state.get("sampler") is not None:
+                self.sampler.set_state(state["sampler"])
         return self.policy.version
 
     def reconfigure(self, config: WorkerConfig, index: int) -> None:
@@ -289,7 +305,14 @@ class RolloutWorker:
     def begin_life(self, life: int) -> None:
         """Begins new episodes with random numbers that no life of the run before has used."""
         self.config = dataclasses.replace(self.config, life=life)
-        seeds = self._seeds()
+        self._restart(self._seeds())
+
+    def set_seed(self, env_seeds: list[int]) -> None:
+        """Begins new episodes, each environment with a seed of its own; action noise and minibatch
+        shuffling follow from those."""
+        self._restart(seeds_from(env_seeds, self.index))
+
+    def _restart(self, seeds: Seeds) -> None:
         self.policy.shuffle = np.random.default_rng(seeds.shuffle)
         if self.sampler is not None:
             self.sampler.restart(seeds)

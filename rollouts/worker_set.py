@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import ray
 
+from polopt.policies.transport import Weights
+from polopt.rollouts.envs import EnvSource
 from polopt.rollouts.faults import FaultLog, WorkerFailure
 from polopt.rollouts.worker import RolloutWorker, WorkerConfig
 
@@ -41,25 +44,80 @@ class RemoteWorker:
     last_answer_s: float | None = None
 
 
+@dataclass(frozen=True)
+class WorkerSpec:
+    """In what one worker differs from the others.
+
+    Attributes:
+        env: its environments; None: as the config says.
+        num_envs: how many of them; None: as the config says.
+        options: of its actor, over those that the config says (`num_cpus`, `num_gpus`, `memory`,
+            `resources`, `runtime_env` and whatever else `ActorClass.options` takes).
+    """
+
+    env: EnvSource | None = None
+    num_envs: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Published(NamedTuple):
+    """Weights as workers get them.
+
+    Attributes:
+        version: of the weights.
+        weights: themselves, on this side.
+        argument: what calls are given: the weights, or a reference to one object of them.
+    """
+
+    version: int
+    weights: Weights
+    argument: Any
+
+
 class WorkerSet:
     """The local worker, whose policy is the one that learns centrally, and the remote ones.
 
     Args:
         config: what every worker is made from.
         learner_device: device of the local worker's policy.
+        specs: in what the first workers differ from it, in order of index; the local worker, where
+            it is the only one, is made as the first.
+
+    Attributes:
+        remote: in order of index. Indices count from 1; that of a removed worker is not used again.
+        published: the weights last sent out.
     """
 
-    def __init__(self, config: WorkerConfig, learner_device: str = "cpu") -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        learner_device: str = "cpu",
+        specs: Sequence[WorkerSpec] = (),
+    ) -> None:
         self.config = config
-        self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
-        self.faults = FaultLog(config.rollout.max_consecutive_failures)
         self._incarnations: dict[int, int] = {}
-        self._sent: tuple[int, Any] | None = None  # (version, Weights or reference to them)
+        self._specs = {i + 1: spec for i, spec in enumerate(specs)}
+        local = dataclasses.replace(self._config_of(1), device=learner_device)
+        self.local = RolloutWorker(local, 0)
+        self.faults = FaultLog(config.rollout.max_consecutive_failures)
+        self.published: Published | None = None
         self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
+        self._last_index = len(self.remote)
+
+    def _config_of(self, index: int) -> WorkerConfig:
+        spec = self._specs.get(index, WorkerSpec())
+        rollout = self.config.rollout
+        if spec.num_envs is not None:
+            rollout = rollout.model_copy(update={"num_envs_per_worker": spec.num_envs})
+        return dataclasses.replace(
+            self.config,
+            rollout=rollout,
+            env=self.config.env if spec.env is None else spec.env,
+            incarnation=self._incarnations.get(index, 0),
+        )
 
     def _start(self, index: int) -> RemoteWorker:
-        incarnation = self._incarnations.get(index, 0)
-        config = dataclasses.replace(self.config, incarnation=incarnation)
+        config = self._config_of(index)
         rollout = config.rollout
         options: dict[str, Any] = {
             "num_cpus": rollout.num_cpus_per_worker,
@@ -68,11 +126,35 @@ class WorkerSet:
         }
         if rollout.memory_per_worker:
             options["memory"] = rollout.memory_per_worker
+        if index in self._specs:
+            options.update(self._specs[index].options)
         # A group of its own for calls that must get through while a long one runs.
         as_actor: Any = ray.remote  # its annotations do not know the option
         actor_class = as_actor(concurrency_groups={"control": 1})(RolloutWorker)
         actor = actor_class.options(**options).remote(config, index)
         return RemoteWorker(index, actor)
+
+    def num_envs_of(self, index: int) -> int:
+        """N of the worker with this index; 0 is the local one."""
+        return self._config_of(index or 1).rollout.num_envs_per_worker
+
+    def add(self, specs: Iterable[WorkerSpec]) -> list[RemoteWorker]:
+        """Starts more workers; does not wait for them."""
+        added = []
+        for spec in specs:
+            self._last_index += 1
+            self._specs[self._last_index] = spec
+            added.append(self._start(self._last_index))
+        self.remote += added
+        return added
+
+    def remove(self, workers: Iterable[RemoteWorker]) -> None:
+        """Ends workers, whatever they are doing. Who has launched calls to them forgets those
+        (`InFlight.drop`)."""
+        for worker in workers:
+            self.remote.remove(worker)
+            self._specs.pop(worker.index, None)
+            ray.kill(worker.actor, no_restart=True)
 
     def replace(self, worker: RemoteWorker, failure: WorkerFailure) -> RemoteWorker:
         """Ends a failed worker and starts another in its place; does not wait for it.
@@ -91,15 +173,26 @@ class WorkerSet:
     def weights_for(self, worker: RemoteWorker) -> Any:
         """The local policy's weights as an argument for a call to `worker`: None if it has that
         version already; for large ones a reference to one object shared by all."""
+        self.publish()
+        return self.published_for(worker)
+
+    def publish(self) -> Published:
+        """Takes a copy of the local policy's weights, unless that version is out already."""
         version = self.local.policy.version
-        if worker.known_version == version:
-            return None
-        if self._sent is None or self._sent[0] != version:
+        if self.published is None or self.published.version != version:
             weights = self.local.get_weights()
             large = weights.flat.nbytes > INLINE_BYTES
-            self._sent = (version, ray.put(weights) if large else weights)
-        worker.known_version = version
-        return self._sent[1]
+            self.published = Published(version, weights, ray.put(weights) if large else weights)
+        return self.published
+
+    def published_for(self, worker: RemoteWorker) -> Any:
+        """The weights last published, whatever the local policy has become since, as
+        `weights_for` gives them."""
+        published = self.published or self.publish()
+        if worker.known_version == published.version:
+            return None
+        worker.known_version = published.version
+        return published.argument
 
     def begin_life(self, life: int) -> None:
         """The local worker, and whatever replacement may come, begins another life of the run (see
@@ -110,7 +203,7 @@ class WorkerSet:
     def forget_sent_weights(self) -> None:
         """To be called when the local policy's weights change without a new version, as after a
         restore: everybody needs them anew."""
-        self._sent = None
+        self.published = None
         for worker in self.remote:
             worker.known_version = None
 
@@ -131,6 +224,7 @@ class WorkerSet:
         self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
         self.faults = FaultLog(new.max_consecutive_failures)
         self._incarnations.clear()
+        self._specs.clear()
         self.forget_sent_weights()
         calls = {w.actor.reconfigure.remote(config, w.index): w for w in self.remote}
         timeout_s = new.worker_startup_timeout_s

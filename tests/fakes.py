@@ -187,20 +187,32 @@ class _FakeMethod:
     def remote(self, *args: Any) -> Ref:
         return self.actor.call(self.name, *args)
 
+    def options(self, concurrency_group: str) -> _FakeMethod:
+        assert concurrency_group == "control"
+        return _FakeMethodBeside(self.actor, self.name)
+
+
+class _FakeMethodBeside(_FakeMethod):
+    """Runs at once, whatever else is under way."""
+
+    def remote(self, *args: Any) -> Ref:
+        assert self.actor.alive
+        return Ref(getattr(self.actor.worker, self.name)(*args))
+
 
 class CheckedWorker(RolloutWorker):
     """A real worker that refuses weights it has, and to begin without any."""
 
     version_sent: int | None = None
 
-    def sample(self, weights: Weights | None = None) -> SampleBatch:
+    def sample(self, weights: Weights | None = None, *args: Any) -> SampleBatch:
         if self.index > 0:
             if weights is None:
                 assert self.version_sent is not None, "asked to sample without any weights"
             else:
                 assert weights.version != self.version_sent, "was sent weights that it has"
                 self.version_sent = weights.version
-        return super().sample(weights)
+        return super().sample(weights, *args)
 
 
 class FakeWorkerSet(WorkerSet):

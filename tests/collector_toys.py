@@ -1,0 +1,123 @@
+"""Environments, policies and short ways for the tests of collectors."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from fakes import FakeWorkerSet, worker_config
+from gymnasium import spaces
+from torch import nn
+from toy_envs import Drift
+
+from polopt.rollouts.collector import Collector
+
+
+class Watch(gymnasium.Env[np.ndarray, int]):
+    """Observes the monotonic clock, which all processes of a machine share, and its process.
+
+    Args:
+        step_s: seconds that a step takes.
+        slow_s: the same in the worker with index `slow`.
+        slow: see there.
+        length: of an episode.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, config: Any) -> None:
+        slow = config.get("slow") == config.worker_index
+        self.step_s = config.get("slow_s" if slow else "step_s", 0.0)
+        self.length = config.get("length", 10**9)
+        self.time = 0
+
+    def _obs(self) -> np.ndarray:
+        return np.array([time.monotonic(), os.getpid()])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        time.sleep(self.step_s)
+        self.time += 1
+        return self._obs(), float(action), self.time >= self.length, False, {}
+
+
+class Fragile(Drift):
+    """A Drift that ends its process, or raises, after so many steps of the worker's life.
+
+    Args:
+        config: `dies_after` or `raises_after` steps, in the worker with index `worker`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.left = 10**9
+        if config.get("worker", config.worker_index) == config.worker_index:
+            self.left = config.get("dies_after", config.get("raises_after", 10**9))
+
+    def step(self, action: int) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            if "dies_after" in self.context:
+                os._exit(1)
+            raise ValueError("too fragile")
+        return super().step(action)
+
+
+class Reach(gymnasium.Env[np.ndarray, np.ndarray]):
+    """A Box action space that is not symmetric; the reward is the first action."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, low: float = -1.0, high: float = 3.0) -> None:
+        self.action_space = spaces.Box(low, high, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self.np_random.normal(size=2).astype(np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        return self.np_random.normal(size=2).astype(np.float32), float(action[0]), False, False, {}
+
+
+def logits_for(space: Any = None, favourite: int = 0) -> nn.Module:
+    """A linear module over Drift's observations whose logits strongly favour one action."""
+    module = nn.Linear(3, 3)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.zero_()
+        module.bias[favourite] = 30.0
+    return module
+
+
+def pushing_right(obs: np.ndarray) -> np.ndarray:
+    """A callable policy for Drift: always 1."""
+    return np.ones(len(obs), dtype=np.int64)
+
+
+def here(env: Any = Drift, policy: Any = None, **options: Any) -> Collector:
+    """A collector in this process."""
+    defaults = {"num_collectors": 0, "frames_per_batch": 12, "num_envs": 2, "seed": 1}
+    return Collector(env, policy, **{**defaults, **options})
+
+
+def with_fakes(num_workers: int = 2, rollout: dict[str, Any] | None = None, **options: Any) -> Any:
+    """A collector over fake remote workers of two environments and five steps."""
+    config = worker_config(rollout={"num_workers": num_workers, **(rollout or {})})
+    return Collector.over(FakeWorkerSet(config), **options)
+
+
+def update(collector: Collector) -> None:
+    """One more version of the policy's weights."""
+    policy = collector.policy
+    policy.flat.grads.fill_(0.1)
+    policy.apply_flat()
