@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import yaml
@@ -43,6 +48,21 @@ def test_an_example_says_what_it_reaches_and_what_it_may_cost(name):
     assert example["stop"]["num_env_steps_sampled_lifetime"] > 0
     assert example["description"]
     assert "seeds" in example["measured"]
+
+
+def test_the_showcase_trains_three_strategies_and_ends_with_a_table(tmp_path):
+    code = "from polopt.tuned_examples.showcase import main; main(goal=30)"
+    environ = {**os.environ, "HOME": str(tmp_path), "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    for optimizer in ("async_gradients", "sync_samples", "decentralized_allreduce"):
+        rows = [line for line in done.stdout.splitlines() if f" {optimizer} " in line]
+        assert "solved" in rows[-1], done.stdout
+    folder = re.search(r"(\S+)/\*\n", done.stdout).group(1)
+    assert len(list(Path(folder).glob("*/progress.csv"))) == 3, "results of each"
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ EXAMPLES = {
     "sync_samples": "cartpole_ppo",
     "decentralized_allreduce": "cartpole_ddppo",
 }
+RETURN = "env_runners/episode_return_mean"
 _COLUMNS = ("preset", "optimizer", "return", "env steps", "seconds", "steps/s", "policy lag", "")
 
 
@@ -135,13 +136,17 @@ def summary(trials: list[Any], first: dict[str, dict[str, Any]]) -> Table:
 
 
 def _verdict(trial: Any) -> str:
-    goal = trial.stopping_criterion["env_runners/episode_return_mean"]
+    goal = trial.stopping_criterion[RETURN]
     mean = trial.last_result["env_runners"]["episode_return_mean"]
     return "solved" if mean >= goal else f"under {goal:g}"
 
 
-def main() -> None:
-    """Trains, shows, and says what to do next."""
+def main(goal: float | None = None) -> None:
+    """Trains, shows, and says what to do next.
+
+    Args:
+        goal: return to stop at; None: that of the tuned examples.
+    """
     started_s = time.perf_counter()
     console = Console()
     warnings.simplefilter("ignore", FutureWarning)
@@ -154,10 +159,10 @@ def main() -> None:
     ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
     experiments = [
         tune.Experiment(
-            name=f"showcase_{example['run']}",
+            name="showcase",  # Tune writes the results of the first name alone
             run=example["run"],
             config={**example["config"], "seed": 0},
-            stop=example["stop"],
+            stop={**example["stop"], **({} if goal is None else {RETURN: goal})},
         )
         for example in examples.values()
     ]
@@ -173,7 +178,7 @@ def main() -> None:
             Text(
                 "policy lag: how many updates old the weights were that a gradient was made with.\n"
                 "Results (progress.csv, result.json, TensorBoard), a folder each: "
-                f"{Path(str(trials[0].local_path)).parents[1]}/showcase_*\n"
+                f"{Path(trials[0].path).parent}/*\n"
                 "Next: .venv/bin/polopt list, or .venv/bin/polopt train cartpole_ppo lr=0.001"
             ),
         )
