@@ -116,7 +116,9 @@ class Blueprint:
         ]
 
     def _learner_device(self) -> str:
-        return "cpu" if self._given is None else str(self._given.device)
+        if self._given is not None:
+            return str(self._given.device)
+        return self.config.policy_device if self.num_collectors == 0 else "cpu"
 
     def _common_spaces(self, sources: Sequence[EnvSource]) -> tuple[Space[Any], Space[Any]]:
         distinct = list({id(source): source for source in sources}.values())

@@ -59,7 +59,10 @@ class CollectingConfig(Config):
     @pydantic.model_validator(mode="after")
     def _check_together(self) -> CollectingConfig:
         if self.max_weight_update_interval == 0:
-            raise ValueError("key 'max_weight_update_interval': got 0; allowed: -1, or from 1 on")
+            raise ValueError(
+                "key 'max_weight_update_interval': got 0; allowed: -1, or from 1 on (new weights "
+                "before each batch are update_after_each_batch)"
+            )
         if self.fraction_workers < 1.0 and not self.sync:
             raise ValueError(
                 f"key 'fraction_workers': got {self.fraction_workers} with sync=False, where "

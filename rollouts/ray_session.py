@@ -26,9 +26,11 @@ def attach_or_start(num_cpus: float, init_config: Mapping[str, Any] | None = Non
     if init_config is not None:
         ray.init(**init_config)
         return True
+    # By Ray's own rule a cluster is one that RAY_ADDRESS or `ray start` tells of; address="auto"
+    # would also take whatever another program on this machine has started for itself.
+    cpus = max(os.cpu_count() or 1, int(num_cpus) + 1)
     try:
-        ray.init(address="auto", log_to_driver=True)
-    except ConnectionError:
-        cpus = max(os.cpu_count() or 1, int(num_cpus) + 1)
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False)
+        ray.init(num_cpus=cpus, include_dashboard=False)
+    except ValueError:  # there is one, and its CPUs are not ours to say
+        ray.init()
     return True

@@ -113,6 +113,34 @@ def test_total_frames_are_exact(fake: FakeRay, sync: bool, mode: str, total: int
         next(collector)
 
 
+@pytest.mark.parametrize(("sync", "expected"), [(True, 3), (False, 5)])
+def test_the_policy_is_ignored_for_the_first_frames_of_all(
+    fake: FakeRay, sync: bool, expected: int
+) -> None:
+    """50 frames, rounded up to whole batches: of 20 in synchronous ones, else of 10."""
+    collector = with_fakes(2, sync=sync, init_random_frames=50)
+    batches = [next(collector) for _ in range(8)]
+    uniform = [not batch["action_dist_inputs"].any() for batch in batches]
+    assert uniform == [True] * expected + [False] * (8 - expected)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_removal_loses_what_was_under_way_and_no_count(fake: FakeRay, sync: bool) -> None:
+    collector = with_fakes(3, sync=sync, total_frames=200)
+    frames = [next(collector).env_steps]
+    collector.workers.actors[0].finish()
+    collector.remove_collectors([1])
+    rest = list(collector)
+    frames += [batch.env_steps for batch in rest]
+    assert sum(frames) == collector.num_frames >= 200
+    assert sum(frames[:-1]) < 200
+    if sync:
+        assert {batch.shape for batch in rest} == {(5, 4)}
+    assert all(batch.worker_index != 1 for batch in rest)
+    with pytest.raises(KeyError):
+        collector.remove_collectors([1])
+
+
 def test_rows_that_only_reset_are_no_frames(fake: FakeRay) -> None:
     collector = with_fakes(2, {"autoreset_mode": "next_step"}, frames_per_batch=40)
     batches = [next(collector) for _ in range(5)]

@@ -110,6 +110,13 @@ def test_what_can_not_act_is_refused() -> None:
         here(policy=("ppo", {"gama": 1}))
 
 
+def test_policy_device_is_where_it_acts() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert here(policy="a2c", policy_device=device).policy.device.type == device
+    with pytest.raises(RuntimeError, match="warp"):  # goes as it is to torch
+        here(policy="a2c", policy_device="warp")
+
+
 # ---- exploration --------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,10 @@ from fakes import pid_of, worker_config
 from toy_envs import Clock, Drift
 
 from polopt.policies.config import ConfigError
+from polopt.policies.sample_batch import SampleBatch
+from polopt.rollouts import ray_session as sessions
 from polopt.rollouts.collector import Collector
+from polopt.rollouts.collector_state import next_seed
 from polopt.rollouts.faults import WorkersFailedError
 
 CHEAP = {"num_cpus": 0.25}
@@ -181,14 +185,24 @@ def test_collectors_can_have_environments_and_resources_of_their_own(made: Any) 
 
 
 def test_environments_in_processes_of_their_own(made: Any) -> None:
+    def sign(batch: SampleBatch) -> SampleBatch:
+        batch.columns["postprocessed_by"] = np.full(batch.shape, os.getpid())
+        return batch
+
     collector = made(
-        lambda ctx: Watch(ctx), num_collectors=1, num_envs=1, num_workers_per_collector=3
+        lambda ctx: Watch(ctx),
+        num_collectors=1,
+        num_envs=1,
+        num_workers_per_collector=3,
+        postproc=sign,
     )
     batch = next(collector)
     pids = set(batch.obs[..., 1].reshape(-1).tolist())
     assert batch.shape == (7, 3)
     assert len(pids) == 3
-    assert pid_of(collector.workers.remote[0]) not in pids
+    worker = pid_of(collector.workers.remote[0])
+    assert worker not in pids
+    assert (batch["postprocessed_by"] == worker).all()
 
 
 def test_seeds_and_state_with_processes(over: Any) -> None:
@@ -203,7 +217,7 @@ def test_seeds_and_state_with_processes(over: Any) -> None:
     one.shutdown()
     two = over(sync=True, seed=2, broadcast_interval=1)
     assert next(two).all_obs.tobytes() != seeded.all_obs.tobytes()
-    assert two.set_seed(5) == after
+    assert two.set_seed(5) == after == next_seed(next_seed(next_seed(next_seed(5))))
     assert next(two).all_obs.tobytes() == seeded.all_obs.tobytes()
     two.load_state_dict(state)
     assert (two.num_frames, two.num_batches) == (state["num_frames"], 2)
@@ -213,33 +227,61 @@ def test_seeds_and_state_with_processes(over: Any) -> None:
 # ---- clusters -----------------------------------------------------------------------------------
 
 ALONE = """
-import ray, polopt
+import ray
 from polopt.rollouts.collector import Collector
 
-config = dict(num_cpus=3, include_dashboard=False, log_to_driver=False)
-
-def collect(**options):
-    with Collector("CartPole-v1", num_collectors=1, frames_per_batch=8, **options) as collector:
+def collect(seats):
+    with Collector("CartPole-v1", num_collectors=1, frames_per_batch=8) as collector:
         assert next(collector).env_steps == 8
-        assert ray.cluster_resources()["CPU"] == 3.0
+        assert ray.cluster_resources().get("seat", 0.0) == seats
 
-collect(ray_init_config=config)
-assert not ray.is_initialized(), "what it started it ends"
-ray.init(**config)
-collect()
-assert ray.is_initialized(), "what was there stays"
+{program}
 print("fine")
 """
 
+START = """
+collect(0.0)
+assert not ray.is_initialized(), "what it started it ends"
+"""
 
-def test_ray_is_shut_down_by_who_started_it() -> None:
-    env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+ATTACH = """
+collect(8.0)
+assert not ray.is_initialized(), "it had connected, so it disconnects"
+ray.init(log_to_driver=False)
+collect(8.0)
+assert ray.is_initialized(), "what was there stays"
+"""
+
+
+def run_alone(program: str, **env: str) -> None:
+    others = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     answer = subprocess.run(
-        [sys.executable, "-c", ALONE],
+        [sys.executable, "-c", ALONE.format(program=program)],
         capture_output=True,
         text=True,
-        timeout=120.0,
-        env=env,
+        timeout=240.0,
+        env={**others, **env},
         check=False,
     )
     assert "fine" in answer.stdout, answer.stderr
+
+
+def test_without_a_cluster_one_is_started_and_ended(ray_session: None) -> None:
+    # There is one that another program has for itself, but none in Ray's folder, where Ray looks
+    # for one to share. A short name, for sockets are in it.
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        run_alone(START, RAY_TMPDIR=folder)
+
+
+def test_a_cluster_that_runs_is_used_and_left_running(ray_session: None) -> None:
+    run_alone(ATTACH, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+    assert ray.cluster_resources()["seat"] == 8.0
+
+
+def test_ray_init_config_goes_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(sessions.ray, "is_initialized", lambda: bool(given))
+    monkeypatch.setattr(sessions.ray, "init", lambda **options: given.append(options))
+    assert sessions.attach_or_start(2.0, {"num_cpus": 3, "namespace": "mine"})
+    assert given == [{"num_cpus": 3, "namespace": "mine"}]
+    assert not sessions.attach_or_start(2.0, {"num_cpus": 3}), "connected already"

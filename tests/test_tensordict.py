@@ -122,3 +122,14 @@ def test_advantages_of_torchrl_are_ours() -> None:
     critic = TensorDictModule(Critic(), ["observation"], ["state_value"])
     GAE(gamma=0.9, lmbda=0.8, value_network=critic)(td)
     np.testing.assert_allclose(td["advantage"][..., 0].numpy(), batch["advantages"].T, atol=1e-4)
+
+
+def test_a_replay_buffer_of_torchrl_takes_it() -> None:
+    data = pytest.importorskip("torchrl.data")
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100), batch_size=16)
+    for batch in here(lambda: Clock(4), frames_per_batch=20, total_frames=60):
+        buffer.extend(batch.to_tensordict().reshape(-1))
+    assert len(buffer) == 60
+    sample = buffer.sample()
+    now, then = (td["observation"].argmax(-1) for td in (sample, sample["next"]))
+    assert torch.equal(then, now + 1)
