@@ -126,7 +126,8 @@ class Policy(ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             gaussian = isinstance(self.dist, DiagGaussian)
-            return make_model(self.encoder.shape, self.dist.num_params, gaussian, self.config.model)
+            encoder, model = self.encoder, self.config.model
+            return make_model(encoder.shape, encoder.dtype, self.dist.num_params, gaussian, model)
 
     # ---- acting -------------------------------------------------------------------------------
 

@@ -32,6 +32,16 @@ MODELS: dict[str, tuple[Space[Any], Space[Any], dict[str, Any]]] = {
     "deep": (spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3), {"fcnet_hiddens": [8, 16, 4]}),
     "float64": (spaces.Box(-9.0, 9.0, (4,), np.float64), spaces.Discrete(3), {}),
     "image": (spaces.Box(0, 255, (4, 5, 3), np.uint8), spaces.MultiDiscrete([2, 3]), {}),
+    "convolutions": (
+        spaces.Box(0, 255, (2, 7, 9), np.uint8),
+        spaces.Discrete(3),
+        {"conv_filters": [[4, 3, 2], [5, 2, 1]], "post_fcnet_hiddens": [6]},
+    ),
+    "convolutions, channels last": (
+        spaces.Box(-1.0, 1.0, (7, 9, 2)),
+        spaces.Discrete(3),
+        {"conv_filters": [[4, 3, 2]], "post_fcnet_hiddens": [], "vf_share_layers": False},
+    ),
     "gaussian": (spaces.Box(-9.0, 9.0, (4,)), BOX, {"initial_log_std": -0.5}),
     "gaussian of the state": (spaces.Box(-9.0, 9.0, (4,)), BOX, {"free_log_std": False}),
     "squashed": (spaces.Box(-9.0, 9.0, (2, 2)), BOX, {"squash_actions": True}),
@@ -180,7 +190,7 @@ def test_initial_policy_is_near_uniform_and_layers_are_orthogonal() -> None:
 # ---- acting -----------------------------------------------------------------------------------
 
 
-@every_model
+@pytest.mark.parametrize("key", [key for key in MODELS if "convolutions" not in key])
 def test_acting_in_numpy_is_acting_in_torch(key: str) -> None:
     policy = away(policy_of(key))
     assert policy._numpy is not None
