@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -54,11 +55,11 @@ def resolve_env(env: Any) -> EnvSource:
     registrations.
 
     A callable stands for itself; a name registered with Tune for its creator; a Gymnasium id for
-    its spec, so that an id registered in the driver's program works in workers too. `module:id`
-    is left to the worker, which imports the module.
+    its spec, so that an id registered in the driver's program works in workers too. For `module:id`
+    the module is imported first, which is how packages register their environments.
 
     Raises:
-        ConfigError: unknown id, with the nearest known one.
+        ConfigError: unknown id, with the nearest known one; a module that can not be imported.
     """
     if callable(env) or isinstance(env, EnvSpec):
         return env
@@ -70,13 +71,18 @@ def resolve_env(env: Any) -> EnvSource:
     creator = _registered_with_tune(env)
     if creator is not None:
         return creator
-    if ":" in env:
-        return env
+    module, _, name = env.rpartition(":")
     try:
-        return gymnasium.spec(env)
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"key 'env': got {env!r}; its module can not be imported: {error}"
+        ) from None
     except gymnasium.error.Error as error:
         raise ConfigError(
-            f"key 'env': got {env!r}{nearest(env, gymnasium.registry)} ({error})"
+            f"key 'env': got {env!r}{nearest(name, gymnasium.registry)} ({error})"
         ) from None
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -459,6 +460,22 @@ def test_id_registered_here_works_where_it_is_not_registered(registered: str) ->
         gymnasium.registry[registered] = spec
     # The time limit of the registration holds.
     assert batch.episodes.lengths.max() == 4
+
+
+def test_id_of_a_module_that_is_to_be_imported(tmp_path: Path, monkeypatch: Any) -> None:
+    name = "polopt-tests/Imported-v0"
+    (tmp_path / "registers.py").write_text(
+        "import gymnasium\n"
+        f"gymnasium.register('{name}', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    source = resolve_env(f"registers:{name}")
+    del gymnasium.registry[name]  # as in a worker, which has not imported the module
+    assert worker_of_source(source).sample().episodes.lengths.max() == 5
+    with pytest.raises(
+        ConfigError, match=r"'nowhere:X-v0'; its module .*No module named 'nowhere'"
+    ):
+        resolve_env("nowhere:X-v0")
 
 
 def worker_of_source(source: Any) -> RolloutWorker:
