@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from polopt.metrics.episodes import EpisodeStats, EpisodeWindow
+from polopt.metrics.fragment_faults import FragmentFaults
 from polopt.metrics.lag import LagHistogram
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer
@@ -96,6 +97,15 @@ class PolicyOptimizer(ABC):
         self.num_env_steps_sampled += env_steps
         self.policy.env_steps = self.num_env_steps_sampled
         self.episodes.add(episodes)
+
+    def usable(self, worker_index: int, faults: FragmentFaults) -> bool:
+        """Takes note of the faults that a fragment or gradient tells of; whether it may be learned
+        from.
+
+        Raises:
+            BadNumbersError: it may not, and one time too many in a row.
+        """
+        return self.workers.faults.fragment(worker_index, faults)
 
     def count_training(self, env_steps: int, updates: int, stats: Mapping[str, float]) -> None:
         """Takes note of what was learned from."""

@@ -88,6 +88,8 @@ class Policy(ABC):
         version: updates applied to the weights so far.
         env_steps: environment steps sampled by all workers so far; the clock of all schedules.
         coefficients: scalars that learning adapts; they travel with the weights.
+        skipped_updates: those that were left out because the gradient was not finite.
+        bad_gradients: of this learner itself, where several sum theirs, that were not finite.
 
     Raises:
         ConfigError: for spaces that are not supported.
@@ -120,6 +122,7 @@ class Policy(ABC):
         self.env_steps = 0
         self.coefficients: dict[str, float] = {}
         self.skipped_updates = 0
+        self.bad_gradients = 0
 
     def _seeded_model(self, seed: int) -> Any:
         # A fork keeps the caller's random numbers out of the weights, and ours out of the caller's.
@@ -226,12 +229,16 @@ class Policy(ABC):
         rows = self.training_rows(batch)
         count = len(rows["obs"])
         if count == 0:
-            return Gradients(np.zeros(len(self.flat.grads), np.float32), self.version, 0, {})
+            return self.no_gradients()
         if self.config.standardize_advantages:
             rows["advantages"] = standardized(rows["advantages"], LocalReducer())
         stats = self.backward(rows)
         stats["vf_explained_var"] = explained_variance(batch)
         return Gradients(self.flat.grads.cpu().numpy().copy(), self.version, count, stats)
+
+    def no_gradients(self) -> Gradients:
+        """The gradient of nothing: zeros of no rows."""
+        return Gradients(np.zeros(len(self.flat.grads), np.float32), self.version, 0, {})
 
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
         """Leaves the gradient of the mean loss of `rows` in `flat.grads`; returns statistics."""
