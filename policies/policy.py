@@ -31,6 +31,9 @@ from polopt.policies.sgd import (
 from polopt.policies.spaces import ObservationEncoder
 from polopt.policies.transport import Gradients, Weights
 
+#: The square of a larger number is infinite in float32.
+_MAX_NORM = 1e18
+
 
 class PolicyConfig(Config):
     """Options every policy has.
@@ -261,17 +264,18 @@ class Policy(ABC):
                 factor on the gradient).
 
         A gradient that is not finite is not applied: one such would make every weight NaN, for
-        ever. It is counted in `skipped_updates`.
+        ever. Nor is one whose squares are too large for Adam, which would never move again. They
+        are counted in `skipped_updates`.
 
         Returns:
             `{"grad_norm", "default_optimizer_learning_rate"}`, the norm before clipping.
         """
         norm = float(self.flat.grads.norm())
         lr = self._lr(self.env_steps) * lr_scale
-        if not np.isfinite(norm):
+        clip = self.config.grad_clip
+        if not np.isfinite(norm) or (clip is None and norm > _MAX_NORM):
             self.skipped_updates += 1
             return {"default_optimizer_learning_rate": lr}
-        clip = self.config.grad_clip
         if clip is not None and norm > clip:
             self.flat.grads.mul_(clip / norm)
         self._adam.step(lr)

@@ -29,13 +29,11 @@ def find_bad_numbers(batch: SampleBatch) -> tuple[str, np.ndarray]:
     """
     envs = np.zeros(batch.shape[1], dtype=bool)
     problem = ""
-    sources = {
-        "reward": batch["rewards"],
-        "observation": batch.all_obs,
-        # Finite rewards can be so large that these are not.
-        "advantage": batch["advantages"],
-        "value target": np.where(batch["valid"], batch["value_targets"], 0.0),
-    }
+    sources = {"reward": batch["rewards"], "observation": batch.all_obs}
+    # Finite rewards can be so large that these are not. Not every policy makes them.
+    if "advantages" in batch:
+        sources["advantage"] = batch["advantages"]
+        sources["value target"] = np.where(batch["valid"], batch["value_targets"], 0.0)
     for name, array in sources.items():
         if all_finite(array):
             continue

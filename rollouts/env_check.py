@@ -5,10 +5,16 @@ from __future__ import annotations
 import inspect
 import numbers
 import traceback
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
+
+
+_HERE = Path(__file__).parent
+_BOOLEANS = (bool, np.bool_, int, np.integer)
 
 
 class EnvironmentFailedError(RuntimeError):
@@ -54,7 +60,7 @@ def check_step(result: Any, space: Space[Any]) -> None:
     if not _is_number(reward):
         raise BrokenAPI(f"step() must return a number as reward; got {_described(reward)}")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(value, bool | np.bool_ | int | np.integer):
+        if not isinstance(value, _BOOLEANS):
             raise BrokenAPI(f"step() must return a boolean as {name}; got {_described(value)}")
     if not isinstance(info, dict):
         raise BrokenAPI(f"step() must return a dict as info; got {_described(info)}")
@@ -88,6 +94,9 @@ def check_observation(observation: Any, space: Space[Any], where: str) -> None:
 
 
 def _check_array(observation: Any, space: Space[Any], where: str) -> None:
+    if type(observation) is np.ndarray and observation.dtype == space.dtype:
+        if observation.shape == space.shape:
+            return  # as nearly all are
     try:
         array = np.asarray(observation)
     except ValueError:  # a ragged list
@@ -107,7 +116,7 @@ def _check_array(observation: Any, space: Space[Any], where: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, numbers.Real):
+    if isinstance(value, (float, int, np.floating)) or isinstance(value, numbers.Real):
         return True
     return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
 
@@ -124,14 +133,20 @@ def traceback_of(error: BaseException, env: Any = None, method: str = "step") ->
     wrong that was returned without an exception, the place where `method` is defined.
 
     Args:
-        error: caught by the caller of the environment, whose frame is left out.
+        error: whose frames in this folder, as far as they come first, are left out.
         env: that returned the wrong result.
         method: that returned it.
     """
     if isinstance(error, BrokenAPI):
         return f"{_definition(env, method)}{type(error).__name__}: {error}"
-    below = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    return "".join(traceback.format_exception(type(error), error, below)).strip()
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and _is_ours(frames):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).strip()
+
+
+def _is_ours(frames: TracebackType) -> bool:
+    return Path(frames.tb_frame.f_code.co_filename).parent == _HERE
 
 
 def _definition(env: Any, method: str) -> str:

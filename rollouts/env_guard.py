@@ -19,6 +19,7 @@ from polopt.rollouts.env_check import (
     check_step,
     traceback_of,
 )
+from polopt.rollouts.env_state import copy_statistics
 
 #: Where a fault is found in `infos`: an `EnvFault` for each environment that had one.
 FAULT_KEY = "polopt_fault"
@@ -34,7 +35,7 @@ class EnvFault:
         lost_step: `step` raised: the row it was to make holds no transition, and its episode is
             over without an end. False: `reset` did, between two episodes.
         count: exceptions until it worked again.
-        traceback: of the last.
+        traceback: of the last, under a line that says where it was.
     """
 
     lost_step: bool
@@ -64,12 +65,13 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     A `step` that raised returns the first observation of the next episode, reward 0 and no end;
     `info[FAULT_KEY]` says that there was no step. A result that breaks Gymnasium's API counts as
-    an exception.
+    an exception. What wrappers have learned (see `env_state`) passes on to the new one.
 
     Args:
         make: makes the environment.
         place: see `EnvPlace`.
-        max_failures: so many exceptions without one successful step in between are too many.
+        max_failures: so many exceptions without one successful step in between are too many, and
+            so many breaches of the API in all: those are no accidents.
         env: the first one, if it is there already.
 
     Raises:
@@ -87,37 +89,40 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._place = place
         self._max_failures = max_failures
         self._in_a_row = 0
+        self._breaches = 0
         self._total = 0
         self._steps = 0  # since the last reset
         self._seed: int | None = None
         self._untold: EnvFault | None = None
         super().__init__(self._first() if env is None else env)
-        self._checked = False
         space = self.env.observation_space
-        array = isinstance(space, spaces.Box | spaces.MultiDiscrete)
+        array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
         self._shape = space.shape if array else ()  # of the rest's, only the first is looked at
+        self._dtype: Any = None  # of the observations that were found good
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As the environment's; see above for when that raises."""
         try:
             result = self.env.step(action)
-            # The cheap look that every step gets; the rest is looked at once.
+            # The cheap look that every step gets; the rest is looked at once in each episode.
             if (
-                not self._checked
+                not self._steps
                 or type(result) is not tuple
                 or len(result) != 5
                 or type(result[1]) not in _PLAIN_NUMBERS
+                or type(result[4]) is not dict
                 or getattr(result[0], "shape", ()) != self._shape
+                or getattr(result[0], "dtype", self._dtype) != self._dtype
             ):
                 check_step(result, self.env.observation_space)
-                self._checked = True
-        except EnvironmentFailedError:
-            raise
+                self._dtype = getattr(result[0], "dtype", None)
         except Exception as error:
-            fault, observation, info = self._renew(error, lost_step=True)
-            return observation, 0.0, False, False, {**info, FAULT_KEY: fault}
-        self._steps += 1
-        return result
+            raised = error  # dealt with below, where what else is raised has not this for a context
+        else:
+            self._steps += 1
+            return result
+        fault, observation, info = self._renew(raised, lost_step=True)
+        return observation, 0.0, False, False, {**info, FAULT_KEY: fault}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -128,19 +133,15 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._steps:
             self._in_a_row = 0
             self._steps = 0
-        fault = None
+        raised = fault = None
         try:
             result = self.env.reset(seed=seed, options=options)
-            if (
-                not self._checked
-                or type(result) is not tuple
-                or len(result) != 2
-                or getattr(result[0], "shape", ()) != self._shape
-            ):
-                check_reset(result, self.env.observation_space)
+            check_reset(result, self.env.observation_space)
             observation, info = result
         except Exception as error:
-            fault, observation, info = self._renew(error, lost_step=False)
+            raised = error
+        if raised is not None:
+            fault, observation, info = self._renew(raised, lost_step=False)
         if self._untold is not None:
             earlier, self._untold = self._untold, None
             count = earlier.count + (fault.count if fault else 0)
@@ -156,12 +157,11 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         count = 0
         while True:
             try:
-                env = self._make()
+                return self._make()
             except Exception as error:
-                count += 1
-                self._untold = EnvFault(False, count, self._count(error, None, "__init__"))
-            else:
-                return env
+                raised = error
+            count += 1
+            self._untold = EnvFault(False, count, self._count(raised, None, "__init__"))
 
     def _renew(self, error: Exception, lost_step: bool) -> tuple[EnvFault, Any, dict[str, Any]]:
         """Makes environments until one can be reset; its first observation and info."""
@@ -171,9 +171,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             count += 1
             last = self._count(error, self.env, method)
             self.close()
-            self._checked = False
             try:
-                self.env = self._make()
+                fresh = self._make()
+                copy_statistics(self.env, fresh)
+                self.env = fresh
                 result = self.env.reset(seed=self._fresh_seed())
                 check_reset(result, self.env.observation_space)
             except Exception as another:
@@ -183,18 +184,21 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _count(self, error: Exception, env: Any, method: str) -> str:
         """Takes note of an exception; gives its traceback."""
-        last = traceback_of(error, env, method)
         self._in_a_row = 1 if self._steps else self._in_a_row + 1
+        self._breaches += isinstance(error, BrokenAPI)
         self._total += 1
         step, self._steps = self._steps + (method == "step"), 0
-        if self._in_a_row >= self._max_failures:
+        where = f"{self._place} in {method}() at step {step} of its episode"
+        told = traceback_of(error, env, method)
+        if max(self._in_a_row, self._breaches) >= self._max_failures:
             kind = EnvironmentAPIError if isinstance(error, BrokenAPI) else EnvironmentFailedError
             raise kind(
-                f"{self._place} failed {self._in_a_row} times without one step in between "
-                f"(max_consecutive_env_faults={self._max_failures}), the last time in {method}() "
-                f"at step {step} of its episode: {type(error).__name__}: {error}\n{last}"
+                f"{self._place} failed {self._total} times, too often without one step in between "
+                f"or by breaking Gymnasium's API (max_consecutive_env_faults={self._max_failures})"
+                f"; the last time in {method}() at step {step} of its episode: "
+                f"{type(error).__name__}: {error}\n{told}"
             ) from None
-        return last
+        return f"{where}:\n{told}"
 
     def _fresh_seed(self) -> int | None:
         """Not the one it was first reset with, or it would repeat its first episodes; and not

@@ -98,14 +98,14 @@ class FragmentLog:
         now_s = time.monotonic()
         few = self.num_env_faults <= _LOG_FIRST
         if few or now_s - self._logged_s >= LOG_INTERVAL_S:
-            last_line = traceback.strip().splitlines()[-1] if traceback.strip() else ""
+            lines = traceback.strip().splitlines() or [""]
             logger.warning(
-                "worker %d: environment %d raised and was made anew (%d new, %d in all): %s",
+                "worker %d: environment raised and was made anew (%d new, %d in all): %s %s",
                 worker_index,
-                env_index,
                 self._unlogged,
                 self.num_env_faults,
-                last_line,
+                lines[0],
+                lines[-1],
             )
             self._logged_s, self._unlogged = now_s, 0
 

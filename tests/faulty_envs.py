@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from toy_envs import Clock, Drift
@@ -137,3 +138,45 @@ def guarded(
     return kind(guards, autoreset_mode=AutoresetMode[mode.upper()])
 
 
+
+
+class NeverMade(Drift):
+    """Can not even be made."""
+
+    def __init__(self, config: Any = None) -> None:
+        raise OSError("no licence")
+
+
+class CrashingVector(CartPoleVectorEnv):
+    """A vector implementation of an environment's own whose step or reset raises as a whole.
+
+    Args:
+        num_envs: N.
+        crash_at: step of its life that raises.
+        when: `step` or `reset`.
+        crashes: whether it does.
+    """
+
+    def __init__(self, num_envs: int, crash_at: int, when: str, crashes: bool) -> None:
+        super().__init__(num_envs)
+        self.steps_made = 0
+        self.crash_at = crash_at
+        self.when = when
+        self.crashes = crashes
+        self.seed: Any = None
+        self.was_closed = False
+
+    def close(self, **options: Any) -> None:
+        self.was_closed = True
+
+    def step(self, actions: Any) -> Any:
+        self.steps_made += 1
+        if self.crashes and self.when == "step" and self.steps_made > self.crash_at:
+            raise RuntimeError("vector fell over")
+        return super().step(actions)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.seed = seed
+        if self.crashes and self.when == "reset":
+            raise RuntimeError("vector fell over")
+        return super().reset(seed=seed, options=options)
