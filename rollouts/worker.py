@@ -195,7 +195,9 @@ class RolloutWorker:
                 self.sampler.reset()
             batch = self.sampler.sample(asked.exploration, asked.steps, asked.uniform)
         batch.worker_index = self.index
-        return self._looked_at(self.policy.postprocess(batch))
+        with np.errstate(over="ignore", invalid="ignore"):
+            batch = self.policy.postprocess(batch)
+        return self._looked_at(batch)
 
     def _looked_at(self, batch: SampleBatch) -> SampleBatch:
         """The batch, which says so if it holds a number that is not finite. The environments that
@@ -214,12 +216,12 @@ class RolloutWorker:
         started_s = time.perf_counter()
         batch = self.sample(weights, request)
         sample_s = time.perf_counter() - started_s
-        frames, steps = batch.env_steps, batch.shape[0]
+        frames, steps, faults = batch.env_steps, batch.shape[0], batch.faults
         if self.config.postproc is not None:
             batch = self.config.postproc(batch)
             if not isinstance(batch, SampleBatch):
                 raise TypeError(f"postproc must return a SampleBatch; got {type(batch).__name__}")
-        return Fragment(batch, frames, steps, sample_s)
+        return Fragment(batch, frames, steps, sample_s, faults)
 
     def cut_short(self, number: int, keep_steps: int) -> None:
         """Ends the fragment that the request of this number asked for, once it has `keep_steps`

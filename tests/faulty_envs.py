@@ -138,8 +138,6 @@ def guarded(
     return kind(guards, autoreset_mode=AutoresetMode[mode.upper()])
 
 
-
-
 class NeverMade(Drift):
     """Can not even be made."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from faulty_envs import (
@@ -95,9 +96,7 @@ def test_a_crash_costs_one_row_and_no_truth(mode: str, fragment: int) -> None:
 
 def test_a_crash_taken_for_a_step_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     note = SamplerFaults.note
-    monkeypatch.setattr(
-        SamplerFaults, "note", lambda self, infos: np.zeros_like(note(self, infos))
-    )
+    monkeypatch.setattr(SamplerFaults, "note", lambda self, infos: np.zeros_like(note(self, infos)))
     with pytest.raises(AssertionError):
         check_row_before_a_crash_is_bootstrapped(crash_batches("same_step", 30))
 
@@ -133,6 +132,11 @@ def worker(env: Any, index: int = 3, **options: Any) -> RolloutWorker:
     if env is crashing_cartpole or not isinstance(env, type):
         probe = probe_spaces(source, config)
     return RolloutWorker(WorkerConfig(config, source, A2C, policy, *probe, seed=0), index)
+
+
+def sample_often(made: RolloutWorker) -> None:
+    for _ in range(20):
+        made.sample()
 
 
 def test_random_crashes_in_step_and_reset() -> None:
@@ -214,8 +218,7 @@ def test_breach_of_the_api_is_one_error_that_says_which(what: str, said: str, af
         max_consecutive_env_faults=4,
     )
     with pytest.raises(EnvironmentAPIError, match=said) as caught:
-        for _ in range(20):
-            made.sample()
+        sample_often(made)
     message = str(caught.value)
     assert "environment 'Spoiled' (number " in message
     assert "of worker 3)" in message
@@ -269,8 +272,6 @@ def test_own_vector_implementation_that_always_fails() -> None:
 def test_the_guard_changes_nothing_where_nothing_fails() -> None:
     config = RolloutConfig.parse({"env": "CartPole-v1", "vectorization_mode": "sync"})
     guarded_env = make_vector_env(resolve_env("CartPole-v1"), config, 1)
-    import gymnasium
-
     plain = gymnasium.make_vec(
         "CartPole-v1",
         config.num_envs_per_worker,
