@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 #: Reported for every policy, under the names RLlib 2.60 uses. 0 where a loss has no such term.
@@ -26,8 +27,11 @@ class LearnerStats:
         self._last: dict[str, float] = dict.fromkeys(LEARNER_KEYS, 0.0)
 
     def add(self, stats: Mapping[str, float], rows: int) -> None:
-        """Adds statistics that are means over `rows` rows."""
+        """Adds statistics that are means over `rows` rows; those that are not finite are of an
+        update that was left out, and are left out too."""
         for key, value in stats.items():
+            if not math.isfinite(value):
+                continue
             self._sums[key] = self._sums.get(key, 0.0) + value * rows
             self._weights[key] = self._weights.get(key, 0.0) + rows
 

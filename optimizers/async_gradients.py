@@ -69,6 +69,8 @@ class AsyncGradients(PolicyOptimizer):
         self.in_flight.launch(worker, call)
 
     def _apply(self, gradients: Gradients, info: RoundInfo) -> None:
+        if not self.usable(info.worker_index, info.faults):
+            return
         self.count_samples(info.env_steps, info.episodes)
         self.num_gradients += 1
         lag = self.policy.version - gradients.version
@@ -80,7 +82,9 @@ class AsyncGradients(PolicyOptimizer):
             return
         version = self.policy.version
         stats = gradients.stats | self.policy.apply_gradients(gradients, lr_scale)
-        self.count_training(gradients.rows, self.policy.version - version, stats)
+        updates = self.policy.version - version
+        self.workers.faults.fragments.update(updates > 0, info.worker_index, "norm of its gradient")
+        self.count_training(gradients.rows if updates else 0, updates, stats)
 
     def _lr_scale(self, lag: int) -> float:
         bound = self.config.max_policy_lag

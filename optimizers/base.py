@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from polopt.metrics.episodes import EpisodeStats, EpisodeWindow
+from polopt.metrics.fragment_faults import FragmentFaults
 from polopt.metrics.lag import LagHistogram
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer
@@ -97,6 +98,15 @@ class PolicyOptimizer(ABC):
         self.policy.env_steps = self.num_env_steps_sampled
         self.episodes.add(episodes)
 
+    def usable(self, worker_index: int, faults: FragmentFaults) -> bool:
+        """Takes note of the faults that a fragment or gradient tells of; whether it may be learned
+        from.
+
+        Raises:
+            BadNumbersError: it may not, and one time too many in a row.
+        """
+        return self.workers.faults.fragment(worker_index, faults)
+
     def count_training(self, env_steps: int, updates: int, stats: Mapping[str, float]) -> None:
         """Takes note of what was learned from."""
         self.num_env_steps_trained += env_steps
@@ -153,11 +163,11 @@ class PolicyOptimizer(ABC):
         """Takes back what `get_state` of any optimizer gave; workers get the weights with the
         next calls. What is in flight is finished and thrown away."""
         self.drain()
+        self.policy.set_state(state["policy"])  # first: it refuses what is of another network
         self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
         self.num_updates = int(state["num_updates"])
         self.episodes.set_state(state["episodes"])
-        self.policy.set_state(state["policy"])
         self.policy.env_steps = self.num_env_steps_sampled
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
         self.workers.forget_sent_weights()

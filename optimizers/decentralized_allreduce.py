@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
+from polopt.metrics.fragment_faults import FragmentFaults
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.rank_group import RankGroup
 from polopt.rollouts.in_flight import Arrival
@@ -153,7 +154,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         length = self.workers.config.rollout.rollout_fragment_length
         self.num_cut_short += sum(info.steps < length for info in sampled)
         for info in sampled:
-            self.count_samples(info.env_steps, info.episodes)
+            if self.usable(info.worker_index, info.faults):
+                self.count_samples(info.env_steps, info.episodes)
         infos = [info for _, info in learned]
         if self.group.broken or any(info.broken for info in infos):
             # What survivors learned before the break is found in their versions when the group is
@@ -165,10 +167,23 @@ class DecentralizedAllReduce(PolicyOptimizer):
         first = infos[0]
         self.timers["allreduce"].push(sum(info.allreduce_s for info in infos) / len(infos))
         self.lag.add(first.lag)
-        env_steps = sum(info.env_steps for info in sampled)
+        self._take_note_of_skipped(learned)
+        env_steps = sum(info.env_steps for info in sampled) if first.updates else 0
         self.count_training(env_steps, first.updates, first.stats)
         if first.weights is not None:
             self.policy.set_weights(first.weights)
+
+    def _take_note_of_skipped(self, learned: list[tuple[int, LearnInfo]]) -> None:
+        """All ranks have skipped the same updates; only some are to blame."""
+        log = self.workers.faults.fragments
+        for index, info in learned:
+            if info.bad_gradients:
+                log.note(index, FragmentFaults(bad_numbers="gradient of a minibatch"))
+        first = learned[0][1]
+        blamed = first.vetoed or any(info.bad_gradients for _, info in learned)
+        if first.updates or blamed or first.stats:
+            why = "" if blamed else "sum of the gradients"
+            log.update(first.updates > 0, why=why)
 
     def _check_equal(self, learned: list[tuple[int, LearnInfo]]) -> None:
         sums = {index: info.checksum for index, info in learned if info.checksum is not None}

@@ -74,7 +74,10 @@ class SyncSamples(PolicyOptimizer):
             version = self.policy.version
             stats = self.policy.learn_on_batch(batch)
         self.timers["learn"].push_rows(env_steps)
-        self.count_training(env_steps, self.policy.version - version, stats)
+        updates = self.policy.version - version
+        if env_steps:
+            self.workers.faults.fragments.update(updates > 0, why="gradient of the whole batch")
+        self.count_training(env_steps if updates else 0, updates, stats)
         return self._since(before)
 
     def _launch(self) -> dict[int, deque[_Slot]]:
@@ -104,21 +107,29 @@ class SyncSamples(PolicyOptimizer):
         collected: dict[_Slot, SampleBatch] = {}
         if not self.workers.remote:
             for slot in todo[0]:
-                collected[slot] = self.workers.local.sample()
+                while slot not in collected:
+                    self._keep(collected, slot, self.workers.local.sample())
         sharers = len(self.in_flight)
         while len(self.in_flight):
             arrival = self.in_flight.wait()
             worker, slot = arrival.worker, arrival.tag[0]
-            if arrival.failure is None:
-                collected[slot] = arrival.value
-            else:
+            if arrival.failure is not None:
                 # The replacement makes up for what was lost.
                 worker = self.workers.replace(worker, arrival.failure)
+                todo[worker.index].appendleft(slot)
+            elif not self._keep(collected, slot, arrival.value):
                 todo[worker.index].appendleft(slot)
             self._launch_next(worker, todo[worker.index])
             if self.stragglers.remain(sharers, len(self.in_flight)):
                 self._cut_stragglers_short(todo)
         return SampleBatch.concat([collected[slot] for slot in sorted(collected)])
+
+    def _keep(self, collected: dict[_Slot, SampleBatch], slot: _Slot, batch: SampleBatch) -> bool:
+        """False for a batch with bad numbers: its worker has to make up for it."""
+        good = self.usable(batch.worker_index, batch.faults)
+        if good:
+            collected[slot] = batch
+        return good
 
     def _cut_stragglers_short(self, todo: dict[int, deque[_Slot]]) -> None:
         """Each worker has at most one fragment under way, so those under way are of as many

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 
 C = TypeVar("C", bound="Config")
+#: Of the names that a key could have been.
+_MOST_SHOWN = 6
 
 
 class ConfigError(ValueError):
@@ -18,10 +20,32 @@ class ConfigError(ValueError):
     allowed; it is raised before any actor starts."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: Any, known: Iterable[str]) -> str:
     """`"; did you mean 'gamma'?"` or an empty string if nothing known is close to `name`."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    by_lower = {key.lower(): key for key in known}
+    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
+    """`nearest`, and a handful of what is allowed, the most similar first:
+    `"; did you mean 'gamma'? Allowed: gamma, lambda, lr, seed, env and 50 others"`.
+
+    Args:
+        name: what was given.
+        known: what may have been meant.
+        shown: what is listed as allowed, if not all of that.
+    """
+    given = str(name).lower()
+
+    def unlike(key: str) -> tuple[float, str]:
+        return -difflib.SequenceMatcher(None, given, key.lower()).ratio(), key
+
+    known = list(known)
+    ranked = sorted(set(known if shown is None else shown), key=unlike)
+    others = len(ranked) - _MOST_SHOWN
+    more = f" and {others} others" if others > 0 else ""
+    return f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[:_MOST_SHOWN])}{more}"
 
 
 class Config(pydantic.BaseModel):
@@ -73,10 +97,8 @@ class Config(pydantic.BaseModel):
         known = set(cls.keys()) | set(cls.model_fields)
         for key in options:
             if key not in known:
-                meant = nearest(key, [*cls.keys(), *cls.aliases]) or "."
-                raise ConfigError(
-                    f"{where}: unknown key {key!r}{meant} Allowed: {', '.join(sorted(cls.keys()))}"
-                )
+                meant = nearest_of(key, [*cls.keys(), *cls.aliases], cls.keys())
+                raise ConfigError(f"{where}: unknown key {key!r}{meant}")
         try:
             return cls(**options)
         except pydantic.ValidationError as error:
@@ -131,8 +153,7 @@ def _nearest_sibling(cls: type[Config], path: tuple[int | str, ...]) -> str:
         owner = None if field is None else field.annotation
         if not (isinstance(owner, type) and issubclass(owner, Config)):
             return ""
-    keys = owner.keys()
-    return f"{nearest(str(path[-1]), keys) or '.'} Allowed: {', '.join(sorted(keys))}"
+    return nearest_of(path[-1], owner.keys())
 
 
 def _is_type_tag(part: int | str) -> bool:

@@ -31,6 +31,9 @@ from polopt.policies.sgd import (
 from polopt.policies.spaces import ObservationEncoder
 from polopt.policies.transport import Gradients, Weights
 
+#: The square of a larger number is infinite in float32.
+_MAX_NORM = 1e18
+
 
 class PolicyConfig(Config):
     """Options every policy has.
@@ -88,6 +91,8 @@ class Policy(ABC):
         version: updates applied to the weights so far.
         env_steps: environment steps sampled by all workers so far; the clock of all schedules.
         coefficients: scalars that learning adapts; they travel with the weights.
+        skipped_updates: those that were left out because the gradient was not finite.
+        bad_gradients: of this learner itself, where several sum theirs, that were not finite.
 
     Raises:
         ConfigError: for spaces that are not supported.
@@ -120,6 +125,7 @@ class Policy(ABC):
         self.env_steps = 0
         self.coefficients: dict[str, float] = {}
         self.skipped_updates = 0
+        self.bad_gradients = 0
 
     def _seeded_model(self, seed: int) -> Any:
         # A fork keeps the caller's random numbers out of the weights, and ours out of the caller's.
@@ -227,12 +233,16 @@ class Policy(ABC):
         rows = self.training_rows(batch)
         count = len(rows["obs"])
         if count == 0:
-            return Gradients(np.zeros(len(self.flat.grads), np.float32), self.version, 0, {})
+            return self.no_gradients()
         if self.config.standardize_advantages:
             rows["advantages"] = standardized(rows["advantages"], LocalReducer())
         stats = self.backward(rows)
         stats["vf_explained_var"] = explained_variance(batch)
         return Gradients(self.flat.grads.cpu().numpy().copy(), self.version, count, stats)
+
+    def no_gradients(self) -> Gradients:
+        """The gradient of nothing: zeros of no rows."""
+        return Gradients(np.zeros(len(self.flat.grads), np.float32), self.version, 0, {})
 
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
         """Leaves the gradient of the mean loss of `rows` in `flat.grads`; returns statistics."""
@@ -255,17 +265,18 @@ class Policy(ABC):
                 factor on the gradient).
 
         A gradient that is not finite is not applied: one such would make every weight NaN, for
-        ever. It is counted in `skipped_updates`.
+        ever. Nor is one whose squares are too large for Adam, which would never move again. They
+        are counted in `skipped_updates`.
 
         Returns:
             `{"grad_norm", "default_optimizer_learning_rate"}`, the norm before clipping.
         """
         norm = float(self.flat.grads.norm())
         lr = self._lr(self.env_steps) * lr_scale
-        if not np.isfinite(norm):
+        clip = self.config.grad_clip
+        if not np.isfinite(norm) or (clip is None and norm > _MAX_NORM):
             self.skipped_updates += 1
             return {"default_optimizer_learning_rate": lr}
-        clip = self.config.grad_clip
         if clip is not None and norm > clip:
             self.flat.grads.mul_(clip / norm)
         self._adam.step(lr)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from polopt.metrics.episodes import EpisodeStats
+from polopt.metrics.fragment_faults import NO_FAULTS, FragmentFaults
 
 
 @dataclass(slots=True)
@@ -20,7 +21,8 @@ class SampleBatch:
     - `actions`: as the policy chose them, before clipping, squashing or offsets.
     - `rewards` float32; `terminated`, `truncated` bool.
     - `valid` bool: False in rows that hold no transition (a next-step autoreset made them, or
-      padding). They are in no loss and no count.
+      padding, or the environment raised). They are in no loss and no count. Where an environment
+      raised, `truncated` is set: its episode is over, but has not ended.
     - `action_dist_inputs` float32 `[T, N, P]`: distribution parameters that the action is from.
     - after `Policy.postprocess`: `action_logp`, `values`, `advantages`, `value_targets`, float32.
 
@@ -34,6 +36,7 @@ class SampleBatch:
         worker_index: who made it.
         episodes: the episodes that ended within.
         device: where `to_tensordict` puts the tensors; the arrays here are in the host's memory.
+        faults: what environments raised meanwhile, and numbers that are not finite.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -44,6 +47,7 @@ class SampleBatch:
     worker_index: int = 0
     episodes: EpisodeStats = field(default_factory=EpisodeStats.empty)
     device: str = "cpu"
+    faults: FragmentFaults = NO_FAULTS
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.obs if name == "obs" else self.columns[name]
@@ -158,6 +162,7 @@ class SampleBatch:
             worker_index=batches[0].worker_index,
             episodes=EpisodeStats.concat(batch.episodes for batch in batches),
             device=batches[0].device,
+            faults=FragmentFaults.concat(batch.faults for batch in batches),
         )
 
 
@@ -184,4 +189,5 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         version=batch.version,
         worker_index=batch.worker_index,
         episodes=batch.episodes,
+        faults=batch.faults,
     )

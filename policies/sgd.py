@@ -137,6 +137,10 @@ def _reduce(
     flat = policy.flat
     if count == 0:
         flat.zero_grads()
+    elif not bool(torch.isfinite(flat.grads.norm())):
+        # The sum will not be finite either, so that nobody applies it; only here is it known
+        # whose fault that is.
+        policy.bad_gradients += 1
     flat.tail.copy_(torch.tensor([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)]))
     flat.buffer.mul_(float(count))
     reducer.sum_(flat.buffer)

@@ -166,6 +166,8 @@ def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:
         "worker_timeout_s",
         "worker_startup_timeout_s",
         "max_consecutive_failures",
+        "max_consecutive_env_faults",
+        "max_consecutive_bad_numbers",
     )
     options = {name: getattr(config, name) for name in names}
     if config.num_workers_per_collector > 1:

@@ -90,7 +90,8 @@ class CollectorConfig(CollectingConfig):
             any, attaches to a running cluster if there is one, else starts Ray here.
         seed: all random numbers derive from it; None takes a fresh one.
         vectorization_mode, autoreset_mode, worker_timeout_s, worker_startup_timeout_s,
-            max_consecutive_failures: as in `RolloutConfig`.
+            max_consecutive_failures, max_consecutive_env_faults, max_consecutive_bad_numbers: as in
+            `RolloutConfig`.
     """
 
     frames_per_batch: int = pydantic.Field(ge=1)
@@ -109,6 +110,8 @@ class CollectorConfig(CollectingConfig):
     worker_timeout_s: float = pydantic.Field(60.0, gt=0.0)
     worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0)
     max_consecutive_failures: int = pydantic.Field(10, ge=1)
+    max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
+    max_consecutive_bad_numbers: int = pydantic.Field(5, ge=1)
 
     @property
     def envs_per_collector(self) -> int:

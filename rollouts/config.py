@@ -34,6 +34,10 @@ class RolloutConfig(Config):
         worker_timeout_s: a call that takes longer counts as hanging, and its worker is replaced.
         worker_startup_timeout_s: the same for the first call of a new worker.
         max_consecutive_failures: so many failed calls without one success in between end the run.
+        max_consecutive_env_faults: so many exceptions of one environment without a step in between
+            are too many. Until then it is made anew, and nothing else happens.
+        max_consecutive_bad_numbers: so many fragments of one worker, or so many updates, in a row
+            that are not finite end the run. Until then they are left out.
         seed: all random numbers derive from it; None takes a fresh one.
     """
 
@@ -52,6 +56,8 @@ class RolloutConfig(Config):
     worker_timeout_s: float = pydantic.Field(60.0, gt=0.0)
     worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0)
     max_consecutive_failures: int = pydantic.Field(10, ge=1)
+    max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
+    max_consecutive_bad_numbers: int = pydantic.Field(5, ge=1)
     seed: int | None = pydantic.Field(None, ge=0)
 
     aliases: ClassVar[Mapping[str, str]] = {

@@ -75,6 +75,17 @@ def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: list[dict[str, Any]
         mine.count = theirs["count"]
 
 
+def copy_statistics(old: Any, new: Any) -> None:
+    """Gives the wrappers of one environment what those of another, wrapped alike, have learned.
+    Statistics that are not finite are left behind."""
+    for mine, theirs in zip(_wrappers(new), _wrappers(old), strict=False):
+        for name in _STATISTICS:
+            if type(mine) is type(theirs) and name in vars(theirs):
+                learned = vars(theirs)[name]
+                if np.isfinite(learned.mean).all() and np.isfinite(learned.var).all():
+                    setattr(mine, name, learned)
+
+
 def _statistics(env: VectorEnv[Any, Any, Any]) -> Iterator[Any]:
     vector = env.unwrapped
     chains = [_wrappers(env)]

@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from polopt.policies.config import ConfigError, nearest
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.env_guard import EnvPlace, FaultTolerantEnv
 
 #: What `resolve_env` gives and workers make environments from.
 EnvSource = str | EnvSpec | Callable[..., Any]
@@ -103,8 +104,11 @@ def make_vector_env(
 ) -> VectorEnv[Any, Any, Any]:
     """A vector environment of `num_envs` (default: as the config says) copies.
 
+    Those that are made one by one are each a `FaultTolerantEnv`.
+
     Raises:
         ConfigError: for a mode that the environment does not have.
+        EnvironmentFailedError: if one can not be made, however often it is tried.
     """
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
@@ -121,15 +125,42 @@ def make_vector_env(
         )
         _check_autoreset(env, config)
         return env
-    return gymnasium.make_vec(
-        spec,
-        num_envs,
-        vectorization_mode=mode or "sync",
-        wrappers=[functools.partial(_limited, limit)],
-        vector_kwargs={"autoreset_mode": _AUTORESET[config.autoreset_mode or "same_step"]},
-        disable_env_checker=True,  # it checks every step; polopt checks every fragment
-        **config.env_config,
-    )
+    # Gymnasium's checker is for finding bugs in one environment; `FaultTolerantEnv` checks less.
+    options = {"disable_env_checker": True, **config.env_config}
+
+    def make() -> Any:
+        return _limited(limit, gymnasium.make(spec, **options))
+
+    guards = [_guard(make, source, config, worker_index, i) for i in range(num_envs)]
+    return _side_by_side(guards, config)
+
+
+def _guard(
+    make: Callable[[], Any],
+    source: EnvSource,
+    config: RolloutConfig,
+    worker_index: int,
+    env_index: int,
+    env: Any = None,
+) -> Callable[[], FaultTolerantEnv]:
+    place = EnvPlace(env_name(source), worker_index, env_index)
+    return functools.partial(FaultTolerantEnv, make, place, config.max_consecutive_env_faults, env)
+
+
+def _side_by_side(
+    guards: list[Callable[[], FaultTolerantEnv]], config: RolloutConfig
+) -> VectorEnv[Any, Any, Any]:
+    kind = AsyncVectorEnv if config.vectorization_mode == "async" else SyncVectorEnv
+    autoreset = _AUTORESET[config.autoreset_mode or "same_step"]
+    # The sampler copies what it keeps.
+    return kind(guards, copy=False, autoreset_mode=autoreset)
+
+
+def env_name(source: EnvSource) -> str:
+    """What to call an environment in errors."""
+    if isinstance(source, EnvSpec):
+        return source.id
+    return source if isinstance(source, str) else getattr(source, "__name__", repr(source))
 
 
 def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
@@ -167,13 +198,13 @@ def _around_callable(
     if isinstance(first, VectorEnv):
         _check_made_vector(first, config, num_envs)
         return first
-    autoreset = _AUTORESET[config.autoreset_mode or "same_step"]
     if config.vectorization_mode == "async":
         first.close()
-        makers = [functools.partial(make_one, i) for i in range(num_envs)]
-        return AsyncVectorEnv(makers, autoreset_mode=autoreset)
-    made = [first, *(make_one(i) for i in range(1, num_envs))]
-    return SyncVectorEnv([functools.partial(_same, env) for env in made], autoreset_mode=autoreset)
+        first = None
+    makers = [functools.partial(make_one, i) for i in range(num_envs)]
+    envs = [first, *([None] * (num_envs - 1))]
+    guards = [_guard(makers[i], make, config, worker_index, i, envs[i]) for i in range(num_envs)]
+    return _side_by_side(guards, config)
 
 
 def _check_mode_of_callable(config: RolloutConfig) -> None:
@@ -201,10 +232,6 @@ def _limited(limit: int | None, env: Any) -> Any:
     if isinstance(env, VectorEnv):
         raise ConfigError(_NO_LIMIT.format(limit, "a callable that makes a vector environment"))
     return gymnasium.wrappers.TimeLimit(env, limit)
-
-
-def _same(env: Any) -> Any:
-    return env
 
 
 def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:

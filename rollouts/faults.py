@@ -7,28 +7,45 @@ from typing import Any, Literal, NamedTuple
 
 import ray
 
+from polopt.metrics.fragment_faults import FragmentFaults
+from polopt.rollouts.env_check import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.fragment_log import FragmentLog
+
 logger = logging.getLogger("polopt")
 
-FailureKind = Literal["death", "hang", "exception"]
+FailureKind = Literal["death", "hang", "exception", "environment"]
+_PLURALS: dict[FailureKind, str] = {
+    "death": "deaths",
+    "hang": "hangs",
+    "exception": "exceptions",
+    "environment": "environment_failures",
+}
+_KINDS = tuple(_PLURALS)
 
 
 class WorkerFailure(NamedTuple):
     """One failed call to a worker.
 
     Attributes:
-        kind: `death` of its process, `hang` (no answer within the limit), or an `exception` that
-            the environment or the policy raised.
+        kind: `death` of its process, `hang` (no answer within the limit), an `exception` that was
+            raised in it, or an `environment` that failed over and over.
         worker_index: whose call it was.
         message: what is known, the worker's traceback included.
+        hopeless: another worker would fail the same way.
     """
 
     kind: FailureKind
     worker_index: int
     message: str
+    hopeless: bool = False
 
     @classmethod
     def from_error(cls, worker_index: int, error: Exception) -> WorkerFailure:
         """From what `ray.get` raised."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, EnvironmentFailedError):  # with the environment's traceback, not Ray's
+            hopeless = isinstance(cause, EnvironmentAPIError)
+            return cls("environment", worker_index, str(cause), hopeless)
         if isinstance(error, ray.exceptions.RayTaskError):
             return cls("exception", worker_index, str(error))
         if isinstance(error, ray.exceptions.GetTimeoutError):
@@ -45,12 +62,20 @@ class FaultLog:
 
     Args:
         max_consecutive_failures: so many without a success in between are too many.
+        max_consecutive_bad_numbers: see `FragmentLog`.
+
+    Attributes:
+        fragments: likewise of faults that cost less than a worker.
     """
 
-    def __init__(self, max_consecutive_failures: int) -> None:
+    def __init__(self, max_consecutive_failures: int, max_consecutive_bad_numbers: int = 5) -> None:
         self._limit = max_consecutive_failures
         self._consecutive = 0
-        self.counts: dict[FailureKind, int] = {"death": 0, "hang": 0, "exception": 0}
+        # A worker whose environments fail still answers when it is asked for nothing else.
+        self._without_fragment = 0
+        self.fragments = FragmentLog(max_consecutive_bad_numbers)
+        self.counts: dict[FailureKind, int] = dict.fromkeys(_KINDS, 0)
+        self._lasts: dict[FailureKind, WorkerFailure] = {}
         self.num_restarts = 0
         self.last: WorkerFailure | None = None
 
@@ -58,18 +83,30 @@ class FaultLog:
         """A call succeeded: the failures before it were not the beginning of the end."""
         self._consecutive = 0
 
+    def fragment(self, worker_index: int, faults: FragmentFaults) -> bool:
+        """A fragment arrived; see `FragmentLog.note`."""
+        self._without_fragment = 0
+        return self.fragments.note(worker_index, faults)
+
     def failure(self, failure: WorkerFailure) -> None:
         """Counts and logs a failure.
 
         Raises:
-            WorkersFailedError: if it is one too many in a row.
+            WorkersFailedError: if it is one too many in a row, or if the environment breaks
+                Gymnasium's API, which another worker's would too.
         """
         self.counts[failure.kind] += 1
-        self.last = failure
+        self.last = self._lasts[failure.kind] = failure
         self._consecutive += 1
-        if self._consecutive >= self._limit:
+        if failure.kind == "environment":
+            self._without_fragment += 1
+            self.fragments.env_fault(failure.worker_index, 0, failure.message)
+        if failure.hopeless:
+            raise WorkersFailedError(f"worker {failure.worker_index}: {failure.message}")
+        in_a_row = max(self._consecutive, self._without_fragment)
+        if in_a_row >= self._limit:
             raise WorkersFailedError(
-                f"{self._consecutive} calls to workers failed in a row, without one success in "
+                f"{in_a_row} calls to workers failed in a row, without one success in "
                 f"between (max_consecutive_failures={self._limit}). The last, of worker "
                 f"{failure.worker_index} ({failure.kind}):\n{failure.message}"
             )
@@ -82,9 +119,16 @@ class FaultLog:
         """For the `fault_tolerance/` result keys."""
         return {
             "num_remote_worker_restarts": self.num_restarts,
-            "num_worker_deaths": self.counts["death"],
-            "num_worker_hangs": self.counts["hang"],
-            "num_worker_exceptions": self.counts["exception"],
+            **{key: value for kind in _KINDS for key, value in self._stats_of(kind).items()},
+            **self.fragments.stats(),
             "last_failed_worker": self.last.worker_index if self.last else 0,
             "last_failure": self.last.message[-2000:] if self.last else "",
+        }
+
+    def _stats_of(self, kind: FailureKind) -> dict[str, Any]:
+        last = self._lasts.get(kind)
+        return {
+            f"num_worker_{_PLURALS[kind]}": self.counts[kind],
+            f"last_{kind}_worker": last.worker_index if last else 0,
+            f"last_{kind}": last.message[-2000:] if last else "",
         }

@@ -173,18 +173,29 @@ class FragmentPipeline:
         request, asked = self._ask(0)
         self._local_number = asked.number
         self._stop_if_interrupted()
-        self._landed.append((0, self._workers.local.collect(None, request)))
+        while not self._land(0, self._workers.local.collect(None, request)):
+            self._stop_if_interrupted()
         self._stop_if_interrupted()
 
     def _wait(self) -> None:
         """Until one fragment has landed or one worker was replaced."""
         self._stop_if_interrupted()
         arrival = self.calls.wait()
-        if arrival.failure is None:
-            self._landed.append((arrival.worker.index, arrival.value))
-        elif not self.interrupted:
-            self._launch_one(self._workers.replace(arrival.worker, arrival.failure), ahead=False)
+        worker = arrival.worker
+        landed = arrival.failure is None and self._land(worker.index, arrival.value)
+        if not landed and not self.interrupted:
+            if arrival.failure is not None:
+                worker = self._workers.replace(worker, arrival.failure)
+            self._launch_one(worker, ahead=False)
         self._stop_if_interrupted()
+
+    def _land(self, index: int, fragment: Fragment) -> bool:
+        """Keeps a fragment, unless it holds numbers that are not finite: another has to be made in
+        its place."""
+        good = self._workers.faults.fragment(index, fragment.faults)
+        if good:
+            self._landed.append((index, fragment))
+        return good
 
     def _cut_short(
         self, calls: Iterable[tuple[RemoteWorker, Asked]], stragglers: Stragglers

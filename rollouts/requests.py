@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Literal, NamedTuple
 
+from polopt.metrics.fragment_faults import NO_FAULTS, FragmentFaults
 from polopt.policies.sample_batch import SampleBatch
 
 #: How actions follow from the policy's distribution; names as TorchRL's ExplorationType has them.
@@ -46,9 +47,11 @@ class Fragment(NamedTuple):
         frames: environment steps in it, counted before `postproc`, which may drop or add rows.
         steps: T as sampled; fewer than asked for if it was cut short.
         sample_s: seconds spent sampling.
+        faults: of environments, and numbers that are not finite.
     """
 
     batch: SampleBatch
     frames: int
     steps: int
     sample_s: float
+    faults: FragmentFaults = NO_FAULTS

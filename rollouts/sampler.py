@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from polopt.metrics.episodes import EpisodeStats
 from polopt.policies.actors import Actor
 from polopt.policies.sample_batch import SampleBatch
+from polopt.rollouts.env_guard import FAULT_KEY
 from polopt.rollouts.env_state import (
     get_env_state,
     get_env_statistics,
@@ -19,6 +20,7 @@ from polopt.rollouts.env_state import (
 )
 from polopt.rollouts.envs import autoreset_mode
 from polopt.rollouts.requests import Exploration
+from polopt.rollouts.sampler_faults import SamplerFaults, env_seeds, has_parts
 from polopt.rollouts.seeding import Seeds
 
 
@@ -33,40 +35,56 @@ class VectorSampler:
       successor of the row that ended.
     - *disabled*: likewise, and the sampler resets what has ended itself.
 
+    An environment that raises (see `FaultTolerantEnv`) costs its episode, which is in no
+    statistics, and at most one row, which is not `valid`; the row before is bootstrapped from the
+    observation it led to. A vector implementation of the environment's own that raises costs that
+    for each of its environments.
+
     Args:
         env: of N environments. The sampler owns it and closes it.
         policy: acts; its encoder turns observations into arrays.
         fragment_length: T.
         seeds: for the environments and for action noise.
+        faults: what to do about environments that raise; None: what a vector environment raises
+            is raised.
     """
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], policy: Actor, fragment_length: int, seeds: Seeds
+        self,
+        env: VectorEnv[Any, Any, Any],
+        policy: Actor,
+        fragment_length: int,
+        seeds: Seeds,
+        faults: SamplerFaults | None = None,
     ) -> None:
         self.env = env
         self.policy = policy
         self.fragment_length = fragment_length
         self._mode = autoreset_mode(env)
         self._keep_steps: int | None = None
+        self.faults = faults or SamplerFaults()
         self.restart(seeds)
 
     def restart(self, seeds: Seeds) -> None:
         """Begins new episodes and new random numbers; those under way are dropped."""
         self._rng = np.random.default_rng(seeds.actions)
-        # Sub-environments have a seed each; a vector implementation of its own has one in all.
-        per_env = isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        env_seeds: Any = seeds.envs if per_env else seeds.envs[0]
-        self.reset(env_seeds)
+        self._seeds = seeds
+        self.reset(seeds.envs)
 
-    def reset(self, seed: int | list[int] | None = None) -> None:
+    def reset(self, seeds: list[int] | None = None) -> None:
         """Begins new episodes in all environments; what was under way is not counted as one.
 
         Args:
-            seed: one for all or one for each environment, as Gymnasium takes them; None: the
-                environments' random numbers go on.
+            seeds: one for each environment; None: the environments' random numbers go on.
         """
-        obs, _ = self.env.reset(seed=seed)  # type: ignore[arg-type]
-        self._obs = self.policy.encoder.encode(obs)
+        given: Any = None if seeds is None else env_seeds(self.env, seeds)
+        try:
+            obs, infos = self.env.reset(seed=given)
+        except Exception as error:
+            self.env, obs, infos = self.faults.rebuild(self.env, error, self._seeds)
+        self.faults.check(self.env, obs)
+        self.faults.note(infos)
+        self._obs = self.policy.encoder.encode(obs).copy()
         self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
         self._returns = np.zeros(self.env.num_envs)
         self._lengths = np.zeros(self.env.num_envs, dtype=np.int64)
@@ -119,20 +137,31 @@ class VectorSampler:
                 break
             params[t], step_actions = choose(t, obs)
             actions[t] = step_actions
-            raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
-                dist.to_env(step_actions)
-            )
-            if next_step:
-                valid[t] = ~resets
-                resets = terminated[t] | truncated[t]
-            elif (terminated[t] | truncated[t]).any():
-                ended = np.flatnonzero(terminated[t] | truncated[t])
-                finals, raw = self._finish(ended, raw, infos)
-                rows = (t * envs + ended).tolist()
-                successors.extend(zip(rows, finals, strict=True))
+            try:
+                raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
+                    dist.to_env(step_actions)
+                )
+                if next_step:
+                    valid[t] = ~resets
+                    resets = terminated[t] | truncated[t]
+                elif (terminated[t] | truncated[t]).any():
+                    ended = np.flatnonzero(terminated[t] | truncated[t])
+                    finals, raw = self._finish(ended, raw, infos)
+                    rows = (t * envs + ended).tolist()
+                    successors.extend(zip(rows, finals, strict=True))
+            except Exception as error:
+                self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
+                rewards[t], terminated[t], truncated[t] = 0.0, False, False
+                resets = truncated[t].copy()
+            if FAULT_KEY in infos:
+                lost = self.faults.note(infos)
+                valid[t] &= ~lost
+                truncated[t] |= lost
             obs = all_obs[t + 1] = encode(raw)
+        self.faults.step += sampled
+        self.faults.check(self.env, raw)
         self._keep_steps = None
-        self._obs, self._resets_next = obs, resets
+        self._obs, self._resets_next = obs.copy(), resets
 
         columns = {
             "actions": actions[:sampled],
@@ -152,6 +181,7 @@ class VectorSampler:
             successor_obs=np.stack([o for _, o in successors]) if successors else empty,
             version=self.policy.version,
             episodes=self._count_episodes(columns),
+            faults=self.faults.take(),
         )
 
     def _chooser(
@@ -190,9 +220,11 @@ class VectorSampler:
         finals = list(self.policy.encoder.encode(raw)[ended].copy())
         mask = np.zeros(self.env.num_envs, dtype=bool)
         mask[ended] = True
-        raw, _ = self.env.reset(options={"reset_mask": mask})
+        raw, reset_infos = self.env.reset(options={"reset_mask": mask})
+        self.faults.note(reset_infos)
         return finals, raw
 
+    @np.errstate(over="ignore", invalid="ignore")  # whoever reads the numbers looks at them first
     def _count_episodes(self, columns: Mapping[str, np.ndarray]) -> EpisodeStats:
         """The episodes that ended, by time and then by environment; carries the rest over."""
         returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)
@@ -201,12 +233,33 @@ class VectorSampler:
         lengths_before = np.zeros_like(self._lengths)
         ended_returns, ended_lengths = [], []
         for t, n in np.argwhere(columns["terminated"] | columns["truncated"]):
-            ended_returns.append(returns[t, n] - returns_before[n])
-            ended_lengths.append(lengths[t, n] - lengths_before[n])
+            if columns["valid"][t, n]:  # else the environment raised: no end
+                ended_returns.append(returns[t, n] - returns_before[n])
+                ended_lengths.append(lengths[t, n] - lengths_before[n])
             returns_before[n], lengths_before[n] = returns[t, n], lengths[t, n]
         self._returns = returns[-1] - returns_before
         self._lengths = lengths[-1] - lengths_before
         return EpisodeStats(np.array(ended_returns), np.array(ended_lengths, dtype=np.int64))
+
+    def reset_some(self, envs: np.ndarray) -> None:
+        """Begins new episodes; those under way are in no statistics.
+
+        Args:
+            envs: `[N]` bool: in which environments. Where only all can be reset, all are.
+        """
+        try:
+            if has_parts(self.env) or self._mode == AutoresetMode.DISABLED:
+                raw, infos = self.env.reset(options={"reset_mask": envs.copy()})
+            else:
+                envs = np.ones_like(envs)
+                raw, infos = self.env.reset()
+        except Exception as error:
+            envs = np.ones_like(envs)
+            self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds)
+        self.faults.note(infos)
+        self._obs = np.where(_like(envs, self._obs), self.policy.encoder.encode(raw), self._obs)
+        self._resets_next = self._resets_next & ~envs
+        self._returns[envs], self._lengths[envs] = 0.0, 0
 
     def get_state(self) -> dict[str, Any] | None:
         """Where the environments stand, if they can say so (see `env_state`); None if not, and
@@ -243,3 +296,8 @@ class VectorSampler:
     def close(self) -> None:
         """Closes the environments."""
         self.env.close()
+
+
+def _like(mask: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """`[N]` with as many axes as `array` `[N, ...]`."""
+    return mask.reshape(-1, *([1] * (array.ndim - 1)))

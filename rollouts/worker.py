@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import time
 from collections.abc import Callable
@@ -14,16 +15,20 @@ import torch
 from gymnasium import Space
 
 from polopt.metrics.episodes import EpisodeStats
-from polopt.policies.config import Config
+from polopt.metrics.fragment_faults import NO_FAULTS, FragmentFaults
+from polopt.policies.config import Config, ConfigError
 from polopt.policies.policy import Policy
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.transport import Gradients, Weights
+from polopt.rollouts.bad_numbers import bad_gradient, find_bad_numbers, without_bad_episodes
 from polopt.rollouts.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs import EnvSource, make_vector_env
+from polopt.rollouts.env_check import EnvironmentFailedError, traceback_of
+from polopt.rollouts.envs import EnvSource, env_name, make_vector_env
 from polopt.rollouts.preemption import CutShort
 from polopt.rollouts.requests import Fragment, SampleRequest
 from polopt.rollouts.sampler import VectorSampler
+from polopt.rollouts.sampler_faults import SamplerFaults
 from polopt.rollouts.seeding import Seeds, seeds_from, worker_seeds
 
 
@@ -67,12 +72,16 @@ class RoundInfo(NamedTuple):
         episodes: that ended in it.
         steps: T, fewer than the fragment length if it was cut short.
         sample_s: seconds spent sampling.
+        faults: of environments, and numbers that are not finite.
+        worker_index: whose round it was.
     """
 
     env_steps: int
     episodes: EpisodeStats
     steps: int
     sample_s: float
+    faults: FragmentFaults = NO_FAULTS
+    worker_index: int = 0
 
 
 class LearnInfo(NamedTuple):
@@ -87,6 +96,8 @@ class LearnInfo(NamedTuple):
         weights: of the rank that was asked for them.
         checksum: SHA-256 of the weights, from ranks that were asked for it.
         broken: why the group broke, if it did; then the last gradient was thrown away.
+        vetoed: some rank's fragment held bad numbers, so no rank learned.
+        bad_gradients: this rank's own that were not finite; no rank has applied their sums.
     """
 
     stats: dict[str, float]
@@ -97,6 +108,8 @@ class LearnInfo(NamedTuple):
     weights: Weights | None = None
     checksum: str | None = None
     broken: str | None = None
+    vetoed: bool = False
+    bad_gradients: int = 0
 
 
 class RolloutWorker:
@@ -126,9 +139,9 @@ class RolloutWorker:
         )
         self.policy.shuffle = np.random.default_rng(seeds.shuffle)
         self.sampler: VectorSampler | None = None
+        self._env_error: EnvironmentFailedError | None = None
         if index > 0 or rollout.num_workers == 0:
-            env = make_vector_env(config.env, rollout, index)
-            self.sampler = VectorSampler(env, self.policy, rollout.rollout_fragment_length, seeds)
+            self._make_sampler(seeds)
         self._group: AllReducer | None = None
         self._sampled: SampleBatch | None = None
         self._cut_short = CutShort()
@@ -144,6 +157,26 @@ class RolloutWorker:
         if self.sampler is not None:
             self.sampler.policy = policy
 
+    def _make_sampler(self, seeds: Seeds) -> None:
+        """An environment that can not even be made is told of when samples are asked for: Ray
+        would take an exception from a constructor for the worker's death."""
+        config, rollout = self.config, self.config.rollout
+        remake = functools.partial(make_vector_env, config.env, rollout, self.index)
+        place = f"vector environment {env_name(config.env)!r} (of worker {self.index})"
+        faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)
+        try:
+            self.sampler = VectorSampler(
+                remake(), self.policy, rollout.rollout_fragment_length, seeds, faults
+            )
+        except ConfigError:
+            raise
+        except EnvironmentFailedError as error:
+            self._env_error = error
+        except Exception as error:
+            self._env_error = EnvironmentFailedError(
+                f"{place} can not be made: {type(error).__name__}: {error}\n{traceback_of(error)}"
+            )
+
     # ---- sampling -----------------------------------------------------------------------------
 
     def sample(
@@ -153,6 +186,8 @@ class RolloutWorker:
         if weights is not None:
             self.policy.set_weights(weights)
         if self.sampler is None:
+            if self._env_error is not None:
+                raise self._env_error
             raise RuntimeError(f"worker {self.index} has no environments to sample from")
         asked = request or SampleRequest()
         with self._cut_short.sampling(self.sampler, asked.number):
@@ -160,19 +195,33 @@ class RolloutWorker:
                 self.sampler.reset()
             batch = self.sampler.sample(asked.exploration, asked.steps, asked.uniform)
         batch.worker_index = self.index
-        return self.policy.postprocess(batch)
+        with np.errstate(over="ignore", invalid="ignore"):
+            batch = self.policy.postprocess(batch)
+        return self._looked_at(batch)
+
+    def _looked_at(self, batch: SampleBatch) -> SampleBatch:
+        """The batch, which says so if it holds a number that is not finite. The environments that
+        gave it begin anew, for a policy that is given NaN gives NaN back."""
+        problem, envs = find_bad_numbers(batch)
+        if problem:
+            assert self.sampler is not None
+            told = f"environment {env_name(self.config.env)!r} of worker {self.index}: {problem}"
+            batch.faults = batch.faults._replace(bad_numbers=told)
+            batch.episodes = without_bad_episodes(batch.episodes)
+            self.sampler.reset_some(envs)
+        return batch
 
     def collect(self, weights: Weights | None, request: SampleRequest) -> Fragment:
         """What a `Collector` asks for: a sample that `postproc` has seen, too."""
         started_s = time.perf_counter()
         batch = self.sample(weights, request)
         sample_s = time.perf_counter() - started_s
-        frames, steps = batch.env_steps, batch.shape[0]
+        frames, steps, faults = batch.env_steps, batch.shape[0], batch.faults
         if self.config.postproc is not None:
             batch = self.config.postproc(batch)
             if not isinstance(batch, SampleBatch):
                 raise TypeError(f"postproc must return a SampleBatch; got {type(batch).__name__}")
-        return Fragment(batch, frames, steps, sample_s)
+        return Fragment(batch, frames, steps, sample_s, faults)
 
     def cut_short(self, number: int, keep_steps: int) -> None:
         """Ends the fragment that the request of this number asked for, once it has `keep_steps`
@@ -186,7 +235,13 @@ class RolloutWorker:
         started_s = time.perf_counter()
         batch = self.sample(weights)
         info = _round_info(batch, time.perf_counter() - started_s)
-        return self.policy.compute_gradients(batch), info
+        if info.faults.bad_numbers:
+            return self.policy.no_gradients(), info
+        gradients = self.policy.compute_gradients(batch)
+        problem = bad_gradient(gradients)
+        if problem:
+            info = info._replace(faults=info.faults._replace(bad_numbers=problem))
+        return gradients, info
 
     # ---- decentralised learning ---------------------------------------------------------------
 
@@ -215,11 +270,16 @@ class RolloutWorker:
         version = self.policy.version
         stats: dict[str, float] = {}
         broken = None
+        vetoed = False
+        bad_gradients = self.policy.bad_gradients
         try:
-            sampled = torch.tensor([batch.env_steps])
-            self._group.sum_(sampled)
-            self.policy.env_steps = env_steps + int(sampled[0])
-            stats = self.policy.learn_on_batch(batch, self._group)
+            # Bad numbers of one would be everybody's after the first sum, so all vote.
+            votes = torch.tensor([batch.env_steps, int(bool(batch.faults.bad_numbers))])
+            self._group.sum_(votes)
+            self.policy.env_steps = env_steps + int(votes[0])
+            vetoed = bool(votes[1])
+            if not vetoed:
+                stats = self.policy.learn_on_batch(batch, self._group)
         except GroupBroken as error:
             broken = str(error)
         return LearnInfo(
@@ -231,6 +291,8 @@ class RolloutWorker:
             weights=self.policy.get_weights() if want_weights and not broken else None,
             checksum=self.checksum() if want_checksum and not broken else None,
             broken=broken,
+            vetoed=vetoed,
+            bad_gradients=self.policy.bad_gradients - bad_gradients,
         )
 
     def join_group(self, spec: GroupSpec, rank: int) -> str | None:
@@ -329,4 +391,11 @@ class RolloutWorker:
 
 
 def _round_info(batch: SampleBatch, sample_s: float) -> RoundInfo:
-    return RoundInfo(batch.env_steps, batch.episodes, batch.shape[0], sample_s)
+    return RoundInfo(
+        batch.env_steps,
+        batch.episodes,
+        batch.shape[0],
+        sample_s,
+        batch.faults,
+        batch.worker_index,
+    )

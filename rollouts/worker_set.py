@@ -95,11 +95,11 @@ class WorkerSet:
         specs: Sequence[WorkerSpec] = (),
     ) -> None:
         self.config = config
+        self.faults = _fault_log(config)
         self._incarnations: dict[int, int] = {}
         self._specs = {i + 1: spec for i, spec in enumerate(specs)}
         local = dataclasses.replace(self._config_of(1), device=learner_device)
         self.local = RolloutWorker(local, 0)
-        self.faults = FaultLog(config.rollout.max_consecutive_failures)
         self.published: Published | None = None
         self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
         self._last_index = len(self.remote)
@@ -222,7 +222,7 @@ class WorkerSet:
         self.config = config
         self.local.stop()
         self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
-        self.faults = FaultLog(new.max_consecutive_failures)
+        self.faults = _fault_log(config)
         self._incarnations.clear()
         self._specs.clear()
         self.forget_sent_weights()
@@ -249,3 +249,8 @@ class WorkerSet:
             ray.kill(worker.actor, no_restart=True)
         self.remote = []
         self.local.stop()
+
+
+def _fault_log(config: WorkerConfig) -> FaultLog:
+    rollout = config.rollout
+    return FaultLog(rollout.max_consecutive_failures, rollout.max_consecutive_bad_numbers)

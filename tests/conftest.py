@@ -16,11 +16,13 @@ def ray_session() -> Iterator[None]:
     """One Ray for all tests of a session. Its CPUs are a number, not a promise, and so many that no
     trial waits for one while the pool below holds its workers."""
     import fakes
+    import faulty_envs
     import toy_envs
 
     # Workers' processes do not have the tests on their path.
     ray.cloudpickle.register_pickle_by_value(fakes)
     ray.cloudpickle.register_pickle_by_value(toy_envs)
+    ray.cloudpickle.register_pickle_by_value(faulty_envs)
     ray.init(
         num_cpus=32,
         resources={"seat": 8.0},

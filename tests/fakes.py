@@ -350,3 +350,26 @@ class StallingPPO(PPO):
             return super().learn_on_batch(batch, reducer)
         time.sleep(3600.0)
         raise AssertionError("nobody waits that long")
+
+
+class PoisonedPPO(PPO):
+    """Whoever first finds the file that `OMEN` names takes it away, and computes a gradient that is
+    not finite."""
+
+    def backward(self, rows: Any) -> dict[str, float]:
+        stats = super().backward(rows)
+        try:
+            os.remove(OMEN)
+        except FileNotFoundError:
+            return stats
+        self.flat.grads[3] = float("nan")
+        return stats
+
+
+class GulliblePPO(PoisonedPPO):
+    """Wrong on purpose: applies whatever gradient there is."""
+
+    def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
+        self._adam.step(1e-3)
+        self.version += 1
+        return {}

@@ -19,6 +19,7 @@ from toy_envs import Clock
 
 from polopt.rollouts.collector import Collector
 from polopt.rollouts.collector_thread import CollectorEnded, CollectorThread
+from polopt.rollouts.env_check import EnvironmentFailedError
 from polopt.rollouts.faults import WorkersFailedError
 from polopt.rollouts.worker_set import WorkerSet
 
@@ -66,18 +67,24 @@ def test_the_queue_is_bounded_and_so_are_the_workers(monkeypatch: pytest.MonkeyP
         CollectorThread(collector, maxsize=0)
 
 
+def fragile(raises_after: int) -> Collector:
+    """A collector here whose environments may fail once, and then do."""
+    kwargs = {"raises_after": raises_after}
+    return here(Fragile, create_env_kwargs=kwargs, max_consecutive_env_faults=1)
+
+
 def test_an_exception_is_raised_at_the_next_get() -> None:
-    collector = here(lambda ctx: Fragile(ctx), create_env_kwargs={"raises_after": 15})
+    collector = fragile(raises_after=15)
     thread = CollectorThread(collector, maxsize=8)  # 12 rows a batch, of two environments
     until(lambda: not thread.is_alive)
     for _ in range(2):
-        with pytest.raises(ValueError, match="too fragile"):
+        with pytest.raises(EnvironmentFailedError, match="too fragile"):
             thread.get()
     stop_quickly(thread)
 
 
 def test_an_exception_wakes_who_waits_already() -> None:
-    collector = here(lambda ctx: Fragile(ctx), create_env_kwargs={"raises_after": 3}, postproc=None)
+    collector = fragile(raises_after=3)
     original = collector.workers.local.collect
 
     def slowly(*args: Any) -> Any:
@@ -87,7 +94,7 @@ def test_an_exception_wakes_who_waits_already() -> None:
     collector.workers.local.collect = slowly
     thread = CollectorThread(collector)
     started_s = time.monotonic()
-    with pytest.raises(ValueError, match="too fragile"):
+    with pytest.raises(EnvironmentFailedError, match="too fragile"):
         thread.get()  # waits from before the failure on
     assert time.monotonic() - started_s < 2.0
 

@@ -494,8 +494,8 @@ def test_name_registered_with_tune() -> None:
         config = rollout("polopt-drift", env_config={"speed": 3})
         env = make_vector_env(source, config, worker_index=2)
         assert isinstance(env, SyncVectorEnv)
-        assert env.envs[1].context == {"speed": 3}
-        assert env.envs[1].context.worker_index == 2
+        assert env.envs[1].unwrapped.context == {"speed": 3}
+        assert env.envs[1].unwrapped.context.worker_index == 2
     finally:
         _global_registry.unregister("env_creator", "polopt-drift")
 
@@ -561,7 +561,7 @@ def test_every_environment_knows_where_it_is() -> None:
     env = make_vector_env(Drift, config, worker_index=2)
     assert isinstance(env, SyncVectorEnv)
     for index, each in enumerate(env.envs):
-        context = each.context
+        context = each.unwrapped.context
         assert isinstance(context, dict)
         assert context == {"a": 1}
         assert context is not config.env_config

@@ -2,7 +2,8 @@
 
 tensors.pt     a flat dict of tensors, read with `torch.load(..., weights_only=True)`
 state.json     everything else; `{"__tensor__": name}` stands where a tensor was
-manifest.json  SHA-256 of both; written last, so that a directory without one is incomplete
+manifest.json  SHA-256 of both and of itself; written last, so that a directory without one is
+               incomplete
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint is missing, incomplete, damaged or of another format; the message says which."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """It was whole once, or was to be, and is not: another one can take its place."""
+
+
 def write_checkpoint(directory: str | Path, state: Mapping[str, Any]) -> None:
     """Writes `state` (tensors, arrays, numbers, strings, None, lists and dicts of those).
 
@@ -46,10 +51,8 @@ def write_checkpoint(directory: str | Path, state: Mapping[str, Any]) -> None:
     _write_aside(directory / "tensors.pt", lambda path: torch.save(tensors, path))
     text = json.dumps(tree, indent=1)
     _write_aside(directory / "state.json", lambda path: path.write_text(text))
-    manifest = {
-        "format": FORMAT,
-        "sha256": {name: _sha256(directory / name) for name in _FILES},
-    }
+    sums = {name: _sha256(directory / name) for name in _FILES}
+    manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
     _write_aside(directory / "manifest.json", lambda path: path.write_text(json.dumps(manifest)))
 
 
@@ -61,6 +64,11 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
     """
     directory = Path(directory)
     manifest = _read_json(directory / "manifest.json")
+    seal = _seal(manifest.get("format"), manifest.get("sha256"))
+    if manifest.get("seal", seal) != seal:
+        raise DamagedCheckpoint(
+            f"checkpoint {directory} is damaged: manifest.json is not what was written"
+        )
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"checkpoint {directory} has format {manifest.get('format')!r}; "
@@ -68,13 +76,13 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
         )
     sums = manifest.get("sha256")
     if not isinstance(sums, dict):
-        raise CheckpointError(f"checkpoint {directory} is damaged: manifest.json has no sums")
+        raise DamagedCheckpoint(f"checkpoint {directory} is damaged: manifest.json has no sums")
     for name in _FILES:
         path = directory / name
         if not path.is_file():
-            raise CheckpointError(f"checkpoint {directory} is incomplete: {name} is missing")
+            raise DamagedCheckpoint(f"checkpoint {directory} is incomplete: {name} is missing")
         if _sha256(path) != sums.get(name):
-            raise CheckpointError(
+            raise DamagedCheckpoint(
                 f"checkpoint {directory} is damaged: {name} is not what was written "
                 "(its SHA-256 differs from the manifest's)"
             )
@@ -140,17 +148,22 @@ def _write_aside(path: Path, write: Any) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         read: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(
+    except OSError:
+        raise DamagedCheckpoint(
             f"{path.parent} is not a complete checkpoint: {path.name} is missing"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedCheckpoint(
             f"checkpoint {path.parent} is damaged: {path.name}: {error}"
         ) from None
     if not isinstance(read, dict):
-        raise CheckpointError(f"checkpoint {path.parent} is damaged: {path.name} is no mapping")
+        raise DamagedCheckpoint(f"checkpoint {path.parent} is damaged: {path.name} is no mapping")
     return read
+
+
+def _seal(*parts: Any) -> str:
+    """Of the manifest itself: a flipped bit in it must not pass for another version."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

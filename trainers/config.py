@@ -10,7 +10,7 @@ import pydantic
 
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
-from polopt.policies.config import Config, ConfigError, canonical, nearest
+from polopt.policies.config import Config, ConfigError, canonical, nearest_of
 from polopt.policies.policy import Policy, PolicyConfig
 from polopt.policies.registry import POLICIES, Registry
 from polopt.rollouts.config import RolloutConfig
@@ -187,9 +187,7 @@ def _owner(key: str, owners: Mapping[str, type[Config]]) -> str:
             '{"optimizer": {"name": ..., "' + key + '": ...}}'
         )
     known = [k for owner in owners.values() for k in _keys(owner)] + ["optimizer", "policy"]
-    raise ConfigError(
-        f"unknown key {key!r}{nearest(key, known) or '.'} Allowed: {', '.join(sorted(known))}"
-    )
+    raise ConfigError(f"unknown key {key!r}{nearest_of(key, known)}")
 
 
 def _keys(owner: type[Config]) -> list[str]:

@@ -20,6 +20,7 @@ from gymnasium.vector import VectorEnv
 from polopt.policies.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs import EnvContext, call_creator, resolve_env
+from polopt.trainers.checkpoint_fallback import name_previous
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, read_trainer_state
 from polopt.trainers.config import Experiment
 
@@ -74,7 +75,10 @@ def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Expe
         CheckpointError: missing, incomplete, damaged, or not one of a trainer.
         ConfigError: its environment or a plugin is not known here.
     """
-    state = read_trainer_state(checkpoint)
+    try:
+        state = read_trainer_state(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{name_previous(checkpoint)}") from None
     # What optimized it does not matter any more, and may not be installed here.
     config = {key: value for key, value in state["config"].items() if key != "optimizer"}
     if env is not None:

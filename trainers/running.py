@@ -23,7 +23,7 @@ from ray import tune
 from rich.console import Console
 
 from polopt.policies.config import ConfigError, canonical, nearest
-from polopt.trainers.checkpoints import read_trainer_state
+from polopt.trainers.checkpoint_fallback import read_or_fall_back
 from polopt.trainers.config import Experiment, aliases_for
 from polopt.trainers.evaluation import find_checkpoint
 from polopt.trainers.examples import Example, apply_changes, load_example, merge
@@ -97,8 +97,7 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     stop = StopWhen(example.stop)
     prepare(experiment)
     if restore is not None:
-        restore = find_checkpoint(restore)
-        read_trainer_state(restore)
+        restore, _ = read_or_fall_back(find_checkpoint(restore))
     return Plan(example, config, experiment, stop, restore)
 
 

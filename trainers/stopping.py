@@ -9,7 +9,7 @@ from typing import Any
 
 from ray import tune
 
-from polopt.policies.config import ConfigError, nearest
+from polopt.policies.config import ConfigError, nearest_of
 from polopt.trainers.results import is_result_key, result_keys
 
 
@@ -28,8 +28,8 @@ class StopWhen(tune.Stopper):
         for key in limits:
             if not is_result_key(key):
                 raise ConfigError(
-                    f"stop: unknown result key {key!r}{nearest(key, result_keys()) or '.'} "
-                    f"Allowed: {', '.join(result_keys())}, and optimizer/..."
+                    f"stop: unknown result key {key!r}{nearest_of(key, result_keys())}, "
+                    "and optimizer/..."
                 )
         self._limits = dict(limits)
         self.interrupted = False

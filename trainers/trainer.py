@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import ray
@@ -12,7 +13,8 @@ from ray import tune
 
 from polopt.policies.policy import Policy
 from polopt.rollouts.worker_set import WorkerSet
-from polopt.trainers.checkpoints import read_trainer_state, refuse_pickled, write_checkpoint
+from polopt.trainers.checkpoint_fallback import name_previous, read_or_fall_back
+from polopt.trainers.checkpoints import CheckpointError, refuse_pickled, write_checkpoint
 from polopt.trainers.config import Experiment
 from polopt.trainers.portable import portable_config
 from polopt.trainers.preparation import prepare
@@ -107,13 +109,23 @@ class PolicyOptimizerTrainer(tune.Trainable):
         write_checkpoint(checkpoint_dir, state)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Takes back a checkpoint of any trainer whose policy has the same network.
+        """Takes back a checkpoint of any trainer whose policy has the same network; if it is
+        damaged, the one before it, with a warning that names both.
 
         Raises:
-            CheckpointError: missing, incomplete, damaged or of something else.
-            ValueError: of another network.
+            CheckpointError: missing, incomplete or damaged, and no whole one before it; or of
+                another network, version or program.
         """
-        self.optimizer.set_state(read_trainer_state(checkpoint)["optimizer"])
+        found, state = read_or_fall_back(checkpoint)
+        try:
+            self.optimizer.set_state(state["optimizer"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            network = self.get_policy().get_state()["network"]
+            previous = name_previous(
+                found, lambda s: s["optimizer"]["policy"].get("network") == network
+            )
+            said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"checkpoint {found} does not fit: {said}{previous}") from None
 
     def restore(self, checkpoint_path: Any) -> None:
         """As every trainable, but for the file that Tune would unpickle if it lay there.
@@ -121,6 +133,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Raises:
             CheckpointError: see `load_checkpoint`.
         """
+        if isinstance(checkpoint_path, str | Path) and not Path(checkpoint_path).is_dir():
+            checkpoint_path = str(read_or_fall_back(checkpoint_path)[0])
         refuse_pickled(checkpoint_path)
         super().restore(checkpoint_path)
 

@@ -1,0 +1,180 @@
+"""Environments that raise, give bad numbers or break Gymnasium's API, when they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+from toy_envs import Clock, Drift
+
+from polopt.rollouts.env_guard import EnvPlace, FaultTolerantEnv
+
+
+class CrashingClock(Clock):
+    """Raises in the step after `crash_at` of each episode."""
+
+    def __init__(self, crash_at: int, longest: int, length: int = 10**6) -> None:
+        super().__init__(length, longest=longest)
+        self.crash_at = crash_at
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        if self.time == self.crash_at:
+            raise RuntimeError("the clock fell off the wall")
+        return super().step(action)
+
+
+class CartPoleCrashing(CartPoleEnv):
+    """RLlib's environment of that name: raises at random.
+
+    Args:
+        config: `p_crash` in each step, `p_crash_reset` in each reset; 0 where not given.
+    """
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        config = config or {}
+        self.p_crash = config.get("p_crash", 0.0)
+        self.p_crash_reset = config.get("p_crash_reset", 0.0)
+
+    def reset(self, **options: Any) -> Any:
+        result = super().reset(**options)
+        if self.p_crash_reset and self.np_random.random() < self.p_crash_reset:
+            raise RuntimeError("simulated crash in reset")
+        return result
+
+    def step(self, action: Any) -> Any:
+        if self.p_crash and self.np_random.random() < self.p_crash:
+            raise RuntimeError("simulated crash in step")
+        return super().step(action)
+
+
+def crashing_cartpole(config: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """`CartPoleCrashing` with CartPole-v1's limit of 500 steps."""
+    return TimeLimit(CartPoleCrashing(config), 500)
+
+
+class Spoiled(Drift):
+    """A drift that gives a bad number, or breaks the API, in worker `worker` from step `after` on.
+
+    Args:
+        config: `worker` (0: all), `after` steps of its life, `times` how often (default: always),
+            and `what`, a key of `SPOILS`.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.config = dict(config or {})
+        self.steps = 0
+        self.told = 0
+
+    def step(self, action: int) -> Any:
+        self.steps += 1
+        result = super().step(action)
+        wanted = self.config.get("worker", 0)
+        here = not wanted or self.context.worker_index == wanted
+        if not here or self.steps <= self.config.get("after", 0):
+            return result
+        if self.told >= self.config.get("times", 10**9):
+            return result
+        self.told += 1
+        return SPOILS[self.config["what"]](result)
+
+
+SPOILS: dict[str, Callable[[Any], Any]] = {
+    "nan reward": lambda r: (r[0], float("nan"), *r[2:]),
+    "infinite reward": lambda r: (r[0], -np.inf, *r[2:]),
+    "huge reward": lambda r: (r[0], 3e38, *r[2:]),
+    "nan observation": lambda r: (np.full(3, np.nan, np.float32), *r[1:]),
+    "infinite observation": lambda r: (np.array([0, np.inf, 0], np.float32), *r[1:]),
+    "wrong shape": lambda r: (r[0][:2], *r[1:]),
+    "list of wrong length": lambda r: (r[0].tolist()[:2], *r[1:]),
+    "wrong dtype": lambda r: (r[0].astype(complex), *r[1:]),
+    "no array": lambda r: (None, *r[1:]),
+    "four-tuple": lambda r: (r[0], r[1], r[2], r[4]),
+    "nothing": lambda r: None,
+    "word for a reward": lambda r: (r[0], "much", *r[2:]),
+    "none for a reward": lambda r: (r[0], None, *r[2:]),
+    "vector for a reward": lambda r: (r[0], np.zeros(2), *r[2:]),
+    "word for an end": lambda r: (r[0], r[1], "no", *r[3:]),
+    "list for info": lambda r: (*r[:4], []),
+}
+
+
+class BadReset(Drift):
+    """Its reset returns the observation alone, as Gym's did."""
+
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0]
+
+
+class NeverResets(Drift):
+    """Its reset always raises."""
+
+    def reset(self, **options: Any) -> Any:
+        raise OSError("no display")
+
+
+class NeverSteps(Drift):
+    """Its step always raises."""
+
+    def step(self, action: int) -> Any:
+        raise OSError("no simulator")
+
+
+def guarded(
+    makers: list[Callable[[], Any]], mode: str, kind: Any = SyncVectorEnv, limit: int = 10
+) -> SyncVectorEnv | AsyncVectorEnv:
+    """A vector environment of fault-tolerant ones."""
+    guards = [
+        lambda make=make, i=i: FaultTolerantEnv(make, EnvPlace("toy", 1, i), limit)
+        for i, make in enumerate(makers)
+    ]
+    return kind(guards, autoreset_mode=AutoresetMode[mode.upper()])
+
+
+class NeverMade(Drift):
+    """Can not even be made."""
+
+    def __init__(self, config: Any = None) -> None:
+        raise OSError("no licence")
+
+
+class CrashingVector(CartPoleVectorEnv):
+    """A vector implementation of an environment's own whose step or reset raises as a whole.
+
+    Args:
+        num_envs: N.
+        crash_at: step of its life that raises.
+        when: `step` or `reset`.
+        crashes: whether it does.
+    """
+
+    def __init__(self, num_envs: int, crash_at: int, when: str, crashes: bool) -> None:
+        super().__init__(num_envs)
+        self.steps_made = 0
+        self.crash_at = crash_at
+        self.when = when
+        self.crashes = crashes
+        self.seed: Any = None
+        self.was_closed = False
+
+    def close(self, **options: Any) -> None:
+        self.was_closed = True
+
+    def step(self, actions: Any) -> Any:
+        self.steps_made += 1
+        if self.crashes and self.when == "step" and self.steps_made > self.crash_at:
+            raise RuntimeError("vector fell over")
+        return super().step(actions)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.seed = seed
+        if self.crashes and self.when == "reset":
+            raise RuntimeError("vector fell over")
+        return super().reset(seed=seed, options=options)
