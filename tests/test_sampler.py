@@ -466,7 +466,8 @@ def test_id_of_a_module_that_is_to_be_imported(tmp_path: Path, monkeypatch: Any)
     name = "polopt-tests/Imported-v0"
     (tmp_path / "registers.py").write_text(
         "import gymnasium\n"
-        f"gymnasium.register('{name}', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=5)\n"
+        "entry_point = 'gymnasium.envs.classic_control:CartPoleEnv'\n"
+        f"gymnasium.register('{name}', entry_point, max_episode_steps=5)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     source = resolve_env(f"registers:{name}")

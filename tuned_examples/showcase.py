@@ -178,7 +178,7 @@ def main(goal: float | None = None) -> None:
             Text(
                 "policy lag: how many updates old the weights were that a gradient was made with.\n"
                 "Results (progress.csv, result.json, TensorBoard), a folder each: "
-                f"{Path(trials[0].path).parent}/*\n"
+                f"{Path(str(trials[0].path)).parent}/*\n"
                 "Next: .venv/bin/polopt list, or .venv/bin/polopt train cartpole_ppo lr=0.001"
             ),
         )
