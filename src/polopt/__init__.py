@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from polopt.policies.sample_batch import SampleBatch as SampleBatch
     from polopt.policies.transport import Gradients as Gradients
     from polopt.policies.transport import Weights as Weights
+    from polopt.rollouts.collector import Collector as Collector
+    from polopt.rollouts.collector_thread import CollectorEnded as CollectorEnded
+    from polopt.rollouts.collector_thread import CollectorThread as CollectorThread
     from polopt.rollouts.worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.presets import A2C as A2C
@@ -34,6 +37,9 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "A2C": "polopt.trainers.presets",
     "A3C": "polopt.trainers.presets",
+    "Collector": "polopt.rollouts.collector",
+    "CollectorEnded": "polopt.rollouts.collector_thread",
+    "CollectorThread": "polopt.rollouts.collector_thread",
     "Config": "polopt.policies.config",
     "ConfigError": "polopt.policies.config",
     "DDPPO": "polopt.trainers.presets",

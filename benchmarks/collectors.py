@@ -1,0 +1,131 @@
+"""Frames per second of Collector beside TorchRL's RayCollector.
+
+    .venv/bin/python benchmarks/collectors.py [--env ~/.cache/polopt-bench] [--repeats 3]
+
+TorchRL gets a virtual environment of its own, made on the first run. Each system is one process
+(`collectors_serving.py`) that collects when it is told to, so that they take turns (A B C A B C
+...) and a change in the machine's speed meets all alike. The same for all: two collectors, an MLP
+of 64x64 tanh units whose actions are drawn, one thread for each process, frames of a batch. Rates
+are over steady state and whole batches. Prints Markdown.
+
+- *polopt*: the policy `a2c`, which also computes values and advantages of what was collected.
+- *polopt, module*: the same MLP as a `torch.nn.Module`, without values, as TorchRL has it.
+- *TorchRL*: `ProbabilisticActor`; several environments of a collector are a `SerialEnv`, the
+  fastest of the ways it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from training_speed import about
+
+ROOT = Path(__file__).parent.parent
+SYSTEMS = ("polopt", "polopt, module", "TorchRL")
+REQUIREMENTS = ("torchrl==0.14.1", "torch==2.13.0", "ray==2.60.0", "gymnasium==1.2.2")
+
+
+def make_environment(folder: Path) -> Path:
+    """The Python of TorchRL's virtual environment, made if it is not there."""
+    python = folder / "bin" / "python"
+    done = folder / "requirements.txt"
+    if not done.exists() or done.read_text() != "\n".join(REQUIREMENTS):
+        print(f"installing {', '.join(REQUIREMENTS)} into {folder}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
+        done.write_text("\n".join(REQUIREMENTS))
+    return python
+
+
+class Server:
+    """A process that makes collectors of one system and measures them when told to."""
+
+    def __init__(self, python: Path | str, system: str) -> None:
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        self._process = subprocess.Popen(
+            [str(python), str(ROOT / "benchmarks" / "collectors_serving.py"), system],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **threads},
+        )
+        self.versions = self._answer()
+
+    def call(self, **request: Any) -> Any:
+        """Sends a request; its answer."""
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith("answer "):
+                return json.loads(line.removeprefix("answer "))
+        raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+
+    def stop(self) -> None:
+        """Ends it."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(timeout=60.0)
+
+
+def measure(servers: dict[str, Server], case: dict[str, Any], args: Any) -> dict[str, list[float]]:
+    """Frames per second of each system, as often as asked for."""
+    for server in servers.values():
+        server.call(make=case)
+    rates: dict[str, list[float]] = {system: [] for system in servers}
+    for _ in range(args.repeats):
+        for system, server in servers.items():
+            rates[system].append(server.call(seconds=args.seconds))
+    return rates
+
+
+def cell(rates: list[float]) -> str:
+    """Median and range."""
+    return f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    cache = Path("~/.cache/polopt-bench").expanduser()
+    parser.add_argument("--env", type=Path, default=cache, help="folder for TorchRL")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement, at least")
+    parser.add_argument("--frames", type=int, default=2000, help="of one batch")
+    args = parser.parse_args()
+    python = make_environment(args.env)
+    servers = {name: Server(python if name == "TorchRL" else sys.executable, name)
+               for name in SYSTEMS}  # fmt: skip
+    print("| environment | environments each | mode |", " | ".join(SYSTEMS), "| faster |")
+    print("|---" * 3 + "|---:" * (len(SYSTEMS) + 1) + "|", flush=True)
+    environments = ("CartPole-v1", "Pendulum-v1")
+    for env, envs, sync in itertools.product(environments, (1, 8), (True, False)):
+        case = {"env": env, "envs": envs, "sync": sync, "frames": args.frames}
+        rates = measure(servers, case, args)
+        medians = {name: statistics.median(values) for name, values in rates.items()}
+        factors = [medians[name] / medians["TorchRL"] for name in SYSTEMS[:-1]]
+        cells = [env, str(envs), "sync" if sync else "async", *map(cell, rates.values())]
+        print("|", " | ".join([*cells, " / ".join(f"{f:.1f}x" for f in factors)]), "|", flush=True)
+    versions = {**about(), **servers["TorchRL"].versions}
+    for server in servers.values():
+        server.stop()
+    print("\nFrames per second: median (range) of", args.repeats, "runs of at least", end=" ")
+    print(f"{args.seconds} s. {', '.join(f'{k} {v}' for k, v in versions.items())}.")
+    print(f"Command: `{' '.join(['python', *sys.argv])}`")
+
+
+if __name__ == "__main__":
+    main()
