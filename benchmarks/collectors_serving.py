@@ -6,6 +6,7 @@ them for as long. Nothing is collected between requests.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -28,7 +29,7 @@ def mlp(env: str, outputs_per_action: int) -> nn.Module:
     space: Any = made.action_space
     outputs = int(space.n) if hasattr(space, "n") else outputs_per_action * space.shape[0]
     sizes = (inputs, HIDDEN, HIDDEN, outputs)
-    linear = [nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+    linear = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     return nn.Sequential(linear[0], nn.Tanh(), linear[1], nn.Tanh(), linear[2])
 
 

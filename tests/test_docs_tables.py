@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from polopt.rollouts.collector_config import CollectorConfig
+
 ROOT = Path(__file__).parent.parent
 TABLES = ("collector.md", "pytorchrl.md")
+COLLECTOR = (ROOT / "docs" / "collector.md").read_text()
 
 
 @pytest.mark.parametrize("page", TABLES)
@@ -24,7 +27,10 @@ def test_tests_that_rows_name_exist(page: str) -> None:
 def test_every_parameter_of_torchrl_has_a_row() -> None:
     distributed = pytest.importorskip("torchrl.collectors.distributed")
     parameters = set(inspect.signature(distributed.RayCollector.__init__).parameters) - {"self"}
-    rows = (ROOT / "docs" / "collector.md").read_text().splitlines()
-    named = set(re.findall(r"`(\w+)`", " ".join(r.split("|")[1] for r in rows if r[:3] == "| `")))
-    # In its documentation, but not in its signature of this version.
-    assert parameters <= named
+    rows = [row for row in COLLECTOR.splitlines() if row.startswith("| `")]
+    assert parameters <= set(re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in rows)))
+
+
+def test_every_option_of_collector_is_there() -> None:
+    options = set(CollectorConfig.model_fields)
+    assert options - set(re.findall(r"`(\w+)`", COLLECTOR)) == set()
