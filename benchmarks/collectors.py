@@ -23,6 +23,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,12 @@ class Server:
 
     def __init__(self, python: Path | str, system: str) -> None:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # open as long as the process
         self._process = subprocess.Popen(
             [str(python), str(ROOT / "benchmarks" / "collectors_serving.py"), system],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._log,
             text=True,
             env={**os.environ, **threads},
         )
@@ -72,7 +74,8 @@ class Server:
         for line in self._process.stdout:
             if line.startswith("answer "):
                 return json.loads(line.removeprefix("answer "))
-        raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+        self._log.seek(0)
+        raise RuntimeError(f"{self._process.args} ended:\n{self._log.read()[-3000:]}")
 
     def stop(self) -> None:
         """Ends it."""
@@ -103,7 +106,7 @@ def main() -> None:
     cache = Path("~/.cache/polopt-bench").expanduser()
     parser.add_argument("--env", type=Path, default=cache, help="folder for TorchRL")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement, at least")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement, at least")
     parser.add_argument("--frames", type=int, default=2000, help="of one batch")
     args = parser.parse_args()
     python = make_environment(args.env)
