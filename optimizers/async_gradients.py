@@ -12,8 +12,8 @@ import pydantic
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.policies.transport import Gradients
 from polopt.rollouts.in_flight import Arrival
+from polopt.rollouts.remote_worker import RemoteWorker
 from polopt.rollouts.worker import RoundInfo
-from polopt.rollouts.worker_set import RemoteWorker
 
 
 class AsyncGradientsConfig(OptimizerConfig):
@@ -46,7 +46,8 @@ class AsyncGradients(PolicyOptimizer):
 
     def step(self) -> StepResult:
         before = self._counts()
-        for worker in self.workers.remote:
+        self.muster.up()
+        for worker in self.workers.remote:  # those that are not up yet begin as soon as they are
             if self.in_flight.count(worker) == 0:
                 self._dispatch(worker)
         arrived = 0
@@ -54,7 +55,9 @@ class AsyncGradients(PolicyOptimizer):
             with self.timers["wait"]:
                 arrival = self.in_flight.wait()
             if arrival.failure is not None:
-                self._dispatch(self.workers.replace(arrival.worker, arrival.failure))
+                fresh = self.workers.replace(arrival.worker, arrival.failure)
+                if fresh is not None:
+                    self._dispatch(fresh)
                 continue
             arrived += 1
             with self.timers["apply"]:
@@ -93,7 +96,7 @@ class AsyncGradients(PolicyOptimizer):
         return 0.0 if self.config.stale_gradients == "drop" else (bound + 1) / (lag + 1)
 
     def drain(self) -> None:
-        while len(self.in_flight):
+        while self.in_flight.num_begun:
             arrival: Arrival = self.in_flight.wait()
             if arrival.failure is not None:
                 self.workers.replace(arrival.worker, arrival.failure)

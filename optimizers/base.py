@@ -15,6 +15,7 @@ from polopt.metrics.timers import PhaseTimer
 from polopt.policies.config import Config, ConfigError
 from polopt.policies.policy import Policy
 from polopt.rollouts.in_flight import InFlight
+from polopt.rollouts.muster import Muster
 from polopt.rollouts.worker_set import WorkerSet
 
 
@@ -50,6 +51,7 @@ class PolicyOptimizer(ABC):
     Attributes:
         policy: the local worker's; the one that is evaluated and saved.
         in_flight: the calls under way.
+        muster: says who can be given work.
 
     Raises:
         ConfigError: if it needs remote workers and there are none.
@@ -66,6 +68,7 @@ class PolicyOptimizer(ABC):
         self.config = config
         self.policy: Policy = workers.local.policy
         self.in_flight = InFlight(workers)
+        self.muster = Muster(workers)
         self.timers = {phase: PhaseTimer() for phase in self.phases}
         self.lag = LagHistogram()
         self.episodes = EpisodeWindow()
@@ -163,6 +166,7 @@ class PolicyOptimizer(ABC):
         """Takes back what `get_state` of any optimizer gave; workers get the weights with the
         next calls. What is in flight is finished and thrown away."""
         self.drain()
+        self.in_flight.clear()  # of calls to workers that have not come up
         self.policy.set_state(state["policy"])  # first: it refuses what is of another network
         self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
@@ -174,9 +178,13 @@ class PolicyOptimizer(ABC):
         self._begin_life(int(state["life"]) + 1)
 
     def _begin_life(self, life: int) -> None:
+        if self.workers.remote:
+            self.muster.up()
         self.workers.begin_life(life)
         for worker in self.workers.remote:
-            self.in_flight.launch(worker, worker.actor.begin_life.remote(life))
+            call = worker.actor.begin_life.remote(life)
+            if worker.up:  # the others do so first of all when they come up
+                self.in_flight.launch(worker, call)
         self._settle()
 
     def _settle(self) -> dict[Any, Any]:

@@ -57,7 +57,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     def __init__(self, workers: Any, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        self.group = RankGroup(workers, self.config.backend, self.config.allreduce_timeout_s)
+        timeout_s = self.config.allreduce_timeout_s
+        self.group = RankGroup(workers, self.muster, self.config.backend, timeout_s)
         self.stragglers = Stragglers(
             self.config.preemption_threshold, self.config.min_fragment_share
         )

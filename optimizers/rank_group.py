@@ -9,8 +9,10 @@ import ray
 
 from polopt.rollouts.collective import GroupSpec, resolve_backend, start_store
 from polopt.rollouts.faults import WorkersFailedError, logger
-from polopt.rollouts.in_flight import Arrival, InFlight
-from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+from polopt.rollouts.in_flight import InFlight
+from polopt.rollouts.muster import Muster
+from polopt.rollouts.remote_worker import RemoteWorker
+from polopt.rollouts.worker_set import WorkerSet
 
 #: At most so long for ranks to find each other; all have just answered and are idle.
 JOIN_TIMEOUT_S = 10.0
@@ -21,6 +23,7 @@ class RankGroup:
 
     Args:
         workers: those that can be ranks.
+        muster: says which of them are up.
         backend: `auto`, `gloo` or `nccl`.
         timeout_s: of each sum.
 
@@ -29,8 +32,9 @@ class RankGroup:
         broken: a rank is gone, and the group has to be formed again.
     """
 
-    def __init__(self, workers: WorkerSet, backend: str, timeout_s: float) -> None:
+    def __init__(self, workers: WorkerSet, muster: Muster, backend: str, timeout_s: float) -> None:
         self._workers = workers
+        self._muster = muster
         self._backend = resolve_backend(backend, workers.config.device)
         self._timeout_s = timeout_s
         # Well before the driver would call a rank that waits for another hanging.
@@ -40,23 +44,23 @@ class RankGroup:
         self._host = ray.util.get_node_ip_address()
         self._store = start_store(self._host)
         self._generation = 0
-        self._calls = InFlight(workers)
+        self._calls = InFlight(workers, is_work=False)
         self._local_leads = True
         self.ranks: list[RemoteWorker] = []
         self.broken = True
 
     def ensure(self) -> None:
-        """Forms the group if there is none, if it is broken, or if a replacement has come up.
+        """Forms the group if there is none, if it is broken, or if other workers are up than are
+        in it: replacements, and those that were added or removed.
 
         Raises:
             WorkersFailedError: if workers keep failing, or can not find each other.
         """
-        self._take_in_newcomers()
-        if not self.broken:
-            return
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
-            candidates = self._ready_workers()
+            candidates = self._muster.up()
+            if candidates == self.ranks and not self.broken:
+                return
             problem = self._agree(candidates) or self._join(candidates)
             if problem is None:
                 self.ranks, self.broken = candidates, False
@@ -80,36 +84,6 @@ class RankGroup:
             if fetched is not None:
                 state: dict[str, Any] = fetched[1]["policy"]
                 return state
-
-    def _take_in_newcomers(self) -> None:
-        """Breaks the group up, to form it with them, once replacements answer."""
-        newcomers = [w for w in self._workers.remote if w not in self.ranks]
-        if self.broken or not newcomers:
-            return
-        self._ping(newcomers)
-        while len(self._calls) and self._calls.any_ready():
-            arrival = self._calls.wait()
-            if arrival.failure is not None:
-                self._lose(arrival)
-            else:
-                self.broken = True
-
-    def _ready_workers(self) -> list[RemoteWorker]:
-        """Those that have answered before, in order of index; waits for one if none has."""
-        while True:
-            ready = [w for w in self._workers.remote if w.last_answer_s is not None]
-            # At the very beginning, wait for all: nobody has learned anything yet.
-            if ready and (self.ranks or len(ready) == len(self._workers.remote)):
-                return ready
-            self._ping([w for w in self._workers.remote if w not in ready])
-            arrival = self._calls.wait()
-            if arrival.failure is not None:
-                self._lose(arrival)
-
-    def _ping(self, workers: list[RemoteWorker]) -> None:
-        for worker in workers:
-            if self._calls.count(worker) == 0:
-                self._calls.launch(worker, worker.actor.ping.remote(), "ping")
 
     def _agree(self, workers: list[RemoteWorker]) -> str | None:
         """Gives all the same policy: the local one at first, later that of the rank that has made
@@ -187,19 +161,15 @@ class RankGroup:
         return next((problem for problem in problems.values() if problem is not None), None)
 
     def _collect(self) -> dict[int, Any]:
-        """Waits for the calls launched; what they returned, by worker index. Pings of workers that
-        are still starting are left under way. Failed workers are replaced and missing."""
+        """Waits for the calls launched; what they returned, by worker index. Failed workers are
+        replaced and missing."""
         values: dict[int, Any] = {}
-        while any(tag != "ping" for tag in self._calls.tags()):
+        while len(self._calls):
             arrival = self._calls.wait()
-            if arrival.failure is not None:
-                self._lose(arrival)
-            elif arrival.tag != "ping":
+            if arrival.failure is None:
                 values[arrival.worker.index] = arrival.value
+                continue
+            self._workers.replace(arrival.worker, arrival.failure)
+            if arrival.worker in self.ranks:
+                self.broken = True
         return values
-
-    def _lose(self, arrival: Arrival) -> None:
-        assert arrival.failure is not None
-        self._workers.replace(arrival.worker, arrival.failure)
-        if arrival.worker in self.ranks:
-            self.broken = True

@@ -6,8 +6,8 @@ the order in which samples arrive.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import pydantic
@@ -15,8 +15,9 @@ import pydantic
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.policies.sample_batch import SampleBatch
 from polopt.rollouts.preemption import Stragglers
+from polopt.rollouts.remote_worker import RemoteWorker
 from polopt.rollouts.requests import SampleRequest, next_number
-from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+from polopt.rollouts.worker_set import WorkerSet
 
 
 class SyncSamplesConfig(OptimizerConfig):
@@ -43,11 +44,18 @@ class _Slot(NamedTuple):
     round: int
 
 
+#: What each worker has still to sample, by index.
+_ToDo = defaultdict[int, deque[_Slot]]
+
+
 class SyncSamples(PolicyOptimizer):
     """Broadcast, gather samples from all workers, learn on the driver; then again.
 
-    Which worker gives which part of a batch is fixed beforehand, so a run is reproducible bit for
-    bit for one seed, config and number of workers. With `num_workers=0` the local worker samples.
+    Workers that have just been started take part from the step on that follows. What a failed
+    worker owed the others make up for, so that one that hangs holds up one step. As long as none
+    fails, which worker gives which part of a batch is fixed beforehand, so a run is reproducible
+    bit for bit for one seed, config and number of workers. With `num_workers=0` the local worker
+    samples.
     """
 
     name = "sync_samples"
@@ -63,7 +71,7 @@ class SyncSamples(PolicyOptimizer):
     def step(self) -> StepResult:
         before = self._counts()
         with self.timers["broadcast"]:
-            todo = self._launch()
+            todo = self._deal_out()
         with self.timers["sample"]:
             batch = self._gather(todo)
         env_steps = batch.env_steps
@@ -80,15 +88,17 @@ class SyncSamples(PolicyOptimizer):
         self.count_training(env_steps if updates else 0, updates, stats)
         return self._since(before)
 
-    def _launch(self) -> dict[int, deque[_Slot]]:
+    def _deal_out(self) -> _ToDo:
         """Sends weights and starts the first fragment of each worker; returns what is left."""
-        indices = [worker.index for worker in self.workers.remote] or [0]
-        todo: dict[int, deque[_Slot]] = {index: deque() for index in indices}
+        alone = self.workers.config.rollout.num_workers == 0 and not self.workers.remote
+        workers = [] if alone else self.muster.up()
+        indices = [worker.index for worker in workers] or [0]
+        todo: _ToDo = defaultdict(deque)
         for i in range(self._num_fragments(len(indices))):
             index = indices[i % len(indices)]
             todo[index].append(_Slot(index, i // len(indices)))
-        for worker in self.workers.remote:
-            self._launch_next(worker, todo[worker.index])
+        for worker in workers:
+            self._launch_next(worker, todo)
         return todo
 
     def _num_fragments(self, num_workers: int) -> int:
@@ -97,29 +107,29 @@ class SyncSamples(PolicyOptimizer):
         wanted = self.config.train_batch_size or rows * num_workers
         return -(-wanted // rows)
 
-    def _launch_next(self, worker: RemoteWorker, slots: deque[_Slot]) -> None:
-        if slots:
+    def _launch_next(self, worker: RemoteWorker, todo: _ToDo) -> None:
+        if todo[worker.index]:
+            slot = todo[worker.index].popleft()
             request = SampleRequest(next_number())
             call = worker.actor.sample.remote(self.workers.weights_for(worker), request)
-            self.in_flight.launch(worker, call, (slots.popleft(), request.number))
+            self.in_flight.launch(worker, call, (slot, request.number))
 
-    def _gather(self, todo: dict[int, deque[_Slot]]) -> SampleBatch:
+    def _gather(self, todo: _ToDo) -> SampleBatch:
         collected: dict[_Slot, SampleBatch] = {}
-        if not self.workers.remote:
-            for slot in todo[0]:
-                while slot not in collected:
-                    self._keep(collected, slot, self.workers.local.sample())
+        for slot in todo.pop(0, ()):
+            while slot not in collected:
+                self._keep(collected, slot, self.workers.local.sample())
         sharers = len(self.in_flight)
         while len(self.in_flight):
             arrival = self.in_flight.wait()
             worker, slot = arrival.worker, arrival.tag[0]
             if arrival.failure is not None:
-                # The replacement makes up for what was lost.
-                worker = self.workers.replace(worker, arrival.failure)
-                todo[worker.index].appendleft(slot)
-            elif not self._keep(collected, slot, arrival.value):
-                todo[worker.index].appendleft(slot)
-            self._launch_next(worker, todo[worker.index])
+                self.workers.replace(worker, arrival.failure)
+                self._hand_over([slot, *todo.pop(worker.index)], todo)
+            else:
+                if not self._keep(collected, slot, arrival.value):
+                    todo[worker.index].appendleft(slot)
+                self._launch_next(worker, todo)
             if self.stragglers.remain(sharers, len(self.in_flight)):
                 self._cut_stragglers_short(todo)
         return SampleBatch.concat([collected[slot] for slot in sorted(collected)])
@@ -131,7 +141,19 @@ class SyncSamples(PolicyOptimizer):
             collected[slot] = batch
         return good
 
-    def _cut_stragglers_short(self, todo: dict[int, deque[_Slot]]) -> None:
+    def _hand_over(self, slots: Iterable[_Slot], todo: _ToDo) -> None:
+        """What a failed worker owed goes to those that are up and have least to do."""
+        up = self.muster.up()
+        owing = {w.index: len(todo[w.index]) + self.in_flight.count(w) for w in up}
+        for slot in slots:
+            index = min(owing, key=lambda i: (owing[i], i))
+            owing[index] += 1
+            todo[index].append(slot)
+        for worker in up:
+            if self.in_flight.count(worker) == 0:
+                self._launch_next(worker, todo)
+
+    def _cut_stragglers_short(self, todo: _ToDo) -> None:
         """Each worker has at most one fragment under way, so those under way are of as many
         stragglers. They give up what they have not begun."""
         length = self.workers.config.rollout.rollout_fragment_length
@@ -149,7 +171,9 @@ class SyncSamples(PolicyOptimizer):
         `get_state` and `set_state` (see `polopt.rollouts.env_state`); if not, weights, torch
         optimizer, schedules and counters go on and episodes start anew."""
         for worker in self.workers.remote:
-            self.in_flight.launch(worker, worker.actor.get_state.remote(False), str(worker.index))
+            if worker.up:
+                call = worker.actor.get_state.remote(False)
+                self.in_flight.launch(worker, call, str(worker.index))
         states = {"0": self.workers.local.get_state(with_policy=False), **self._settle()}
         return {**super().get_state(), "workers": states}
 
@@ -159,7 +183,7 @@ class SyncSamples(PolicyOptimizer):
         if "0" in states:
             self.workers.local.set_state(states["0"])
         for worker in self.workers.remote:
-            if str(worker.index) in states:
+            if worker.up and str(worker.index) in states:
                 call = worker.actor.set_state.remote(states[str(worker.index)])
                 self.in_flight.launch(worker, call)
         self._settle()

@@ -89,6 +89,9 @@ class AllReducer:
     def sum_(self, tensor: Tensor) -> None:
         """Replaces `tensor` by its sum over all ranks, in place.
 
+        A rank that finds the group broken leaves it at once: others may be waiting for this one,
+        and not for the one that died, and would wait until the timeout.
+
         Raises:
             GroupBroken: a rank died, or did not come within the timeout.
         """
@@ -99,6 +102,7 @@ class AllReducer:
             if moved is not tensor:
                 tensor.copy_(moved)
         except RuntimeError as error:
+            self.close()
             raise GroupBroken(f"all-reduce failed: {error}") from error
         finally:
             self.total_s += time.perf_counter() - started_s

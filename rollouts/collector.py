@@ -174,9 +174,9 @@ class Collector:
             ConfigError: if their spaces are others than those of the policy.
         """
         if self._blueprint is None:
-            raise RuntimeError("this Collector did not make its workers: use WorkerSet.add")
+            raise RuntimeError("this Collector did not make its workers: use WorkerSet.add_workers")
         specs = self._blueprint.more(create_env_fn, num_collectors, num_envs, remote_configs)
-        return [worker.index for worker in self.workers.add(specs)]
+        return [worker.index for worker in self.workers.add_workers(specs)]
 
     def remove_collectors(self, indices: Iterable[int]) -> None:
         """Ends collectors, whatever they are doing; what they had on its way is lost, and is not
@@ -185,11 +185,7 @@ class Collector:
         Raises:
             KeyError: if there is none of such an index.
         """
-        known = {worker.index: worker for worker in self.workers.remote}
-        leaving = [known[index] for index in indices]
-        for worker in leaving:
-            self.pipeline.calls.drop(worker)
-        self.workers.remove(leaving)
+        self.workers.remove_workers(indices)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds environments and action noise of all collectors, which begin new episodes; what

@@ -18,6 +18,9 @@ class RolloutConfig(Config):
             makes an environment; see `polopt.rollouts.envs.resolve_env`.
         env_config: passed to the environment.
         num_workers: remote rollout workers; 0 samples in the driver's own process.
+        min_workers: a run starts once so many of them are there, and grows to `num_workers` as
+            resources come, for example from a cluster that scales itself. None: all of them. It is
+            also how few a run may be left with; see `max_consecutive_failures`.
         num_envs_per_worker: environments of one worker, N.
         rollout_fragment_length: steps of each environment in one fragment, T.
         vectorization_mode: as in `gymnasium.make_vec`; None takes the environment's own vector
@@ -32,8 +35,12 @@ class RolloutConfig(Config):
         custom_resources_per_worker: other Ray resources.
         memory_per_worker: bytes that Ray reserves; 0: none.
         worker_timeout_s: a call that takes longer counts as hanging, and its worker is replaced.
-        worker_startup_timeout_s: the same for the first call of a new worker.
+        worker_startup_timeout_s: the same for the first call of a new worker. Time in which Ray has
+            no place for it counts only if the run can not go on without it.
         max_consecutive_failures: so many failed calls without one success in between end the run.
+            A worker that fails so often while others succeed (its replacements included) is not
+            replaced again; the run goes on without it if at least `min_workers` are left, and
+            else ends.
         max_consecutive_env_faults: so many exceptions of one environment without a step in between
             are too many. Until then it is made anew, and nothing else happens.
         max_consecutive_bad_numbers: so many fragments of one worker, or so many updates, in a row
@@ -44,6 +51,7 @@ class RolloutConfig(Config):
     env: Any = None
     env_config: dict[str, Any] = pydantic.Field(default_factory=dict)
     num_workers: int = pydantic.Field(2, ge=0)
+    min_workers: int | None = pydantic.Field(None, ge=1)
     num_envs_per_worker: int = pydantic.Field(8, ge=1)
     rollout_fragment_length: int = pydantic.Field(20, ge=1)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
@@ -59,6 +67,20 @@ class RolloutConfig(Config):
     max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
     max_consecutive_bad_numbers: int = pydantic.Field(5, ge=1)
     seed: int | None = pydantic.Field(None, ge=0)
+
+    @pydantic.model_validator(mode="after")
+    def _check_workers(self) -> RolloutConfig:
+        if self.min_workers is not None and self.min_workers > self.num_workers:
+            raise ValueError(
+                f"key 'min_workers': got {self.min_workers} with num_workers={self.num_workers}; "
+                "allowed: 1 to num_workers, or None for all of them"
+            )
+        return self
+
+    @property
+    def workers_needed(self) -> int:
+        """Workers that have to be there for a run to start, and to go on after one is given up."""
+        return self.num_workers if self.min_workers is None else self.min_workers
 
     aliases: ClassVar[Mapping[str, str]] = {
         "num_env_runners": "num_workers",

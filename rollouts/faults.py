@@ -60,28 +60,56 @@ class WorkersFailedError(RuntimeError):
 class FaultLog:
     """Counts failures, logs each in one line, and ends the run when they do not stop.
 
+    When all workers die at the same moment that is one event, however many they are, and no sign
+    that others would not do. So failures of workers that have worked since they last failed count
+    as one in a row; those of workers that have not, as one each.
+
     Args:
-        max_consecutive_failures: so many without a success in between are too many.
+        max_consecutive_failures: so many in a row without a success in between are too many.
         max_consecutive_bad_numbers: see `FragmentLog`.
 
     Attributes:
         fragments: likewise of faults that cost less than a worker.
+        counts: failures by kind.
+        num_restarts: workers that were started in another's place.
+        num_given_up: workers that failed too often and were not replaced.
+        last: the last failure.
     """
 
     def __init__(self, max_consecutive_failures: int, max_consecutive_bad_numbers: int = 5) -> None:
         self._limit = max_consecutive_failures
         self._consecutive = 0
+        self._of_worker: dict[int, int] = {}  # failures in a row, by index
+        self._at_work: set[int] = set()  # have succeeded since they last failed
         # A worker whose environments fail still answers when it is asked for nothing else.
         self._without_fragment = 0
         self.fragments = FragmentLog(max_consecutive_bad_numbers)
         self.counts: dict[FailureKind, int] = dict.fromkeys(_KINDS, 0)
         self._lasts: dict[FailureKind, WorkerFailure] = {}
         self.num_restarts = 0
+        self.num_given_up = 0
         self.last: WorkerFailure | None = None
 
-    def success(self) -> None:
-        """A call succeeded: the failures before it were not the beginning of the end."""
+    def success(self, worker_index: int) -> None:
+        """A worker did its work: the failures before it were not the beginning of the end."""
         self._consecutive = 0
+        self._of_worker.pop(worker_index, None)
+        self._at_work.add(worker_index)
+
+    def is_hopeless(self, worker_index: int) -> bool:
+        """Whether the worker, its replacements included, has failed too often in a row, though
+        others succeeded meanwhile."""
+        return self._of_worker.get(worker_index, 0) >= self._limit
+
+    def give_up(self, worker_index: int) -> None:
+        """Takes note that a hopeless worker is not replaced."""
+        self.num_given_up += 1
+        logger.error(
+            "worker %d failed %d times without one success (max_consecutive_failures); the run "
+            "goes on without it",
+            worker_index,
+            self._of_worker.pop(worker_index, 0),
+        )
 
     def fragment(self, worker_index: int, faults: FragmentFaults) -> bool:
         """A fragment arrived; see `FragmentLog.note`."""
@@ -97,12 +125,16 @@ class FaultLog:
         """
         self.counts[failure.kind] += 1
         self.last = self._lasts[failure.kind] = failure
-        self._consecutive += 1
+        index = failure.worker_index
+        if self._consecutive == 0 or index not in self._at_work:
+            self._consecutive += 1
+        self._at_work.discard(index)
+        self._of_worker[index] = self._of_worker.get(index, 0) + 1
         if failure.kind == "environment":
             self._without_fragment += 1
-            self.fragments.env_fault(failure.worker_index, 0, failure.message)
+            self.fragments.env_fault(index, 0, failure.message)
         if failure.hopeless:
-            raise WorkersFailedError(f"worker {failure.worker_index}: {failure.message}")
+            raise WorkersFailedError(f"worker {index}: {failure.message}")
         in_a_row = max(self._consecutive, self._without_fragment)
         if in_a_row >= self._limit:
             raise WorkersFailedError(
@@ -119,6 +151,7 @@ class FaultLog:
         """For the `fault_tolerance/` result keys."""
         return {
             "num_remote_worker_restarts": self.num_restarts,
+            "num_workers_given_up": self.num_given_up,
             **{key: value for kind in _KINDS for key, value in self._stats_of(kind).items()},
             **self.fragments.stats(),
             "last_failed_worker": self.last.worker_index if self.last else 0,

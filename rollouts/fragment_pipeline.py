@@ -11,9 +11,10 @@ import ray
 from polopt.rollouts.collector_config import CollectingConfig
 from polopt.rollouts.in_flight import InFlight
 from polopt.rollouts.preemption import Stragglers
+from polopt.rollouts.remote_worker import RemoteWorker
 from polopt.rollouts.requests import Fragment, SampleRequest, next_number
 from polopt.rollouts.weight_flow import WeightFlow
-from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+from polopt.rollouts.worker_set import WorkerSet
 
 
 class CollectionInterrupted(RuntimeError):
@@ -181,12 +182,13 @@ class FragmentPipeline:
         """Until one fragment has landed or one worker was replaced."""
         self._stop_if_interrupted()
         arrival = self.calls.wait()
-        worker = arrival.worker
-        landed = arrival.failure is None and self._land(worker.index, arrival.value)
+        worker: RemoteWorker | None = arrival.worker
+        landed = arrival.failure is None and self._land(arrival.worker.index, arrival.value)
         if not landed and not self.interrupted:
             if arrival.failure is not None:
-                worker = self._workers.replace(worker, arrival.failure)
-            self._launch_one(worker, ahead=False)
+                worker = self._workers.replace(arrival.worker, arrival.failure)
+            if worker is not None:
+                self._launch_one(worker, ahead=False)
         self._stop_if_interrupted()
 
     def _land(self, index: int, fragment: Fragment) -> bool:

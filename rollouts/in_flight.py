@@ -13,7 +13,9 @@ from typing import Any
 import ray
 
 from polopt.rollouts.faults import WorkerFailure
-from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+from polopt.rollouts.placement import asked_and_free, waits_for_resources
+from polopt.rollouts.remote_worker import RemoteWorker
+from polopt.rollouts.worker_set import WorkerSet
 
 
 @dataclass(slots=True)
@@ -48,17 +50,23 @@ class InFlight:
     """Launched calls, first ready first served.
 
     A worker has failed when a call raised or its process died, and also when it has answered
-    nothing for `worker_timeout_s` (`worker_startup_timeout_s` before its first answer).
+    nothing for `worker_timeout_s` (`worker_startup_timeout_s` before its first answer; while Ray
+    has no resources for it that counts only if the run can not go on without it). Calls to workers
+    that were removed are forgotten.
 
     Args:
         workers: whose calls these are.
+        is_work: a call that succeeds shows that its worker works, and ends a row of failures.
+            False for calls that any process could answer, or whose success is decided elsewhere.
     """
 
-    def __init__(self, workers: WorkerSet) -> None:
+    def __init__(self, workers: WorkerSet, is_work: bool = True) -> None:
         self._workers = workers
+        self._is_work = is_work
         self._calls: dict[ray.ObjectRef[Any], _Call] = {}
 
     def __len__(self) -> int:
+        self._forget_removed()
         return len(self._calls)
 
     def launch(
@@ -90,6 +98,7 @@ class InFlight:
 
     def tags(self) -> list[Any]:
         """Tags of all calls under way, oldest first."""
+        self._forget_removed()
         return [call.tag for call in self._calls.values()]
 
     def under_way(self) -> list[tuple[RemoteWorker, Any]]:
@@ -98,7 +107,7 @@ class InFlight:
 
     def any_ready(self) -> bool:
         """Whether `wait` would return at once."""
-        if not self._calls:
+        if not len(self):
             return False
         ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=0)
         return bool(ready) or self._overdue() is not None
@@ -109,10 +118,22 @@ class InFlight:
         Raises:
             RuntimeError: if no call is under way, for then it would wait for ever.
         """
-        if not self._calls:
-            raise RuntimeError("nothing is in flight to wait for")
         while True:
-            limit_s = min(self._deadline_s(call) for call in self._calls.values())
+            arrival = self.wait_for(math.inf)
+            if arrival is not None:
+                return arrival
+
+    def wait_for(self, duration_s: float) -> Arrival | None:
+        """As `wait`, but None if no call ends within `duration_s` seconds.
+
+        Raises:
+            RuntimeError: if no call is under way.
+        """
+        if not len(self):
+            raise RuntimeError("nothing is in flight to wait for")
+        until_s = time.monotonic() + duration_s
+        while True:
+            limit_s = min(until_s, *(self._deadline_s(call) for call in self._calls.values()))
             # The dict keeps the order of launching, so nobody starves behind the others.
             ready, _ = ray.wait(
                 list(self._calls), num_returns=1, timeout=max(0.0, limit_s - time.monotonic())
@@ -123,11 +144,20 @@ class InFlight:
                 return self._fail(overdue, self._hang(overdue))
             if ready:
                 return self._arrive(ready[0])
+            if time.monotonic() >= until_s:
+                return None
 
     def drop(self, worker: RemoteWorker) -> tuple[Any, ...]:
         """Forgets the calls to a worker; returns their tags."""
         mine = [ref for ref, call in self._calls.items() if call.worker is worker]
         return tuple(self._calls.pop(ref).tag for ref in mine)
+
+    @property
+    def num_begun(self) -> int:
+        """Calls under way to workers that are up. The others wait, maybe for long, until theirs
+        is."""
+        self._forget_removed()
+        return sum(call.worker.up for call in self._calls.values())
 
     def clear(self) -> None:
         """Forgets all calls; what they return is lost."""
@@ -141,7 +171,8 @@ class InFlight:
             return self._fail(call, WorkerFailure.from_error(call.worker.index, error))
         del self._calls[ref]
         call.worker.last_answer_s = time.monotonic()
-        self._workers.faults.success()
+        if self._is_work:
+            self._workers.faults.success(call.worker.index)
         return Arrival(call.worker, call.tag, value)
 
     def _overdue(self) -> _Call | None:
@@ -157,7 +188,22 @@ class InFlight:
             return None
         # What has ended on another node counts, fetched or not.
         _, pending = ray.wait(list(late), num_returns=len(late), timeout=0, fetch_local=False)
-        return late[pending[0]] if pending else None
+        return next((late[ref] for ref in pending if not self._is_waiting(late[ref])), None)
+
+    def _is_waiting(self, call: _Call) -> bool:
+        """Whether Ray still looks for a place for the worker, and the run can go on meanwhile; then
+        its time begins anew."""
+        if call.worker.up or not waits_for_resources(call.worker.actor):
+            return False
+        if not self._workers.enough_up():
+            return False
+        call.launched_s = time.monotonic()
+        return True
+
+    def _forget_removed(self) -> None:
+        gone = [ref for ref, call in self._calls.items() if call.worker.removed]
+        for ref in gone:
+            del self._calls[ref]
 
     def _fail(self, call: _Call, failure: WorkerFailure) -> Arrival:
         tags = list(self.drop(call.worker))
@@ -176,4 +222,8 @@ class InFlight:
 
     def _hang(self, call: _Call) -> WorkerFailure:
         silent_s = time.monotonic() - max(call.launched_s, call.worker.last_answer_s or 0.0)
-        return WorkerFailure("hang", call.worker.index, f"no answer for {silent_s:.1f} s")
+        message = f"no answer for {silent_s:.1f} s"
+        if not call.worker.up and waits_for_resources(call.worker.actor):
+            asked = asked_and_free(self._workers.config.rollout)
+            message = f"Ray found no place for it within {silent_s:.1f} s: workers {asked}"
+        return WorkerFailure("hang", call.worker.index, message)

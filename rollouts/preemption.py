@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from polopt.rollouts.remote_worker import RemoteWorker
     from polopt.rollouts.sampler import VectorSampler
-    from polopt.rollouts.worker_set import RemoteWorker
 
 
 class Stragglers:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from polopt.rollouts.collector_config import CollectingConfig
-from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+from polopt.rollouts.remote_worker import RemoteWorker
+from polopt.rollouts.worker_set import WorkerSet
 
 
 class WeightFlow:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import ray
 
-from polopt.policies.transport import Weights
-from polopt.rollouts.envs import EnvSource
-from polopt.rollouts.faults import FaultLog, WorkerFailure
+from polopt.rollouts.faults import FaultLog, WorkerFailure, WorkersFailedError
+from polopt.rollouts.placement import actor_argument, actor_options
+from polopt.rollouts.remote_worker import Published, RemoteWorker, WorkerSpec
 from polopt.rollouts.worker import RolloutWorker, WorkerConfig
 
 #: Larger weights go through the object store once for all workers; smaller ones inside each call,
@@ -20,58 +19,12 @@ INLINE_BYTES = 100_000
 #: What a worker's process is made with; a change needs other processes.
 _PROCESS_KEYS = (
     "num_workers",
+    "min_workers",
     "num_cpus_per_worker",
     "num_gpus_per_worker",
     "custom_resources_per_worker",
     "memory_per_worker",
 )
-
-
-@dataclass(slots=True, eq=False)
-class RemoteWorker:
-    """A rollout worker in a process of its own.
-
-    Attributes:
-        index: its place, from 1; a replacement takes the same.
-        actor: the Ray actor handle of a `RolloutWorker`.
-        known_version: version of the weights last sent to it; None: none yet.
-        last_answer_s: monotonic time of its last answer; None before the first.
-    """
-
-    index: int
-    actor: Any
-    known_version: int | None = None
-    last_answer_s: float | None = None
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """In what one worker differs from the others.
-
-    Attributes:
-        env: its environments; None: as the config says.
-        num_envs: how many of them; None: as the config says.
-        options: of its actor, over those that the config says (`num_cpus`, `num_gpus`, `memory`,
-            `resources`, `runtime_env` and whatever else `ActorClass.options` takes).
-    """
-
-    env: EnvSource | None = None
-    num_envs: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Published(NamedTuple):
-    """Weights as workers get them.
-
-    Attributes:
-        version: of the weights.
-        weights: themselves, on this side.
-        argument: what calls are given: the weights, or a reference to one object of them.
-    """
-
-    version: int
-    weights: Weights
-    argument: Any
 
 
 class WorkerSet:
@@ -85,6 +38,7 @@ class WorkerSet:
 
     Attributes:
         remote: in order of index. Indices count from 1; that of a removed worker is not used again.
+        started: as many workers as the run needs have been up.
         published: the weights last sent out.
     """
 
@@ -101,6 +55,7 @@ class WorkerSet:
         local = dataclasses.replace(self._config_of(1), device=learner_device)
         self.local = RolloutWorker(local, 0)
         self.published: Published | None = None
+        self.started = False
         self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
         self._last_index = len(self.remote)
 
@@ -118,57 +73,116 @@ class WorkerSet:
 
     def _start(self, index: int) -> RemoteWorker:
         config = self._config_of(index)
-        rollout = config.rollout
-        options: dict[str, Any] = {
-            "num_cpus": rollout.num_cpus_per_worker,
-            "num_gpus": rollout.num_gpus_per_worker,
-            "resources": rollout.custom_resources_per_worker or None,
-        }
-        if rollout.memory_per_worker:
-            options["memory"] = rollout.memory_per_worker
+        options = actor_options(config.rollout, index)
         if index in self._specs:
             options.update(self._specs[index].options)
         # A group of its own for calls that must get through while a long one runs.
         as_actor: Any = ray.remote  # its annotations do not know the option
         actor_class = as_actor(concurrency_groups={"control": 1})(RolloutWorker)
-        actor = actor_class.options(**options).remote(config, index)
+        actor = actor_class.options(**options).remote(actor_argument(config), index)
         return RemoteWorker(index, actor)
+
+    def enough_up(self) -> bool:
+        """Whether so many workers have answered that a run can begin (`min_workers`), or go on."""
+        up = sum(worker.up for worker in self.remote)
+        needed = self.config.rollout.min_workers or len(self.remote)
+        return up >= (1 if self.started else min(needed, len(self.remote)))
 
     def num_envs_of(self, index: int) -> int:
         """N of the worker with this index; 0 is the local one."""
         return self._config_of(index or 1).rollout.num_envs_per_worker
 
-    def add(self, specs: Iterable[WorkerSpec]) -> list[RemoteWorker]:
-        """Starts more workers; does not wait for them."""
+    def add_workers(self, more: int | Iterable[WorkerSpec]) -> list[RemoteWorker]:
+        """Starts more workers, also while a run goes on; does not wait for them. Optimizers give
+        them work once they are up.
+
+        Args:
+            more: how many, or in what each differs from the config.
+
+        Raises:
+            ValueError: if `more` is negative.
+        """
+        if isinstance(more, int):
+            if more < 0:
+                raise ValueError(f"number of workers to add: got {more}; allowed: 0 or more")
+            more = [WorkerSpec()] * more
         added = []
-        for spec in specs:
+        for spec in more:
             self._last_index += 1
             self._specs[self._last_index] = spec
             added.append(self._start(self._last_index))
         self.remote += added
         return added
 
-    def remove(self, workers: Iterable[RemoteWorker]) -> None:
-        """Ends workers, whatever they are doing. Who has launched calls to them forgets those
-        (`InFlight.drop`)."""
-        for worker in workers:
-            self.remote.remove(worker)
-            self._specs.pop(worker.index, None)
-            ray.kill(worker.actor, no_restart=True)
+    def remove_workers(self, which: int | Iterable[int]) -> list[int]:
+        """Ends workers for good, also while a run goes on. What is in their hands is lost; who
+        does not want that drains the optimizer first.
 
-    def replace(self, worker: RemoteWorker, failure: WorkerFailure) -> RemoteWorker:
-        """Ends a failed worker and starts another in its place; does not wait for it.
+        Args:
+            which: how many, of which the latest are taken; or their indices.
+
+        Returns:
+            the indices of those that were removed.
 
         Raises:
-            WorkersFailedError: after too many failures in a row.
+            KeyError: for an index that is not there.
+            ValueError: for more workers than there are.
         """
+        present = {worker.index: worker for worker in self.remote}
+        if isinstance(which, int):
+            if not 0 <= which <= len(present):
+                raise ValueError(
+                    f"number of workers to remove: got {which}; allowed: 0 to {len(present)}"
+                )
+            which = list(present)[len(present) - which :]
+        leaving = [present[index] for index in dict.fromkeys(which)]
+        for worker in leaving:
+            self._forget(worker)
+        _end(leaving)
+        return [worker.index for worker in leaving]
+
+    def _forget(self, worker: RemoteWorker) -> None:
+        worker.removed = True
+        self.remote.remove(worker)
+        self._specs.pop(worker.index, None)
+
+    def replace(self, worker: RemoteWorker, failure: WorkerFailure) -> RemoteWorker | None:
+        """Ends a failed worker and starts another in its place; does not wait for it.
+
+        Returns:
+            the other; None if the worker is gone already, or is given up because it fails again
+            and again while others succeed.
+
+        Raises:
+            WorkersFailedError: after too many failures in a row, of all workers, or of one without
+                which there are too few.
+        """
+        if worker not in self.remote:
+            return None
         self.faults.failure(failure)
         ray.kill(worker.actor, no_restart=True)
-        self._incarnations[worker.index] = self._incarnations.get(worker.index, 0) + 1
+        index = worker.index
+        self._incarnations[index] = self._incarnations.get(index, 0) + 1
+        if self.faults.is_hopeless(index):
+            self._give_up(worker, failure)
+            return None
         self.faults.num_restarts += 1
-        fresh = self._start(worker.index)
+        fresh = self._start(index)
         self.remote[self.remote.index(worker)] = fresh
         return fresh
+
+    def _give_up(self, worker: RemoteWorker, failure: WorkerFailure) -> None:
+        rollout = self.config.rollout
+        self._forget(worker)
+        if rollout.min_workers is None or len(self.remote) < rollout.min_workers:
+            allowed = "all of them" if rollout.min_workers is None else rollout.min_workers
+            raise WorkersFailedError(
+                f"worker {worker.index} failed {rollout.max_consecutive_failures} times without "
+                "one success (max_consecutive_failures), while others succeeded, and without it "
+                f"there are {len(self.remote)} workers; min_workers: {allowed}. The last failure "
+                f"({failure.kind}):\n{failure.message}"
+            )
+        self.faults.give_up(worker.index)
 
     def weights_for(self, worker: RemoteWorker) -> Any:
         """The local policy's weights as an argument for a call to `worker`: None if it has that
@@ -217,7 +231,9 @@ class WorkerSet:
             WorkersFailedError: if a worker does not come up with the new config.
         """
         old, new = self.config.rollout, config.rollout
-        if any(getattr(old, key) != getattr(new, key) for key in _PROCESS_KEYS):
+        if len(self.remote) != new.num_workers or any(
+            getattr(old, key) != getattr(new, key) for key in _PROCESS_KEYS
+        ):
             return False
         self.config = config
         self.local.stop()
@@ -238,17 +254,22 @@ class WorkerSet:
 
     def stats(self) -> dict[str, Any]:
         """For the `fault_tolerance/` result keys."""
-        return {"num_healthy_workers": len(self.remote), **self.faults.stats()}
+        up = sum(worker.up for worker in self.remote)
+        return {"num_healthy_workers": up, **self.faults.stats()}
 
     def stop(self) -> None:
         """Ends all workers. Environments get a moment to close before their process goes."""
-        goodbyes = [worker.actor.stop.remote() for worker in self.remote]
-        if goodbyes:
-            ray.wait(goodbyes, num_returns=len(goodbyes), timeout=1.0)
-        for worker in self.remote:
-            ray.kill(worker.actor, no_restart=True)
+        _end(self.remote)
         self.remote = []
         self.local.stop()
+
+
+def _end(workers: Sequence[RemoteWorker]) -> None:
+    goodbyes = [worker.actor.stop.remote() for worker in workers]
+    if goodbyes:
+        ray.wait(goodbyes, num_returns=len(goodbyes), timeout=1.0)
+    for worker in workers:
+        ray.kill(worker.actor, no_restart=True)
 
 
 def _fault_log(config: WorkerConfig) -> FaultLog:

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import ray
 
 from polopt.rollouts.worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
+
+FIGURES = pytest.StashKey[list[tuple[str, str, str]]]()
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Takes a fault and what was measured, for the table at the end."""
+
+    def add(fault: str, figures: str) -> None:
+        callspec = getattr(request.node, "callspec", None)
+        which = str(callspec.params.get("name", "")) if callspec else ""
+        request.config.stash.setdefault(FIGURES, []).append((fault, which, figures))
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    rows = config.stash.get(FIGURES, [])
+    if not rows:
+        return
+    terminalreporter.section("faults and what they cost")
+    for fault, which, figures in rows:
+        terminalreporter.write_line(f"{fault:<32}{which:<25}{figures}")
 
 
 @pytest.fixture(scope="session")

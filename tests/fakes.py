@@ -22,11 +22,12 @@ from polopt.policies import sgd
 from polopt.policies.ppo import PPO
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.transport import Weights
-from polopt.rollouts import in_flight, worker_set
+from polopt.rollouts import in_flight, muster, worker_set
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs import probe_spaces, resolve_env
+from polopt.rollouts.remote_worker import RemoteWorker
 from polopt.rollouts.worker import RolloutWorker, WorkerConfig
-from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+from polopt.rollouts.worker_set import WorkerSet
 
 #: See `StallingPPO`; one for each session of tests.
 OMEN = os.path.join(tempfile.gettempdir(), f"polopt-test-{os.getpid()}")
@@ -40,6 +41,7 @@ class Ref:
         self.error = error
         self.index = index  # of the worker
         self.done = False
+        self.beside = False  # does not count as a second call at once
 
 
 #: Which of the calls under way ends next; None: none does, and time passes.
@@ -150,7 +152,7 @@ class FakeActor:
 
     @property
     def under_way(self) -> int:
-        return sum(not ref.done for ref in self._refs)
+        return sum(not ref.done and not ref.beside for ref in self._refs)
 
     def finish(self) -> None:
         """Ends what is under way, whatever the script says."""
@@ -164,12 +166,14 @@ class FakeActor:
 
     def call(self, method: str, *args: Any) -> Ref:
         assert self.alive, f"{method} called on worker {self.index}, which is gone"
-        assert self.under_way == 0, f"two calls at once to worker {self.index}"
+        beside = method in ("ping", "stop")
+        assert beside or self.under_way == 0, f"two calls at once to worker {self.index}"
         # As in Ray, a call that is given what another failed to make fails with that error.
         inherited = next((arg.error for arg in args if isinstance(arg, Ref) and arg.error), None)
         args = tuple(arg.value if isinstance(arg, Ref) else arg for arg in args)
         self.calls.append((method, args))
         ref = Ref(index=self.index)
+        ref.beside = beside
         ref.error = self.next_error or self.errors.pop(method, None) or inherited
         self.next_error = None
         if ref.error is None:
@@ -218,13 +222,24 @@ class CheckedWorker(RolloutWorker):
 class FakeWorkerSet(WorkerSet):
     """The real one, but for its remote workers, which are `CheckedWorker`s in this process.
 
+    Args:
+        config: see `WorkerSet`.
+        kind: of its workers.
+        up: they need no time to start.
+
     Attributes:
         actors: all ever started, in that order.
     """
 
-    def __init__(self, config: WorkerConfig, kind: type[RolloutWorker] = CheckedWorker) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        kind: type[RolloutWorker] = CheckedWorker,
+        up: bool = True,
+    ) -> None:
         self.actors: list[FakeActor] = []
         self._kind = kind
+        self._up = up
         super().__init__(config)
 
     def _start(self, index: int) -> RemoteWorker:
@@ -232,7 +247,10 @@ class FakeWorkerSet(WorkerSet):
         config = dataclasses.replace(self.config, incarnation=incarnation)
         actor = FakeActor(self._kind(config, index), index)
         self.actors.append(actor)
-        return RemoteWorker(index, actor)
+        worker = RemoteWorker(index, actor)
+        if self._up:
+            worker.last_answer_s = in_flight.time.monotonic()
+        return worker
 
 
 class Puppet:
@@ -253,6 +271,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(in_flight, "ray", fake)
     monkeypatch.setattr(in_flight, "time", fake)
+    monkeypatch.setattr(in_flight, "waits_for_resources", lambda actor: False)
+    monkeypatch.setattr(muster, "waits_for_resources", lambda actor: False)
     monkeypatch.setattr(worker_set, "ray", fake)
     monkeypatch.setattr(rank_group, "ray", fake)
     return fake

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 from fakes import (
     OMEN,
     CheckedWorker,
@@ -32,10 +33,11 @@ from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPO
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.schedules import Schedule
-from polopt.rollouts.collective import GroupSpec
+from polopt.rollouts.collective import GroupBroken, GroupSpec
 from polopt.rollouts.in_flight import Arrival
+from polopt.rollouts.remote_worker import RemoteWorker
 from polopt.rollouts.worker import LearnInfo, RoundInfo, WorkerConfig
-from polopt.rollouts.worker_set import RemoteWorker, WorkerSet
+from polopt.rollouts.worker_set import WorkerSet
 
 # Ranks are asked by functions from here, where they can not import.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -321,6 +323,31 @@ def test_the_group_goes_on_without_a_killed_rank_and_takes_its_replacement_in(
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == 1
     assert stats["num_broken_rounds"] >= 1
     assert stats["num_ranks"] == 2
+
+
+def seconds_until_broken(worker: Any) -> float:
+    """How long a sum takes to fail."""
+    began_s = time.time()
+    try:
+        worker._group.sum_(torch.ones(20_000))
+    except GroupBroken:
+        return time.time() - began_s
+    raise AssertionError("nobody was missed")
+
+
+def test_whoever_waits_for_a_dead_rank_knows_at_once_be_it_no_neighbour(worker_pool: Pool) -> None:
+    # In a ring of four, one survivor waits only for others that survive.
+    optimizer = make(worker_pool, rollout={"num_workers": 4})
+    optimizer.step()
+    optimizer.drain()
+    victim, *others = optimizer.group.ranks
+    pid = pid_of(victim)
+    calls = [worker.actor.__ray_call__.remote(seconds_until_broken) for worker in others]
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
+    waited_s = ray.get(calls, timeout=90.0)
+    assert max(waited_s) < 10.0 < optimizer.config.allreduce_timeout_s
+    step_until_whole(optimizer, [victim])
 
 
 def test_when_all_ranks_die_what_the_driver_has_is_what_they_go_on_from(

@@ -16,7 +16,7 @@ from fakes import FakeRay, Puppet, Ref, in_order, install, nobody, oldest_first
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.faults import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.in_flight import InFlight
-from polopt.rollouts.worker_set import RemoteWorker
+from polopt.rollouts.remote_worker import RemoteWorker
 
 TIMEOUT_S, STARTUP_S = 10.0, 50.0
 

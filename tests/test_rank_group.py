@@ -12,7 +12,8 @@ from fakes import CheckedWorker, FakeRay, FakeWorkerSet, install, worker_config
 from polopt.optimizers.rank_group import RankGroup
 from polopt.rollouts.collective import GroupSpec
 from polopt.rollouts.faults import WorkersFailedError
-from polopt.rollouts.worker_set import RemoteWorker
+from polopt.rollouts.muster import Muster
+from polopt.rollouts.remote_worker import RemoteWorker
 
 DEATH = ray.exceptions.ActorDiedError()
 
@@ -40,12 +41,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 @pytest.fixture
 def workers(fake: FakeRay) -> FakeWorkerSet:
-    return FakeWorkerSet(worker_config(rollout={"num_workers": 3}), Rank)
+    return FakeWorkerSet(worker_config(rollout={"num_workers": 3}), Rank, up=False)
 
 
 @pytest.fixture
 def group(workers: FakeWorkerSet) -> RankGroup:
-    made = RankGroup(workers, "auto", timeout_s=60.0)
+    made = RankGroup(workers, Muster(workers), "auto", timeout_s=60.0)
     made.ensure()
     return made
 

@@ -41,10 +41,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 def make(
-    rollout: dict[str, Any] | None = None, seed: int = 0, train_batch_size: int = 4 * ROWS
+    rollout: dict[str, Any] | None = None,
+    seed: int = 0,
+    train_batch_size: int = 4 * ROWS,
+    up: bool = True,
 ) -> Any:
     config = worker_config("ppo", seed=seed, rollout={**THREE, **(rollout or {})}, **PPO)
-    return make_optimizer(SyncSamples, FakeWorkerSet(config), train_batch_size=train_batch_size)
+    workers = FakeWorkerSet(config, up=up)
+    return make_optimizer(SyncSamples, workers, train_batch_size=train_batch_size)
 
 
 def weights(optimizer: SyncSamples) -> bytes:
@@ -205,8 +209,9 @@ def test_what_is_left_out_of_a_state_would_show(
         assert weights(restored) != weights(original), missing
 
 
-def test_the_batch_is_complete_though_a_worker_fails(fake: FakeRay) -> None:
-    optimizer = make(train_batch_size=8 * ROWS)
+@pytest.mark.parametrize("up", [True, False], ids=["replaced at once", "replacement needs time"])
+def test_the_batch_is_complete_though_a_worker_fails(fake: FakeRay, up: bool) -> None:
+    optimizer = make(train_batch_size=8 * ROWS, up=up)
     optimizer.step()
     dying = optimizer.workers.remote[1].actor
     dying.next_error = ray.exceptions.ActorDiedError()
@@ -215,8 +220,14 @@ def test_the_batch_is_complete_though_a_worker_fails(fake: FakeRay) -> None:
     assert result.env_steps_sampled == result.env_steps_trained == 8 * ROWS
     assert not dying.alive
     assert optimizer.workers.faults.num_restarts == 1
-    fresh = optimizer.workers.remote[1].actor
-    assert len(fresh.results) == 3, "it does all of the lost one's part"
+    one, two, three = optimizer.workers.remote
+    made = [actor.calls for actor in (one.actor, two.actor, three.actor)]
+    samples = [sum(method == "sample" for method, _ in calls) for calls in made]
+    assert samples[1] == (2 if up else 0), "nobody waits for one that needs time"
+    assert sum(samples) == 2 * 8 - 3, "less what the lost one had done the step before"
+    two.actor.finish()
+    optimizer.step()
+    assert sum(method == "sample" for method, _ in two.actor.calls) > samples[1]
 
 
 # ---- with processes ----------------------------------------------------------------------

@@ -14,7 +14,8 @@ from fakes import FakeRay, FakeWorkerSet, install, pid_of, worker_config
 from toy_envs import Clock
 
 from polopt.rollouts.faults import WorkerFailure, WorkersFailedError
-from polopt.rollouts.worker_set import INLINE_BYTES, RemoteWorker, WorkerSet
+from polopt.rollouts.remote_worker import RemoteWorker
+from polopt.rollouts.worker_set import INLINE_BYTES, WorkerSet
 
 LARGE = {"fcnet_hiddens": (256, 256)}
 FAILURE = WorkerFailure("death", 1, "gone")

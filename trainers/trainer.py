@@ -49,7 +49,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """One bundle for the driver and one for each worker."""
+        """One bundle for the driver and one for each worker that the run can not start without."""
         experiment = Experiment.parse(config, cls.preset)
         driver, rollout = experiment.trainer, experiment.rollout
         head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
@@ -59,7 +59,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             "memory": rollout.memory_per_worker,
             **rollout.custom_resources_per_worker,
         }
-        bundles = [head, *([worker] * rollout.num_workers)]
+        bundles = [head, *([worker] * rollout.workers_needed)]
         nonzero = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
         if not any(nonzero):
             nonzero = [{"CPU": 0.001}]  # Tune has no way to ask for nothing
