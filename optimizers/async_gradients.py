@@ -26,7 +26,7 @@ class AsyncGradientsConfig(OptimizerConfig):
             (max_policy_lag + 1) / (lag + 1), after Zhang et al., 2016.
     """
 
-    grads_per_step: int = pydantic.Field(100, ge=1)
+    grads_per_step: int = pydantic.Field(100, ge=1, le=10**7)
     max_policy_lag: int | None = pydantic.Field(None, ge=0)
     stale_gradients: Literal["drop", "scale"] = "drop"
 

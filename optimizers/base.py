@@ -14,6 +14,7 @@ from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer
 from polopt.policies.config import Config, ConfigError
 from polopt.policies.policy import Policy
+from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import InFlight
 from polopt.rollouts.muster import Muster
 from polopt.rollouts.worker_set import WorkerSet
@@ -90,6 +91,15 @@ class PolicyOptimizer(ABC):
                 f"optimizer {cls.name!r} with num_workers=0: it needs remote workers; "
                 "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
             )
+
+    @classmethod
+    def check_options(cls, config: OptimizerConfig, rollout: RolloutConfig) -> None:
+        """Refuses options that can not work together.
+
+        Raises:
+            ConfigError: it names them.
+        """
+        return
 
     @abstractmethod
     def step(self) -> StepResult:

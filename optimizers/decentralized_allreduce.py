@@ -15,6 +15,8 @@ import pydantic
 from polopt.metrics.fragment_faults import FragmentFaults
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.rank_group import RankGroup
+from polopt.policies.config import ConfigError
+from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import Arrival
 from polopt.rollouts.preemption import Stragglers
 from polopt.rollouts.worker import LearnInfo, RoundInfo
@@ -42,7 +44,7 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     preemption_threshold: float = pydantic.Field(0.6, gt=0.0, le=1.0)
     min_fragment_share: float = pydantic.Field(0.25, ge=0.0, le=1.0)
     checksum_interval: int = pydantic.Field(10, ge=0)
-    allreduce_timeout_s: float = pydantic.Field(60.0, gt=0.0)
+    allreduce_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
 
 
 class DecentralizedAllReduce(PolicyOptimizer):
@@ -66,6 +68,15 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_broken_rounds = 0
         self.num_cut_short = 0
         self.num_checksums = 0
+
+    @classmethod
+    def check_options(cls, config: OptimizerConfig, rollout: RolloutConfig) -> None:
+        assert isinstance(config, DecentralizedAllReduceConfig)
+        if config.backend == "nccl" and rollout.num_gpus_per_worker < 1.0:
+            raise ConfigError(
+                f"key 'backend': got 'nccl' with num_gpus_per_worker={rollout.num_gpus_per_worker}"
+                "; allowed: 'gloo' or 'auto', or a GPU for each worker"
+            )
 
     def step(self) -> StepResult:
         before = self._counts()

@@ -32,7 +32,7 @@ class SyncSamplesConfig(OptimizerConfig):
         fraction_samples: but a fragment that is cut short keeps at least this share of its steps.
     """
 
-    train_batch_size: int = pydantic.Field(0, ge=0)
+    train_batch_size: int = pydantic.Field(0, ge=0, le=10**8)
     fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
     fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
 

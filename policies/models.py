@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pydantic
@@ -18,7 +18,9 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 #: Channels, kernel and stride of each layer (Mnih et al., 2015).
 NATURE_FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 NATURE_MIN_SIZE = 36
-_Filter = tuple[pydantic.PositiveInt, pydantic.PositiveInt, pydantic.PositiveInt]
+_Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
+_Filter = tuple[_Width, _Width, _Width]
+_Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
 
 
 class ModelConfig(Config):
@@ -40,13 +42,13 @@ class ModelConfig(Config):
         squash_actions: Box actions are squashed to the box by tanh instead of clipped.
     """
 
-    fcnet_hiddens: tuple[pydantic.PositiveInt, ...] = (64, 64)
+    fcnet_hiddens: _Widths = (64, 64)
     fcnet_activation: Literal["tanh", "relu"] = "tanh"
     conv_filters: tuple[_Filter, ...] | None = None
-    post_fcnet_hiddens: tuple[pydantic.PositiveInt, ...] = (512,)
+    post_fcnet_hiddens: _Widths = (512,)
     vf_share_layers: bool | None = None
     free_log_std: bool = True
-    initial_log_std: float = 0.0
+    initial_log_std: float = pydantic.Field(0.0, ge=-20.0, le=10.0)
     squash_actions: bool = False
 
 

@@ -20,7 +20,7 @@ from polopt.policies.distributions import DiagGaussian, make_distribution
 from polopt.policies.flat import FlatParameters, copy_into
 from polopt.policies.models import ModelConfig, make_model
 from polopt.policies.sample_batch import SampleBatch
-from polopt.policies.schedules import Schedule, ScheduleValue
+from polopt.policies.schedules import LearningRate, Schedule, ScheduleValue
 from polopt.policies.sgd import (
     LocalReducer,
     Reducer,
@@ -54,12 +54,12 @@ class PolicyConfig(Config):
 
     gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
     lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
-    lr: ScheduleValue = 1e-3
-    adam_epsilon: float = pydantic.Field(1e-5, gt=0.0)
+    lr: LearningRate = 1e-3
+    adam_epsilon: float = pydantic.Field(1e-5, ge=1e-30, le=1e6)  # less is 0 in float32
     grad_clip: float | None = pydantic.Field(40.0, gt=0.0)
-    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0)
+    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0, le=1e6)
     entropy_coeff: ScheduleValue = 0.01
-    num_sgd_iter: int = pydantic.Field(1, ge=1)
+    num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
     sgd_minibatch_size: int = pydantic.Field(0, ge=0)
     standardize_advantages: bool = False
     model: ModelConfig = ModelConfig()
@@ -274,7 +274,7 @@ class Policy(ABC):
         norm = float(self.flat.grads.norm())
         lr = self._lr(self.env_steps) * lr_scale
         clip = self.config.grad_clip
-        if not np.isfinite(norm) or (clip is None and norm > _MAX_NORM):
+        if not np.isfinite(norm) or min(norm, clip or norm) > _MAX_NORM:
             self.skipped_updates += 1
             return {"default_optimizer_learning_rate": lr}
         if clip is not None and norm > clip:

@@ -12,6 +12,9 @@ from torch import Tensor
 from polopt.policies.policy import Policy, PolicyConfig
 from polopt.policies.sample_batch import SampleBatch
 
+#: What it is adapted to, too, at most: the KL may stay over its target whatever that costs.
+MAX_KL_COEFF = 1e6
+
 
 class PPOConfig(PolicyConfig):
     """Options of `PPO`, besides those of every policy.
@@ -27,12 +30,12 @@ class PPOConfig(PolicyConfig):
 
     lambda_: float = pydantic.Field(0.95, ge=0.0, le=1.0, alias="lambda")
     grad_clip: float | None = pydantic.Field(0.5, gt=0.0)
-    num_sgd_iter: int = pydantic.Field(10, ge=1)
+    num_sgd_iter: int = pydantic.Field(10, ge=1, le=10**6)
     sgd_minibatch_size: int = pydantic.Field(128, ge=0)
     standardize_advantages: bool = True
-    clip_param: float = pydantic.Field(0.2, gt=0.0)
-    vf_clip_param: float | None = pydantic.Field(None, gt=0.0)
-    kl_coeff: float = pydantic.Field(0.0, ge=0.0)
+    clip_param: float = pydantic.Field(0.2, gt=0.0, le=1e6)
+    vf_clip_param: float | None = pydantic.Field(None, gt=0.0, le=1e18)
+    kl_coeff: float = pydantic.Field(0.0, ge=0.0, le=MAX_KL_COEFF)
     kl_target: float = pydantic.Field(0.01, gt=0.0)
     kl_stop: float | None = pydantic.Field(None, gt=0.0)
 
@@ -99,6 +102,6 @@ class PPO(Policy):
         """Adapts the KL coefficient to `kl_target` (section 4 of the paper)."""
         kl, target = stats["mean_kl_loss"], self.config.kl_target
         if kl > 2.0 * target:
-            self.coefficients["kl_coeff"] *= 1.5
+            self.coefficients["kl_coeff"] = min(1.5 * self.coefficients["kl_coeff"], MAX_KL_COEFF)
         elif kl < 0.5 * target:
             self.coefficients["kl_coeff"] *= 0.5

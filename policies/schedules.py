@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
 import pydantic
+
+_Points = float | list[tuple[int, float]]
 
 
 def _check_points(value: Any) -> Any:
@@ -17,11 +20,13 @@ def _check_points(value: Any) -> Any:
     try:
         # bool is refused because Python counts True as 1.
         pairs = [(_finite(step), _finite(number)) for step, number in value]  # type: ignore[union-attr]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # 10**400 is no float
         pairs = []
     if not pairs:
         raise ValueError("a finite number, or a list of [environment steps, value] pairs of those")
     steps = [step for step, _ in pairs]
+    if steps[-1] > 2**62:
+        raise ValueError("environment steps of a schedule up to 2**62")
     if steps[0] < 0 or any(b <= a for a, b in itertools.pairwise(steps)):
         raise ValueError("environment steps of a schedule that rise, from 0 on")
     return [(int(step), number) for step, number in pairs]
@@ -34,19 +39,24 @@ def _finite(value: Any) -> float:
     return number
 
 
-def _check_sign(value: float | list[tuple[int, float]]) -> float | list[tuple[int, float]]:
-    values = [v for _, v in value] if isinstance(value, list) else [value]
-    if min(values) < 0.0:
-        raise ValueError("numbers from 0 on")
-    return value
+def _between_0_and(largest: float) -> Callable[[_Points], _Points]:
+    def check(value: _Points) -> _Points:
+        values = [v for _, v in value] if isinstance(value, list) else [value]
+        if min(values) < 0.0 or max(values) > largest:
+            raise ValueError(f"numbers from 0 to {largest:g}")
+        return value
+
+    return check
 
 
 #: A config value that is a number, or `[[environment steps, value], ...]`.
 ScheduleValue = Annotated[
     float | list[tuple[int, float]],
     pydantic.BeforeValidator(_check_points),
-    pydantic.AfterValidator(_check_sign),
+    pydantic.AfterValidator(_between_0_and(1e6)),
 ]
+#: Likewise; Adam moves each weight by about so much with each update.
+LearningRate = Annotated[ScheduleValue, pydantic.AfterValidator(_between_0_and(10.0))]
 
 
 class Schedule:

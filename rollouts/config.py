@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from polopt.policies.config import Config
+from polopt.rollouts.resources import Amount, Resources
 
 
 class RolloutConfig(Config):
@@ -50,23 +51,23 @@ class RolloutConfig(Config):
 
     env: Any = None
     env_config: dict[str, Any] = pydantic.Field(default_factory=dict)
-    num_workers: int = pydantic.Field(2, ge=0)
-    min_workers: int | None = pydantic.Field(None, ge=1)
-    num_envs_per_worker: int = pydantic.Field(8, ge=1)
-    rollout_fragment_length: int = pydantic.Field(20, ge=1)
+    num_workers: int = pydantic.Field(2, ge=0, le=100_000)
+    min_workers: int | None = pydantic.Field(None, ge=1, le=100_000)
+    num_envs_per_worker: int = pydantic.Field(8, ge=1, le=100_000)
+    rollout_fragment_length: int = pydantic.Field(20, ge=1, le=10**7)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
     max_frames_per_traj: int | None = pydantic.Field(None, ge=1)
-    num_cpus_per_worker: float = pydantic.Field(1.0, ge=0.0)
-    num_gpus_per_worker: float = pydantic.Field(0.0, ge=0.0)
-    custom_resources_per_worker: dict[str, float] = pydantic.Field(default_factory=dict)
-    memory_per_worker: int = pydantic.Field(0, ge=0)
-    worker_timeout_s: float = pydantic.Field(60.0, gt=0.0)
-    worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0)
+    num_cpus_per_worker: Amount = 1.0
+    num_gpus_per_worker: Amount = 0.0
+    custom_resources_per_worker: Resources = pydantic.Field(default_factory=dict)
+    memory_per_worker: int = pydantic.Field(0, ge=0, le=2**50)
+    worker_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
+    worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0, le=1e7)
     max_consecutive_failures: int = pydantic.Field(10, ge=1)
     max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
     max_consecutive_bad_numbers: int = pydantic.Field(5, ge=1)
-    seed: int | None = pydantic.Field(None, ge=0)
+    seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
 
     @pydantic.model_validator(mode="after")
     def _check_workers(self) -> RolloutConfig:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import numbers
+import os
 import traceback
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
-_HERE = Path(__file__).parent
+_HERE = os.path.dirname(__file__)
+_formatted: dict[Any, str] = {}  # tracebacks by what they are made of
+_MOST_REMEMBERED = 20
 #: The first ones are here because the last one takes long to say so.
 _NUMBERS = (float, int, np.floating, numbers.Real)
 _BOOLEANS = (bool, np.bool_, int, np.integer)
@@ -143,11 +145,20 @@ def traceback_of(error: BaseException, env: Any = None, method: str = "step") ->
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and _is_ours(frames):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames)).strip()
+    if error.__cause__ is not None or error.__context__ is not None:
+        return "".join(traceback.format_exception(type(error), error, frames)).strip()
+    # An environment that fails often mostly does so in the same way, and this takes long.
+    lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(frames)]
+    key = (type(error), str(error), *lines)
+    if key not in _formatted:
+        if len(_formatted) >= _MOST_REMEMBERED:
+            _formatted.clear()
+        _formatted[key] = "".join(traceback.format_exception(type(error), error, frames)).strip()
+    return _formatted[key]
 
 
 def _is_ours(frames: TracebackType) -> bool:
-    return Path(frames.tb_frame.f_code.co_filename).parent == _HERE
+    return os.path.dirname(frames.tb_frame.f_code.co_filename) == _HERE
 
 
 def _definition(env: Any, method: str) -> str:

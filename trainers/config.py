@@ -14,6 +14,7 @@ from polopt.policies.config import Config, ConfigError, canonical, nearest_of
 from polopt.policies.policy import Policy, PolicyConfig
 from polopt.policies.registry import POLICIES, Registry
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.resources import Amount
 
 
 class TrainerConfig(Config):
@@ -28,10 +29,10 @@ class TrainerConfig(Config):
         num_gpus: Ray GPUs of the trainer's own process; with any, it learns on CUDA.
     """
 
-    min_sample_timesteps_per_iteration: int = pydantic.Field(4000, ge=0)
-    min_time_s_per_iteration: float = pydantic.Field(0.0, ge=0.0)
-    num_cpus_for_driver: float = pydantic.Field(1.0, ge=0.0)
-    num_gpus: float = pydantic.Field(0.0, ge=0.0)
+    min_sample_timesteps_per_iteration: int = pydantic.Field(4000, ge=0, le=2**62)
+    min_time_s_per_iteration: float = pydantic.Field(0.0, ge=0.0, le=1e9)
+    num_cpus_for_driver: Amount = 1.0
+    num_gpus: Amount = 0.0
 
     aliases: ClassVar[Mapping[str, str]] = {
         "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
@@ -99,6 +100,7 @@ class Experiment:
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
         self.optimizer_class.check(self.rollout.num_workers)
+        self.optimizer_class.check_options(self.optimizer, self.rollout)
 
 
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:

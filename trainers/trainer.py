@@ -11,6 +11,7 @@ import ray
 import torch
 from ray import tune
 
+from polopt.policies.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.rollouts.worker_set import WorkerSet
 from polopt.trainers.checkpoint_fallback import name_previous, read_or_fall_back
@@ -69,15 +70,21 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Builds workers and optimizer."""
         self.experiment = Experiment.parse(config, self.preset)
         # As many threads as CPUs asked for: idle OpenMP threads spin, at the workers' cost.
-        torch.set_num_threads(max(1, int(self.experiment.trainer.num_cpus_for_driver)))
-        worker_config = prepare(self.experiment)
+        threads = min(int(self.experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
+        torch.set_num_threads(max(1, threads))
+        worker_config, device = prepare(self.experiment), self._learner_device
         _ensure_ray(self.experiment)
-        self.workers = WorkerSet(worker_config, self._learner_device)
+        self.workers = WorkerSet(worker_config, device)
         self.optimizer = self._make_optimizer()
 
     @property
     def _learner_device(self) -> str:
-        return "cuda" if self.experiment.trainer.num_gpus else "cpu"
+        num_gpus = self.experiment.trainer.num_gpus
+        if num_gpus and not torch.cuda.is_available():
+            raise ConfigError(
+                f"key 'num_gpus': got {num_gpus:g}, but torch finds no GPU; allowed: 0"
+            )
+        return "cuda" if num_gpus else "cpu"
 
     def _make_optimizer(self) -> Any:
         return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
