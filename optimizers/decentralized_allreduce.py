@@ -15,9 +15,12 @@ import pydantic
 from polopt.metrics.fragment_faults import FragmentFaults
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.rank_group import RankGroup
+from polopt.optimizers.scheme import Scheme, check_collection, check_unused, collection_of
+from polopt.policies.config import ConfigError
+from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import Arrival
 from polopt.rollouts.preemption import Stragglers
-from polopt.rollouts.worker import LearnInfo, RoundInfo
+from polopt.rollouts.requests import LearnInfo, RoundInfo
 
 #: After one rank has given up waiting for the others, they have so long to do the same.
 BREAK_GRACE_S = 1.5
@@ -53,7 +56,6 @@ class DecentralizedAllReduce(PolicyOptimizer):
     config_class = DecentralizedAllReduceConfig
     config: DecentralizedAllReduceConfig
     phases: ClassVar[tuple[str, ...]] = ("sample", "learn", "allreduce", "skew", "group")
-    needs_remote_workers = True
 
     def __init__(self, workers: Any, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
@@ -65,6 +67,21 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_broken_rounds = 0
         self.num_cut_short = 0
         self.num_checksums = 0
+
+    @classmethod
+    def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
+        below, how = rollout.num_workers_below, rollout.collection
+        if rollout.num_workers == 0:
+            raise ConfigError(
+                f"optimizer {cls.name!r} with num_workers=0: it needs remote workers; "
+                "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
+            )
+        check_collection("each worker", "num_workers_below", rollout)
+        check_unused(
+            "gradients are summed in place by all-reduce, which takes them as they are",
+            compress_gradients=(rollout.compress_gradients, "none"),
+        )
+        return Scheme(collection_of(below, how), "parallel sync", "decentralized")
 
     def step(self) -> StepResult:
         before = self._counts()
@@ -154,6 +171,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         length = self.workers.config.rollout.rollout_fragment_length
         self.num_cut_short += sum(info.steps < length for info in sampled)
         for info in sampled:
+            self.workers.faults.num_restarts_below += info.restarts_below
             if self.usable(info.worker_index, info.faults):
                 self.count_samples(info.env_steps, info.episodes)
         infos = [info for _, info in learned]
@@ -166,7 +184,10 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self._check_equal(learned)
         first = infos[0]
         self.timers["allreduce"].push(sum(info.allreduce_s for info in infos) / len(infos))
-        self.lag.add(first.lag)
+        for learning in infos:
+            self.lag.add(learning.acted, learning.version, self.rollouts)
+            self.gradient_lag.add(learning.version, learning.version, self.rollouts)
+        self.rollouts.tick(first.version + first.updates)
         self._take_note_of_skipped(learned)
         env_steps = sum(info.env_steps for info in sampled) if first.updates else 0
         self.count_training(env_steps, first.updates, first.stats)

@@ -77,6 +77,7 @@ class FaultLog:
         self.counts: dict[FailureKind, int] = dict.fromkeys(_KINDS, 0)
         self._lasts: dict[FailureKind, WorkerFailure] = {}
         self.num_restarts = 0
+        self.num_restarts_below = 0
         self.last: WorkerFailure | None = None
 
     def success(self) -> None:
@@ -119,6 +120,7 @@ class FaultLog:
         """For the `fault_tolerance/` result keys."""
         return {
             "num_remote_worker_restarts": self.num_restarts,
+            "num_restarts_below": self.num_restarts_below,
             **{key: value for kind in _KINDS for key, value in self._stats_of(kind).items()},
             **self.fragments.stats(),
             "last_failed_worker": self.last.worker_index if self.last else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import ray
 
@@ -20,6 +20,7 @@ INLINE_BYTES = 100_000
 #: What a worker's process is made with; a change needs other processes.
 _PROCESS_KEYS = (
     "num_workers",
+    "num_workers_below",
     "num_cpus_per_worker",
     "num_gpus_per_worker",
     "custom_resources_per_worker",
@@ -82,24 +83,30 @@ class WorkerSet:
         learner_device: device of the local worker's policy.
         specs: in what the first workers differ from it, in order of index; the local worker, where
             it is the only one, is made as the first.
+        local: the local worker, if there is one already; the set does not stop it.
 
     Attributes:
         remote: in order of index. Indices count from 1; that of a removed worker is not used again.
         published: the weights last sent out.
     """
 
+    #: What a remote worker is.
+    actor_class: ClassVar[type[RolloutWorker]] = RolloutWorker
+
     def __init__(
         self,
         config: WorkerConfig,
         learner_device: str = "cpu",
         specs: Sequence[WorkerSpec] = (),
+        local: RolloutWorker | None = None,
     ) -> None:
         self.config = config
         self.faults = _fault_log(config)
         self._incarnations: dict[int, int] = {}
         self._specs = {i + 1: spec for i, spec in enumerate(specs)}
-        local = dataclasses.replace(self._config_of(1), device=learner_device)
-        self.local = RolloutWorker(local, 0)
+        own = dataclasses.replace(self._config_of(1), device=learner_device)
+        self._owns_local = local is None
+        self.local = local or RolloutWorker(own, 0)
         self.published: Published | None = None
         self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
         self._last_index = len(self.remote)
@@ -130,7 +137,7 @@ class WorkerSet:
             options.update(self._specs[index].options)
         # A group of its own for calls that must get through while a long one runs.
         as_actor: Any = ray.remote  # its annotations do not know the option
-        actor_class = as_actor(concurrency_groups={"control": 1})(RolloutWorker)
+        actor_class = as_actor(concurrency_groups={"control": 1})(self.actor_class)
         actor = actor_class.options(**options).remote(config, index)
         return RemoteWorker(index, actor)
 
@@ -220,8 +227,9 @@ class WorkerSet:
         if any(getattr(old, key) != getattr(new, key) for key in _PROCESS_KEYS):
             return False
         self.config = config
-        self.local.stop()
-        self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
+        if self._owns_local:
+            self.local.stop()
+            self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
         self.faults = _fault_log(config)
         self._incarnations.clear()
         self._specs.clear()
@@ -248,7 +256,8 @@ class WorkerSet:
         for worker in self.remote:
             ray.kill(worker.actor, no_restart=True)
         self.remote = []
-        self.local.stop()
+        if self._owns_local:
+            self.local.stop()
 
 
 def _fault_log(config: WorkerConfig) -> FaultLog:

@@ -12,7 +12,7 @@ import torch
 from ray import tune
 
 from polopt.policies.policy import Policy
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.rollouts.gradient_worker import make_workers
 from polopt.trainers.checkpoint_fallback import name_previous, read_or_fall_back
 from polopt.trainers.checkpoints import CheckpointError, refuse_pickled, write_checkpoint
 from polopt.trainers.config import Experiment
@@ -49,7 +49,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """One bundle for the driver and one for each worker."""
+        """One bundle for the driver and one for each worker, those below others too."""
         experiment = Experiment.parse(config, cls.preset)
         driver, rollout = experiment.trainer, experiment.rollout
         head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
@@ -59,7 +59,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             "memory": rollout.memory_per_worker,
             **rollout.custom_resources_per_worker,
         }
-        bundles = [head, *([worker] * rollout.num_workers)]
+        bundles = [head, *([worker] * rollout.num_workers * (1 + rollout.num_workers_below))]
         nonzero = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
         if not any(nonzero):
             nonzero = [{"CPU": 0.001}]  # Tune has no way to ask for nothing
@@ -72,7 +72,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         torch.set_num_threads(max(1, int(self.experiment.trainer.num_cpus_for_driver)))
         worker_config = prepare(self.experiment)
         _ensure_ray(self.experiment)
-        self.workers = WorkerSet(worker_config, self._learner_device)
+        self.workers = make_workers(worker_config, self._learner_device)
         self.optimizer = self._make_optimizer()
 
     @property
@@ -145,7 +145,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         worker_config = prepare(self.experiment)
         if not self.workers.reconfigure(worker_config, self._learner_device):
             self.workers.stop()
-            self.workers = WorkerSet(worker_config, self._learner_device)
+            self.workers = make_workers(worker_config, self._learner_device)
         self.optimizer = self._make_optimizer()
         return True
 
@@ -174,6 +174,7 @@ def _ensure_ray(experiment: Experiment) -> None:
     rollout = experiment.rollout
     if ray.is_initialized() or rollout.num_workers == 0:
         return
-    needed = rollout.num_workers * rollout.num_cpus_per_worker
+    num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
+    needed = num_workers * rollout.num_cpus_per_worker
     cpus = None if "RAY_ADDRESS" in os.environ else max(os.cpu_count() or 1, int(needed) + 1)
     ray.init(num_cpus=cpus, include_dashboard=False if cpus else None)
