@@ -18,6 +18,7 @@ from polopt.rollouts.gradient_worker import make_workers
 from polopt.rollouts.worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 from polopt.trainers.config import Experiment
+from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 CELLS = [Scheme(*words) for words in itertools.product(COLLECTIONS, GRADIENTS, UPDATES)]
 
@@ -109,6 +110,14 @@ def test_options_that_mean_nothing_together_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Experiment.parse({"env": "CartPole-v1", **options}, {})
+
+
+def test_tune_reserves_room_for_workers_below() -> None:
+    cell = ("parallel async", "parallel sync", "decentralized")
+    options = scheme_config(*cell, num_collection_workers=3, num_gradient_workers=2)
+    config = {"env": "CartPole-v1", "num_cpus_per_worker": 0.5, **options}
+    bundles = PolicyOptimizerTrainer.default_resource_request(config).bundles
+    assert bundles == [{"CPU": 1.0}, *[{"CPU": 0.5}] * 2 * (1 + 3)]
 
 
 # ---- with processes ----------------------------------------------------------------------
