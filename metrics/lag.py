@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 
@@ -47,3 +49,55 @@ class LagHistogram:
         self._recent[:] = 0
         self._sum = self._count = self._max = 0
         return report
+
+
+class LagMeter:
+    """How old what is learned from is, in updates and in rollouts.
+
+    Lag in updates alone misleads where a rollout is gone through in several minibatches: each is
+    an update, so that 4 epochs of 4 of them end 15 updates after the weights that acted, with
+    nothing stale about it. In rollouts, lag counts those that had been learned from in between.
+
+    Attributes:
+        in_updates: its histogram.
+        in_rollouts: its histogram.
+    """
+
+    def __init__(self) -> None:
+        self.in_updates = LagHistogram()
+        self.in_rollouts = LagHistogram()
+
+    def add(self, version: int, now: int, clock: RolloutClock) -> None:
+        """Counts what was made by weights of `version` and is used at version `now`."""
+        self.in_updates.add(now - version)
+        self.in_rollouts.add(clock.since(version))
+
+
+class RolloutClock:
+    """The versions at which rollouts had been learned from.
+
+    Args:
+        memory: rollouts remembered; lag is not counted beyond.
+    """
+
+    def __init__(self, memory: int = 1024) -> None:
+        self._ends: deque[int] = deque(maxlen=memory)
+
+    def tick(self, version: int) -> None:
+        """A rollout has been gone through, which led to `version`."""
+        if self._ends and version < self._ends[-1]:
+            self.clear()
+        self._ends.append(version)
+
+    def since(self, version: int) -> int:
+        """How many rollouts have been gone through since the weights were of `version`."""
+        count = 0
+        for end in reversed(self._ends):
+            if end <= version:
+                break
+            count += 1
+        return count
+
+    def clear(self) -> None:
+        """Forgets all, when versions begin anew."""
+        self._ends.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 #: Reported for every policy, under the names RLlib 2.60 uses. 0 where a loss has no such term.
 LEARNER_KEYS = (
@@ -43,3 +43,12 @@ class LearnerStats:
         self._sums.clear()
         self._weights.clear()
         return dict(self._last)
+
+
+def mean_stats(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """One mean of statistics that are means over so many rows each."""
+    means = LearnerStats()
+    for stats, rows in parts:
+        means.add(stats, rows)
+    keys = {key for stats, _ in parts for key in stats}
+    return {key: value for key, value in means.report().items() if key in keys}

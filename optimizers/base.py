@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,10 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from polopt.metrics.episodes import EpisodeStats, EpisodeWindow
 from polopt.metrics.fragment_faults import FragmentFaults
-from polopt.metrics.lag import LagHistogram
+from polopt.metrics.lag import LagMeter, RolloutClock
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer
-from polopt.policies.config import Config, ConfigError
+from polopt.optimizers.scheme import Scheme
+from polopt.policies.config import Config
 from polopt.policies.policy import Policy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import InFlight
@@ -55,23 +57,24 @@ class PolicyOptimizer(ABC):
         muster: says who can be given work.
 
     Raises:
-        ConfigError: if it needs remote workers and there are none.
+        ConfigError: see `check`.
     """
 
     name: ClassVar[str]
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     phases: ClassVar[tuple[str, ...]]
-    needs_remote_workers: ClassVar[bool] = False
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
-        self.check(len(workers.remote))
+        self.scheme = self.check(workers.config.rollout, config)
         self.workers = workers
         self.config = config
         self.policy: Policy = workers.local.policy
         self.in_flight = InFlight(workers)
         self.muster = Muster(workers)
         self.timers = {phase: PhaseTimer() for phase in self.phases}
-        self.lag = LagHistogram()
+        self.lag = LagMeter()
+        self.gradient_lag = LagMeter()
+        self.rollouts = RolloutClock()
         self.episodes = EpisodeWindow()
         self.learner = LearnerStats()
         self.num_env_steps_sampled = 0
@@ -80,26 +83,20 @@ class PolicyOptimizer(ABC):
         self._reported = (time.perf_counter(), 0, 0)
 
     @classmethod
-    def check(cls, num_workers: int) -> None:
-        """Refuses what the strategy can not work with.
+    @abstractmethod
+    def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
+        """Refuses what the strategy can not work with, before any actor starts.
+
+        Args:
+            rollout: options of sampling.
+            config: an instance of `config_class`.
+
+        Returns:
+            what strategy it is with those.
 
         Raises:
-            ConfigError: if it needs remote workers and there are none.
+            ConfigError: says what has no meaning together, and why.
         """
-        if cls.needs_remote_workers and num_workers == 0:
-            raise ConfigError(
-                f"optimizer {cls.name!r} with num_workers=0: it needs remote workers; "
-                "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
-            )
-
-    @classmethod
-    def check_options(cls, config: OptimizerConfig, rollout: RolloutConfig) -> None:
-        """Refuses options that can not work together.
-
-        Raises:
-            ConfigError: it names them.
-        """
-        return
 
     @abstractmethod
     def step(self) -> StepResult:
@@ -120,11 +117,31 @@ class PolicyOptimizer(ABC):
         """
         return self.workers.faults.fragment(worker_index, faults)
 
-    def count_training(self, env_steps: int, updates: int, stats: Mapping[str, float]) -> None:
-        """Takes note of what was learned from."""
+    def count_lag(self, acted: int, differentiated: int | None = None) -> None:
+        """Takes note of how old something is that is about to be learned from.
+
+        Args:
+            acted: version of the weights that sampled it.
+            differentiated: of those that its gradient was computed from; None: the present ones.
+        """
+        now = self.policy.version
+        self.lag.add(acted, now, self.rollouts)
+        self.gradient_lag.add(now if differentiated is None else differentiated, now, self.rollouts)
+
+    def count_training(
+        self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None
+    ) -> None:
+        """Takes note of what was learned from.
+
+        Args:
+            env_steps: that were not learned from before.
+            updates: made with them.
+            stats: of the learner.
+            rows: that `stats` are means over; None: as many as `env_steps`.
+        """
         self.num_env_steps_trained += env_steps
         self.num_updates += updates
-        self.learner.add(stats, max(env_steps, 1))
+        self.learner.add(stats, max(env_steps if rows is None else rows, 1))
 
     def _since(self, before: tuple[int, int, int]) -> StepResult:
         now = self._counts()
@@ -135,20 +152,26 @@ class PolicyOptimizer(ABC):
 
     def stats(self) -> dict[str, Any]:
         """The `optimizer/` block of results: name, counts, rates since the last call, mean
-        milliseconds of each phase, and policy lag since the last call, in updates."""
+        milliseconds of each phase, and lags since the last call: policy lag is how old the weights
+        were that acted, gradient lag (PyTorchRL's gradient asynchrony) how old those were that a
+        gradient was computed from, in updates and in rollouts; see `LagMeter`."""
         now_s = time.perf_counter()
         then_s, sampled, updates = self._reported
         elapsed_s = max(now_s - then_s, 1e-9)
         self._reported = (now_s, self.num_env_steps_sampled, self.num_updates)
         return {
             "name": self.name,
+            **{f"scheme_{part}": value for part, value in self.scheme._asdict().items()},
             "num_env_steps_sampled": self.num_env_steps_sampled,
             "num_env_steps_trained": self.num_env_steps_trained,
             "num_updates": self.num_updates,
             "num_skipped_updates": self.policy.skipped_updates,
             "env_steps_per_s": (self.num_env_steps_sampled - sampled) / elapsed_s,
             "updates_per_s": (self.num_updates - updates) / elapsed_s,
-            "policy_lag": self.lag.report(),
+            "policy_lag": self.lag.in_updates.report(),
+            "policy_lag_rollouts": self.lag.in_rollouts.report(),
+            "gradient_lag": self.gradient_lag.in_updates.report(),
+            "gradient_lag_rollouts": self.gradient_lag.in_rollouts.report(),
             **{f"{phase}_time_ms": timer.mean_ms for phase, timer in self.timers.items()},
             **self.extra_stats(),
         }
@@ -185,6 +208,7 @@ class PolicyOptimizer(ABC):
         self.policy.env_steps = self.num_env_steps_sampled
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
         self.workers.forget_sent_weights()
+        self.rollouts.clear()
         self._begin_life(int(state["life"]) + 1)
 
     def _begin_life(self, life: int) -> None:
@@ -208,6 +232,31 @@ class PolicyOptimizer(ABC):
             else:
                 self.workers.replace(arrival.worker, arrival.failure)
         return values
+
+    def update_algorithm_parameter(self, name: str, value: Any) -> int:
+        """Changes an option of the policy everywhere: here, in all workers and those below them,
+        and in the torch optimizers. Waits until each has it.
+
+        Args:
+            name: key of an option of the policy, `lr` for one.
+            value: its new value.
+
+        Returns:
+            how many policies have it now.
+
+        Raises:
+            ConfigError: wrong name or value; then nobody has it.
+        """
+        self.drain()
+        self.policy.set_option(name, value)
+        # A worker that fails is replaced by one that is made with the new option.
+        self.workers.config = dataclasses.replace(self.workers.config, policy=self.policy.config)
+        for worker in self.workers.remote:
+            call = worker.actor.update_algorithm_parameter.remote(name, value)
+            self.in_flight.launch(worker, call)
+        self._settle()
+        below = self.workers.config.rollout.num_workers_below
+        return 1 + len(self.workers.remote) * (1 + below)
 
     @abstractmethod
     def drain(self) -> None:

@@ -15,11 +15,12 @@ import pydantic
 from polopt.metrics.fragment_faults import FragmentFaults
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.rank_group import RankGroup
+from polopt.optimizers.scheme import Scheme, check_collection, check_unused, collection_of
 from polopt.policies.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import Arrival
 from polopt.rollouts.preemption import Stragglers
-from polopt.rollouts.worker import LearnInfo, RoundInfo
+from polopt.rollouts.requests import LearnInfo, RoundInfo
 
 #: After one rank has given up waiting for the others, they have so long to do the same.
 BREAK_GRACE_S = 1.5
@@ -55,7 +56,6 @@ class DecentralizedAllReduce(PolicyOptimizer):
     config_class = DecentralizedAllReduceConfig
     config: DecentralizedAllReduceConfig
     phases: ClassVar[tuple[str, ...]] = ("sample", "learn", "allreduce", "skew", "group")
-    needs_remote_workers = True
 
     def __init__(self, workers: Any, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
@@ -70,13 +70,24 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_checksums = 0
 
     @classmethod
-    def check_options(cls, config: OptimizerConfig, rollout: RolloutConfig) -> None:
-        assert isinstance(config, DecentralizedAllReduceConfig)
+    def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
+        below, how = rollout.num_workers_below, rollout.collection
+        if rollout.num_workers == 0:
+            raise ConfigError(
+                f"optimizer {cls.name!r} with num_workers=0: it needs remote workers; "
+                "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
+            )
         if config.backend == "nccl" and rollout.num_gpus_per_worker < 1.0:
             raise ConfigError(
                 f"key 'backend': got 'nccl' with num_gpus_per_worker={rollout.num_gpus_per_worker}"
                 "; allowed: 'gloo' or 'auto', or a GPU for each worker"
             )
+        check_collection("each worker", "num_workers_below", rollout)
+        check_unused(
+            "gradients are summed in place by all-reduce, which takes them as they are",
+            compress_gradients=(rollout.compress_gradients, "none"),
+        )
+        return Scheme(collection_of(below, how), "parallel sync", "decentralized")
 
     def step(self) -> StepResult:
         before = self._counts()
@@ -166,6 +177,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         length = self.workers.config.rollout.rollout_fragment_length
         self.num_cut_short += sum(info.steps < length for info in sampled)
         for info in sampled:
+            self.workers.faults.num_restarts_below += info.restarts_below
             if self.usable(info.worker_index, info.faults):
                 self.count_samples(info.env_steps, info.episodes)
         infos = [info for _, info in learned]
@@ -178,7 +190,10 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self._check_equal(learned)
         first = infos[0]
         self.timers["allreduce"].push(sum(info.allreduce_s for info in infos) / len(infos))
-        self.lag.add(first.lag)
+        for learning in infos:
+            self.lag.add(learning.acted, learning.version, self.rollouts)
+            self.gradient_lag.add(learning.version, learning.version, self.rollouts)
+        self.rollouts.tick(first.version + first.updates)
         self._take_note_of_skipped(learned)
         env_steps = sum(info.env_steps for info in sampled) if first.updates else 0
         self.count_training(env_steps, first.updates, first.stats)

@@ -18,12 +18,15 @@ class FlatAdam:
         params: `[P]`, changed in place.
         grads: `[P]`, read by each step.
         epsilon: Adam's epsilon.
+
+    Attributes:
+        epsilon: may be changed between steps.
     """
 
     def __init__(self, params: Tensor, grads: Tensor, epsilon: float) -> None:
         self._params = params.detach()
         self._grads = grads
-        self._epsilon = epsilon
+        self.epsilon = epsilon
         self._step = torch.zeros((), device=params.device)
         self._exp_avg = torch.zeros_like(self._params)
         self._exp_avg_sq = torch.zeros_like(self._params)
@@ -42,7 +45,7 @@ class FlatAdam:
             beta1=0.9,
             beta2=0.999,
             weight_decay=0.0,
-            eps=self._epsilon,
+            eps=self.epsilon,
             amsgrad=False,
             maximize=False,
             grad_scale=None,

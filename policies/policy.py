@@ -15,7 +15,7 @@ from torch import Tensor
 from polopt.metrics.learner import LEARNER_KEYS
 from polopt.policies import gae
 from polopt.policies.adam import FlatAdam
-from polopt.policies.config import Config
+from polopt.policies.config import Config, ConfigError
 from polopt.policies.distributions import DiagGaussian, make_distribution
 from polopt.policies.flat import FlatParameters, copy_into
 from polopt.policies.models import ModelConfig, make_model
@@ -311,6 +311,27 @@ class Policy(ABC):
     def entropy_coeff(self) -> float:
         """The entropy coefficient now."""
         return self._entropy_coeff(self.env_steps)
+
+    def set_option(self, name: str, value: Any) -> None:
+        """Changes an option while training: the config, and whatever was made from it.
+
+        Args:
+            name: key of an option of `config_class`, as users write it; not `model`.
+            value: checked as the config's own.
+
+        Raises:
+            ConfigError: for an unknown option, a wrong value, or one that needs another network.
+        """
+        name = self.config_class.aliases.get(name, name)
+        if name == "model":
+            raise ConfigError("key 'model' can not be changed: weights are of one network")
+        options = {**self.config.to_dict(), name: value}
+        self.config = self.config_class.parse(options, "policy")
+        self._lr = Schedule(self.config.lr)
+        self._entropy_coeff = Schedule(self.config.entropy_coeff)
+        self._adam.epsilon = self.config.adam_epsilon
+        if name in self.coefficients:
+            self.coefficients[name] = float(value)
 
     # ---- weights and state --------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from polopt.metrics.episodes import EpisodeStats
 from polopt.metrics.fragment_faults import NO_FAULTS, FragmentFaults
+from polopt.policies.compression import pack_batch, unpack_batch
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class SampleBatch:
         episodes: the episodes that ended within.
         device: where `to_tensordict` puts the tensors; the arrays here are in the host's memory.
         faults: what environments raised meanwhile, and numbers that are not finite.
+        compress: codec of `polopt.policies.compression` by which it travels between processes.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -48,6 +50,12 @@ class SampleBatch:
     episodes: EpisodeStats = field(default_factory=EpisodeStats.empty)
     device: str = "cpu"
     faults: FragmentFaults = NO_FAULTS
+    compress: str = "none"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.compress == "none":
+            return object.__reduce_ex__(self, protocol)
+        return unpack_batch, pack_batch(self)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.obs if name == "obs" else self.columns[name]

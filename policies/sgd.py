@@ -72,7 +72,7 @@ def update(policy: Policy, rows: Mapping[str, Tensor], reducer: Reducer) -> dict
     count = len(rows["obs"])
     stats = policy.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
     if reducer.world_size > 1:
-        stats = _reduce(policy, count, stats, reducer)
+        stats = reduce_gradient(policy, count, stats, reducer)
     return stats | policy.apply_flat()
 
 
@@ -127,10 +127,11 @@ def shuffled(
         yield {name: column[low:high] for name, column in gathered.items()}
 
 
-def _reduce(
+def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
 ) -> dict[str, float]:
-    """Turns the means over own rows in `flat` and `stats` into means over everybody's rows.
+    """Turns the means over `count` own rows in `policy.flat` and `stats` into means over all
+    learners' rows.
 
     Row count and statistics ride behind the gradient, in one all-reduce.
     """

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
+from polopt.policies.compression import DataCodec, GradientCodec
 from polopt.policies.config import Config
 from polopt.rollouts.resources import Amount, Resources
 
@@ -22,6 +23,18 @@ class RolloutConfig(Config):
         min_workers: a run starts once so many of them are there, and grows to `num_workers` as
             resources come, for example from a cluster that scales itself. None: all of them. It is
             also how few a run may be left with; see `max_consecutive_failures`.
+        num_workers_below: remote rollout workers below each remote worker, which then samples
+            nothing itself, but computes gradients from what they collect (`GradientWorker`).
+        collection: how whoever computes gradients gets fragments of several workers. `sync`: one
+            of each, made with the newest weights. `overlapped`: likewise, but the next ones are
+            collected meanwhile, with weights that are one batch older. `async`: first ready,
+            first served, one at a time.
+        fraction_workers_below: in synchronous collection below a worker, the last fragments are cut
+            short once this share of the workers there has finished; 1: never.
+        fraction_samples_below: but a fragment that is cut short keeps at least this share.
+        compress_data: how fragments travel: see `polopt.policies.compression`.
+        compress_gradients: how gradients travel.
+        topk_share: of its elements that `compress_gradients: topk` sends at once.
         num_envs_per_worker: environments of one worker, N.
         rollout_fragment_length: steps of each environment in one fragment, T.
         vectorization_mode: as in `gymnasium.make_vec`; None takes the environment's own vector
@@ -53,6 +66,13 @@ class RolloutConfig(Config):
     env_config: dict[str, Any] = pydantic.Field(default_factory=dict)
     num_workers: int = pydantic.Field(2, ge=0, le=100_000)
     min_workers: int | None = pydantic.Field(None, ge=1, le=100_000)
+    num_workers_below: int = pydantic.Field(0, ge=0, le=100_000)
+    collection: Literal["sync", "overlapped", "async"] = "sync"
+    fraction_workers_below: float = pydantic.Field(1.0, gt=0.0, le=1.0)
+    fraction_samples_below: float = pydantic.Field(0.25, ge=0.0, le=1.0)
+    compress_data: DataCodec = "none"
+    compress_gradients: GradientCodec = "none"
+    topk_share: float = pydantic.Field(0.1, gt=0.0, le=1.0)
     num_envs_per_worker: int = pydantic.Field(8, ge=1, le=100_000)
     rollout_fragment_length: int = pydantic.Field(20, ge=1, le=10**7)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None

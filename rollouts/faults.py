@@ -88,6 +88,7 @@ class FaultLog:
         self._lasts: dict[FailureKind, WorkerFailure] = {}
         self.num_restarts = 0
         self.num_given_up = 0
+        self.num_restarts_below = 0
         self.last: WorkerFailure | None = None
 
     def success(self, worker_index: int) -> None:
@@ -152,6 +153,7 @@ class FaultLog:
         return {
             "num_remote_worker_restarts": self.num_restarts,
             "num_workers_given_up": self.num_given_up,
+            "num_restarts_below": self.num_restarts_below,
             **{key: value for kind in _KINDS for key, value in self._stats_of(kind).items()},
             **self.fragments.stats(),
             "last_failed_worker": self.last.worker_index if self.last else 0,

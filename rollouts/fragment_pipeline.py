@@ -204,6 +204,13 @@ class FragmentPipeline:
     ) -> None:
         stragglers.cut_short((worker, asked.number, asked.steps) for worker, asked in calls)
 
+    def cut_short(self, keep_steps: int) -> None:
+        """Ends fragments under way once they have `keep_steps` steps. By any thread."""
+        for worker, asked in self.calls.under_way():
+            call = worker.actor.cut_short.options(concurrency_group="control")
+            call.remote(asked.number, keep_steps)
+        self._workers.local.cut_short(self._local_number, keep_steps)
+
     # ---- interruption, by another thread ------------------------------------------------------
 
     def interrupt(self) -> None:

@@ -109,7 +109,7 @@ class InFlight:
         """Whether `wait` would return at once."""
         if not len(self):
             return False
-        ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=0)
+        ready, _ = ray.wait(list(self._oldest()), num_returns=1, timeout=0)
         return bool(ready) or self._overdue() is not None
 
     def wait(self) -> Arrival:
@@ -133,10 +133,11 @@ class InFlight:
             raise RuntimeError("nothing is in flight to wait for")
         until_s = time.monotonic() + duration_s
         while True:
-            limit_s = min(until_s, *(self._deadline_s(call) for call in self._calls.values()))
+            oldest = self._oldest()
+            limit_s = min(until_s, *(self._deadline_s(call) for call in oldest.values()))
             # The dict keeps the order of launching, so nobody starves behind the others.
             ready, _ = ray.wait(
-                list(self._calls), num_returns=1, timeout=max(0.0, limit_s - time.monotonic())
+                list(oldest), num_returns=1, timeout=max(0.0, limit_s - time.monotonic())
             )
             # Looked for even where others are ready: they might be for ever.
             overdue = self._overdue() if time.monotonic() >= limit_s else None
@@ -175,15 +176,23 @@ class InFlight:
             self._workers.faults.success(call.worker.index)
         return Arrival(call.worker, call.tag, value)
 
+    def _oldest(self) -> dict[ray.ObjectRef[Any], _Call]:
+        """The first call under way of each worker. A worker answers in order; that its answers
+        become known in order is not sure, and whoever applies gradients depends on it."""
+        seen: set[int] = set()
+        oldest = {}
+        for ref, call in self._calls.items():
+            if call.worker.index not in seen:
+                seen.add(call.worker.index)
+                oldest[ref] = call
+        return oldest
+
     def _overdue(self) -> _Call | None:
         """A call that is past its limit and has not ended. Of each worker only the oldest call is
         asked after: those queued behind it are late because it is, or because the driver, busy
         elsewhere, has not yet taken note that it ended."""
-        oldest: dict[RemoteWorker, tuple[ray.ObjectRef[Any], _Call]] = {}
-        for ref, call in self._calls.items():
-            oldest.setdefault(call.worker, (ref, call))
         now_s = time.monotonic()
-        late = {ref: call for ref, call in oldest.values() if self._deadline_s(call) <= now_s}
+        late = {r: call for r, call in self._oldest().items() if self._deadline_s(call) <= now_s}
         if not late:
             return None
         # What has ended on another node counts, fetched or not.

@@ -8,15 +8,16 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space
 
 from polopt.metrics.episodes import EpisodeStats
-from polopt.metrics.fragment_faults import NO_FAULTS, FragmentFaults
+from polopt.policies.compression import GradientPacker, PackedGradients
 from polopt.policies.config import Config, ConfigError
+from polopt.policies.lesson import Lesson
 from polopt.policies.policy import Policy
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.transport import Gradients, Weights
@@ -26,7 +27,7 @@ from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.env_check import EnvironmentFailedError, traceback_of
 from polopt.rollouts.envs import EnvSource, env_name, make_vector_env
 from polopt.rollouts.preemption import CutShort
-from polopt.rollouts.requests import Fragment, SampleRequest
+from polopt.rollouts.requests import Fragment, LearnInfo, RoundInfo, SampleRequest
 from polopt.rollouts.sampler import VectorSampler
 from polopt.rollouts.sampler_faults import SamplerFaults
 from polopt.rollouts.seeding import Seeds, seeds_from, worker_seeds
@@ -64,54 +65,6 @@ class WorkerConfig:
     postproc: Callable[[SampleBatch], SampleBatch] | None = None
 
 
-class RoundInfo(NamedTuple):
-    """What a round of sampling tells besides its batch or gradient.
-
-    Attributes:
-        env_steps: valid rows sampled.
-        episodes: that ended in it.
-        steps: T, fewer than the fragment length if it was cut short.
-        sample_s: seconds spent sampling.
-        faults: of environments, and numbers that are not finite.
-        worker_index: whose round it was.
-    """
-
-    env_steps: int
-    episodes: EpisodeStats
-    steps: int
-    sample_s: float
-    faults: FragmentFaults = NO_FAULTS
-    worker_index: int = 0
-
-
-class LearnInfo(NamedTuple):
-    """What a round of decentralised learning tells.
-
-    Attributes:
-        stats: learner statistics over all ranks' rows.
-        updates: made in this round.
-        lag: updates between the weights that sampled and those that learning began with.
-        learn_s: seconds, sums over the group included.
-        allreduce_s: seconds in sums over the group, waiting for other ranks included.
-        weights: of the rank that was asked for them.
-        checksum: SHA-256 of the weights, from ranks that were asked for it.
-        broken: why the group broke, if it did; then the last gradient was thrown away.
-        vetoed: some rank's fragment held bad numbers, so no rank learned.
-        bad_gradients: this rank's own that were not finite; no rank has applied their sums.
-    """
-
-    stats: dict[str, float]
-    updates: int
-    lag: int
-    learn_s: float
-    allreduce_s: float
-    weights: Weights | None = None
-    checksum: str | None = None
-    broken: str | None = None
-    vetoed: bool = False
-    bad_gradients: int = 0
-
-
 class RolloutWorker:
     """Samples, and where the strategy wants it computes gradients or learns.
 
@@ -140,10 +93,12 @@ class RolloutWorker:
         self.policy.shuffle = np.random.default_rng(seeds.shuffle)
         self.sampler: VectorSampler | None = None
         self._env_error: EnvironmentFailedError | None = None
-        if index > 0 or rollout.num_workers == 0:
+        if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
             self._make_sampler(seeds)
         self._group: AllReducer | None = None
         self._sampled: SampleBatch | None = None
+        self._lesson: Lesson | None = None
+        self._packer = GradientPacker(rollout.compress_gradients, rollout.topk_share)
         self._cut_short = CutShort()
 
     def _seeds(self) -> Seeds:
@@ -184,7 +139,7 @@ class RolloutWorker:
     ) -> SampleBatch:
         """A postprocessed fragment `[T, N]`, by `weights` if given, else by those it has."""
         if weights is not None:
-            self.policy.set_weights(weights)
+            self.set_weights(weights)
         if self.sampler is None:
             if self._env_error is not None:
                 raise self._env_error
@@ -195,6 +150,7 @@ class RolloutWorker:
                 self.sampler.reset()
             batch = self.sampler.sample(asked.exploration, asked.steps, asked.uniform)
         batch.worker_index = self.index
+        batch.compress = self.config.rollout.compress_data
         with np.errstate(over="ignore", invalid="ignore"):
             batch = self.policy.postprocess(batch)
         return self._looked_at(batch)
@@ -210,6 +166,12 @@ class RolloutWorker:
             batch.episodes = without_bad_episodes(batch.episodes)
             self.sampler.reset_some(envs)
         return batch
+
+    def _data(
+        self, weights: Weights | None = None, request: SampleRequest | None = None
+    ) -> SampleBatch:
+        """What it computes gradients from: here, its own sample."""
+        return self.sample(weights, request)
 
     def collect(self, weights: Weights | None, request: SampleRequest) -> Fragment:
         """What a `Collector` asks for: a sample that `postproc` has seen, too."""
@@ -228,28 +190,55 @@ class RolloutWorker:
         steps. Runs beside the call that samples, in a concurrency group of its own."""
         self._cut_short.cut(number, keep_steps)
 
+    # ---- gradients for a central update --------------------------------------------------------
+
     def sample_and_compute_gradients(
         self, weights: Weights | None = None
-    ) -> tuple[Gradients, RoundInfo]:
-        """A round of AsyncGradients: takes weights, samples, and computes one gradient."""
-        started_s = time.perf_counter()
-        batch = self.sample(weights)
-        info = _round_info(batch, time.perf_counter() - started_s)
-        if info.faults.bad_numbers:
-            return self.policy.no_gradients(), info
-        gradients = self.policy.compute_gradients(batch)
+    ) -> tuple[Gradients | PackedGradients, RoundInfo]:
+        """A round of AsyncGradients: takes weights and computes the gradient of the next minibatch.
+        Samples first if the last one was gone through; with one epoch of one minibatch, always."""
+        told = self._sample_if_needed(weights)
+        lesson = self._lesson
+        if lesson is None:
+            return self.policy.no_gradients(), told
+        fresh = lesson.first_epoch
+        gradients = lesson.next_gradients()
+        told = told._replace(fresh=gradients.rows if fresh else 0, last=lesson.done)
         problem = bad_gradient(gradients)
         if problem:
-            info = info._replace(faults=info.faults._replace(bad_numbers=problem))
-        return gradients, info
+            told = told._replace(faults=told.faults._replace(bad_numbers=problem))
+        return self._packer.pack(gradients), told
+
+    def _sample_if_needed(self, weights: Weights | None) -> RoundInfo:
+        if self._lesson is not None and not self._lesson.done:
+            if weights is not None:
+                self.set_weights(weights)
+            empty = EpisodeStats.empty()
+            return RoundInfo(0, empty, 0, 0.0, worker_index=self.index, acted=self._lesson.version)
+        started_s = time.perf_counter()
+        batch = self._data(weights)
+        info = self._round_info(batch, time.perf_counter() - started_s)
+        self._lesson = None if info.faults.bad_numbers else Lesson(self.policy, batch)
+        return info
 
     # ---- decentralised learning ---------------------------------------------------------------
 
     def sample_for_learning(self, round_index: int) -> RoundInfo:
         """First half of a round of DecentralizedAllReduce: samples, and keeps the batch."""
         started_s = time.perf_counter()
-        self._sampled = self.sample(None, SampleRequest(round_index))
-        return _round_info(self._sampled, time.perf_counter() - started_s)
+        self._sampled = self._data(None, SampleRequest(round_index))
+        return self._round_info(self._sampled, time.perf_counter() - started_s)
+
+    def _round_info(self, batch: SampleBatch, sample_s: float) -> RoundInfo:
+        return RoundInfo(
+            batch.env_steps,
+            batch.episodes,
+            batch.shape[0],
+            sample_s,
+            batch.faults,
+            self.index,
+            batch.version,
+        )
 
     def learn(self, env_steps: int, want_weights: bool, want_checksum: bool) -> LearnInfo:
         """Second half: learns from the batch kept, together with all ranks of the group.
@@ -285,7 +274,8 @@ class RolloutWorker:
         return LearnInfo(
             stats=stats,
             updates=self.policy.version - version,
-            lag=version - batch.version,
+            version=version,
+            acted=batch.version,
             learn_s=time.perf_counter() - started_s,
             allreduce_s=self._group.take_total_s(),
             weights=self.policy.get_weights() if want_weights and not broken else None,
@@ -375,9 +365,17 @@ class RolloutWorker:
         self._restart(seeds_from(env_seeds, self.index))
 
     def _restart(self, seeds: Seeds) -> None:
+        # What was sampled, and what was held back of gradients, is from before.
+        self._lesson = self._packer.residual = None
         self.policy.shuffle = np.random.default_rng(seeds.shuffle)
         if self.sampler is not None:
             self.sampler.restart(seeds)
+
+    def update_algorithm_parameter(self, name: str, value: Any) -> int:
+        """Changes an option of the policy, see `Policy.set_option`; returns how many policies have
+        it now."""
+        self.policy.set_option(name, value)
+        return 1
 
     def ping(self) -> int:
         """Answers with its policy version once it is up and idle."""
@@ -388,14 +386,3 @@ class RolloutWorker:
         self.leave_group()
         if self.sampler is not None:
             self.sampler.close()
-
-
-def _round_info(batch: SampleBatch, sample_s: float) -> RoundInfo:
-    return RoundInfo(
-        batch.env_steps,
-        batch.episodes,
-        batch.shape[0],
-        sample_s,
-        batch.faults,
-        batch.worker_index,
-    )

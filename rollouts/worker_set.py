@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 
@@ -20,6 +20,7 @@ INLINE_BYTES = 100_000
 _PROCESS_KEYS = (
     "num_workers",
     "min_workers",
+    "num_workers_below",
     "num_cpus_per_worker",
     "num_gpus_per_worker",
     "custom_resources_per_worker",
@@ -35,6 +36,7 @@ class WorkerSet:
         learner_device: device of the local worker's policy.
         specs: in what the first workers differ from it, in order of index; the local worker, where
             it is the only one, is made as the first.
+        local: the local worker, if there is one already; the set does not stop it.
 
     Attributes:
         remote: in order of index. Indices count from 1; that of a removed worker is not used again.
@@ -42,18 +44,23 @@ class WorkerSet:
         published: the weights last sent out.
     """
 
+    #: What a remote worker is.
+    actor_class: ClassVar[type[RolloutWorker]] = RolloutWorker
+
     def __init__(
         self,
         config: WorkerConfig,
         learner_device: str = "cpu",
         specs: Sequence[WorkerSpec] = (),
+        local: RolloutWorker | None = None,
     ) -> None:
         self.config = config
         self.faults = _fault_log(config)
         self._incarnations: dict[int, int] = {}
         self._specs = {i + 1: spec for i, spec in enumerate(specs)}
-        local = dataclasses.replace(self._config_of(1), device=learner_device)
-        self.local = RolloutWorker(local, 0)
+        own = dataclasses.replace(self._config_of(1), device=learner_device)
+        self._owns_local = local is None
+        self.local = local or RolloutWorker(own, 0)
         self.published: Published | None = None
         self.started = False
         self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
@@ -78,7 +85,7 @@ class WorkerSet:
             options.update(self._specs[index].options)
         # A group of its own for calls that must get through while a long one runs.
         as_actor: Any = ray.remote  # its annotations do not know the option
-        actor_class = as_actor(concurrency_groups={"control": 1})(RolloutWorker)
+        actor_class = as_actor(concurrency_groups={"control": 1})(self.actor_class)
         actor = actor_class.options(**options).remote(actor_argument(config), index)
         return RemoteWorker(index, actor)
 
@@ -236,8 +243,9 @@ class WorkerSet:
         ):
             return False
         self.config = config
-        self.local.stop()
-        self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
+        if self._owns_local:
+            self.local.stop()
+            self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
         self.faults = _fault_log(config)
         self._incarnations.clear()
         self._specs.clear()
@@ -261,7 +269,8 @@ class WorkerSet:
         """Ends all workers. Environments get a moment to close before their process goes."""
         _end(self.remote)
         self.remote = []
-        self.local.stop()
+        if self._owns_local:
+            self.local.stop()
 
 
 def _end(workers: Sequence[RemoteWorker]) -> None:

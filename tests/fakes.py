@@ -336,6 +336,15 @@ class CrawlingDrift(Drift):
         return super().step(action)
 
 
+class SecondCrawls(Drift):
+    """Slow in worker 2."""
+
+    def step(self, action: int) -> Any:
+        if self.context.worker_index == 2:
+            time.sleep(0.05)
+        return super().step(action)
+
+
 class OwnAdvantagesPPO(PPO):
     """Wrong on purpose: each learner standardises its advantages by its own rows."""
 
@@ -352,12 +361,12 @@ class UnweightedPPO(PPO):
     """Wrong on purpose: the mean over learners of their mean gradients, whoever has more rows."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
-        right = sgd._reduce
-        sgd._reduce = lambda policy, _, stats, group: right(policy, 1, stats, group)
+        right = sgd.reduce_gradient
+        sgd.reduce_gradient = lambda policy, _, stats, group: right(policy, 1, stats, group)
         try:
             return super().learn_on_batch(batch, reducer)
         finally:
-            sgd._reduce = right
+            sgd.reduce_gradient = right
 
 
 class StallingPPO(PPO):

@@ -27,13 +27,17 @@ from fakes import (
     worker_config,
 )
 
-from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.decentralized_allreduce import (
+    DecentralizedAllReduce,
+    DecentralizedAllReduceConfig,
+)
 from polopt.policies.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPO
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.schedules import Schedule
 from polopt.rollouts.collective import GroupBroken, GroupSpec
+from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import Arrival
 from polopt.rollouts.remote_worker import RemoteWorker
 from polopt.rollouts.worker import LearnInfo, RoundInfo, WorkerConfig
@@ -93,7 +97,7 @@ def spy_on_arrivals(optimizer: DecentralizedAllReduce) -> list[Arrival]:
 
 def test_it_needs_remote_workers_and_says_so() -> None:
     with pytest.raises(ConfigError, match=r"decentralized_allreduce.*num_workers=0"):
-        DecentralizedAllReduce.check(0)
+        DecentralizedAllReduce.check(RolloutConfig(num_workers=0), DecentralizedAllReduceConfig())
 
 
 # ---- several learners are one ------------------------------------------------------------

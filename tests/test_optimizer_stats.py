@@ -21,6 +21,8 @@ Pool = Callable[[WorkerConfig], WorkerSet]
 OPTIMIZERS: dict[str, type[PolicyOptimizer]] = {
     cls.name: cls for cls in (AsyncGradients, SyncSamples, DecentralizedAllReduce)
 }
+LAGS = {"policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts"}
+SCHEME = {"scheme_collection", "scheme_gradients", "scheme_update"}
 COMMON = {
     "name",
     "num_env_steps_sampled",
@@ -29,7 +31,8 @@ COMMON = {
     "num_skipped_updates",
     "env_steps_per_s",
     "updates_per_s",
-    "policy_lag",
+    *LAGS,
+    *SCHEME,
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
@@ -57,14 +60,16 @@ def test_the_block_has_its_shape_before_the_first_step_and_keeps_it(
     assert first["name"] == name
     assert first.keys() >= COMMON
     assert {f"{phase}_time_ms" for phase in optimizer.phases} <= first.keys()
-    assert list(first["policy_lag"]) == ["mean", "max", "histogram"]
-    assert first["policy_lag"]["histogram"] == [0] * 17
-    assert all(first[key] == 0 for key in COMMON - {"name", "policy_lag"})
+    for lag in LAGS:
+        assert list(first[lag]) == ["mean", "max", "histogram"]
+        assert first[lag]["histogram"] == [0] * 17
+    assert all(isinstance(first[key], str) for key in SCHEME)
+    assert all(first[key] == 0 for key in COMMON - {"name"} - LAGS - SCHEME)
     for _ in range(2):
         optimizer.step()
         stats = optimizer.stats()
         assert shape(stats) == shape(first)
-        assert sum(stats["policy_lag"]["histogram"]) > 0
+        assert all(sum(stats[lag]["histogram"]) > 0 for lag in LAGS)
         assert sum(stats[f"{phase}_time_ms"] for phase in optimizer.phases) > 0.0
     optimizer.set_state(optimizer.get_state())
     assert shape(optimizer.stats()) == shape(first)
@@ -89,7 +94,8 @@ def test_rates_and_lag_are_those_since_the_last_report(
     clock.now_s += 1.0
     idle = optimizer.stats()
     assert idle["env_steps_per_s"] == idle["updates_per_s"] == 0.0
-    assert idle["policy_lag"] == {"mean": 0.0, "max": 0, "histogram": [0] * 17}
+    for lag in LAGS:
+        assert idle[lag] == {"mean": 0.0, "max": 0, "histogram": [0] * 17}
     assert idle["num_updates"] == stats["num_updates"] > 0
 
     state = optimizer.get_state()

@@ -788,7 +788,7 @@ def own_standardisation(wrapped: Callable[..., Tensor]) -> Callable[..., Tensor]
 
 @every_policy
 def test_averaging_without_counts_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sgd, "_reduce", plain_average)
+    monkeypatch.setattr(sgd, "reduce_gradient", plain_average)
     with pytest.raises(AssertionError):
         check_together_equals_alone(name, (0.9, 0.2))
 

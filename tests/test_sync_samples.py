@@ -23,7 +23,7 @@ from fakes import (
     worker_config,
 )
 
-from polopt.optimizers import sync_samples
+from polopt.optimizers import gathering
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.sample_batch import SampleBatch
 from polopt.rollouts.worker import WorkerConfig
@@ -85,7 +85,7 @@ def test_the_order_of_arrival_changes_no_bit(fake: FakeRay) -> None:
 
 def test_in_order_of_arrival_it_would(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(fake, oldest_first)
-    monkeypatch.setattr(sync_samples, "sorted", list, raising=False)
+    monkeypatch.setattr(gathering, "sorted", list, raising=False)
     assert any(train(fake, shuffled_by(seed)) != expected for seed in range(5))
 
 

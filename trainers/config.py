@@ -99,8 +99,7 @@ class Experiment:
                 "key 'env' is missing; allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
-        self.optimizer_class.check(self.rollout.num_workers)
-        self.optimizer_class.check_options(self.optimizer, self.rollout)
+        self.optimizer_class.check(self.rollout, self.optimizer)
 
 
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:

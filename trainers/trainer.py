@@ -13,7 +13,7 @@ from ray import tune
 
 from polopt.policies.config import ConfigError
 from polopt.policies.policy import Policy
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.rollouts.gradient_worker import make_workers
 from polopt.trainers.checkpoint_fallback import name_previous, read_or_fall_back
 from polopt.trainers.checkpoints import CheckpointError, refuse_pickled, write_checkpoint
 from polopt.trainers.config import Experiment
@@ -50,7 +50,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """One bundle for the driver and one for each worker that the run can not start without."""
+        """One bundle for the driver and one for each worker that the run can not start without, and
+        for those below them."""
         experiment = Experiment.parse(config, cls.preset)
         driver, rollout = experiment.trainer, experiment.rollout
         head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
@@ -60,7 +61,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             "memory": rollout.memory_per_worker,
             **rollout.custom_resources_per_worker,
         }
-        bundles = [head, *([worker] * rollout.workers_needed)]
+        places = rollout.workers_needed * (1 + rollout.num_workers_below)
+        bundles = [head, *([worker] * places)]
         nonzero = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
         if not any(nonzero):
             nonzero = [{"CPU": 0.001}]  # Tune has no way to ask for nothing
@@ -74,7 +76,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         torch.set_num_threads(max(1, threads))
         worker_config, device = prepare(self.experiment), self._learner_device
         _ensure_ray(self.experiment)
-        self.workers = WorkerSet(worker_config, device)
+        self.workers = make_workers(worker_config, device)
         self.optimizer = self._make_optimizer()
 
     @property
@@ -152,7 +154,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         worker_config = prepare(self.experiment)
         if not self.workers.reconfigure(worker_config, self._learner_device):
             self.workers.stop()
-            self.workers = WorkerSet(worker_config, self._learner_device)
+            self.workers = make_workers(worker_config, self._learner_device)
         self.optimizer = self._make_optimizer()
         return True
 
@@ -181,6 +183,7 @@ def _ensure_ray(experiment: Experiment) -> None:
     rollout = experiment.rollout
     if ray.is_initialized() or rollout.num_workers == 0:
         return
-    needed = rollout.num_workers * rollout.num_cpus_per_worker
+    num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
+    needed = num_workers * rollout.num_cpus_per_worker
     cpus = None if "RAY_ADDRESS" in os.environ else max(os.cpu_count() or 1, int(needed) + 1)
     ray.init(num_cpus=cpus, include_dashboard=False if cpus else None)

@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
     from polopt.optimizers.registry import register_optimizer as register_optimizer
+    from polopt.optimizers.scheme import scheme_config as scheme_config
+    from polopt.policies.compression import GradientPacker as GradientPacker
+    from polopt.policies.compression import pack as pack
+    from polopt.policies.compression import unpack as unpack
+    from polopt.policies.compression import unpack_gradients as unpack_gradients
     from polopt.policies.config import Config as Config
     from polopt.policies.config import ConfigError as ConfigError
     from polopt.policies.policy import Policy as Policy
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from polopt.rollouts.collector import Collector as Collector
     from polopt.rollouts.collector_thread import CollectorEnded as CollectorEnded
     from polopt.rollouts.collector_thread import CollectorThread as CollectorThread
+    from polopt.rollouts.gradient_worker import GradientWorker as GradientWorker
+    from polopt.rollouts.gradient_worker import GradientWorkerSet as GradientWorkerSet
     from polopt.rollouts.worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.presets import A2C as A2C
@@ -43,6 +50,9 @@ _MODULE_OF = {
     "Config": "polopt.policies.config",
     "ConfigError": "polopt.policies.config",
     "DDPPO": "polopt.trainers.presets",
+    "GradientPacker": "polopt.policies.compression",
+    "GradientWorker": "polopt.rollouts.gradient_worker",
+    "GradientWorkerSet": "polopt.rollouts.gradient_worker",
     "Gradients": "polopt.policies.transport",
     "Policy": "polopt.policies.policy",
     "PolicyOptimizer": "polopt.optimizers.base",
@@ -52,9 +62,13 @@ _MODULE_OF = {
     "SyncPPO": "polopt.trainers.presets",
     "Weights": "polopt.policies.transport",
     "WorkerSet": "polopt.rollouts.worker_set",
+    "pack": "polopt.policies.compression",
     "register": "polopt.trainers.presets",
     "register_optimizer": "polopt.optimizers.registry",
     "register_policy": "polopt.policies.registry",
+    "scheme_config": "polopt.optimizers.scheme",
+    "unpack": "polopt.policies.compression",
+    "unpack_gradients": "polopt.policies.compression",
 }
 
 __all__ = ["__version__", *_MODULE_OF]
