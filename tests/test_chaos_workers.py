@@ -132,6 +132,7 @@ def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> N
     rollout = {"worker_timeout_s": timeout_s, "env_config": {"hangs": 2}}
     optimizer = paced(name, worker_pool, **rollout)
     workers = optimizer.workers
+    start = start_s(optimizer)
     clean = rate(optimizer, 6.0)
     lost = workers.remote[1]
     OMEN.touch()
@@ -143,7 +144,7 @@ def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> N
         optimizer, lambda: workers.remote[1] is not lost and workers.remote[1].up, 60.0
     )
     back_s = time.time() - float(STAMP.read_text())
-    assert back_s < timeout_s + 10.0
+    assert back_s < timeout_s + max(10.0, 3.0 * start), "but for what a start takes here"
     stats = workers.stats()
     assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1
     assert stats["last_failed_worker"] == 2
@@ -155,7 +156,11 @@ def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> N
         assert held_up[-1] < timeout_s + 3.0
         assert held_up[-2] < timeout_s / 2.0, "once"
         told = f"one step of {held_up[-1]:.1f} s, the next longest {held_up[-2]:.1f} s"
-    report("environment hangs", f"timeout {timeout_s:.0f} s, replaced {back_s:.1f} s after; {told}")
+    report(
+        "environment hangs",
+        f"timeout {timeout_s:.0f} s, replaced {back_s:.1f} s after "
+        f"(a start alone: {start:.1f} s); {told}",
+    )
 
 
 def rate(optimizer: Any, duration_s: float) -> float:

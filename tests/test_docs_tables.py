@@ -11,7 +11,7 @@ import pytest
 from polopt.rollouts.collector_config import CollectorConfig
 
 ROOT = Path(__file__).parent.parent
-TABLES = ("collector.md", "pytorchrl.md")
+TABLES = ("collector.md", "pytorchrl.md", "faults.md")
 COLLECTOR = (ROOT / "docs" / "collector.md").read_text()
 
 
