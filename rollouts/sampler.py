@@ -257,7 +257,8 @@ class VectorSampler:
             envs = np.ones_like(envs)
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds)
         self.faults.note(infos)
-        self._obs = np.where(_like(envs, self._obs), self.policy.encoder.encode(raw), self._obs)
+        mask = envs.reshape(-1, *[1] * (self._obs.ndim - 1))
+        self._obs = np.where(mask, self.policy.encoder.encode(raw), self._obs)
         self._resets_next = self._resets_next & ~envs
         self._returns[envs], self._lengths[envs] = 0.0, 0
 
@@ -296,8 +297,3 @@ class VectorSampler:
     def close(self) -> None:
         """Closes the environments."""
         self.env.close()
-
-
-def _like(mask: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """`[N]` with as many axes as `array` `[N, ...]`."""
-    return mask.reshape(-1, *([1] * (array.ndim - 1)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import time
 from collections.abc import Callable
@@ -16,20 +15,20 @@ from gymnasium import Space
 
 from polopt.metrics.episodes import EpisodeStats
 from polopt.policies.compression import GradientPacker, PackedGradients
-from polopt.policies.config import Config, ConfigError
+from polopt.policies.config import Config
 from polopt.policies.lesson import Lesson
 from polopt.policies.policy import Policy
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.transport import Gradients, Weights
-from polopt.rollouts.bad_numbers import bad_gradient, find_bad_numbers, without_bad_episodes
+from polopt.rollouts.bad_numbers import bad_gradient
 from polopt.rollouts.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.env_check import EnvironmentFailedError, traceback_of
-from polopt.rollouts.envs import EnvSource, env_name, make_vector_env
+from polopt.rollouts.env_check import EnvironmentFailedError
+from polopt.rollouts.envs import EnvSource, env_name
+from polopt.rollouts.guarded_sampling import look_at, make_sampler
 from polopt.rollouts.preemption import CutShort
 from polopt.rollouts.requests import Fragment, LearnInfo, RoundInfo, SampleRequest
 from polopt.rollouts.sampler import VectorSampler
-from polopt.rollouts.sampler_faults import SamplerFaults
 from polopt.rollouts.seeding import Seeds, seeds_from, worker_seeds
 
 
@@ -94,7 +93,7 @@ class RolloutWorker:
         self.sampler: VectorSampler | None = None
         self._env_error: EnvironmentFailedError | None = None
         if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
-            self._make_sampler(seeds)
+            self.sampler, self._env_error = make_sampler(config, index, self.policy, seeds)
         self._group: AllReducer | None = None
         self._sampled: SampleBatch | None = None
         self._lesson: Lesson | None = None
@@ -111,26 +110,6 @@ class RolloutWorker:
         self.policy = policy
         if self.sampler is not None:
             self.sampler.policy = policy
-
-    def _make_sampler(self, seeds: Seeds) -> None:
-        """An environment that can not even be made is told of when samples are asked for: Ray
-        would take an exception from a constructor for the worker's death."""
-        config, rollout = self.config, self.config.rollout
-        remake = functools.partial(make_vector_env, config.env, rollout, self.index)
-        place = f"vector environment {env_name(config.env)!r} (of worker {self.index})"
-        faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)
-        try:
-            self.sampler = VectorSampler(
-                remake(), self.policy, rollout.rollout_fragment_length, seeds, faults
-            )
-        except ConfigError:
-            raise
-        except EnvironmentFailedError as error:
-            self._env_error = error
-        except Exception as error:
-            self._env_error = EnvironmentFailedError(
-                f"{place} can not be made: {type(error).__name__}: {error}\n{traceback_of(error)}"
-            )
 
     # ---- sampling -----------------------------------------------------------------------------
 
@@ -153,19 +132,7 @@ class RolloutWorker:
         batch.compress = self.config.rollout.compress_data
         with np.errstate(over="ignore", invalid="ignore"):
             batch = self.policy.postprocess(batch)
-        return self._looked_at(batch)
-
-    def _looked_at(self, batch: SampleBatch) -> SampleBatch:
-        """The batch, which says so if it holds a number that is not finite. The environments that
-        gave it begin anew, for a policy that is given NaN gives NaN back."""
-        problem, envs = find_bad_numbers(batch)
-        if problem:
-            assert self.sampler is not None
-            told = f"environment {env_name(self.config.env)!r} of worker {self.index}: {problem}"
-            batch.faults = batch.faults._replace(bad_numbers=told)
-            batch.episodes = without_bad_episodes(batch.episodes)
-            self.sampler.reset_some(envs)
-        return batch
+        return look_at(batch, self.sampler, env_name(self.config.env))
 
     def _data(
         self, weights: Weights | None = None, request: SampleRequest | None = None
