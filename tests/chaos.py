@@ -191,9 +191,9 @@ class Killer(threading.Thread):
         self.back_s: list[float] = []
 
     def run(self) -> None:
-        due_s = time.time()
         for pause_s in self._pauses_s:
-            due_s += pause_s
+            # From the last kill on: those that come up late are not killed at birth.
+            due_s = time.time() + pause_s
             while not self._kill_one(due_s):
                 if self.stopped.wait(0.01):
                     return

@@ -93,7 +93,7 @@ def test_twenty_kills_at_random_moments(name: str, worker_pool: Pool, report: Re
     optimizer = tuned(name, worker_pool, OnceA2C if name == "async_gradients" else OncePPO)
     workers = optimizer.workers
     start = start_s(optimizer)
-    before = workers.faults.num_restarts
+    restarts, deaths = workers.faults.num_restarts, workers.faults.counts["death"]
     killer = Killer(workers, kills=20, over_s=60.0)
     killer.start()
     began_s = time.monotonic()
@@ -104,7 +104,8 @@ def test_twenty_kills_at_random_moments(name: str, worker_pool: Pool, report: Re
     taken_s = time.monotonic() - began_s
     stats = workers.stats()
     assert killer.num_kills == 20
-    assert stats["num_worker_deaths"] == workers.faults.num_restarts - before == 20
+    assert stats["num_worker_deaths"] - deaths == 20
+    assert workers.faults.num_restarts - restarts == 20
     assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0
     assert max(killer.back_s) < max(5.0, 2.0 * start), "but for what a start takes here"
     budget = optimizer.num_env_steps_sampled + 1_000_000
@@ -184,7 +185,8 @@ def test_all_die_at_once(name: str, worker_pool: Pool, report: Report) -> None:
     first_s = time.time() - killed_s
     steps_until(optimizer, lambda: all(w.up and w not in lost for w in workers.remote), 120.0)
     whole_s = time.time() - killed_s
-    assert first_s < max(10.0, 4.0 * start), "but for what starts take here"
+    # All four start at once, on whatever cores there are.
+    assert first_s < max(10.0, 6.0 * start), "but for what starts take here"
     assert optimizer.policy.version >= version
     stats = workers.stats()
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == 4
