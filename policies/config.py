@@ -13,6 +13,7 @@ import pydantic
 C = TypeVar("C", bound="Config")
 #: Of the names that a key could have been.
 _MOST_SHOWN = 6
+_MOST_QUOTED = 200  # characters
 
 
 class ConfigError(ValueError):
@@ -46,6 +47,20 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
     others = len(ranked) - _MOST_SHOWN
     more = f" and {others} others" if others > 0 else ""
     return f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[:_MOST_SHOWN])}{more}"
+
+
+def shown(value: Any) -> str:
+    """What was given, as errors quote it: on one line, and not all of what is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Whether two values are not the same, whatever they are (arrays do not say so in one word)."""
+    try:
+        return bool(one != other)
+    except ValueError:
+        return one is not other
 
 
 class Config(pydantic.BaseModel):
@@ -118,15 +133,15 @@ def canonical(
         ConfigError: if a key is given under two names with different values.
     """
     if not isinstance(options, Mapping):
-        raise ConfigError(f"{where}: got {options!r}; allowed: a mapping of keys to values")
+        raise ConfigError(f"{where}: got {shown(options)}; allowed: a mapping of keys to values")
     result: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for given, value in options.items():
         key = aliases.get(given, given)
-        if key in result and result[key] != value:
+        if key in result and differ(result[key], value):
             raise ConfigError(
                 f"{where}: {written_as[key]!r} and {given!r} are two names of {key!r}, with "
-                f"values {result[key]!r} and {value!r}; give one of them"
+                f"values {shown(result[key])} and {shown(value)}; give one of them"
             )
         result[key] = value
         written_as[key] = given
@@ -142,7 +157,7 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     if not path:  # a validator of the whole model, which names its keys itself
         return message
     message = message.removeprefix("Input should be ")
-    return f"key {path!r}: got {problem['input']!r}; allowed: {message}"
+    return f"key {path!r}: got {shown(problem['input'])}; allowed: {message}"
 
 
 def _nearest_sibling(cls: type[Config], path: tuple[int | str, ...]) -> str:

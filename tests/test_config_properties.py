@@ -132,7 +132,7 @@ def mutated(changes: dict[str, Any], base: dict[str, Any] = SMALL) -> dict[str, 
 
 def check_message(message: str) -> None:
     assert "\n" not in message
-    assert 0 < len(message) < 1500
+    assert 0 < len(message) < 1000
 
 
 def is_small(experiment: Experiment) -> bool:

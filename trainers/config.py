@@ -10,7 +10,7 @@ import pydantic
 
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
-from polopt.policies.config import Config, ConfigError, canonical, nearest_of
+from polopt.policies.config import Config, ConfigError, canonical, differ, nearest_of
 from polopt.policies.policy import Policy, PolicyConfig
 from polopt.policies.registry import POLICIES, Registry
 from polopt.rollouts.config import RolloutConfig
@@ -139,7 +139,7 @@ def _check_mapping(options: Any) -> None:
 def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
     given, fixed = options.get(plugin), preset.get(plugin)
     name = given.get("name", fixed) if isinstance(given, Mapping) else given
-    if name is not None and fixed is not None and name != fixed:
+    if name is not None and fixed is not None and differ(name, fixed):
         raise ConfigError(
             f"key {plugin!r}: got {name!r}, but this preset is {fixed!r}; to choose another, "
             "use PolicyOptimizerTrainer"
