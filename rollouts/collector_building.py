@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import Space
 
 from polopt.policies.actors import ActingConfig, adapter_for
@@ -55,6 +56,8 @@ class Blueprint:
         count = len(envs) if config.num_collectors is None else config.num_collectors
         self.sources = [resolve_env(env) for env in _one_each(envs, max(1, count), "create_env_fn")]
         self.num_collectors = count
+        if count == 0:
+            _check_here(config.policy_device)
         self.options = [
             _checked_options(given)
             for given in _one_each(_as_list(config.remote_configs), max(1, count), "remote_configs")
@@ -211,6 +214,15 @@ def _checked_options(options: Any) -> dict[str, Any]:
                 f"Allowed: {', '.join(REMOTE_OPTIONS)}"
             )
     return dict(options)
+
+
+def _check_here(device: str) -> None:
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:  # the latter where torch has no CUDA at all
+        raise ConfigError(
+            f"key 'policy_device': got {device!r}, which is not here: {error}".splitlines()[0]
+        ) from error
 
 
 def _check_mean(policy: Any) -> None:

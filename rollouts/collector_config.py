@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
+import torch
 
 from polopt.policies.config import Config
 from polopt.rollouts.requests import Exploration
+
+
+def _known_device(name: str) -> str:
+    try:
+        torch.device(name)
+    except RuntimeError as error:
+        raise ValueError("names of torch devices, such as cpu or cuda:0") from error
+    return name
+
+
+#: A name that `torch.device` takes; whether this machine has such a device, it does not say.
+DeviceName = Annotated[str, pydantic.AfterValidator(_known_device)]
 
 
 class CollectingConfig(Config):
@@ -42,14 +55,14 @@ class CollectingConfig(Config):
         fraction_samples: but a fragment that is cut short keeps at least this share of its steps.
     """
 
-    frames_per_batch: int = pydantic.Field(0, ge=0)
-    total_frames: int = pydantic.Field(-1, ge=-1)
+    frames_per_batch: int = pydantic.Field(0, ge=0, le=10**9)
+    total_frames: int = pydantic.Field(-1, ge=-1, lt=2**63)
     sync: bool = False
-    init_random_frames: int = pydantic.Field(-1, ge=-1)
+    init_random_frames: int = pydantic.Field(-1, ge=-1, lt=2**63)
     reset_at_each_iter: bool = False
     split_trajs: pydantic.StrictBool | Literal["padded", "list"] = False
     exploration_type: Exploration = "random"
-    storing_device: str = "cpu"
+    storing_device: DeviceName = "cpu"
     update_after_each_batch: bool = False
     broadcast_interval: int = pydantic.Field(0, ge=0)
     max_weight_update_interval: int = pydantic.Field(-1, ge=-1)
@@ -94,21 +107,21 @@ class CollectorConfig(CollectingConfig):
             `RolloutConfig`.
     """
 
-    frames_per_batch: int = pydantic.Field(ge=1)
-    num_collectors: int | None = pydantic.Field(None, ge=0)
-    num_envs: int = pydantic.Field(1, ge=1)
-    num_workers_per_collector: int = pydantic.Field(1, ge=1)
+    frames_per_batch: int = pydantic.Field(ge=1, le=10**9)
+    num_collectors: int | None = pydantic.Field(None, ge=0, le=100_000)
+    num_envs: int = pydantic.Field(1, ge=1, le=100_000)
+    num_workers_per_collector: int = pydantic.Field(1, ge=1, le=1000)
     create_env_kwargs: dict[str, Any] = pydantic.Field(default_factory=dict)
     max_frames_per_traj: int = pydantic.Field(-1, ge=-1)
-    policy_device: str = "cpu"
+    policy_device: DeviceName = "cpu"
     postproc: Callable[[Any], Any] | None = None
     remote_configs: dict[str, Any] | list[dict[str, Any]] = pydantic.Field(default_factory=dict)
     ray_init_config: dict[str, Any] | None = None
-    seed: int | None = pydantic.Field(None, ge=0)
+    seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
-    worker_timeout_s: float = pydantic.Field(60.0, gt=0.0)
-    worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0)
+    worker_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
+    worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0, le=1e7)
     max_consecutive_failures: int = pydantic.Field(10, ge=1)
     max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
     max_consecutive_bad_numbers: int = pydantic.Field(5, ge=1)

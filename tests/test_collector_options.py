@@ -113,8 +113,10 @@ def test_what_can_not_act_is_refused() -> None:
 def test_policy_device_is_where_it_acts() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     assert here(policy="a2c", policy_device=device).policy.device.type == device
-    with pytest.raises(RuntimeError, match="warp"):  # goes as it is to torch
+    with pytest.raises(ConfigError, match="'policy_device': got 'warp'; allowed: names of torch"):
         here(policy="a2c", policy_device="warp")
+    with pytest.raises(ConfigError, match="'policy_device': got 'cuda:99', which is not here"):
+        here(policy="a2c", policy_device="cuda:99")
 
 
 # ---- exploration --------------------------------------------------------------------------------
