@@ -51,7 +51,7 @@ KINDS = {
     "dashboard.py": "Ray: dashboard head",
     "runtime_env": "Ray: runtime environment agent",
     "log_monitor": "Ray: log monitor",
-    "polopt": "driver (the command)",
+    "/polopt ": "driver (the command)",
 }
 
 
