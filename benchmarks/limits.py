@@ -16,6 +16,7 @@ import logging
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,15 +30,11 @@ import gymnasium
 import numpy as np
 import ray
 import torch
+import torch.distributed as dist
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from training_speed import CASES, about, measure
+from training_speed import about, measure
 
-from polopt.policies.a2c import A2C, A2CConfig
-from polopt.policies.ppo import PPO, PPOConfig
-from polopt.policies.sample_batch import SampleBatch
-from polopt.rollouts.collective import AllReducer, GroupSpec, start_store
-from polopt.rollouts.sampler import VectorSampler
-from polopt.rollouts.seeding import worker_seeds
+import polopt
 
 WORKERS, ENVS = 2, 8
 #: Parameters of two MLPs of 64 x 64 for CartPole-v1, and one to spare for each statistic summed.
@@ -63,7 +60,7 @@ def stepping(env: Any) -> Callable[[], None]:
     return step
 
 
-def writing_down(policy: A2C) -> Callable[[], None]:
+def writing_down(policy: polopt.Policy) -> Callable[[], None]:
     """One step's action from its parameters, and six rows of a fragment of 8."""
     obs, params = np.zeros((ENVS, 4), np.float32), np.zeros((ENVS, 2), np.float32)
     noise = policy.dist.draw_noise(np.random.default_rng(0), ENVS)
@@ -88,18 +85,25 @@ _COLUMNS: list[tuple[tuple[int, ...], Any]] = [
 ]
 
 
-def fragment(policy: Any, steps: int) -> SampleBatch:
-    """A postprocessed fragment `[steps, 8]`."""
-    sampler = VectorSampler(cartpoles(ENVS), policy, steps, worker_seeds(0, 1, 0, ENVS, 0))
-    batch: SampleBatch = policy.postprocess(sampler.sample())
-    sampler.close()
-    return batch
+def local(preset: type[polopt.PolicyOptimizerTrainer], steps: int) -> tuple[polopt.Policy, Any]:
+    """A policy, and a postprocessed fragment `[steps, 8]` sampled with it in this process."""
+    trainer = preset(
+        config={
+            "env": "CartPole-v1",
+            "num_workers": 0,
+            "num_envs_per_worker": ENVS,
+            "rollout_fragment_length": steps,
+            "seed": 0,
+        }
+    )
+    batch = trainer.workers.local.sample()
+    trainer.stop()
+    return trainer.get_policy(), batch
 
 
-def learning(policy: PPO, rows: int) -> Callable[[], None]:
+def learning(policy: polopt.Policy, batch: Any, rows: int) -> Callable[[], None]:
     """Forward, backward, clipping and fused Adam of one minibatch."""
-    batch = policy.training_rows(fragment(policy, 64))
-    minibatch = {name: column[:rows] for name, column in batch.items()}
+    minibatch = {name: column[:rows] for name, column in policy.training_rows(batch).items()}
 
     def learn() -> None:
         policy.backward(minibatch)
@@ -116,17 +120,17 @@ class Other:
         """Gives back what came."""
         return array
 
-    def join(self, spec: GroupSpec, rank: int) -> None:
-        """Becomes a rank."""
+    def join(self, store: str, rank: int) -> None:
+        """Becomes a rank of two, which meet in the file `store`."""
         torch.set_num_threads(1)
-        self.reducer = AllReducer(spec, rank)
+        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
 
     def sums(self, count: int) -> float:
         """Seconds for each of so many sums."""
         tensor = torch.zeros(FLOATS)
         started_s = time.perf_counter()
         for _ in range(count):
-            self.reducer.sum_(tensor)
+            dist.all_reduce(tensor)
         return (time.perf_counter() - started_s) / count
 
 
@@ -139,16 +143,13 @@ def timed(function: Callable[[], object], calls: int = 1) -> float:
     return (time.perf_counter() - started_s) / done
 
 
-def cases() -> dict[str, Callable[[], float]]:
+def cases(folder: str) -> dict[str, Callable[[], float]]:
     """Each cost by its name: what measures it once, in seconds."""
-    one = gymnasium.make("CartPole-v1")
-    spaces = one.observation_space, one.action_space
-    a3c, ppo = A2C(*spaces, A2CConfig()), PPO(*spaces, PPOConfig())
-    obs, rollout = np.zeros((ENVS, 4), np.float32), fragment(a3c, 20)
-    array, actors = np.zeros(FLOATS, np.float32), [Other.remote(), Other.remote()]
-    store = start_store("127.0.0.1")
-    spec = GroupSpec("127.0.0.1", store.port, 0, 2, "gloo", 60.0, 60.0)
-    ray.get([actor.join.remote(spec, rank) for rank, actor in enumerate(actors)], timeout=120)
+    (a3c, rollout), (ppo, batch) = local(polopt.A2C, 20), local(polopt.SyncPPO, 64)
+    obs, array = np.zeros((ENVS, 4), np.float32), np.zeros(FLOATS, np.float32)
+    actors = [Other.remote(), Other.remote()]
+    store = f"{folder}/store"
+    ray.get([actor.join.remote(store, rank) for rank, actor in enumerate(actors)], timeout=120)
 
     def call() -> None:
         ray.get(actors[0].echo.remote(array), timeout=60)
@@ -157,7 +158,6 @@ def cases() -> dict[str, Callable[[], float]]:
         ray.get([actors[0].echo.remote(array) for _ in range(32)], timeout=60)
 
     def sums() -> float:
-        assert store is not None  # it lives as long as the ranks need it
         return max(ray.get([actor.sums.remote(200) for actor in actors], timeout=60))
 
     functions: dict[str, Callable[[], None]] = {
@@ -168,8 +168,8 @@ def cases() -> dict[str, Callable[[], float]]:
         "write": writing_down(a3c),
         "gradient": lambda: (a3c.compute_gradients(rollout), None)[1],
         "apply": lambda: (a3c.apply_flat(), None)[1],
-        "learn128": learning(ppo, 128),
-        "learn256": learning(ppo, 256),
+        "learn128": learning(ppo, batch, 128),
+        "learn256": learning(ppo, batch, 256),
         "call": call,
     }
     measured = {name: (lambda f=f: timed(f)) for name, f in functions.items()}
@@ -245,16 +245,17 @@ def main() -> None:
     torch.set_num_threads(1)
     cores = len(os.sched_getaffinity(0))
     ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR)
-    measured = cases()
     costs: dict[str, list[float]] = {name: [] for name in NAMES}
-    for _ in range(args.repeats):
-        for name, values in costs.items():
-            values.append(measured[name]())
+    with tempfile.TemporaryDirectory() as folder:
+        measured = cases(folder)
+        for _ in range(args.repeats):
+            for name, values in costs.items():
+                values.append(measured[name]())
+        del measured  # and with it the actors
     median = {name: statistics.median(values) for name, values in costs.items()}
     limits = ceilings(median, cores)
     config = {"env": "CartPole-v1", "num_workers": WORKERS, "num_envs_per_worker": ENVS, "seed": 0}
     rates = {name: measure(name, config, args.seconds) for name in limits if args.seconds > 0}
-    assert all(key in CASES for key in limits)
     ray.shutdown()
 
     print_costs(costs)
