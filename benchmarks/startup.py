@@ -27,16 +27,18 @@ from training_speed import about
 
 GOAL_S = 6.0
 TIMEOUT_S = 120.0
-#: Milestone: what has to have been told, and of how many processes the last counts.
+#: Milestone: what a process has to have told. Of those of `WORKERS` the last worker's counts.
 MILESTONES = {
     "command line imported": "polopt.trainers.running imported",
     "Ray is being started": "init begins",
     "Ray is up": "init ends",
-    "trainer's process begins its setup": "setup begins",
-    "workers' processes begin to make workers": "__init__1 begins",
-    "workers are up": "__init__1 ends",
+    "workers' processes are started": "process begins",
+    "trainer begins its setup": "setup begins",
+    "workers begin theirs": "__init__ begins",
+    "workers are up": "__init__ ends",
     "first gradient applied": "apply_gradients ends",
 }
+WORKERS = {"process begins", "__init__ begins", "__init__ ends"}
 LAST = "apply_gradients ends"
 #: Part of a command line to whose process it is; the first that fits counts. Raylet's comes first,
 #: for it names those of the processes that it starts.
@@ -92,7 +94,7 @@ def run_once(example: str, folder: Path) -> tuple[dict[str, float], dict[str, fl
     environment = {**os.environ, "PYTHONPATH": path, "STARTUP_SOCKET": address}
     polopt = Path(sys.executable).with_name("polopt")
     stop = ["stop.training_iteration=1", "--results-dir", str(folder), "--checkpoint-every", "0"]
-    events: list[tuple[float, str]] = []
+    events: list[tuple[float, int, str]] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as milestones:
         milestones.bind(address)
         began_s = time.time()
@@ -103,10 +105,10 @@ def run_once(example: str, folder: Path) -> tuple[dict[str, float], dict[str, fl
             stderr=subprocess.DEVNULL,
         )
         try:
-            while not events or events[-1][1] != LAST:
+            while not events or events[-1][2] != LAST:
                 milestones.settimeout(max(0.001, began_s + TIMEOUT_S - time.time()))
-                at_s, _, event = milestones.recv(1024).decode().split(" ", 2)
-                events.append((float(at_s) - began_s, event))
+                at_s, pid, event = milestones.recv(1024).decode().split(" ", 2)
+                events.append((float(at_s) - began_s, int(pid), event))
             used = cpu_by_kind(processes_of(address))
             command.wait(TIMEOUT_S)
         except TimeoutError as error:
@@ -115,25 +117,24 @@ def run_once(example: str, folder: Path) -> tuple[dict[str, float], dict[str, fl
             if command.poll() is None:
                 command.kill()
                 command.wait()
-    reached = {}
+    return reached(events), used
+
+
+def reached(events: list[tuple[float, int, str]]) -> dict[str, float]:
+    """When each milestone was reached, from `(seconds, process, what it told)`."""
+    workers = {pid for _, pid, event in events if event == "__init__ begins"}
+    at = {}
     for name, wanted in MILESTONES.items():
-        workers = wanted.startswith("__init__")
-        same = [s for s, e in events if e == wanted or (workers and _of_any_worker(e, wanted))]
-        reached[name] = max(same) if workers else same[0]
-    return reached, used
-
-
-def _of_any_worker(event: str, wanted: str) -> bool:
-    begun, _, what = event.partition(" ")
-    number = begun.removeprefix("__init__")
-    return begun.startswith("__init__") and number != "0" and what == wanted.partition(" ")[2]
+        ofs = [(s, pid) for s, pid, event in events if event == wanted]
+        at[name] = max(s for s, p in ofs if p in workers) if wanted in WORKERS else ofs[0][0]
+    return at
 
 
 def print_tables(runs: list[tuple[dict[str, float], dict[str, float]]]) -> None:
     """Medians and ranges."""
     print("| milestone | seconds since the command began, median (range) |\n|---|---:|")
     for name in MILESTONES:
-        values = [reached[name] for reached, _ in runs]
+        values = [at[name] for at, _ in runs]
         spread = f"{min(values):.2f} to {max(values):.2f}"
         print(f"| {name} | {statistics.median(values):.2f} ({spread}) |")
     kinds = sorted({kind for _, used in runs for kind in used})
@@ -142,7 +143,7 @@ def print_tables(runs: list[tuple[dict[str, float], dict[str, float]]]) -> None:
     for kind in sorted(kinds, key=lambda k: -median[k]):
         print(f"| {kind} | {median[kind]:.2f} |")
     print(f"| all | {statistics.median([sum(used.values()) for _, used in runs]):.2f} |")
-    first = statistics.median([reached["first gradient applied"] for reached, _ in runs])
+    first = statistics.median([at["first gradient applied"] for at, _ in runs])
     print(f"\nFirst gradient after {first:.2f} s; goal: under {GOAL_S:g} s.")
 
 
@@ -162,7 +163,7 @@ def main() -> None:
     print(f"\n{', '.join(f'{key} {value}' for key, value in where.items())}.")
     print(f"Command: `{' '.join(['python', *sys.argv])}`")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = [{"reached_s": reached, "processor_s": used} for reached, used in runs]
+    kept = [{"reached_s": at, "processor_s": used} for at, used in runs]
     args.out.write_text(json.dumps({"about": where, "runs": kept}, indent=1))
 
 

@@ -42,15 +42,14 @@ def _watch(owner: Any, name: str) -> None:
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        of = f"{args[2]}" if name == "__init__" and len(args) > 2 else ""
-        label = f"{name}{of}"
-        first = label not in told
-        told.add(label)
+        # The driver's own worker, of index 0, is none of those that are waited for.
+        first = name not in told and not (name == "__init__" and args[2:] == (0,))
         if first:
-            tell(f"{label} begins")
+            told.add(name)
+            tell(f"{name} begins")
         result = function(*args, **kwargs)
         if first:
-            tell(f"{label} ends")
+            tell(f"{name} ends")
         return result
 
     setattr(owner, name, watched)

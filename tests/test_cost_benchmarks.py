@@ -123,6 +123,27 @@ def test_processor_time_goes_to_the_kind_of_process(benchmark: Any) -> None:
     }
 
 
+def test_milestones_of_workers_are_those_of_the_last(benchmark: Any) -> None:
+    events = [
+        (0.5, 1, "process begins"),
+        (1.0, 1, "polopt.trainers.running imported"),
+        (1.1, 1, "init begins"),
+        (1.2, 7, "process begins"),  # of the trainer: no worker
+        (1.3, 8, "process begins"),
+        (1.4, 9, "process begins"),
+        (2.0, 1, "init ends"),
+        (3.0, 7, "setup begins"),
+        (4.0, 8, "__init__ begins"),
+        (4.2, 8, "__init__ ends"),
+        (4.1, 9, "__init__ begins"),
+        (4.5, 9, "__init__ ends"),
+        (5.0, 6, "process begins"),  # too late for anything
+        (6.0, 7, "apply_gradients ends"),
+    ]
+    at = benchmark("startup").reached(events)
+    assert list(at.values()) == [1.0, 1.1, 2.0, 1.4, 3.0, 4.1, 4.5, 6.0]
+
+
 # ---- short runs -------------------------------------------------------------------------------
 
 
@@ -151,6 +172,14 @@ def test_short_run(tmp_path: Path, script: str, arguments: list[str], told: str)
     assert "commit " in done.stdout
     assert f"{script}.py" in done.stdout
     assert json.loads(out.read_text())["about"]["ray"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_workers_are_processes_that_ray_started_ahead(tmp_path: Path, benchmark: Any) -> None:
+    """Without any of what `start_ray` tells Ray, at least one is started for a worker then."""
+    at, _ = benchmark("startup").run_once("cartpole_a3c", tmp_path)
+    assert at["workers' processes are started"] < at["trainer begins its setup"]
 
 
 @pytest.mark.parametrize("script", ["limits", "memory", "scaling", "startup"])
