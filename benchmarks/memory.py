@@ -20,6 +20,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,8 @@ import polopt
 #: Share of the run that is left out: caches, heaps and episode statistics fill up first.
 WARM_UP = 0.3
 BLOCKS = 8
+#: Starting, ending and iterations under way take no longer than this.
+START_S = 300.0
 PRESETS = ["A3C", "SyncPPO", "DDPPO"]
 STORE = "object store"
 MIB = 2.0**20
@@ -132,6 +135,9 @@ def sample(preset: str, workers: int, seconds: float) -> dict[str, list[float]]:
     run = [sys.executable, __file__, "--train", preset, str(workers), str(seconds)]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        # A run that hangs ends, and with it what is read here.
+        watchdog = threading.Timer(seconds + START_S, process.kill)
+        watchdog.start()
         try:
             pids = json.loads(process.stdout.readline() or "{}")
             series: dict[str, list[float]] = {name: [] for name in ("seconds", *pids, STORE)}
@@ -143,6 +149,7 @@ def sample(preset: str, workers: int, seconds: float) -> dict[str, list[float]]:
                 series[STORE].append(float(line))
             status = process.wait(60.0)
         finally:
+            watchdog.cancel()
             process.kill()
     if status or not pids:
         raise RuntimeError(f"{preset} with {workers} workers ended with status {status}")
