@@ -6,6 +6,7 @@ torch.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,8 +64,11 @@ def train(
 ) -> None:
     """Train an experiment; Ctrl-C stops it with a checkpoint."""
     with _bad_input():
+        # Thousands of modules leave no garbage, but it is looked for again and again meanwhile.
+        gc.disable()
         from polopt.trainers.running import RunOptions, plan, run
 
+        gc.enable()
         planned = plan(experiment, changes or [], restore)
         outcome = run(planned, RunOptions(results_dir, checkpoint_every, verbose), _console())
     if outcome.results is not None:

@@ -4,6 +4,7 @@ ended with a checkpoint."""
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 import warnings
@@ -20,6 +21,7 @@ os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's ends a run without a c
 
 import ray
 from ray import tune
+from ray.tune.execution import class_cache
 from rich.console import Console
 
 from polopt.policies.config import ConfigError, canonical, nearest
@@ -31,6 +33,12 @@ from polopt.trainers.preparation import prepare
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.progress import Progress
 from polopt.trainers.stopping import OnInterrupt, StopWhen
+
+#: Imported by each process that Ray starts, before there is anything for it to do.
+PRELOADED = ["polopt.rollouts.worker"]
+# Tune gives trials an environment variable for PyTorch Lightning, with which none of the processes
+# fits them that Ray has started, and that have imported all this, meanwhile.
+class_cache.DEFAULT_ENV_VARS.clear()
 
 
 @dataclass(frozen=True)
@@ -162,10 +170,22 @@ def start_ray(experiment: Experiment, verbose: bool = False) -> None:
     machine workers take turns instead of waiting for ever for CPUs that do not come.
     """
     rollout, driver = experiment.rollout, experiment.trainer
-    needed = driver.num_cpus_for_driver + rollout.num_workers * rollout.num_cpus_per_worker
+    num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
+    needed = math.ceil(driver.num_cpus_for_driver + num_workers * rollout.num_cpus_per_worker)
+    cores = os.cpu_count() or 1
+    num_cpus = max(cores, needed)
     here: dict[str, Any] = {
-        "num_cpus": max(os.cpu_count() or 1, int(-(-needed // 1))),
+        "num_cpus": num_cpus,
         "include_dashboard": False,
+        # Ray starts a process for each CPU ahead, which is too many where few are needed.
+        "_system_config": {
+            "preload_python_modules": PRELOADED,
+            "prestart_worker_first_driver": num_cpus <= 2 * needed,
+            # All of them at once, but not so many that one takes a minute and is given up.
+            "worker_maximum_startup_concurrency": max(cores, min(needed, 4 * cores)),
+            # Else those are ended again as soon as the trial has reserved their CPUs.
+            "num_workers_soft_limit": needed,
+        },
     }
     ray.init(
         **({} if "RAY_ADDRESS" in os.environ else here),
