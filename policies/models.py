@@ -1,5 +1,4 @@
-"""Networks: perceptrons for vectors, with the NumPy forward that small ones are acted with, and
-convolutions for images."""
+"""Networks: perceptrons for vectors, convolutions for images."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polopt.policies.config import Config, ConfigError
+from polopt.policies.numpy_mlp import NumpyActorCritic
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 #: Channels, kernel and stride of each layer (Mnih et al., 2015).
@@ -92,26 +92,27 @@ class ActorCritic(nn.Module):
         obs = self._prepared(obs)
         hidden = self.policy_trunk(obs)
         value_hidden = hidden if self.shared else self.value_trunk(obs)
-        return self._with_log_std(self.policy_head(hidden)), self.value_head(value_hidden)[:, 0]
+        return self.with_log_std(self.policy_head(hidden)), self.value_head(value_hidden)[:, 0]
 
     def action_params(self, obs: Tensor) -> Tensor:
         """Distribution parameters `[B, P]` alone, for acting."""
-        return self._with_log_std(self.policy_head(self.policy_trunk(self._prepared(obs))))
+        return self.with_log_std(self.policy_head(self.policy_trunk(self._prepared(obs))))
 
     def value(self, obs: Tensor) -> Tensor:
         """Values `[B]` alone."""
         values: Tensor = self.value_head(self.value_trunk(self._prepared(obs)))
         return values[:, 0]
 
-    def numpy_forward(self) -> NumpyActorCritic | None:
-        """A NumPy twin that reads the same memory; None where that is not possible."""
+    def numpy_twin(self) -> NumpyActorCritic | None:
+        """The same network in NumPy, in the same memory; None where that is not possible."""
         return None
 
     def _prepared(self, obs: Tensor) -> Tensor:
         """What the trunks take."""
         raise NotImplementedError
 
-    def _with_log_std(self, head: Tensor) -> Tensor:
+    def with_log_std(self, head: Tensor) -> Tensor:
+        """Distribution parameters `[B, P]`, of what the policy head gives."""
         if self.log_std is None:
             return head
         return torch.cat([head, self.log_std.expand_as(head)], dim=-1)
@@ -141,8 +142,8 @@ class MLPActorCritic(ActorCritic):
     def _prepared(self, obs: Tensor) -> Tensor:
         return obs.reshape(len(obs), -1).float()
 
-    def numpy_forward(self) -> NumpyActorCritic | None:
-        """A NumPy twin that reads the same memory; None on a GPU."""
+    def numpy_twin(self) -> NumpyActorCritic | None:
+        """The same network in NumPy, in the same memory; None on a GPU."""
         if next(self.parameters()).device.type != "cpu":
             return None
         return NumpyActorCritic(self)
@@ -187,52 +188,6 @@ class CNNActorCritic(ActorCritic):
     def _prepared(self, obs: Tensor) -> Tensor:
         scaled = obs.float() / 255.0 if obs.dtype == torch.uint8 else obs.float()
         return scaled.permute(0, 3, 1, 2) if self.channels_last else scaled
-
-
-class NumpyActorCritic:
-    """The forward pass of an `MLPActorCritic` in NumPy, over views of its weights.
-
-    For one to a few dozen observations a call through torch costs more than its arithmetic. The
-    weights are views of the torch tensors, so there is nothing to keep in step.
-    """
-
-    def __init__(self, model: MLPActorCritic) -> None:
-        self._policy = _layers(model.policy_trunk, model.policy_head)
-        self._value = _layers(model.value_trunk, model.value_head)
-        self._relu = any(isinstance(m, nn.ReLU) for m in model.policy_trunk)
-        self._log_std = None if model.log_std is None else model.log_std.detach().numpy()
-
-    def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` of observations `[N, ...]`."""
-        head = self._mlp(obs, self._policy)
-        if self._log_std is None:
-            return head
-        params = np.empty((len(head), 2 * head.shape[1]), dtype=np.float32)
-        params[:, : head.shape[1]] = head
-        params[:, head.shape[1] :] = self._log_std
-        return params
-
-    def value(self, obs: np.ndarray) -> np.ndarray:
-        """Values `[N]`."""
-        return self._mlp(obs, self._value)[:, 0]
-
-    def _mlp(self, obs: np.ndarray, layers: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        x: np.ndarray = obs.reshape(len(obs), -1).astype(np.float32, copy=False)
-        last = len(layers) - 1
-        for i, (weight, bias) in enumerate(layers):
-            x = x @ weight
-            x += bias
-            if i < last:
-                if self._relu:
-                    np.maximum(x, 0.0, out=x)
-                else:
-                    np.tanh(x, out=x)
-        return x
-
-
-def _layers(trunk: nn.Sequential, head: nn.Linear) -> list[tuple[np.ndarray, np.ndarray]]:
-    linears = [m for m in trunk if isinstance(m, nn.Linear)]
-    return [(m.weight.detach().numpy().T, m.bias.detach().numpy()) for m in [*linears, head]]
 
 
 def _mlp(widths: list[int], activation: type[nn.Module]) -> nn.Sequential:

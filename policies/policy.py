@@ -116,7 +116,7 @@ class Policy(ABC):
         self.device = torch.device(device)
         self.model = self._seeded_model(seed).to(self.device)
         self.flat = FlatParameters(self.model, tail=len(LEARNER_KEYS) + 1)
-        self._numpy = self.model.numpy_forward()
+        self._numpy = self.model.numpy_twin()
         self._adam = FlatAdam(self.flat.params, self.flat.grads, config.adam_epsilon)
         self._lr = Schedule(config.lr)
         self._entropy_coeff = Schedule(config.entropy_coeff)
@@ -185,6 +185,15 @@ class Policy(ABC):
         return values.cpu().numpy()
 
     # ---- learning -----------------------------------------------------------------------------
+
+    def outputs(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """What a loss is made of: distribution parameters `[B, P]` and values `[B]` of encoded
+        observations `[B, ...]`. Its gradient gets to the weights through them."""
+        if self._numpy is not None and self._numpy.learns:
+            head, values = self._numpy.outputs(obs)
+            return self.model.with_log_std(head), values
+        params, values = self.model(obs)
+        return params, values
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, `advantages` and `value_targets`, from the weights of this moment.

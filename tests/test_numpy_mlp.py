@@ -1,0 +1,119 @@
+"""Gradients in NumPy are those that autograd finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_policy import MODELS, Spaces, away, observations_for, policy_of, some_batch
+from torch import Tensor
+from toy_envs import make_policy
+
+from polopt.policies import numpy_mlp
+from polopt.policies.numpy_mlp import NumpyActorCritic
+from polopt.policies.policy import Policy
+
+PERCEPTRONS = [key for key in MODELS if "convolutions" not in key]
+every_perceptron = pytest.mark.parametrize("key", PERCEPTRONS)
+
+
+def flat_gradient(policy: Policy, loss: Any) -> Tensor:
+    policy.flat.zero_grads()
+    loss(policy).backward()
+    return policy.flat.grads.clone()
+
+
+def both(policy: Policy, loss: Any) -> tuple[Tensor, Tensor]:
+    """The gradient in NumPy, and torch's."""
+    twin = policy._numpy
+    assert twin is not None
+    assert twin.learns
+    mine = flat_gradient(policy, loss)
+    policy._numpy = None
+    try:
+        return mine, flat_gradient(policy, loss)
+    finally:
+        policy._numpy = twin
+
+
+def check_close(mine: Tensor, torchs: Tensor) -> None:
+    # Sums in another order: what is small beside the terms it is a sum of differs more.
+    torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-5 * float(torchs.abs().max()))
+
+
+@every_perceptron
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+def test_gradient_of_each_loss(key: str, name: str) -> None:
+    policy = policy_of(key, name, entropy_coeff=0.01)
+    batch = some_batch(policy)
+    away(policy)
+    rows = policy.training_rows(batch)
+    mine, torchs = both(policy, lambda p: p.loss(rows)[0])
+    assert torchs.abs().max() > 1e-3
+    check_close(mine, torchs)
+
+
+@every_perceptron
+def test_every_weight_has_one(key: str) -> None:
+    """Of a loss that depends on each output of its own."""
+    policy = away(policy_of(key))
+    obs = torch.as_tensor(observations_for(policy, 32)) / 16.0
+    by = [torch.randn(32, policy.dist.num_params), torch.randn(32)]
+
+    def loss(p: Policy) -> Tensor:
+        params, values = p.outputs(obs)
+        return (by[0] * params).sum() + (by[1] * values).sum()
+
+    mine, torchs = both(policy, loss)
+    assert (torchs != 0.0).float().mean() > 0.5, "but for units of relu that are off"
+    check_close(mine, torchs)
+
+
+@pytest.mark.parametrize("key", ["default", "shared"])
+def test_gradients_add_up(key: str) -> None:
+    """A loss may ask for outputs twice, or use one of the two alone."""
+    policy = away(policy_of(key))
+    first, second = (torch.as_tensor(observations_for(policy, 8, seed)) for seed in (0, 1))
+    losses = [
+        lambda p: p.outputs(first)[0].sum() + 3.0 * p.outputs(second)[1].square().sum(),
+        lambda p: p.outputs(first)[0].exp().sum(),
+        lambda p: p.outputs(first)[1].sum(),
+    ]
+    for loss in losses:
+        mine, torchs = both(policy, loss)
+        check_close(mine, torchs)
+
+
+def test_a_wrong_derivative_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = numpy_mlp._Layers.backward
+
+    def wrong(self: Any, done: list[np.ndarray], gradient: np.ndarray, needed: bool) -> Any:
+        return right(self, [done[0], *(0.9 * out for out in done[1:])], gradient, needed)
+
+    monkeypatch.setattr(numpy_mlp._Layers, "backward", wrong)
+    with pytest.raises(AssertionError, match="not close"):
+        test_gradient_of_each_loss("default", "a2c")
+
+
+def test_without_gradients_there_is_no_graph() -> None:
+    policy = policy_of("default")
+    obs = torch.as_tensor(observations_for(policy, 8))
+    with torch.no_grad():
+        params, values = policy.outputs(obs)
+    assert not params.requires_grad
+    assert not values.requires_grad
+    torch.testing.assert_close((params, values), policy.model(obs))
+
+
+def test_large_networks_learn_through_torch() -> None:
+    policy = policy_of("default")
+    assert NumpyActorCritic(policy.model).learns
+    env = Spaces(*MODELS["default"][:2])
+    large = make_policy("a2c", env, model={"fcnet_hiddens": [512, 512]})
+    assert large._numpy is not None
+    assert not large._numpy.learns
+    obs = torch.as_tensor(observations_for(large, 4))
+    flat_gradient(large, lambda p: p.outputs(obs)[0].sum())
+    assert large.flat.grads.abs().max() > 0.0
