@@ -19,6 +19,7 @@ from polopt.policies.config import Config
 from polopt.policies.lesson import Lesson
 from polopt.policies.policy import Policy
 from polopt.policies.sample_batch import SampleBatch
+from polopt.policies.threads import limit_threads
 from polopt.policies.transport import Gradients, Weights
 from polopt.rollouts.bad_numbers import bad_gradient
 from polopt.rollouts.collective import AllReducer, GroupBroken, GroupSpec
@@ -76,7 +77,7 @@ class RolloutWorker:
     def __init__(self, config: WorkerConfig, index: int) -> None:
         # One thread for each worker: several that each use all cores are 30 times slower (#6102).
         if index > 0:
-            torch.set_num_threads(1)
+            limit_threads(1)
         self.config = config
         self.index = index
         rollout = config.rollout

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import threadpoolctl
+import torch
 from fakes import FakeRay, FakeWorkerSet, install, pid_of, worker_config
 from toy_envs import Clock
 
@@ -164,3 +166,17 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_workers_compute_with_one_thread(worker_pool: Any) -> None:
+    def count(_worker: Any) -> list[int]:
+        pools = threadpoolctl.threadpool_info()
+        blas = [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"]
+        return [torch.get_num_threads(), *blas]
+
+    # Ray tells a worker of two CPUs to use two threads.
+    rollout = {"num_workers": 1, "num_cpus_per_worker": 2.0}
+    (worker,) = worker_pool(worker_config("a2c", rollout=rollout)).remote
+    counts = ray.get(worker.actor.__ray_call__.remote(count), timeout=60.0)
+    assert len(counts) >= 2
+    assert set(counts) == {1}

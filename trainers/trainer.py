@@ -13,6 +13,7 @@ from ray import tune
 
 from polopt.policies.config import ConfigError
 from polopt.policies.policy import Policy
+from polopt.policies.threads import limit_threads
 from polopt.rollouts.gradient_worker import make_workers
 from polopt.trainers.checkpoint_fallback import name_previous, read_or_fall_back
 from polopt.trainers.checkpoints import CheckpointError, refuse_pickled, write_checkpoint
@@ -71,9 +72,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Builds workers and optimizer."""
         self.experiment = Experiment.parse(config, self.preset)
-        # As many threads as CPUs asked for: idle OpenMP threads spin, at the workers' cost.
+        # As many threads as CPUs asked for: idle ones spin, at the workers' cost.
         threads = min(int(self.experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
-        torch.set_num_threads(max(1, threads))
+        limit_threads(max(1, threads))
         worker_config, device = prepare(self.experiment), self._learner_device
         _ensure_ray(self.experiment)
         self.workers = make_workers(worker_config, device)
