@@ -42,8 +42,8 @@ format: $(STAMP) ## format the code, mend what ruff can mend
 types: $(STAMP) ## mypy, strict on the package
 	$(BIN)/python -m mypy
 
-bench: $(STAMP) ## measure environment steps per second in training
-	$(BIN)/python benchmarks/training_speed.py
+bench: $(STAMP) ## measure speed beside peers, an hour; ARGS="--only ppo --repeats 1": minutes
+	$(BIN)/python benchmarks/suite.py $(ARGS)
 
 clean: ## remove what builds and tools left; the environment stays (rm -r .venv)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

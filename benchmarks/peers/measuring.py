@@ -1,4 +1,4 @@
-"""What every `run.py` below shares: command line, clocks, and the line of JSON that is printed last.
+"""What every `run.py` below shares: command line, clocks, and the line of JSON that ends it.
 
 Standard library only, and Python 3.7, for RLlib 0.8.5 runs on nothing later.
 """
@@ -10,7 +10,8 @@ import json
 import os
 import platform
 import time
-from typing import Any, Callable, Dict, Optional, Sequence  # noqa: UP035  # Python 3.7
+from collections.abc import Callable, Sequence
+from typing import Any
 
 STARTED_S = time.perf_counter()
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -38,8 +39,8 @@ class RateClock:
         self._seconds = seconds
         self._made_s = time.perf_counter()
         self._rounds = 0
-        self._began: Optional[tuple] = None
-        self._result: Dict[str, Any] = {}
+        self._began: tuple[float, int] | None = None
+        self._result: dict[str, Any] = {}
 
     def tick(self, steps: int) -> bool:
         """Call after each round, with the environment steps since the beginning of the run; whether
@@ -57,14 +58,14 @@ class RateClock:
         self._result = {"rate": done / took_s, "steps": done, "seconds": took_s}
         return True
 
-    def result(self) -> Dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """Rate, steps and seconds of what was measured, and seconds of start-up.
 
         Raises:
             RuntimeError: if the run ended too soon.
         """
         if not self._result:
-            raise RuntimeError("the run ended after {} rounds, too soon".format(self._rounds))
+            raise RuntimeError(f"the run ended after {self._rounds} rounds, too soon")
         return {**self._result, "startup_s": self._made_s - STARTED_S}
 
 
@@ -82,16 +83,16 @@ class GoalClock:
         self._steps = 0
         self._reached = False
 
-    def tick(self, steps: int, mean_return: Optional[float]) -> bool:
+    def tick(self, steps: int, mean_return: float | None) -> bool:
         """Call after each round, with the environment steps since the beginning of the run and the
         mean return of the last `EPISODES` episodes (None: there are not so many yet); whether it
         is over."""
         self._took_s = time.perf_counter() - self._made_s
         self._steps = steps
-        self._reached = mean_return is not None and mean_return >= GOAL_RETURN
+        self._reached = mean_return is not None and bool(mean_return >= GOAL_RETURN)
         return self._reached or self._took_s >= self._seconds
 
-    def result(self) -> Dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """Seconds and steps to the goal (or to where it was given up), and of start-up."""
         return {
             "seconds_to_goal": self._took_s,
@@ -102,8 +103,8 @@ class GoalClock:
 
 
 def main(
-    doc: Optional[str],
-    cases: Dict[str, Callable[[argparse.Namespace], Dict[str, Any]]],
+    doc: str | None,
+    cases: dict[str, Callable[[argparse.Namespace], dict[str, Any]]],
     packages: Sequence[str],
 ) -> None:
     """Runs the case that the command line names, and prints its result as the last line.

@@ -3,8 +3,8 @@
     python benchmarks/peers/cleanrl/run.py CASE [--seconds 5] [--seed 0]
 
 CleanRL is not a library, so this is a file of our own that is written as its `ppo.py` is: one
-process, a `SyncVectorEnv`, agent of two MLPs of 64x64 tanh units, `torch.distributions`, minibatches
-of a shuffled batch, Adam. One torch thread, Gymnasium's checker off.
+process, a `SyncVectorEnv`, an agent of two MLPs of 64x64 tanh units, `torch.distributions`,
+minibatches of a shuffled batch, Adam. One torch thread, Gymnasium's checker off.
 
 - `ppo-8`, `ppo-16`: that many environments, 2,048 rows a batch, 4 epochs of minibatches of 256. 16
   are as many as polopt's two workers have together; the faster counts.
@@ -25,6 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import measuring  # first of all: it starts the clock
+
+# isort: split
 import gymnasium
 import numpy as np
 import torch

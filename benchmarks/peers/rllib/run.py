@@ -7,12 +7,12 @@ further process on two cores. MLPs of 64x64 tanh units for policy and value, not
 checker off; results are reported once for each update, as it does best.
 
 - `sample`: one SingleAgentEnvRunner in this process, 8 environments, 128 steps of each at a time.
-- `ppo`, `ppo-pendulum`: 8 environments a runner, 2,048 rows a batch, 4 epochs of minibatches of 256;
-  no KL penalty (its default costs a little).
-- `pong-ppo`: ALE/Pong-v5, 4 environments a runner, 1,024 rows a batch, likewise; the network of Mnih
-  et al. (2015) over four grey frames of 84x84, of 4 frames each; ale-py's own vector environment,
-  as polopt has it.
-- `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), with two runners of 8 environments.
+- `ppo`, `ppo-pendulum`: 8 environments a runner, 2,048 rows a batch, 4 epochs of minibatches of
+  256; no KL penalty (its default costs a little).
+- `pong-ppo`: ALE/Pong-v5, 4 environments a runner, 1,024 rows a batch, likewise; the network of
+  Mnih et al. (2015) over four grey frames of 84x84, of 4 frames each; ale-py's own vector
+  environment, as polopt has it.
+- `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import measuring  # first of all: it starts the clock
+
+# isort: split
 import ray
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -33,9 +35,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 NATURE = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
-MLP = DefaultModelConfig(
-    fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False
-)
+MLP = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
 CNN = DefaultModelConfig(
     conv_filters=NATURE,
     conv_activation="relu",
