@@ -39,12 +39,19 @@ def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Pa
     if done.exists() and done.read_text() == requirements.read_text():
         return made
     print(f"installing {peer} into {folder}", file=sys.stderr, flush=True)
-    if not shutil.which(python):
-        raise PeerError(f"{python!r} is not on the path")
+    if not _runs(python):
+        raise PeerError(f"there is no Python that runs as {python!r}")
     _call([python, "-m", "venv", "--clear", str(folder)])
     _call([str(made), "-m", "pip", "install", "--quiet", "-r", str(requirements)])
     done.write_text(requirements.read_text())
     return made
+
+
+def _runs(python: str) -> bool:
+    """A shim of a version manager can be on the path though it leads to nothing."""
+    if not shutil.which(python):
+        return False
+    return subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0
 
 
 def _call(command: list[str]) -> None:

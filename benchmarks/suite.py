@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def write_into(page: Path, text: str) -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose names have this in them")
+    parser.add_argument("--only", default="*", help="cases by name, such as 'ppo' or '*ppo'")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
     parser.add_argument("--seeds", type=int, default=5, help="turns of the case that learns")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
@@ -213,7 +214,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Measures, prints a table, writes JSON."""
     args = parse()
-    cases = [case for case in CASES if args.only in case.name]
+    cases = [case for case in CASES if fnmatch(case.name, args.only)]
     if not cases:
         names = ", ".join(case.name for case in CASES)
         print(f"--only: got {args.only!r}; the cases are {names}", file=sys.stderr)

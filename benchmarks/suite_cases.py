@@ -28,7 +28,7 @@ class Case:
     """What is measured side by side.
 
     Attributes:
-        name: and `--only` looks for a part of it.
+        name: that `--only` looks for.
         what: in words.
         ours: case of `peers/polopt/run.py`.
         opponents: whom it is compared with.

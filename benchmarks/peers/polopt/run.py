@@ -27,9 +27,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve()
-sys.path.insert(0, str(HERE.parents[2]))
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import measuring  # first of all: it starts the clock
 
@@ -39,7 +38,7 @@ import yaml
 
 import polopt
 
-TUNED = HERE.parents[3] / "tuned_examples" / "cartpole_ppo.yaml"
+TUNED = Path(__file__).resolve().parents[3] / "tuned_examples" / "cartpole_ppo.yaml"
 PACKAGES = ("ray", "torch", "gymnasium", "numpy")
 CARTPOLE = {"env": "CartPole-v1", "vectorization_mode": "sync"}
 PENDULUM = {"env": "Pendulum-v1", "vectorization_mode": "sync"}
@@ -64,6 +63,14 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
             "rollout_fragment_length": 100,
             "num_sgd_iter": 10,
             "sgd_minibatch_size": 50,
+            "lr": 5e-5,
+            "lambda": 1.0,
+            "clip_param": 0.3,
+            "vf_clip_param": 10.0,
+            "vf_loss_coeff": 1.0,
+            "kl_coeff": 0.2,
+            "entropy_coeff": 0.0,
+            "grad_clip": None,
         },
     ),
     "a3c-pendulum": ("A3C", PENDULUM),
