@@ -11,7 +11,7 @@ checker off; results are reported once for each update, as it does best.
   256; no KL penalty (its default costs a little).
 - `pong-ppo`: ALE/Pong-v5, 4 environments a runner, 1,024 rows a batch, likewise; the network of
   Mnih et al. (2015) over four grey frames of 84x84, of 4 frames each; ale-py's own vector
-  environment, as polopt has it.
+  environment, as polopt has it, with its bytes turned into what RLlib's networks take.
 - `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
 """
 
@@ -33,6 +33,7 @@ import torch
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.tune.registry import register_env
 
 NATURE = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
 MLP = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
@@ -83,14 +84,32 @@ def start_ray() -> None:
     )
 
 
+def make_pong(context: Any) -> Any:
+    """ale-py's vector environment, with images as RLlib's networks take them: floats, channels
+    last."""
+    import ale_py  # noqa: F401  # registers it
+    import gymnasium
+    import numpy as np
+    from gymnasium.wrappers.vector import TransformObservation
+
+    def transformed(obs: Any) -> Any:
+        return np.ascontiguousarray(obs.transpose(0, 2, 3, 1), dtype=np.float32) / 255.0
+
+    envs = gymnasium.make_vec(
+        "ALE/Pong-v5", context["num_envs"], vectorization_mode="vector_entry_point"
+    )
+    one = gymnasium.spaces.Box(0.0, 1.0, (84, 84, 4), np.float32)
+    space = gymnasium.vector.utils.batch_space(one, context["num_envs"])
+    return TransformObservation(envs, transformed, space, one)
+
+
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Environment steps per second in training."""
     start_ray()
     if args.case == "pong-ppo":
-        import ale_py  # noqa: F401  # registers its environments
-
-        config = base("ale_py:ALE/Pong-v5", 4, args.seed).env_runners(
-            gym_env_vectorize_mode="vector_entry_point"
+        register_env("pong", make_pong)
+        config = base("pong", 4, args.seed).env_runners(
+            gym_env_vectorize_mode="vector_entry_point", sample_timeout_s=600
         )
         config = with_shared(config, 1024, CNN)
     else:
