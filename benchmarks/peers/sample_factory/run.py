@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import sys
 import tempfile
 from pathlib import Path
@@ -57,7 +58,7 @@ class Ticks(AlgoObserver):
         assert self._clock is not None
         if self._clock.tick(sum(runner.env_steps.values())) and not self.result:
             self.result = self._clock.result()
-            runner.cfg.train_for_env_steps = 0  # looked at after each iteration
+            runner.event_loop.stop()
 
 
 def make_cartpole(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
@@ -124,6 +125,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         runner.register_observer(ticks)
         runner.init()
         runner.run()
+        # Left alone, its learner process does not end now and then (2.1.1), and is waited for.
+        for process in multiprocessing.active_children():
+            process.kill()
     if not ticks.result:
         raise RuntimeError("it ended before it was measured")
     return ticks.result
