@@ -136,7 +136,7 @@ def test_what_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_can_not_be_installed_says_why(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match="no Python that runs as 'python0.1'"):
+    with pytest.raises(PeerError, match=r"no Python that runs as 'python0\.1'"):
         environments.make_environment("rllib085", tmp_path, "python0.1")
 
 
