@@ -102,9 +102,10 @@ def run(command: list[str], limit_s: float, keep_path: bool = False) -> dict[str
     Raises:
         PeerError: it failed, or did not end in time.
     """
-    dropped = set() if keep_path else {"PYTHONPATH"}
-    environ = {key: value for key, value in os.environ.items() if key not in dropped}
-    environ.update(dict.fromkeys(THREADS, "1"))
+    environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
+    path = environ.pop("PYTHONPATH", "")
+    if keep_path and path:  # the script runs in another folder
+        environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     # To files, not pipes: what outlives the script would keep a pipe open.
     with (
         tempfile.TemporaryDirectory() as folder,

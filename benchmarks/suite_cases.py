@@ -51,7 +51,8 @@ CASES = (
         "a3c",
         (
             Opponent("rllib085", ("a3c-8x20", "a3c-8x10", "a3c-1x20", "a3c-1x10"), 20.0),
-            Opponent("sb3", ("a2c-16", "a2c-8", "a2c-16-subproc"), 5.0),
+            Opponent("sb3", ("a2c-16x10", "a2c-8x20", "a2c-16x10-subproc"), 5.0),
+            Opponent("sb3", ("a2c-16x20",), None),  # twice the rows of each update
             Opponent("sample_factory", ("appo-8", "appo-10"), 3.0),
         ),
     ),
@@ -59,7 +60,7 @@ CASES = (
         "a2c",
         "SyncSamples, one update a batch, 2 x 8 x 20",
         "a2c",
-        (Opponent("sb3", ("a2c-16", "a2c-8", "a2c-16-subproc"), None),),
+        (Opponent("sb3", ("a2c-16x20", "a2c-16x20-subproc"), None),),
     ),
     Case(
         "ppo",
@@ -106,7 +107,7 @@ CASES = (
         "pendulum-a3c",
         "AsyncGradients on Pendulum-v1, 2 x 8 x 20",
         "a3c-pendulum",
-        (Opponent("sb3", ("a2c-16-pendulum",), 5.0),),
+        (Opponent("sb3", ("a2c-16x10-pendulum",), 5.0),),
     ),
     Case(
         "pendulum-ppo",

@@ -7,7 +7,8 @@ together (16), and 8, which is what it is usually given; `subproc` steps them in
 own (one for each environment, as it does). The faster counts. MLPs of 64x64 tanh units for policy
 and value, one torch thread, Gymnasium's checker off.
 
-- `a2c-*`: 20 steps of each environment (its default is 5, which is slower), RMSprop.
+- `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows an update, as a gradient of A3C's has;
+  `a2c-16x20`: 320 rows, as a batch of A2C's has. Its default, 8 x 5, is slower. RMSprop.
 - `ppo-*`: 2,048 rows a batch, 4 epochs of minibatches of 256.
 - `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1, whose PPO learns
   for 100,000 steps with a falling learning rate and clip range.
@@ -20,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import measuring  # first of all: it starts the clock
 
@@ -33,7 +34,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 FOREVER = 10**9
 MODEL = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh}
-A2C_OPTIONS: dict[str, Any] = {"n_steps": 20, "gae_lambda": 1.0, "ent_coef": 0.01}
+A2C_OPTIONS: dict[str, Any] = {"gae_lambda": 1.0, "ent_coef": 0.01}
 PPO_OPTIONS: dict[str, Any] = {"n_epochs": 4, "batch_size": 256, "learning_rate": 3e-4}
 
 
@@ -68,17 +69,20 @@ def make_envs(env: str, number: int, seed: int, subproc: bool = False) -> Any:
         seed=seed,
         env_kwargs={"disable_env_checker": True},
         vec_env_cls=SubprocVecEnv if subproc else DummyVecEnv,
+        # Its default starts a Python for each, which imports torch.
+        vec_env_kwargs={"start_method": "fork"} if subproc else None,
     )
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Environment steps per second in training; a case is algorithm-environments[-options]."""
-    algorithm, number, *options = args.case.split("-")
+    algorithm, size, *options = args.case.split("-")
+    number, _, steps = size.partition("x")
     env = "Pendulum-v1" if "pendulum" in options else "CartPole-v1"
     envs = make_envs(env, int(number), args.seed, "subproc" in options)
     common: dict[str, Any] = {"policy_kwargs": MODEL, "seed": args.seed, "device": "cpu"}
     if algorithm == "a2c":
-        model = A2C("MlpPolicy", envs, **common, **A2C_OPTIONS)
+        model = A2C("MlpPolicy", envs, n_steps=int(steps), **common, **A2C_OPTIONS)
     else:
         model = PPO("MlpPolicy", envs, n_steps=2048 // int(number), **common, **PPO_OPTIONS)
     clock = measuring.RateClock(args.seconds)
@@ -116,10 +120,12 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
 
 
 RATES = (
-    "a2c-8",
-    "a2c-16",
-    "a2c-16-subproc",
-    "a2c-16-pendulum",
+    "a2c-8x20",
+    "a2c-16x10",
+    "a2c-16x10-subproc",
+    "a2c-16x20",
+    "a2c-16x20-subproc",
+    "a2c-16x10-pendulum",
     "ppo-8",
     "ppo-16",
     "ppo-16-subproc",

@@ -1,4 +1,4 @@
-"""What every `run.py` below shares: command line, clocks, and the line of JSON that ends it.
+"""What every `run.py` beside shares: command line, clocks, and the line of JSON that ends it.
 
 Standard library only, and Python 3.7, for RLlib 0.8.5 runs on nothing later.
 """
