@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest $(ARGS)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
-	@echo "PYTHON=python3.12 picks the Python; ARGS='-k name' goes to pytest."
+	@echo "PYTHON=python3.12 picks the Python; ARGS='-k name' goes to pytest, and to the suite of make bench."
 
 run: $(STAMP) ## train CartPole with each policy optimizer and compare them
 	@$(BIN)/python -m polopt.tuned_examples.showcase
@@ -42,8 +42,8 @@ format: $(STAMP) ## format the code, mend what ruff can mend
 types: $(STAMP) ## mypy, strict on the package
 	$(BIN)/python -m mypy
 
-bench: $(STAMP) ## measure environment steps per second in training
-	$(BIN)/python benchmarks/training_speed.py
+bench: $(STAMP) ## measure speed beside peers (an hour; ARGS='--only ppo --repeats 1': minutes)
+	$(BIN)/python benchmarks/suite.py $(ARGS)
 
 clean: ## remove what builds and tools left; the environment stays (rm -r .venv)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -57,5 +57,5 @@ $(STAMP): setup.py setup.cfg pyproject.toml constraints.txt
 	  $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }
 	@echo "Installing polopt and what it needs into $(VENV) (minutes, the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -c constraints.txt -e '.[dev]'
+	  -c constraints.txt -e '.[dev,atari]'
 	@touch $@

@@ -27,23 +27,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from training_speed import about
+from about import about
+from environments import CACHE, make_environment
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS = ("polopt", "polopt, module", "TorchRL")
-REQUIREMENTS = ("torchrl==0.14.1", "torch==2.13.0", "ray==2.60.0", "gymnasium==1.2.2")
-
-
-def make_environment(folder: Path) -> Path:
-    """The Python of TorchRL's virtual environment, made if it is not there."""
-    python = folder / "bin" / "python"
-    done = folder / "requirements.txt"
-    if not done.exists() or done.read_text() != "\n".join(REQUIREMENTS):
-        print(f"installing {', '.join(REQUIREMENTS)} into {folder}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
-        done.write_text("\n".join(REQUIREMENTS))
-    return python
 
 
 class Server:
@@ -103,13 +91,12 @@ def cell(rates: list[float]) -> str:
 def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    cache = Path("~/.cache/polopt-bench").expanduser()
-    parser.add_argument("--env", type=Path, default=cache, help="folder for TorchRL")
+    parser.add_argument("--env", type=Path, default=CACHE, help="folder for TorchRL's environment")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement, at least")
     parser.add_argument("--frames", type=int, default=2000, help="of one batch")
     args = parser.parse_args()
-    python = make_environment(args.env)
+    python = make_environment("torchrl", args.env)
     servers = {name: Server(python if name == "TorchRL" else sys.executable, name)
                for name in SYSTEMS}  # fmt: skip
     print("| environment | environments each | mode |", " | ".join(SYSTEMS), "| faster |")

@@ -47,6 +47,7 @@ class Polopt:
             num_envs=case["envs"],
             frames_per_batch=case["frames"],
             sync=case["sync"],
+            **case.get("options", {}),
         )
 
     def next(self) -> int:

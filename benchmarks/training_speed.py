@@ -12,11 +12,8 @@ import argparse
 import json
 import logging
 import os
-import platform
 import statistics
-import subprocess
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
+from about import about
 from rich.console import Console
 from rich.table import Table
 
@@ -50,21 +48,6 @@ def measure(preset: str, config: dict[str, Any], seconds: float) -> float:
         return steps / (time.perf_counter() - started_s)
     finally:
         trainer.stop()
-
-
-def about() -> dict[str, Any]:
-    """What the numbers were measured with."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    names = ("ray", "torch", "gymnasium", "numpy")
-    return {
-        "commit": commit.stdout.strip(),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        **{name: metadata.version(name) for name in names},
-    }
 
 
 def main() -> None:

@@ -1,0 +1,38 @@
+"""What numbers were measured with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+def about() -> dict[str, Any]:
+    """Commit, versions and hardware."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    names = ("ray", "torch", "gymnasium", "numpy")
+    return {
+        "commit": commit.stdout.strip(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        **{name: metadata.version(name) for name in names},
+    }
+
+
+def cpu_model() -> str:
+    """As Linux tells it; elsewhere what Python knows."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()

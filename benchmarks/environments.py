@@ -1,0 +1,71 @@
+"""A virtual environment for each peer, made once, from `peers/<peer>/requirements.txt`.
+
+pip is asked for the builds it takes by itself. To spare the gigabytes of CUDA libraries, which
+nothing here uses: `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PEERS = Path(__file__).resolve().parent / "peers"
+CACHE = Path("~/.cache/polopt-bench").expanduser()
+INSTALL_LIMIT_S = 3600.0
+
+
+class PeerError(Exception):
+    """A peer that can not be installed or does not run; the message is one line."""
+
+
+def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Path:
+    """The Python of a peer's virtual environment, which is made if it is not there or if
+    requirements have changed.
+
+    Args:
+        peer: a folder of `peers`.
+        cache: where environments are kept.
+        python: that the environment is for.
+
+    Raises:
+        PeerError: if it can not be made.
+    """
+    requirements = PEERS / peer / "requirements.txt"
+    folder = cache / peer
+    made = folder / "bin" / "python"
+    done = folder / "requirements.txt"
+    if done.exists() and done.read_text() == requirements.read_text():
+        return made
+    print(f"installing {peer} into {folder}", file=sys.stderr, flush=True)
+    if not _runs(python):
+        raise PeerError(f"there is no Python that runs as {python!r}")
+    _call([python, "-m", "venv", "--clear", str(folder)])
+    _call([str(made), "-m", "pip", "install", "--quiet", "-r", str(requirements)])
+    done.write_text(requirements.read_text())
+    return made
+
+
+def _runs(python: str) -> bool:
+    """A shim of a version manager can be on the path though it leads to nothing."""
+    if not shutil.which(python):
+        return False
+    return subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0
+
+
+def _call(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=INSTALL_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise PeerError(f"{' '.join(command)}: not done in {INSTALL_LIMIT_S:.0f} s") from None
+    if done.returncode != 0:
+        raise PeerError(last_line(done.stderr or done.stdout))
+
+
+def last_line(text: str) -> str:
+    """The last line of an output that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"

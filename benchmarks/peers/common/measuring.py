@@ -1,0 +1,135 @@
+"""What every `run.py` beside shares: command line, clocks, and the line of JSON that ends it.
+
+Standard library only, and Python 3.7, for RLlib 0.8.5 runs on nothing later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+STARTED_S = time.perf_counter()
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+#: Mean return over `EPISODES` episodes at which CartPole-v1 counts as solved.
+GOAL_RETURN = 475.0
+EPISODES = 100
+WARM_UP_S = 2.0
+
+
+class RateClock:
+    """Measures environment steps per second, once two seconds and two rounds are over.
+
+    Made when everything is built: until then is start-up.
+
+    Args:
+        seconds: to measure for, at least; a measurement ends with a whole round.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._made_s = time.perf_counter()
+        self._rounds = 0
+        self._began: tuple[float, int] | None = None
+        self._result: dict[str, Any] = {}
+
+    def tick(self, steps: int) -> bool:
+        """Call after each round, with the environment steps since the beginning of the run; whether
+        it is over."""
+        now_s = time.perf_counter()
+        self._rounds += 1
+        if self._began is None:
+            if now_s - self._made_s >= WARM_UP_S and self._rounds >= 2:
+                self._began = (now_s, steps)
+            return False
+        began_s, began_steps = self._began
+        if now_s - began_s < self._seconds:
+            return False
+        took_s, done = now_s - began_s, steps - began_steps
+        self._result = {"rate": done / took_s, "steps": done, "seconds": took_s}
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """Rate, steps and seconds of what was measured, and seconds of start-up.
+
+        Raises:
+            RuntimeError: if the run ended too soon.
+        """
+        if not self._result:
+            raise RuntimeError(f"the run ended after {self._rounds} rounds, too soon")
+        return {**self._result, "startup_s": self._made_s - STARTED_S}
+
+
+class GoalClock:
+    """Measures seconds until the mean return is `GOAL_RETURN`. Made when everything is built.
+
+    Args:
+        seconds: after so many it is given up.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._made_s = time.perf_counter()
+        self._took_s = 0.0
+        self._steps = 0
+        self._reached = False
+
+    def tick(self, steps: int, mean_return: float | None) -> bool:
+        """Call after each round, with the environment steps since the beginning of the run and the
+        mean return of the last `EPISODES` episodes (None: there are not so many yet); whether it
+        is over."""
+        self._took_s = time.perf_counter() - self._made_s
+        self._steps = steps
+        self._reached = mean_return is not None and bool(mean_return >= GOAL_RETURN)
+        return self._reached or self._took_s >= self._seconds
+
+    def result(self) -> dict[str, Any]:
+        """Seconds and steps to the goal (or to where it was given up), and of start-up."""
+        return {
+            "seconds_to_goal": self._took_s,
+            "steps_to_goal": self._steps,
+            "reached": self._reached,
+            "startup_s": self._made_s - STARTED_S,
+        }
+
+
+def main(
+    doc: str | None,
+    cases: dict[str, Callable[[argparse.Namespace], dict[str, Any]]],
+    packages: Sequence[str],
+) -> None:
+    """Runs the case that the command line names, and prints its result as the last line.
+
+    Args:
+        doc: of the script.
+        cases: functions of `seconds` and `seed`.
+        packages: whose versions are told.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("case", choices=sorted(cases))
+    parser.add_argument("--seconds", type=float, default=5.0, help="to measure (or learn) for")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    result = cases[args.case](args)
+    versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    print(json.dumps({**result, "versions": versions}), flush=True)
+
+
+def version(package: str) -> str:
+    """The version installed."""
+    try:
+        from importlib import metadata
+    except ImportError:  # Python 3.7
+        import pkg_resources
+
+        return str(pkg_resources.get_distribution(package).version)
+    return metadata.version(package)

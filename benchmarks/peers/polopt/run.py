@@ -1,0 +1,171 @@
+"""polopt, beside the peers.
+
+    python benchmarks/peers/polopt/run.py CASE [--seconds 5] [--seed 0]
+
+Two workers, MLPs of 64x64 tanh units for policy and value. Environments are stepped one after
+another (`vectorization_mode: sync`) as those of the peers are, though CartPole-v1 has a vector
+implementation of its own that polopt would take by default; `a3c-vector` takes it, with 64
+environments for each worker. Hyper-parameters that cost time are those of each peer's script:
+
+- `a3c`, `a2c`: 8 environments a worker, 20 steps.
+- `ppo`: 2,048 rows a batch, 4 epochs of minibatches of 256.
+- `ddppo`: RLlib 0.8.5's defaults: 5 environments a worker, 100 steps, 10 epochs of minibatches of
+  50 rows on each worker.
+- `sample`: one worker in this process, 8 environments, 128 steps at a time; values and advantages
+  are computed, too.
+- `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).
+- `pong-a3c`, `pong-ppo`: ALE/Pong-v5, 4 environments a worker, the network of Mnih et al. (2015),
+  ale-py's own vector environment; 20 and 128 steps.
+- `learn`: the tuned example below, to a mean return of 475.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+import measuring  # first of all: it starts the clock
+
+# isort: split
+import ray
+import yaml
+
+import polopt
+
+TUNED = Path(__file__).resolve().parents[3] / "tuned_examples" / "cartpole_ppo.yaml"
+PACKAGES = ("ray", "torch", "gymnasium", "numpy")
+CARTPOLE = {"env": "CartPole-v1", "vectorization_mode": "sync"}
+PENDULUM = {"env": "Pendulum-v1", "vectorization_mode": "sync"}
+PPO: dict[str, Any] = {
+    "rollout_fragment_length": 128,
+    "lr": 3e-4,
+    "entropy_coeff": 0.0,
+    "num_sgd_iter": 4,
+    "sgd_minibatch_size": 256,
+}
+PONG: dict[str, Any] = {"env": "ale_py:ALE/Pong-v5", "num_envs_per_worker": 4}
+PONG["vectorization_mode"] = "vector_entry_point"
+TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
+    "a3c": ("A3C", CARTPOLE),
+    "a2c": ("A2C", CARTPOLE),
+    "ppo": ("SyncPPO", {**CARTPOLE, **PPO}),
+    "ddppo": (
+        "DDPPO",
+        {
+            **CARTPOLE,
+            "num_envs_per_worker": 5,
+            "rollout_fragment_length": 100,
+            "num_sgd_iter": 10,
+            "sgd_minibatch_size": 50,
+            "lr": 5e-5,
+            "lambda": 1.0,
+            "clip_param": 0.3,
+            "vf_clip_param": 10.0,
+            "vf_loss_coeff": 1.0,
+            "kl_coeff": 0.2,
+            "entropy_coeff": 0.0,
+            "grad_clip": None,
+        },
+    ),
+    "a3c-pendulum": ("A3C", PENDULUM),
+    "ppo-pendulum": ("SyncPPO", {**PENDULUM, **PPO}),
+    "a3c-vector": (
+        "A3C",
+        {**CARTPOLE, "vectorization_mode": "vector_entry_point", "num_envs_per_worker": 64},
+    ),
+    "pong-a3c": ("A3C", PONG),
+    "pong-ppo": ("SyncPPO", {**PONG, **PPO}),
+}
+
+
+def start_ray() -> None:
+    """Ray on this machine alone."""
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        address="local",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Environment steps per second in training."""
+    preset, config = TRAINING[args.case]
+    start_ray()
+    trainer = getattr(polopt, preset)(config={"num_workers": 2, **config, "seed": args.seed})
+    clock = measuring.RateClock(args.seconds)
+    while not clock.tick(trainer.train()["num_env_steps_sampled_lifetime"]):
+        pass
+    trainer.stop()
+    return clock.result()
+
+
+def sample(args: argparse.Namespace) -> dict[str, Any]:
+    """Environment steps per second of one worker."""
+    factory = polopt.GradientWorkerSet.create_factory(
+        "CartPole-v1",
+        "ppo",
+        num_workers=0,
+        rollout_fragment_length=128,
+        num_envs_per_worker=8,
+        vectorization_mode="sync",
+        seed=args.seed,
+    )
+    worker = factory().local
+    clock = measuring.RateClock(args.seconds)
+    steps = 0
+    while not clock.tick(steps):
+        steps += worker.sample().env_steps
+    return clock.result()
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    """Frames per second of a Collector."""
+    from collectors_serving import Polopt
+
+    start_ray()
+    sync = args.case == "collect-sync"
+    made = {"env": "CartPole-v1", "envs": 8, "sync": sync, "frames": 2000}
+    collecting = Polopt({**made, "options": {"vectorization_mode": "sync"}}, module=False)
+    clock = measuring.RateClock(args.seconds)
+    frames = 0
+    while not clock.tick(frames):
+        frames += collecting.next()
+    collecting.stop()
+    return clock.result()
+
+
+def learn(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds until CartPole-v1 is solved."""
+    example = yaml.safe_load(TUNED.read_text())
+    start_ray()
+    # Results as often as there are updates, or the goal would be seen late.
+    config = {**example["config"], "min_sample_timesteps_per_iteration": 0}
+    trainer = getattr(polopt, example["run"])(config={**config, **CARTPOLE, "seed": args.seed})
+    clock = measuring.GoalClock(args.seconds)
+    while True:
+        result = trainer.train()
+        mean = result["env_runners"]["episode_return_mean"]
+        if clock.tick(result["num_env_steps_sampled_lifetime"], mean):
+            break
+    trainer.stop()
+    return clock.result()
+
+
+CASES = {
+    **dict.fromkeys(TRAINING, train),
+    "sample": sample,
+    "collect-sync": collect,
+    "collect-async": collect,
+    "learn": learn,
+}
+
+if __name__ == "__main__":
+    measuring.main(__doc__, CASES, PACKAGES)

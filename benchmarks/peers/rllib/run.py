@@ -1,0 +1,178 @@
+"""RLlib 2.60 on its new API stack, beside polopt.
+
+    python benchmarks/peers/rllib/run.py CASE [--seconds 5] [--seed 0]
+
+Two EnvRunners in processes of their own and a learner in the driver, which is faster than one in a
+further process on two cores. MLPs of 64x64 tanh units for policy and value, not shared; Gymnasium's
+checker off; results are reported once for each update, as it does best.
+
+- `sample`: one SingleAgentEnvRunner in this process, 8 environments, 128 steps of each at a time.
+- `ppo`, `ppo-pendulum`: 8 environments a runner, 2,048 rows a batch, 4 epochs of minibatches of
+  256; no KL penalty (its default costs a little).
+- `pong-ppo`: ALE/Pong-v5, 4 environments a runner, 1,024 rows a batch, likewise; the network of
+  Mnih et al. (2015) over four grey frames of 84x84, of 4 frames each; ale-py's own vector
+  environment, as polopt has it, with its bytes turned into what RLlib's networks take.
+- `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+import measuring  # first of all: it starts the clock
+
+# isort: split
+import ray
+import torch
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.tune.registry import register_env
+
+NATURE = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
+MLP = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
+CNN = DefaultModelConfig(
+    conv_filters=NATURE,
+    conv_activation="relu",
+    head_fcnet_hiddens=[512],
+    head_fcnet_activation="relu",
+    vf_share_layers=True,
+)
+
+
+def base(env: str, envs: int, seed: int, **env_config: Any) -> PPOConfig:
+    """Two runners, the learner here."""
+    return (
+        PPOConfig()
+        .environment(env, env_config=env_config)
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=envs)
+        .learners(num_learners=0)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
+        .debugging(seed=seed, log_level="ERROR")
+    )
+
+
+def with_shared(config: PPOConfig, rows: int, model: DefaultModelConfig) -> PPOConfig:
+    """Hyper-parameters that are the same for all."""
+    return config.training(
+        train_batch_size_per_learner=rows,
+        minibatch_size=256,
+        num_epochs=4,
+        lr=3e-4,
+        lambda_=0.95,
+        clip_param=0.2,
+        vf_clip_param=float("inf"),
+        grad_clip=0.5,
+        use_kl_loss=False,
+    ).rl_module(model_config=model)
+
+
+def start_ray() -> None:
+    """Ray on this machine alone."""
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        address="local",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def make_pong(context: Any) -> Any:
+    """ale-py's vector environment, with images as RLlib's networks take them: floats, channels
+    last."""
+    import ale_py  # noqa: F401  # registers it
+    import gymnasium
+    import numpy as np
+    from gymnasium.wrappers.vector import TransformObservation
+
+    def transformed(obs: Any) -> Any:
+        return np.ascontiguousarray(obs.transpose(0, 2, 3, 1), dtype=np.float32) / 255.0
+
+    envs = gymnasium.make_vec(
+        "ALE/Pong-v5", context["num_envs"], vectorization_mode="vector_entry_point"
+    )
+    one = gymnasium.spaces.Box(0.0, 1.0, (84, 84, 4), np.float32)
+    space = gymnasium.vector.utils.batch_space(one, context["num_envs"])
+    return TransformObservation(envs, transformed, space, one)
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Environment steps per second in training."""
+    start_ray()
+    if args.case == "pong-ppo":
+        register_env("pong", make_pong)
+        config = base("pong", 4, args.seed).env_runners(
+            gym_env_vectorize_mode="vector_entry_point", sample_timeout_s=600
+        )
+        config = with_shared(config, 1024, CNN)
+    else:
+        env = "Pendulum-v1" if args.case == "ppo-pendulum" else "CartPole-v1"
+        config = with_shared(base(env, 8, args.seed, disable_env_checker=True), 2048, MLP)
+    algorithm = config.build_algo()
+    clock = measuring.RateClock(args.seconds)
+    while not clock.tick(steps_of(algorithm.train())):
+        pass
+    algorithm.stop()
+    return clock.result()
+
+
+def steps_of(result: dict[str, Any]) -> int:
+    """Environment steps since the beginning."""
+    return int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+
+
+def sample(args: argparse.Namespace) -> dict[str, Any]:
+    """Environment steps per second of one runner."""
+    config = base("CartPole-v1", 8, args.seed, disable_env_checker=True)
+    runner = SingleAgentEnvRunner(config=with_shared(config, 2048, MLP), worker_index=1)
+    clock = measuring.RateClock(args.seconds)
+    steps = 0
+    while not clock.tick(steps):
+        episodes = runner.sample(num_timesteps=8 * 128, random_actions=False)
+        steps += sum(len(episode) for episode in episodes)
+        runner.get_metrics()  # or they would pile up
+    runner.stop()
+    return clock.result()
+
+
+def learn(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds until CartPole-v1 is solved."""
+    start_ray()
+    config = (
+        base("CartPole-v1", 8, args.seed, disable_env_checker=True)
+        .training(lr=3e-4, num_epochs=6, vf_loss_coeff=0.01)
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=[32], fcnet_activation="linear", vf_share_layers=True
+            )
+        )
+        .reporting(metrics_num_episodes_for_smoothing=measuring.EPISODES)
+    )
+    algorithm = config.build_algo()
+    clock = measuring.GoalClock(args.seconds)
+    while True:
+        result = algorithm.train()
+        if clock.tick(steps_of(result), result["env_runners"].get("episode_return_mean")):
+            break
+    algorithm.stop()
+    return clock.result()
+
+
+CASES = {
+    "sample": sample,
+    "ppo": train,
+    "ppo-pendulum": train,
+    "pong-ppo": train,
+    "learn": learn,
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    measuring.main(__doc__, CASES, ("ray", "torch", "gymnasium", "numpy"))

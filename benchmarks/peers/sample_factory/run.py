@@ -1,0 +1,140 @@
+"""Sample Factory's APPO, beside polopt's AsyncGradients.
+
+    python benchmarks/peers/sample_factory/run.py CASE [--seconds 5] [--seed 0]
+
+Two rollout workers, one policy worker and one learner, each a process, which work asynchronously;
+each rollout worker has two groups of environments, one of which steps while the policy acts for the
+other. No recurrence, V-trace off, one epoch; nothing is normalised, nothing written within the
+measured time. Batch and rollout are its defaults (1,024 rows, 32 steps), with which it is faster
+than with polopt's fragments. Environments step in a process of theirs, so its counts are of what it
+learned from.
+
+- `appo-8`, `appo-10`: CartPole-v1, that many environments a worker; MLPs of 64x64 tanh units for
+  policy and value. Gymnasium's checker off. The faster counts.
+- `pong`: ALE/Pong-v5, 4 environments a worker, the network of Mnih et al. (2015), shared by policy
+  and value, over four grey frames of 84x84 that are 4 frames each. Gymnasium's preprocessing: the
+  releases that it works with know no vector environment of ale-py's. Steps are not multiplied by
+  the frames skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+import measuring  # first of all: it starts the clock
+
+# isort: split
+import gymnasium
+from sample_factory.algo.runners.runner import AlgoObserver
+from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+from sample_factory.envs.env_utils import register_env
+from sample_factory.train import make_runner
+
+FOREVER = 10**10
+
+
+class Ticks(AlgoObserver):
+    """Tells a clock of each training iteration, and ends the run when it is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self._clock: measuring.RateClock | None = None
+        self._seconds = seconds
+        self.result: dict[str, Any] = {}
+
+    def on_start(self, runner: Any) -> None:
+        """All is built."""
+        self._clock = measuring.RateClock(self._seconds)
+
+    def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
+        """A batch has been learned from."""
+        assert self._clock is not None
+        if self._clock.tick(sum(runner.env_steps.values())) and not self.result:
+            self.result = self._clock.result()
+            runner.event_loop.stop()
+
+
+def make_cartpole(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
+    """CartPole-v1."""
+    return gymnasium.make("CartPole-v1", disable_env_checker=True)
+
+
+def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
+    """ALE/Pong-v5, `[4, 84, 84]`. Not by its name, under which these releases do not know it."""
+    from ale_py.env import AtariEnv
+    from gymnasium.wrappers import AtariPreprocessing, FrameStack, TimeLimit
+    from sample_factory.envs.env_wrappers import NumpyObsWrapper
+
+    game = AtariEnv("pong", frameskip=1, repeat_action_probability=0.25)
+    return NumpyObsWrapper(FrameStack(TimeLimit(AtariPreprocessing(game), 27_000), 4))
+
+
+def config_of(case: str, seed: int, folder: str) -> Any:
+    """Its configuration."""
+    options = {
+        "algo": "APPO",
+        "env": "pong" if case == "pong" else "cartpole",
+        "experiment": "bench",
+        "train_dir": folder,
+        "device": "cpu",
+        "seed": seed,
+        "num_workers": 2,
+        "num_envs_per_worker": 4 if case == "pong" else int(case.split("-")[1]),
+        "worker_num_splits": 2,
+        "use_rnn": False,
+        "recurrence": 1,
+        "with_vtrace": False,
+        "normalize_input": False,
+        "normalize_returns": False,
+        "train_for_env_steps": FOREVER,
+        "train_for_seconds": FOREVER,
+        "save_every_sec": FOREVER,
+        "experiment_summaries_interval": FOREVER,
+        # It would give each worker a core, of all that the machine has.
+        "set_workers_cpu_affinity": False,
+    }
+    if case == "pong":
+        options |= {
+            "encoder_conv_architecture": "convnet_atari",
+            "nonlinearity": "relu",
+            "obs_scale": 255.0,
+        }
+    else:
+        options |= {"actor_critic_share_weights": False, "nonlinearity": "tanh"}
+    arguments = [f"--{key}={value}" for key, value in options.items()]
+    if case != "pong":
+        arguments += ["--encoder_mlp_layers", "64", "64"]
+    parser, _ = parse_sf_args(argv=arguments)
+    return parse_full_cfg(parser, arguments)
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Environment steps per second in training."""
+    register_env("cartpole", make_cartpole)
+    register_env("pong", make_pong)
+    ticks = Ticks(args.seconds)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        _, runner = make_runner(config_of(args.case, args.seed, folder))
+        runner.register_observer(ticks)
+        runner.init()
+        runner.run()
+        # Left alone, its learner process does not end now and then (2.1.1), and is waited for.
+        for process in multiprocessing.active_children():
+            process.kill()
+    if not ticks.result:
+        raise RuntimeError("it ended before it was measured")
+    return ticks.result
+
+
+CASES = dict.fromkeys(("appo-8", "appo-10", "pong"), train)
+
+if __name__ == "__main__":
+    packages = ("sample-factory", "torch", "gymnasium", "ale-py", "numpy")
+    measuring.main(__doc__, CASES, packages)

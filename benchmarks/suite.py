@@ -1,0 +1,242 @@
+"""polopt beside its peers, in turns on the same cores.
+
+    make bench                                    # all; an hour
+    make bench ARGS='--only ppo --repeats 1'      # one comparison; minutes
+    make bench ARGS='--markdown docs/benchmarks.md'
+
+Each turn is a process of its own (`peers/<peer>/run.py`), polopt's and then each peer's, and so on
+(A B A B). All have the same two cores and one thread for each process. Each peer has a virtual
+environment of its own, made on the first run. Where a peer has several settings that only speed
+depends on, all run in the first turn and the fastest goes on. What does not install, does not run
+or does not end is a row that says so, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from about import about
+from environments import CACHE, PEERS, PeerError, last_line, make_environment
+from suite_cases import CASES, Case, Opponent
+from verdicts import Row, floor_row, learn_rows, markdown, rate_row
+
+#: Of a process, besides what it measures: Ray, imports, a first update.
+STARTUP_LIMIT_S = 300.0
+GRACE_S = 10.0
+#: Where the table stands in a page.
+BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass
+class Side:
+    """One system at one setting, and what it did turn by turn."""
+
+    peer: str
+    case: str
+    turns: dict[int, dict[str, Any]] = field(default_factory=dict)
+    error: str = ""
+
+
+class Runner:
+    """Makes environments and runs scripts in them.
+
+    Args:
+        args: of the command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._pythons: dict[str, Path | PeerError] = {}
+
+    def turn(self, side: Side, turn: int, kind: str) -> None:
+        """One process; what it says, or why it says nothing, is kept in `side`."""
+        if side.error:
+            return
+        args = self._args
+        seconds = args.learning_seconds if kind == "learn" else args.seconds
+        try:
+            command = [str(self._python(side.peer)), str(PEERS / side.peer / "run.py"), side.case]
+            command += ["--seconds", str(seconds), "--seed", str(turn)]
+            side.turns[turn] = run(command, 2 * seconds + STARTUP_LIMIT_S, side.peer == "polopt")
+        except PeerError as error:
+            side.error = str(error)
+        told = side.error or json.dumps(side.turns[turn])
+        print(f"{side.peer} {side.case}, turn {turn + 1}: {told}", file=sys.stderr, flush=True)
+
+    def _python(self, peer: str) -> Path:
+        if peer == "polopt":
+            return Path(sys.executable)
+        if peer not in self._pythons:
+            python = self._args.python37 if peer == "rllib085" else sys.executable
+            try:
+                self._pythons[peer] = make_environment(peer, self._args.env, python)
+            except PeerError as error:
+                self._pythons[peer] = error  # it is not tried again for every case
+        made = self._pythons[peer]
+        if isinstance(made, PeerError):
+            raise PeerError(f"not installed: {made}")
+        return made
+
+
+def run(command: list[str], limit_s: float, keep_path: bool = False) -> dict[str, Any]:
+    """What a script says in its last line.
+
+    Args:
+        command: it is ended, with its process group, when it is over or late.
+        limit_s: how long it may take.
+        keep_path: PYTHONPATH is kept; peers must not see what it leads to.
+
+    Raises:
+        PeerError: it failed, or did not end in time.
+    """
+    environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
+    path = environ.pop("PYTHONPATH", "")
+    if keep_path and path:  # the script runs in another folder
+        environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
+    # To files, not pipes: what outlives the script would keep a pipe open.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
+        process = subprocess.Popen(
+            command, stdout=out, stderr=err, cwd=folder, env=environ, start_new_session=True
+        )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise PeerError(f"did not end within {limit_s:.0f} s") from None
+        finally:
+            end_group(process)
+        out.seek(0)
+        err.seek(0)
+        said, complaints = out.read(), err.read()
+    if code != 0:
+        raise PeerError(f"exit status {code}: {last_line(complaints or said)}")
+    try:
+        result: dict[str, Any] = json.loads(last_line(said))
+    except ValueError:
+        raise PeerError(f"its last line is no result: {last_line(said)}") from None
+    return result
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and what it started: politely, so that Ray can tidy up, then not."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(GRACE_S)
+
+
+def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
+    """Rows of one case, one for each opponent and goal."""
+    ours = Side("polopt", case.ours)
+    against = [
+        (opponent, [Side(opponent.peer, name) for name in opponent.cases])
+        for opponent in case.opponents
+    ]
+    for turn in range(turns):
+        runner.turn(ours, turn, case.kind)
+        for _, sides in against:
+            for side in sides:
+                runner.turn(side, turn, case.kind)
+            sides[:] = [best_of(sides)]
+    rows = [floor_row(case, ours.turns)] if case.floor is not None else []
+    for opponent, (side,) in against:
+        rows += compare(case, opponent, ours, side)
+    return rows
+
+
+def best_of(sides: Sequence[Side]) -> Side:
+    """The fastest of those that ran; one that failed only if all did."""
+
+    def rate(side: Side) -> float:
+        return max((turn.get("rate", 0.0) for turn in side.turns.values()), default=-1.0)
+
+    return max(sides, key=rate)
+
+
+def compare(case: Case, opponent: Opponent, ours: Side, theirs: Side) -> list[Row]:
+    """Rows against one opponent."""
+    who = f"{opponent.peer} {theirs.case}"
+    if case.kind == "learn":
+        rows = learn_rows(case, who, opponent.goal, ours.turns, theirs.turns)
+    else:
+        rows = [rate_row(case, who, opponent.goal, ours.turns, theirs.turns)]
+    errors = [f"{side.peer}: {side.error}" for side in (ours, theirs) if side.error]
+    return [replace(row, note="; ".join(errors)) for row in rows] if errors else rows
+
+
+def write_into(page: Path, text: str) -> None:
+    """Puts the table between the marks of a page.
+
+    Raises:
+        ValueError: if the marks are not there.
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no {BEGIN} ... {END} for the table")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="*", help="cases by name, such as 'ppo' or '*ppo'")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
+    parser.add_argument("--seeds", type=int, default=5, help="turns of the case that learns")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument(
+        "--learning-seconds", type=float, default=120.0, help="after which learning is given up"
+    )
+    parser.add_argument("--env", type=Path, default=CACHE, help="folder of the peers' environments")
+    parser.add_argument("--python37", default="python3.7", help="for RLlib 0.8.5")
+    parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
+    parser.add_argument("--markdown", type=Path, help="a page to write the table into")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measures, prints a table, writes JSON."""
+    args = parse()
+    cases = [case for case in CASES if fnmatch(case.name, args.only)]
+    if not cases:
+        names = ", ".join(case.name for case in CASES)
+        print(f"--only: got {args.only!r}; the cases are {names}", file=sys.stderr)
+        return 2
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    os.sched_setaffinity(0, cores)  # all that is started inherits it
+    facts = {**about(), "pinned to cores": cores}
+    command = " ".join(["python", "benchmarks/suite.py", *sys.argv[1:]])
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    runner, rows = Runner(args), []
+    for case in cases:
+        rows += measure(case, args.seeds if case.kind == "learn" else args.repeats, runner)
+        told = {"about": facts, "command": command, "rows": [row.as_dict() for row in rows]}
+        args.out.write_text(json.dumps(told, indent=1))  # after each: a run takes long
+    words = ", ".join(f"{key} {value}" for key, value in facts.items())
+    text = f"{markdown(rows)}\n\n{words}.\n\nCommand: `{command}`\n"
+    print(text)
+    if args.markdown:
+        write_into(args.markdown, text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

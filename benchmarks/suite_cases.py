@@ -1,0 +1,142 @@
+"""What `suite.py` measures: the table of cases, with the goals that were set for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """A peer, and the ratio that is the goal against it.
+
+    Attributes:
+        peer: a folder of `peers`.
+        cases: of its `run.py`. Where there are several, the fastest of the first turn counts: they
+            differ in what only speed depends on.
+        goal: polopt's rate over the peer's (for `learn`, the peer's seconds over polopt's), at
+            least; None: it is shown without a goal.
+    """
+
+    peer: str
+    cases: tuple[str, ...]
+    goal: float | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured side by side.
+
+    Attributes:
+        name: that `--only` looks for.
+        what: in words.
+        ours: case of `peers/polopt/run.py`.
+        opponents: whom it is compared with.
+        kind: `rate`: environment steps per second. `learn`: seconds until CartPole-v1 is solved.
+        floor: goal for polopt's own rate; None: there is none.
+    """
+
+    name: str
+    what: str
+    ours: str
+    opponents: tuple[Opponent, ...]
+    kind: Literal["rate", "learn"] = "rate"
+    floor: float | None = None
+
+
+CASES = (
+    Case(
+        "a3c",
+        "AsyncGradients, 2 x 8 environments x 20 steps",
+        "a3c",
+        (
+            Opponent("rllib085", ("a3c-8x20", "a3c-8x10", "a3c-1x20", "a3c-1x10"), 20.0),
+            Opponent("sb3", ("a2c-16x10", "a2c-8x20", "a2c-16x10-subproc"), 5.0),
+            Opponent("sb3", ("a2c-16x20",), None),  # twice the rows of each update
+            Opponent("sample_factory", ("appo-8", "appo-10"), 3.0),
+        ),
+    ),
+    Case(
+        "a2c",
+        "SyncSamples, one update a batch, 2 x 8 x 20",
+        "a2c",
+        (Opponent("sb3", ("a2c-16x20", "a2c-16x20-subproc"), None),),
+    ),
+    Case(
+        "ppo",
+        "SyncSamples, PPO, 2,048 rows, 4 epochs of 256",
+        "ppo",
+        (
+            Opponent("sb3", ("ppo-16", "ppo-8", "ppo-16-subproc"), 3.0),
+            Opponent("cleanrl", ("ppo-16", "ppo-8"), 2.5),
+            Opponent("rllib", ("ppo",), 5.0),
+        ),
+    ),
+    Case(
+        "ddppo",
+        "DecentralizedAllReduce, DD-PPO's defaults, 2 x 5 x 100",
+        "ddppo",
+        (Opponent("rllib085", ("ddppo",), 6.0),),
+    ),
+    Case(
+        "worker",
+        "one worker sampling, 8 environments",
+        "sample",
+        (Opponent("rllib", ("sample",), 8.0),),
+    ),
+    Case(
+        "collector-sync",
+        "Collector, 2 x 8 environments, synchronous",
+        "collect-sync",
+        (Opponent("torchrl", ("collect-sync",), 20.0),),
+    ),
+    Case(
+        "collector-async",
+        "Collector, 2 x 8 environments, asynchronous",
+        "collect-async",
+        (Opponent("torchrl", ("collect-async",), 20.0),),
+    ),
+    Case(
+        "vector",
+        "AsyncGradients, 2 x 64 of CartPoleVectorEnv x 20",
+        "a3c-vector",
+        (),
+        floor=250_000.0,
+    ),
+    Case(
+        "pendulum-a3c",
+        "AsyncGradients on Pendulum-v1, 2 x 8 x 20",
+        "a3c-pendulum",
+        (Opponent("sb3", ("a2c-16x10-pendulum",), 5.0),),
+    ),
+    Case(
+        "pendulum-ppo",
+        "SyncSamples, PPO on Pendulum-v1, 2,048 rows",
+        "ppo-pendulum",
+        (Opponent("sb3", ("ppo-16-pendulum",), 3.0), Opponent("rllib", ("ppo-pendulum",), 5.0)),
+    ),
+    Case(
+        "pong-a3c",
+        "AsyncGradients on ALE/Pong-v5, 2 x 4 x 20",
+        "pong-a3c",
+        (Opponent("sample_factory", ("pong",), 1.0),),
+    ),
+    Case(
+        "pong-ppo",
+        "SyncSamples, PPO on ALE/Pong-v5, 2 x 4 x 128",
+        "pong-ppo",
+        (Opponent("rllib", ("pong-ppo",), 1.0),),
+    ),
+    Case(
+        "learn",
+        "seconds until CartPole-v1 returns 475",
+        "learn",
+        (
+            Opponent("sb3", ("learn-ppo",), 3.0),
+            Opponent("sb3", ("learn-a2c",), 3.0),
+            Opponent("cleanrl", ("learn",), 3.0),
+            Opponent("rllib", ("learn",), 3.0),
+        ),
+        kind="learn",
+    ),
+)

@@ -1,0 +1,143 @@
+"""From what was measured to rows of a table: medians, ratios, and whether goals are reached."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from suite_cases import Case
+
+#: One process's result, by turn.
+Turns = Mapping[int, Mapping[str, Any]]
+
+
+class Spread(NamedTuple):
+    """Of several turns."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Median, least and largest."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    def text(self, digits: int) -> str:
+        """As a table shows it."""
+        median, low, high = (
+            "never" if math.isinf(value) else f"{value:,.{digits}f}" for value in self
+        )
+        return f"{median} ({low} to {high})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Attributes:
+        case: its name.
+        what: in words.
+        peer: and its case; empty where polopt is held against a number.
+        ours: steps per second, or seconds.
+        theirs: likewise.
+        ratio: how many times better polopt is.
+        goal: of the ratio, or of polopt's own rate.
+        reached: None: there is no goal, or nothing to hold against it.
+        note: what went wrong.
+    """
+
+    case: str
+    what: str
+    peer: str
+    ours: Spread | None = None
+    theirs: Spread | None = None
+    ratio: Spread | None = None
+    goal: float | None = None
+    reached: bool | None = None
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def rate_row(case: Case, peer: str, goal: float | None, ours: Turns, theirs: Turns) -> Row:
+    """Compares rates turn by turn, so that a change in the machine's speed meets both."""
+    turns = sorted(ours.keys() & theirs.keys())
+    if not turns:
+        return Row(case.name, case.what, peer, goal=goal, note="no turn has both")
+    mine = [float(ours[turn]["rate"]) for turn in turns]
+    other = [float(theirs[turn]["rate"]) for turn in turns]
+    ratio = Spread.of([a / b for a, b in zip(mine, other, strict=True)])
+    reached = None if goal is None else ratio.median >= goal
+    spreads = (Spread.of(mine), Spread.of(other), ratio)
+    return Row(case.name, case.what, peer, *spreads, goal=goal, reached=reached)
+
+
+def floor_row(case: Case, ours: Turns) -> Row:
+    """Holds polopt's own rate against a number."""
+    if not ours:
+        return Row(case.name, case.what, "", goal=case.floor, note="no turn")
+    rate = Spread.of([float(turn["rate"]) for turn in ours.values()])
+    assert case.floor is not None
+    reached = rate.median >= case.floor
+    return Row(case.name, case.what, "", rate, goal=case.floor, reached=reached)
+
+
+def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: Turns) -> list[Row]:
+    """Compares seconds to the goal: without start-up, and with it, where less is enough. The turns
+    are seeds, which two systems do not share, so it is medians that are compared."""
+    if not ours or not theirs:
+        return [Row(case.name, case.what, peer, goal=goal, note="no turn has both")]
+    rows = []
+    for words, startup, needed in (("", False, goal), (", start-up included", True, 1.0)):
+        mine, other = seconds(ours, startup), seconds(theirs, startup)
+        # Who never gets there is infinitely slower than who does.
+        ratio = 0.0 if math.isinf(mine.median) else other.median / mine.median
+        reached = None if needed is None else ratio >= needed
+        spread = Spread(ratio, ratio, ratio)
+        rows.append(Row(case.name, case.what + words, peer, mine, other, spread, needed, reached))
+    return rows
+
+
+def seconds(turns: Turns, startup: bool) -> Spread:
+    """To the goal; infinite where it was not reached."""
+    return Spread.of(
+        [
+            turn["seconds_to_goal"] + (turn["startup_s"] if startup else 0.0)
+            if turn["reached"]
+            else math.inf
+            for turn in turns.values()
+        ]
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table."""
+    lines = [
+        "| what | polopt | peer | its figure | times better | goal | reached |",
+        "|---|---:|---|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        digits = 1 if row.case == "learn" else 0
+        if row.ours is None or (row.peer and row.theirs is None):
+            reached = f"not measured: {row.note}".replace("|", "/")
+        else:
+            reached = {None: "", True: "yes", False: "no"}[row.reached]
+            reached += f" ({row.note})".replace("|", "/") if row.note else ""
+        goal = "" if row.goal is None else f"{row.goal:,g}"
+        cells = [
+            row.what,
+            row.ours.text(digits) if row.ours else "",
+            row.peer,
+            row.theirs.text(digits) if row.theirs else "",
+            row.ratio.text(1) if row.ratio else "",
+            goal,
+            reached,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
