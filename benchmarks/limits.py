@@ -31,8 +31,9 @@ import numpy as np
 import ray
 import torch
 import torch.distributed as dist
+from about import about
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from training_speed import about, measure
+from training_speed import measure
 
 import polopt
 

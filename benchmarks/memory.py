@@ -31,7 +31,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import ray
-from training_speed import CASES, about
+from about import about
+from training_speed import CASES
 
 import polopt
 

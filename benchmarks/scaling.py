@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gymnasium
 import ray
-from training_speed import about
+from about import about
 
 import polopt
 

@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from training_speed import about
+from about import about
 
 GOAL_S = 6.0
 TIMEOUT_S = 120.0
