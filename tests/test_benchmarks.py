@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,19 @@ def test_a_peer_that_fails_is_a_row_and_the_others_go_on(
     assert went_on.ratio == (2.0, 2.0, 2.0)
 
 
+def ends(pid: int) -> bool:
+    """Whether a process that was killed is gone, or dead and not yet taken note of."""
+    deadline_s = time.monotonic() + 10.0
+    while time.monotonic() < deadline_s:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def test_what_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     script = (
@@ -127,10 +141,9 @@ def test_what_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
         f"open({str(told)!r}, 'w').write(str(child.pid))\n"
         "time.sleep(60)"
     )
-    with pytest.raises(PeerError, match="did not end within 1 s"):
-        suite.run([sys.executable, "-c", script], 0.6)
-    child = Path(f"/proc/{told.read_text()}/stat")
-    assert not child.exists() or child.read_text().split()[2] == "Z"
+    with pytest.raises(PeerError, match="did not end within 3 s"):
+        suite.run([sys.executable, "-c", script], 3.0)
+    assert ends(int(told.read_text()))
     with pytest.raises(PeerError, match="its last line is no result: hello"):
         suite.run([sys.executable, "-c", "print('hello')"], 30.0)
 
