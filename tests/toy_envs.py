@@ -14,11 +14,12 @@ from polopt.policies.a2c import A2C
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPO
 from polopt.policies.sample_batch import SampleBatch
+from polopt.policies.threads import limit_threads
 from polopt.rollouts.sampler import VectorSampler
 from polopt.rollouts.seeding import worker_seeds
 
 # As in workers: on a few shared cores, threads that wait for each other cost more than they save.
-torch.set_num_threads(1)
+limit_threads(1)
 
 POLICIES = {"a2c": A2C, "ppo": PPO}
 AUTORESET = ("next_step", "same_step", "disabled")

@@ -50,7 +50,7 @@ PPO: dict[str, Any] = {
     "sgd_minibatch_size": 256,
 }
 PONG: dict[str, Any] = {"env": "ale_py:ALE/Pong-v5", "num_envs_per_worker": 4}
-PONG["vectorization_mode"] = "vector_entry_point"
+PONG |= {"vectorization_mode": "vector_entry_point", "min_sample_timesteps_per_iteration": 1000}
 TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c": ("A3C", CARTPOLE),
     "a2c": ("A2C", CARTPOLE),
@@ -79,7 +79,7 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
         "A3C",
         {**CARTPOLE, "vectorization_mode": "vector_entry_point", "num_envs_per_worker": 64},
     ),
-    "pong-a3c": ("A3C", PONG),
+    "pong-a3c": ("A3C", {**PONG, "grads_per_step": 20}),  # rounds of seconds
     "pong-ppo": ("SyncPPO", {**PONG, **PPO}),
 }
 
