@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from polopt.policies.threads import blas_threads
+
 if TYPE_CHECKING:
     from polopt.policies.models import MLPActorCritic
 
@@ -28,6 +30,9 @@ class NumpyActorCritic:
     Args:
         model: on the CPU. Gradients are added to the `.grad` of its parameters, which have to be
             there (`FlatParameters` makes them).
+
+    Attributes:
+        learns: whether gradients are better computed here than by torch.
     """
 
     def __init__(self, model: MLPActorCritic) -> None:
@@ -41,8 +46,11 @@ class NumpyActorCritic:
         # Outputs hang on it, or autograd would not ask for their gradients.
         self._anchor = model.policy_head.weight
         parameters = list(model.parameters())
-        self.learns = sum(p.numel() for p in parameters) <= MOST_LEARNED_IN_NUMPY and all(
-            p.grad is not None for p in parameters
+        # Of BLAS's threads all but one wait for work so small, and spin meanwhile.
+        self.learns = (
+            sum(p.numel() for p in parameters) <= MOST_LEARNED_IN_NUMPY
+            and all(p.grad is not None for p in parameters)
+            and blas_threads() == 1
         )
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:

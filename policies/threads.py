@@ -15,3 +15,9 @@ def limit_threads(count: int) -> None:
     """
     torch.set_num_threads(count)
     threadpoolctl.threadpool_limits(count, user_api="blas")
+
+
+def blas_threads() -> int:
+    """How many threads NumPy's BLAS may use in this process now."""
+    pools = threadpoolctl.threadpool_info()
+    return max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 from test_policy import MODELS, Spaces, away, observations_for, policy_of, some_batch
 from torch import Tensor
@@ -105,6 +106,14 @@ def test_without_gradients_there_is_no_graph() -> None:
     assert not params.requires_grad
     assert not values.requires_grad
     torch.testing.assert_close((params, values), policy.model(obs))
+
+
+def test_with_several_threads_torch_learns() -> None:
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        policy = policy_of("default")
+    assert policy._numpy is not None
+    assert not policy._numpy.learns
+    assert policy_of("default")._numpy.learns
 
 
 def test_large_networks_learn_through_torch() -> None:
