@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 from torch import Tensor
 
 from polopt.policies.policy import Policy, PolicyConfig
+from polopt.policies.slopes import Slopes, Terms
 
 
 class A2CConfig(PolicyConfig):
@@ -29,3 +31,23 @@ class A2C(Policy):
         entropy = self.dist.entropy(params).mean()
         loss = policy_loss + self.config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
         return loss, {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}
+
+    def slopes(
+        self, terms: Terms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+    ) -> tuple[Slopes, dict[str, float]]:
+        count, advantages = len(values), rows["advantages"]
+        errors = values - rows["value_targets"]
+        stats = {
+            "policy_loss": -float((terms.log_prob * advantages).mean()),
+            "vf_loss": 0.5 * float((errors * errors).mean()),
+            "entropy": float(terms.entropy.mean()),
+        }
+        vf_coeff, entropy_coeff = self.config.vf_loss_coeff, self.entropy_coeff
+        loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
+        stats["total_loss"] = loss - entropy_coeff * stats["entropy"]
+        return Slopes(
+            log_prob=-advantages / count,
+            entropy=-entropy_coeff / count,
+            kl=0.0,
+            values=errors * (vf_coeff / count),
+        ), stats

@@ -92,11 +92,11 @@ class ActorCritic(nn.Module):
         obs = self._prepared(obs)
         hidden = self.policy_trunk(obs)
         value_hidden = hidden if self.shared else self.value_trunk(obs)
-        return self.with_log_std(self.policy_head(hidden)), self.value_head(value_hidden)[:, 0]
+        return self._with_log_std(self.policy_head(hidden)), self.value_head(value_hidden)[:, 0]
 
     def action_params(self, obs: Tensor) -> Tensor:
         """Distribution parameters `[B, P]` alone, for acting."""
-        return self.with_log_std(self.policy_head(self.policy_trunk(self._prepared(obs))))
+        return self._with_log_std(self.policy_head(self.policy_trunk(self._prepared(obs))))
 
     def value(self, obs: Tensor) -> Tensor:
         """Values `[B]` alone."""
@@ -111,8 +111,7 @@ class ActorCritic(nn.Module):
         """What the trunks take."""
         raise NotImplementedError
 
-    def with_log_std(self, head: Tensor) -> Tensor:
-        """Distribution parameters `[B, P]`, of what the policy head gives."""
+    def _with_log_std(self, head: Tensor) -> Tensor:
         if self.log_std is None:
             return head
         return torch.cat([head, self.log_std.expand_as(head)], dim=-1)

@@ -42,7 +42,11 @@ class NumpyActorCritic:
         own = slice(len(policy) if model.shared else 0, None)
         self._policy = _Layers([*policy[own], model.policy_head], relu)
         self._value = _Layers([*value[own], model.value_head], relu)
-        self._log_std = None if model.log_std is None else model.log_std.detach().numpy()
+        self._log_std: np.ndarray | None = None
+        if model.log_std is not None:
+            self._log_std = model.log_std.detach().numpy()
+            if model.log_std.grad is not None:
+                self._log_std_grad = model.log_std.grad.numpy()
         # Outputs hang on it, or autograd would not ask for their gradients.
         self._anchor = model.policy_head.weight
         parameters = list(model.parameters())
@@ -55,44 +59,50 @@ class NumpyActorCritic:
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` of observations `[N, ...]`."""
-        head = self._policy(self._shared(_flat(obs)))
-        if self._log_std is None:
-            return head
-        params = np.empty((len(head), 2 * head.shape[1]), dtype=np.float32)
-        params[:, : head.shape[1]] = head
-        params[:, head.shape[1] :] = self._log_std
-        return params
+        return self._with_log_std(self._policy(self._shared(_flat(obs))))
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]`."""
         return self._value(self._shared(_flat(obs)))[:, 0]
 
     def outputs(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """The policy head's outputs `[B, ...]` and values `[B]`, which know their gradient."""
+        """Distribution parameters `[B, P]` and values `[B]`, which know their gradient."""
         apply: Any = _Outputs.apply
-        head, values = apply(self._anchor, self, _flat(obs.detach().numpy()))
-        return head, values
+        params, values = apply(self._anchor, self, obs.detach().numpy())
+        return params, values
 
     def forward(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
         """As `outputs`, and what `backward` needs."""
-        shared = self._shared.forward(obs)
+        shared = self._shared.forward(_flat(obs))
         policy, value = self._policy.forward(shared[-1]), self._value.forward(shared[-1])
-        return policy[-1], value[-1][:, 0], (shared, policy, value)
+        return self._with_log_std(policy[-1]), value[-1][:, 0], (shared, policy, value)
 
-    def backward(self, done: Any, head: np.ndarray, values: np.ndarray) -> None:
+    def backward(self, done: Any, params: np.ndarray, values: np.ndarray) -> None:
         """Adds the gradients of all weights to their `.grad`.
 
         Args:
             done: of `forward`.
-            head: gradient of the loss by the policy head's outputs, `[B, ...]`.
+            params: gradient of the loss by the distribution parameters, `[B, P]`.
             values: that by the values, `[B]`.
         """
         shared, policy, value = done
+        if self._log_std is not None:
+            size = len(self._log_std)
+            self._log_std_grad += np.add.reduce(params[:, size:], axis=0)
+            params = params[:, :size]
         needed = bool(self._shared.weights)
-        by_policy = self._policy.backward(policy, head, needed)
+        by_policy = self._policy.backward(policy, params, needed)
         by_value = self._value.backward(value, values[:, None], needed)
         if needed:
             self._shared.backward(shared, by_policy + by_value, needed=False)
+
+    def _with_log_std(self, head: np.ndarray) -> np.ndarray:
+        if self._log_std is None:
+            return head
+        params = np.empty((len(head), 2 * head.shape[1]), dtype=np.float32)
+        params[:, : head.shape[1]] = head
+        params[:, head.shape[1] :] = self._log_std
+        return params
 
 
 class _Outputs(torch.autograd.Function):
@@ -102,14 +112,14 @@ class _Outputs(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, twin: NumpyActorCritic, obs: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        head, values, ctx.done = twin.forward(obs)
+        params, values, ctx.done = twin.forward(obs)
         ctx.twin = twin
-        return torch.from_numpy(head), torch.from_numpy(values)
+        return torch.from_numpy(params), torch.from_numpy(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, head: Tensor, values: Tensor) -> tuple[None, None, None]:
-        ctx.twin.backward(ctx.done, head.numpy(), values.numpy())
+    def backward(ctx: Any, params: Tensor, values: Tensor) -> tuple[None, None, None]:
+        ctx.twin.backward(ctx.done, params.numpy(), values.numpy())
         return None, None, None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from polopt.policies.config import Config, ConfigError
 from polopt.policies.distributions import DiagGaussian, make_distribution
 from polopt.policies.flat import FlatParameters, copy_into
 from polopt.policies.models import ModelConfig, make_model
+from polopt.policies.numpy_mlp import NumpyActorCritic
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.schedules import LearningRate, Schedule, ScheduleValue
 from polopt.policies.sgd import (
@@ -28,6 +29,7 @@ from polopt.policies.sgd import (
     sgd,
     standardized,
 )
+from polopt.policies.slopes import Slopes, Terms, defined_together, terms_of
 from polopt.policies.spaces import ObservationEncoder
 from polopt.policies.transport import Gradients, Weights
 
@@ -117,6 +119,8 @@ class Policy(ABC):
         self.model = self._seeded_model(seed).to(self.device)
         self.flat = FlatParameters(self.model, tail=len(LEARNER_KEYS) + 1)
         self._numpy = self.model.numpy_twin()
+        self._terms = terms_of(self.dist)
+        self._has_slopes = defined_together(type(self), "loss", "slopes")
         self._adam = FlatAdam(self.flat.params, self.flat.grads, config.adam_epsilon)
         self._lr = Schedule(config.lr)
         self._entropy_coeff = Schedule(config.entropy_coeff)
@@ -190,8 +194,7 @@ class Policy(ABC):
         """What a loss is made of: distribution parameters `[B, P]` and values `[B]` of encoded
         observations `[B, ...]`. Its gradient gets to the weights through them."""
         if self._numpy is not None and self._numpy.learns:
-            head, values = self._numpy.outputs(obs)
-            return self.model.with_log_std(head), values
+            return self._numpy.outputs(obs)
         params, values = self.model(obs)
         return params, values
 
@@ -253,13 +256,46 @@ class Policy(ABC):
         """The gradient of nothing: zeros of no rows."""
         return Gradients(np.zeros(len(self.flat.grads), np.float32), self.version, 0, {})
 
+    def slopes(
+        self, terms: Terms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+    ) -> tuple[Slopes, dict[str, float]]:
+        """The closed form of `loss`, where a policy gives one: spares small networks autograd. A
+        subclass that changes `loss` alone goes without.
+
+        Args:
+            terms: of the distributions of `rows`.
+            values: `[B]`.
+            rows: as `loss` gets them, in NumPy.
+
+        Returns:
+            slopes of the loss, and the same statistics as `loss` with `total_loss`.
+        """
+        raise NotImplementedError
+
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
         """Leaves the gradient of the mean loss of `rows` in `flat.grads`; returns statistics."""
         self.flat.zero_grads()
+        if self._numpy is not None and self._numpy.learns and self._terms and self._has_slopes:
+            return self._backward_in_numpy(self._numpy, self._terms, rows)
         loss, stats = self.loss(rows)
         loss.backward()
         stats["total_loss"] = loss
         return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
+
+    @np.errstate(over="ignore", invalid="ignore")  # whoever applies it looks at the gradient
+    def _backward_in_numpy(
+        self,
+        network: NumpyActorCritic,
+        terms_of: Callable[..., Terms],
+        rows: Mapping[str, Tensor],
+    ) -> dict[str, float]:
+        columns = {name: column.numpy() for name, column in rows.items()}
+        params, values, done = network.forward(columns["obs"])
+        terms = terms_of(params, columns["actions"], columns.get("action_dist_inputs"))
+        slopes, stats = self.slopes(terms, values, columns)
+        by_params = terms.pull(slopes.log_prob, slopes.entropy, slopes.kl)
+        network.backward(done, by_params, slopes.values)
+        return stats
 
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies a gradient computed here or elsewhere; see `apply_flat`."""

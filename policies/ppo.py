@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pydantic
 import torch
 from torch import Tensor
 
 from polopt.policies.policy import Policy, PolicyConfig
 from polopt.policies.sample_batch import SampleBatch
+from polopt.policies.slopes import Slopes, Terms
 
 #: What it is adapted to, too, at most: the KL may stay over its target whatever that costs.
 MAX_KL_COEFF = 1e6
@@ -92,6 +94,48 @@ class PPO(Policy):
             near = rows["values"] + (values - rows["values"]).clamp(-limit, limit)
             errors = torch.maximum(errors, (near - rows["value_targets"]).square())
         return 0.5 * errors.mean()
+
+    def slopes(
+        self, terms: Terms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+    ) -> tuple[Slopes, dict[str, float]]:
+        config, count, advantages = self.config, len(values), rows["advantages"]
+        ratio = np.exp(terms.log_prob - rows["action_logp"])
+        clipped = np.clip(ratio, 1.0 - config.clip_param, 1.0 + config.clip_param)
+        gain, bounded = ratio * advantages, clipped * advantages
+        errors, vf_slopes = self._vf_errors(values, rows)
+        stats = {
+            "policy_loss": -float(np.minimum(gain, bounded).mean()),
+            "vf_loss": 0.5 * float(errors.mean()),
+            "entropy": float(terms.entropy.mean()),
+            "mean_kl_loss": float(terms.kl.mean()),
+        }
+        vf_coeff, entropy_coeff = config.vf_loss_coeff, self.entropy_coeff
+        kl_coeff = self.coefficients["kl_coeff"]
+        loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
+        loss += kl_coeff * stats["mean_kl_loss"] - entropy_coeff * stats["entropy"]
+        stats["total_loss"] = loss
+        return Slopes(
+            # Where the clipped one is the smaller, it does not depend on the ratio.
+            log_prob=np.where(gain <= bounded, -gain, 0.0) / count,
+            entropy=-entropy_coeff / count,
+            kl=kl_coeff / count,
+            values=vf_slopes * (vf_coeff / count),
+        ), stats
+
+    def _vf_errors(
+        self, values: np.ndarray, rows: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Squared errors `[B]` as `_vf_loss` has them, and the slopes of their halves."""
+        slopes = values - rows["value_targets"]
+        errors = slopes * slopes
+        limit = self.config.vf_clip_param
+        if limit is not None:
+            moved = values - rows["values"]
+            far = rows["values"] + np.clip(moved, -limit, limit) - rows["value_targets"]
+            larger = far * far > errors
+            errors = np.where(larger, far * far, errors)
+            slopes = np.where(larger, np.where(np.abs(moved) <= limit, far, 0.0), slopes)
+        return errors, slopes
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
         """Early stop: True once the mean KL of an epoch is over `kl_stop`."""

@@ -15,6 +15,7 @@ from toy_envs import make_policy
 from polopt.policies import numpy_mlp
 from polopt.policies.numpy_mlp import NumpyActorCritic
 from polopt.policies.policy import Policy
+from polopt.policies.ppo import PPO, PPOConfig
 
 PERCEPTRONS = [key for key in MODELS if "convolutions" not in key]
 every_perceptron = pytest.mark.parametrize("key", PERCEPTRONS)
@@ -44,16 +45,101 @@ def check_close(mine: Tensor, torchs: Tensor) -> None:
     torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-5 * float(torchs.abs().max()))
 
 
-@every_perceptron
-@pytest.mark.parametrize("name", ["a2c", "ppo"])
-def test_gradient_of_each_loss(key: str, name: str) -> None:
-    policy = policy_of(key, name, entropy_coeff=0.01)
-    batch = some_batch(policy)
+LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a2c": ("a2c", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
+    "a2c, no entropy": ("a2c", {"entropy_coeff": 0.0}),
+    "ppo": ("ppo", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
+    "ppo, KL penalty": ("ppo", {"entropy_coeff": 0.0, "kl_coeff": 0.3}),
+    "ppo, clipped values": ("ppo", {"vf_clip_param": 0.1, "clip_param": 0.05}),
+}
+
+
+def backward_both_ways(policy: Policy) -> tuple[Tensor, Tensor]:
+    """The gradient in closed form, and autograd's; statistics are the same."""
+    batch = some_batch(policy, steps=16)
     away(policy)
     rows = policy.training_rows(batch)
-    mine, torchs = both(policy, lambda p: p.loss(rows)[0])
+    twin = policy._numpy
+    stats = policy.backward(rows)
+    mine = policy.flat.grads.clone()
+    policy._numpy = None
+    expected = policy.backward(rows)
+    torchs = policy.flat.grads.clone()
+    policy._numpy = twin
+    assert stats == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    return mine, torchs
+
+
+@every_perceptron
+@pytest.mark.parametrize("losses", LOSSES)
+def test_gradient_of_each_loss(key: str, losses: str) -> None:
+    name, options = LOSSES[losses]
+    policy = policy_of(key, name, **options)
+    mine, torchs = backward_both_ways(policy)
     assert torchs.abs().max() > 1e-3
     check_close(mine, torchs)
+
+
+def test_autograd_is_not_asked_where_there_is_a_closed_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("asked")
+
+    for name in ("a2c", "ppo"):
+        for key in ("default", "image", "gaussian", "gaussian of the state"):
+            policy = policy_of(key, name)
+            rows = policy.training_rows(some_batch(policy))
+            monkeypatch.setattr(policy, "loss", refuse)
+            policy.backward(rows)
+    squashed = policy_of("squashed", "ppo")
+    rows = squashed.training_rows(some_batch(squashed))
+    monkeypatch.setattr(squashed, "loss", refuse)
+    with pytest.raises(AssertionError, match="asked"):
+        squashed.backward(rows)
+
+
+def test_whoever_changes_the_loss_gets_its_gradient() -> None:
+    class Half(PPO):
+        def loss(self, rows: Any) -> Any:
+            loss, stats = super().loss(rows)
+            return 0.5 * loss, stats
+
+    class Other(Half):
+        def slopes(self, terms: Any, values: Any, rows: Any) -> Any:
+            raise NotImplementedError
+
+    env = Spaces(*MODELS["default"][:2])
+    gradients = []
+    for policy_class in (PPO, Half, Other):
+        policy = policy_class(env.observation_space, env.action_space, PPOConfig())
+        mine, torchs = backward_both_ways(policy)
+        check_close(mine, torchs)
+        gradients.append(mine)
+    check_close(2.0 * gradients[1], gradients[0])
+    check_close(gradients[2], gradients[1])
+
+
+WRONG: dict[str, Any] = {
+    "entropy": lambda s: s._replace(entropy=-s.entropy),
+    "KL": lambda s: s._replace(kl=1.1 * s.kl),
+    "values": lambda s: s._replace(values=1.1 * s.values),
+    "log-probability": lambda s: s._replace(log_prob=1.1 * s.log_prob),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_slopes_are_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = PPO.slopes
+
+    def wrong(self: PPO, *args: Any) -> Any:
+        slopes, stats = right(self, *args)
+        return WRONG[what](slopes), stats
+
+    monkeypatch.setattr(PPO, "slopes", wrong)
+    policy = policy_of("default", "ppo", entropy_coeff=0.05, kl_coeff=0.3)
+    with pytest.raises(AssertionError, match="not close"):
+        check_close(*backward_both_ways(policy))
 
 
 @every_perceptron
@@ -95,7 +181,7 @@ def test_a_wrong_derivative_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(numpy_mlp._Layers, "backward", wrong)
     with pytest.raises(AssertionError, match="not close"):
-        test_gradient_of_each_loss("default", "a2c")
+        check_close(*backward_both_ways(policy_of("default")))
 
 
 def test_without_gradients_there_is_no_graph() -> None:

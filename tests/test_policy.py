@@ -545,6 +545,7 @@ def test_each_epoch_takes_every_row_once_in_a_new_order(
 ) -> None:
     policy = two_numbers("ppo", num_sgd_iter=3, sgd_minibatch_size=size)
     batch = some_batch(policy, steps=6, envs=4)
+    policy._numpy = None  # which would not ask for the loss
     seen: list[Tensor] = []
     loss = policy.loss
 
