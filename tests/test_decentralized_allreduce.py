@@ -36,7 +36,13 @@ from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPO
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.schedules import Schedule
-from polopt.rollouts.collective import GroupBroken, GroupSpec
+from polopt.rollouts.collective import (
+    DOUBLING_BYTES,
+    AllReducer,
+    GroupBroken,
+    GroupSpec,
+    start_store,
+)
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import Arrival
 from polopt.rollouts.remote_worker import RemoteWorker
@@ -327,6 +333,42 @@ def test_the_group_goes_on_without_a_killed_rank_and_takes_its_replacement_in(
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == 1
     assert stats["num_broken_rounds"] >= 1
     assert stats["num_ranks"] == 2
+
+
+def sums_of(worker: Any, spec: GroupSpec, rank: int) -> tuple[bytes, list[int], str]:
+    """A rank's share in a sum of numbers, large and small, and in one of counts."""
+    group = AllReducer(spec, rank)
+    try:
+        numbers = torch.randn(3000, generator=torch.Generator().manual_seed(rank))
+        counts = torch.tensor([rank, 1])
+        group.sum_(numbers)
+        group.sum_(counts)
+        large = torch.full((DOUBLING_BYTES // 4 + 1,), float(rank))
+        group.sum_(large)
+        return numbers.numpy().tobytes(), counts.tolist(), str(large.unique().tolist())
+    finally:
+        group.close()
+
+
+def test_sums_are_the_same_bits_on_all_of_any_number_of_ranks(worker_pool: Pool) -> None:
+    workers = worker_pool(worker_config("ppo", rollout={"num_workers": 5})).remote
+    store = start_store("127.0.0.1")
+    for world in (1, 2, 3, 4, 5):
+        spec = GroupSpec("127.0.0.1", store.port, 1000 + world, world, "gloo", 20.0, 60.0)
+        calls = [
+            worker.actor.__ray_call__.remote(sums_of, spec, rank)
+            for rank, worker in enumerate(workers[:world])
+        ]
+        results = ray.get(calls, timeout=120.0)
+        assert all(result == results[0] for result in results), world
+        numbers, counts, large = results[0]
+        terms = [
+            torch.randn(3000, generator=torch.Generator().manual_seed(r)) for r in range(world)
+        ]
+        total = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
+        torch.testing.assert_close(total, torch.stack(terms).double().sum(0).float())
+        assert counts == [world * (world - 1) // 2, world]
+        assert large == str([float(counts[0])])
 
 
 def seconds_until_broken(worker: Any) -> float:
