@@ -79,7 +79,8 @@ class Policy(ABC):
     """Acts, and learns from batches.
 
     A subclass gives `config_class` and `loss`, and if it needs to `on_epoch` and `on_learned`;
-    `slopes` makes small networks learn in a third of the time. All parameters are views of one flat tensor.
+    `slopes` makes small networks learn in a third of the time. All parameters are views of one
+    flat tensor.
 
     Args:
         observation_space: of one environment.
