@@ -14,9 +14,14 @@ import pydantic
 
 from polopt.metrics.learner import mean_stats
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
-from polopt.optimizers.scheme import Scheme, check_collection, check_unused, collection_of
+from polopt.optimizers.scheme import (
+    Scheme,
+    check_collection,
+    check_remote_workers,
+    check_unused,
+    collection_of,
+)
 from polopt.policies.compression import unpack_gradients
-from polopt.policies.config import ConfigError
 from polopt.policies.transport import Gradients
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import Arrival
@@ -67,11 +72,7 @@ class AsyncGradients(PolicyOptimizer):
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
         places, how = rollout.num_workers, rollout.collection
-        if places == 0:
-            raise ConfigError(
-                f"optimizer {cls.name!r} with num_workers=0: it needs remote workers; "
-                "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
-            )
+        check_remote_workers(cls.name, rollout)
         below = rollout.num_workers_below
         check_collection("each worker", "num_workers_below", rollout)
         depth = config.max_requests_in_flight_per_worker

@@ -15,7 +15,13 @@ import pydantic
 from polopt.metrics.fragment_faults import FragmentFaults
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.rank_group import RankGroup
-from polopt.optimizers.scheme import Scheme, check_collection, check_unused, collection_of
+from polopt.optimizers.scheme import (
+    Scheme,
+    check_collection,
+    check_remote_workers,
+    check_unused,
+    collection_of,
+)
 from polopt.policies.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import Arrival
@@ -72,11 +78,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
         below, how = rollout.num_workers_below, rollout.collection
-        if rollout.num_workers == 0:
-            raise ConfigError(
-                f"optimizer {cls.name!r} with num_workers=0: it needs remote workers; "
-                "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
-            )
+        check_remote_workers(cls.name, rollout)
         if config.backend == "nccl" and rollout.num_gpus_per_worker < 1.0:
             raise ConfigError(
                 f"key 'backend': got 'nccl' with num_gpus_per_worker={rollout.num_gpus_per_worker}"

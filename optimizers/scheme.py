@@ -119,6 +119,19 @@ def _check_word(name: str, given: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name}: got {given!r}; allowed: {', '.join(map(repr, allowed))}")
 
 
+def check_remote_workers(optimizer: str, rollout: RolloutConfig) -> None:
+    """For strategies where the driver computes no gradients.
+
+    Raises:
+        ConfigError: there is nobody else to.
+    """
+    if rollout.num_workers == 0:
+        raise ConfigError(
+            f"optimizer {optimizer!r} with num_workers=0: it needs remote workers; "
+            "allowed: num_workers of 1 or more, or optimizer 'sync_samples'"
+        )
+
+
 def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
     """Refuses collection beside who has nobody beside him, and options of it without effect.
 

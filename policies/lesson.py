@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 from torch import Tensor
 
 from polopt.policies.sample_batch import SampleBatch
@@ -74,8 +73,7 @@ class Lesson:
         policy, rows = self._policy, next(self._minibatches)
         count = len(rows["obs"])
         if count == 0:
-            zeros = np.zeros(len(policy.flat.grads), np.float32)
-            return Gradients(zeros, policy.version, 0, {})
+            return policy.no_gradients()
         stats = policy.backward(rows)
         stats["vf_explained_var"] = self._explained
         return Gradients(policy.flat.grads.cpu().numpy().copy(), policy.version, count, stats)

@@ -115,8 +115,9 @@ class PPO(Policy):
         loss += kl_coeff * stats["mean_kl_loss"] - entropy_coeff * stats["entropy"]
         stats["total_loss"] = loss
         return Slopes(
-            # Where the clipped one is the smaller, it does not depend on the ratio.
-            log_prob=np.where(gain <= bounded, -gain, 0.0) / count,
+            # Where the clipped one is the smaller, it does not depend on the ratio. NaN is neither
+            # and has to show.
+            log_prob=np.where(gain > bounded, 0.0, -gain) / count,
             entropy=-entropy_coeff / count,
             kl=kl_coeff / count,
             values=vf_slopes * (vf_coeff / count),

@@ -7,7 +7,8 @@ numbers. A policy that gives `slopes` beside its `loss` spares it that; tests ho
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -124,11 +125,10 @@ def diag_gaussian(params: np.ndarray, actions: np.ndarray, old: np.ndarray | Non
 
 def terms_of(dist: ActionDistribution) -> Callable[..., Terms] | None:
     """What makes `Terms` for a distribution; None where there is no closed form here."""
-    made: dict[type, Any] = {Categorical: categorical, DiagGaussian: diag_gaussian}
     if type(dist) is MultiCategorical:
-        sizes = dist.sizes
-        return lambda params, actions, old: multi_categorical(sizes, params, actions, old)
-    return made.get(type(dist))
+        return partial(multi_categorical, dist.sizes)
+    # By the very class: one derived from it may have another density.
+    return {Categorical: categorical, DiagGaussian: diag_gaussian}.get(type(dist))
 
 
 def defined_together(cls: type, one: str, other: str) -> bool:

@@ -74,7 +74,8 @@ class AllReducer:
         self.total_s = 0.0
         self._rank = rank
         self._device = device
-        self._doubles = spec.backend == "gloo"
+        # gloo sends what is on the CPU alone, though it sums what is on a GPU, too.
+        self._doubles = spec.backend == "gloo" and torch.device(device).type == "cpu"
         self._timeout = timedelta(seconds=spec.timeout_s)
         timeout = timedelta(seconds=spec.join_timeout_s)
         try:

@@ -120,6 +120,16 @@ def test_whoever_changes_the_loss_gets_its_gradient() -> None:
     check_close(gradients[2], gradients[1])
 
 
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+@pytest.mark.parametrize("column", ["advantages", "value_targets", "obs"])
+def test_nan_is_not_swallowed(name: str, column: str) -> None:
+    policy = policy_of("relu", name)
+    rows = policy.training_rows(some_batch(policy))
+    rows[column][0] = float("nan")
+    policy.backward(rows)
+    assert not policy.flat.grads.isfinite().all()
+
+
 WRONG: dict[str, Any] = {
     "entropy": lambda s: s._replace(entropy=-s.entropy),
     "KL": lambda s: s._replace(kl=1.1 * s.kl),
