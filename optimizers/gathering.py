@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from polopt.policies.sample_batch import SampleBatch
 from polopt.rollouts.in_flight import InFlight
@@ -17,24 +18,49 @@ from polopt.rollouts.worker_set import WorkerSet
 Usable = Callable[[SampleBatch], bool]
 
 
-class Gathering(Protocol):
+class Gathering(ABC):
     """Fragments of one batch after the other.
+
+    Args:
+        workers: who samples.
+        muster: says who of them can.
+        in_flight: with nothing in it.
+        train_batch_size: rows of a batch; 0: as the subclass says.
+        usable: says of a fragment whether it may be learned from; if not, another is made.
 
     Attributes:
         num_cut_short: fragments that were, so far.
     """
 
-    num_cut_short: int
+    num_cut_short = 0
 
+    def __init__(
+        self,
+        workers: WorkerSet,
+        muster: Muster,
+        in_flight: InFlight,
+        train_batch_size: int,
+        usable: Usable,
+    ) -> None:
+        self.workers = workers
+        self.muster = muster
+        self.in_flight = in_flight
+        self.train_batch_size = train_batch_size
+        self.usable = usable
+
+    @abstractmethod
     def launch(self) -> None:
         """Sends weights and starts what is idle."""
 
+    @abstractmethod
     def gather(self) -> list[SampleBatch]:
         """The fragments of one batch."""
 
+    @abstractmethod
     def drain(self) -> None:
         """Waits for what is in flight, and keeps it for `gather`."""
 
+    @abstractmethod
     def forget(self) -> None:
         """Throws away what `drain` kept."""
 
@@ -53,36 +79,19 @@ class _Slot(NamedTuple):
     round: int
 
 
-class DealtOut:
+class DealtOut(Gathering):
     """Which worker gives which part of a batch is fixed beforehand, and all are waited for; only
-    stragglers may be cut short. Without remote workers the local one samples.
+    stragglers may be cut short. Without remote workers the local one samples. A batch of no given
+    size has one fragment of each worker; one that can not be used is made again by its worker.
 
     Args:
-        workers: who samples.
-        muster: says who of them can.
-        in_flight: with nothing in it.
-        train_batch_size: rows; 0: one fragment of each worker.
-        usable: says of a fragment whether it may be learned from; if not, its worker has to make up
-            for it.
         stragglers: who is one.
+        given: see `Gathering`.
     """
 
-    def __init__(
-        self,
-        workers: WorkerSet,
-        muster: Muster,
-        in_flight: InFlight,
-        train_batch_size: int,
-        usable: Usable,
-        stragglers: Stragglers,
-    ) -> None:
-        self.workers = workers
-        self.muster = muster
-        self.in_flight = in_flight
+    def __init__(self, stragglers: Stragglers, **given: Any) -> None:
+        super().__init__(**given)
         self.stragglers = stragglers
-        self.usable = usable
-        self.train_batch_size = train_batch_size
-        self.num_cut_short = 0
         self._todo: defaultdict[int, deque[_Slot]] = defaultdict(deque)
         self._collected: dict[_Slot, SampleBatch] = {}
         self._sharers = 0
@@ -164,33 +173,17 @@ class DealtOut:
         self.num_cut_short += self.stragglers.cut_short((w, n, length) for w, n in late)
 
 
-class FirstReady:
+class FirstReady(Gathering):
     """Fragments as they come. A worker that gave one gets new weights and starts the next at once,
-    so it samples while the driver learns.
+    so it samples while the driver learns. At least one worker is remote; a batch of no given size
+    is one fragment.
 
     Args:
-        workers: who samples; at least one is remote.
-        muster: says who of them can.
-        in_flight: with nothing in it.
-        train_batch_size: rows; 0: one fragment.
-        usable: says of a fragment whether it may be learned from.
+        given: see `Gathering`.
     """
 
-    num_cut_short = 0
-
-    def __init__(
-        self,
-        workers: WorkerSet,
-        muster: Muster,
-        in_flight: InFlight,
-        train_batch_size: int,
-        usable: Usable,
-    ) -> None:
-        self.workers = workers
-        self.muster = muster
-        self.in_flight = in_flight
-        self.train_batch_size = train_batch_size
-        self.usable = usable
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self._landed: deque[SampleBatch] = deque()
 
     def launch(self) -> None:

@@ -61,23 +61,16 @@ class SyncSamples(PolicyOptimizer):
 
     def _make_source(self) -> Gathering:
         config = self.config
+        given: dict[str, Any] = {
+            "workers": self.workers,
+            "muster": self.muster,
+            "in_flight": self.in_flight,
+            "train_batch_size": config.train_batch_size,
+            "usable": self._usable_batch,
+        }
         if self.collection == "async":
-            return FirstReady(
-                self.workers,
-                self.muster,
-                self.in_flight,
-                config.train_batch_size,
-                self._usable_batch,
-            )
-        stragglers = Stragglers(config.fraction_workers, config.fraction_samples)
-        return DealtOut(
-            self.workers,
-            self.muster,
-            self.in_flight,
-            config.train_batch_size,
-            self._usable_batch,
-            stragglers,
-        )
+            return FirstReady(**given)
+        return DealtOut(Stragglers(config.fraction_workers, config.fraction_samples), **given)
 
     def _usable_batch(self, batch: SampleBatch) -> bool:
         return self.usable(batch.worker_index, batch.faults)
