@@ -1,4 +1,5 @@
-"""Sums over workers by `torch.distributed`, in groups that can be formed again and again.
+"""Sums over workers, in groups that can be formed again and again: small ones by `RankLinks`, large
+ones and those on GPUs by `torch.distributed`.
 
 The store through which ranks find each other is held by the driver, outside the ranks, so that it
 outlives any of them.
@@ -14,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from polopt.rollouts.rank_links import RankLinks, address_towards
 
 
 class GroupSpec(NamedTuple):
@@ -38,9 +41,9 @@ class GroupSpec(NamedTuple):
     join_timeout_s: float
 
 
-#: Tensors up to this size are summed by recursive doubling, which takes log2(ranks) exchanges of
-#: all of it; larger ones by torch's all-reduce, which sends each number twice, however many ranks.
-DOUBLING_BYTES = 1 << 20
+#: Tensors up to this size are summed by `RankLinks`, which takes log2(ranks) exchanges of all of
+#: it; larger ones by torch's all-reduce, which sends each number twice, however many ranks.
+LINKS_BYTES = 1 << 20
 
 
 class GroupBroken(RuntimeError):
@@ -72,11 +75,8 @@ class AllReducer:
     def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu") -> None:
         self.world_size = spec.world_size
         self.total_s = 0.0
-        self._rank = rank
         self._device = device
-        # gloo sends what is on the CPU alone, though it sums what is on a GPU, too.
-        self._doubles = spec.backend == "gloo" and torch.device(device).type == "cpu"
-        self._timeout = timedelta(seconds=spec.timeout_s)
+        self._links: RankLinks | None = None
         timeout = timedelta(seconds=spec.join_timeout_s)
         try:
             client = TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
@@ -85,7 +85,10 @@ class AllReducer:
                 spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=timeout
             )
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=spec.timeout_s))
-        except (RuntimeError, ValueError) as error:
+            if spec.backend == "gloo" and torch.device(device).type == "cpu":
+                host, waits_s = address_towards(spec.host), (spec.join_timeout_s, spec.timeout_s)
+                self._links = RankLinks(store, host, rank, spec.world_size, *waits_s)
+        except (RuntimeError, ValueError, OSError) as error:
             self.close()
             # torch counts groups to name them, and also those that never formed. A rank that is
             # ahead of the others would look for them under another name for ever.
@@ -107,51 +110,17 @@ class AllReducer:
         started_s = time.perf_counter()
         try:
             moved = tensor.to(self._device)
-            if self._doubles and moved.nbytes <= DOUBLING_BYTES:
-                self._sum_by_doubling(moved)
+            if self._links is not None and moved.nbytes <= LINKS_BYTES:
+                self._links.sum_(moved.numpy())
             else:
                 dist.all_reduce(moved)
             if moved is not tensor:
                 tensor.copy_(moved)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             self.close()
             raise GroupBroken(f"all-reduce failed: {error}") from error
         finally:
             self.total_s += time.perf_counter() - started_s
-
-    def _sum_by_doubling(self, tensor: Tensor) -> None:
-        """After exchange i, each of 2^i ranks has the sum of all of them (Thakur et al., 2005). All
-        add the same numbers in the same order, so results are the same bit for bit. Ranks beyond
-        a power of two hand theirs to another first, and get the result in the end.
-
-        gloo's own all-reduce goes through threads of its own, and takes longer for the gradient of
-        a small network.
-        """
-        doubling = 1 << (self.world_size.bit_length() - 1)
-        beyond = self.world_size - doubling
-        rank, theirs = self._rank, torch.empty_like(tensor)
-        if rank >= doubling:
-            self._send(tensor, rank - doubling)
-            self._receive(tensor, rank - doubling)
-            return
-        if rank < beyond:
-            self._receive(theirs, rank + doubling)
-            tensor += theirs
-        distance = 1
-        while distance < doubling:
-            sent = dist.isend(tensor, rank ^ distance)
-            self._receive(theirs, rank ^ distance)
-            _wait(sent, self._timeout)
-            tensor += theirs
-            distance *= 2
-        if rank < beyond:
-            self._send(tensor, rank + doubling)
-
-    def _send(self, tensor: Tensor, to: int) -> None:
-        _wait(dist.isend(tensor, to), self._timeout)
-
-    def _receive(self, tensor: Tensor, sender: int) -> None:
-        _wait(dist.irecv(tensor, sender), self._timeout)
 
     def take_total_s(self) -> float:
         """Seconds spent in sums since last asked."""
@@ -160,13 +129,11 @@ class AllReducer:
 
     def close(self) -> None:
         """Leaves the group."""
+        if self._links is not None:
+            self._links.close()
+            self._links = None
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _wait(work: dist.Work | None, timeout: timedelta) -> None:
-    if work is None or not work.wait(timeout):
-        raise RuntimeError("an exchange with another rank did not end")
 
 
 def resolve_backend(backend: str, device: str) -> str:
