@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from polopt.policies.policy import Policy, PolicyConfig
-from polopt.policies.slopes import Slopes, Terms
+from polopt.policies.slopes import Slopes, Terms, mean
 
 
 class A2CConfig(PolicyConfig):
@@ -38,9 +38,9 @@ class A2C(Policy):
         count, advantages = len(values), rows["advantages"]
         errors = values - rows["value_targets"]
         stats = {
-            "policy_loss": -float((terms.log_prob * advantages).mean()),
-            "vf_loss": 0.5 * float((errors * errors).mean()),
-            "entropy": float(terms.entropy.mean()),
+            "policy_loss": -mean(terms.log_prob * advantages),
+            "vf_loss": 0.5 * mean(errors * errors),
+            "entropy": mean(terms.entropy),
         }
         vf_coeff, entropy_coeff = self.config.vf_loss_coeff, self.entropy_coeff
         loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]

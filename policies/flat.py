@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -43,10 +46,35 @@ class FlatParameters:
         self.grads: Tensor = self.buffer[:size]
         self.tail: Tensor = self.buffer[size:]
         self.params.grad = self.grads
+        # Of arithmetic on so few numbers, torch's bookkeeping would be the larger part.
+        on_cpu = flat.device.type == "cpu"
+        self._all: Any = self.buffer.numpy() if on_cpu else self.buffer
+        self._grads: Any = self._all[:size]
+        self._tail: Any = self._all[size:]
 
     def zero_grads(self) -> None:
         """Clears gradient and tail in place; `.grad = None` would cut the views loose."""
-        self.buffer.zero_()
+        self._all[:] = 0.0
+
+    @np.errstate(over="ignore", invalid="ignore")  # what comes of it says so
+    def norm(self) -> float:
+        """Euclidean norm of the gradient; inf where its square is too large for float32."""
+        if isinstance(self._grads, Tensor):
+            return float(torch.linalg.vector_norm(self._grads))
+        return math.sqrt(float(np.dot(self._grads, self._grads)))
+
+    def scale(self, factor: float) -> None:
+        """Multiplies gradient and tail by `factor`."""
+        self._all *= factor
+
+    def set_tail(self, values: list[float]) -> None:
+        """Writes all of the tail."""
+        self._tail[:] = torch.tensor(values) if self.buffer.is_cuda else values
+
+    def get_tail(self) -> list[float]:
+        """The tail as it is now."""
+        tail: list[float] = self._tail.tolist()
+        return tail
 
 
 def copy_into(tensor: Tensor, array: np.ndarray) -> None:

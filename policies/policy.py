@@ -317,7 +317,7 @@ class Policy(ABC):
         Returns:
             `{"grad_norm", "default_optimizer_learning_rate"}`, the norm before clipping.
         """
-        norm = float(self.flat.grads.norm())
+        norm = self.flat.norm()
         lr = self._lr(self.env_steps) * lr_scale
         clip = self.config.grad_clip
         if not np.isfinite(norm) or min(norm, clip or norm) > _MAX_NORM:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polopt.policies.policy import Policy, PolicyConfig
 from polopt.policies.sample_batch import SampleBatch
-from polopt.policies.slopes import Slopes, Terms
+from polopt.policies.slopes import Slopes, Terms, clip, mean
 
 #: What it is adapted to, too, at most: the KL may stay over its target whatever that costs.
 MAX_KL_COEFF = 1e6
@@ -100,14 +100,14 @@ class PPO(Policy):
     ) -> tuple[Slopes, dict[str, float]]:
         config, count, advantages = self.config, len(values), rows["advantages"]
         ratio = np.exp(terms.log_prob - rows["action_logp"])
-        clipped = np.clip(ratio, 1.0 - config.clip_param, 1.0 + config.clip_param)
+        clipped = clip(ratio, 1.0 - config.clip_param, 1.0 + config.clip_param)
         gain, bounded = ratio * advantages, clipped * advantages
         errors, vf_slopes = self._vf_errors(values, rows)
         stats = {
-            "policy_loss": -float(np.minimum(gain, bounded).mean()),
-            "vf_loss": 0.5 * float(errors.mean()),
-            "entropy": float(terms.entropy.mean()),
-            "mean_kl_loss": float(terms.kl.mean()),
+            "policy_loss": -mean(np.minimum(gain, bounded)),
+            "vf_loss": 0.5 * mean(errors),
+            "entropy": mean(terms.entropy),
+            "mean_kl_loss": mean(terms.kl),
         }
         vf_coeff, entropy_coeff = config.vf_loss_coeff, self.entropy_coeff
         kl_coeff = self.coefficients["kl_coeff"]
@@ -132,7 +132,7 @@ class PPO(Policy):
         limit = self.config.vf_clip_param
         if limit is not None:
             moved = values - rows["values"]
-            far = rows["values"] + np.clip(moved, -limit, limit) - rows["value_targets"]
+            far = rows["values"] + clip(moved, -limit, limit) - rows["value_targets"]
             larger = far * far > errors
             errors = np.where(larger, far * far, errors)
             slopes = np.where(larger, np.where(np.abs(moved) <= limit, far, 0.0), slopes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -127,6 +128,7 @@ def shuffled(
         yield {name: column[low:high] for name, column in gathered.items()}
 
 
+@np.errstate(over="ignore", invalid="ignore")  # whoever applies it looks at the gradient
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
 ) -> dict[str, float]:
@@ -138,15 +140,16 @@ def reduce_gradient(
     flat = policy.flat
     if count == 0:
         flat.zero_grads()
-    elif not bool(torch.isfinite(flat.grads.norm())):
+    elif not math.isfinite(flat.norm()):
         # The sum will not be finite either, so that nobody applies it; only here is it known
         # whose fault that is.
         policy.bad_gradients += 1
-    flat.tail.copy_(torch.tensor([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)]))
-    flat.buffer.mul_(float(count))
+    flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
+    flat.scale(float(count))
     reducer.sum_(flat.buffer)
-    flat.buffer.div_(flat.tail[0].clamp(min=1.0).clone())
-    return dict(zip(LEARNER_KEYS, flat.tail[1:].tolist(), strict=True))
+    rows, *sums = flat.get_tail()
+    flat.scale(1.0 / max(rows, 1.0))
+    return {key: total / max(rows, 1.0) for key, total in zip(LEARNER_KEYS, sums, strict=True)}
 
 
 def _mean(parts: list[dict[str, float]]) -> dict[str, float]:
