@@ -122,10 +122,10 @@ def shuffled(
         return
     size = len(rows["obs"])
     order = torch.from_numpy(rng.permutation(size)).to(rows["obs"].device)
-    gathered = {name: column[order] for name, column in rows.items()}
-    for i in range(parts):
-        low, high = size * i // parts, size * (i + 1) // parts
-        yield {name: column[low:high] for name, column in gathered.items()}
+    cuts = [size * i // parts for i in range(1, parts)]
+    pieces = [column[order].tensor_split(cuts) for column in rows.values()]
+    for part in zip(*pieces, strict=True):
+        yield dict(zip(rows, part, strict=True))
 
 
 @np.errstate(over="ignore", invalid="ignore")  # whoever applies it looks at the gradient
