@@ -24,9 +24,11 @@ from polopt.optimizers.scheme import (
 from polopt.policies.compression import unpack_gradients
 from polopt.policies.transport import Gradients
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.direct_calls import MOST_DIRECT_CALLS
 from polopt.rollouts.in_flight import Arrival
 from polopt.rollouts.remote_worker import RemoteWorker
 from polopt.rollouts.requests import RoundInfo
+from polopt.rollouts.worker_set import INLINE_BYTES, WorkerSet
 
 
 class AsyncGradientsConfig(OptimizerConfig):
@@ -38,6 +40,8 @@ class AsyncGradientsConfig(OptimizerConfig):
         max_requests_in_flight_per_worker: gradients asked of each worker at once. With 2 it begins
             the next before the last is applied: it never waits, and is one update further behind.
         max_policy_lag: gradients that are more updates old than this are stale; None: none are.
+        direct_calls: gradients and weights that are small go over a connection of each worker's own
+            instead of through Ray, which costs both sides more than such a gradient.
         stale_gradients: `drop` them, or `scale` the learning rate of their update by
             (max_policy_lag + 1) / (lag + 1), after Zhang et al., 2016.
     """
@@ -47,6 +51,7 @@ class AsyncGradientsConfig(OptimizerConfig):
     max_requests_in_flight_per_worker: int = pydantic.Field(1, ge=1, le=1000)
     max_policy_lag: int | None = pydantic.Field(None, ge=0)
     stale_gradients: Literal["drop", "scale"] = "drop"
+    direct_calls: bool = True
 
     aliases: ClassVar[Mapping[str, str]] = {
         "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
@@ -68,6 +73,13 @@ class AsyncGradients(PolicyOptimizer):
 
     num_gradients = 0
     num_stale_gradients = 0
+
+    def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
+        super().__init__(workers, config)
+        depth = self.config.max_requests_in_flight_per_worker
+        size = self.policy.flat.grads.nbytes
+        if self.config.direct_calls and size <= INLINE_BYTES and depth <= MOST_DIRECT_CALLS:
+            workers.begin_direct_calls()
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
@@ -113,7 +125,7 @@ class AsyncGradients(PolicyOptimizer):
         """Asks a worker for as many gradients as it may have in hand."""
         while self.in_flight.count(worker) < self.config.max_requests_in_flight_per_worker:
             weights = self.workers.weights_for(worker)
-            call = worker.actor.sample_and_compute_gradients.remote(weights)
+            call = self.workers.call(worker, "sample_and_compute_gradients", weights)
             self.in_flight.launch(worker, call)
 
     def _wait_for_one(self) -> list[Arrival]:

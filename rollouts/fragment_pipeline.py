@@ -227,7 +227,7 @@ class FragmentPipeline:
         """Ends the workers that are busy, for they do not answer; they are replaced when they are
         next needed."""
         for worker, _ in self.calls.under_way():
-            ray.kill(worker.actor, no_restart=True)
+            ray.kill(worker.handle, no_restart=True)
 
     def _stop_if_interrupted(self) -> None:
         if self.interrupted:

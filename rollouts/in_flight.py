@@ -15,7 +15,11 @@ import ray
 from polopt.rollouts.faults import WorkerFailure
 from polopt.rollouts.placement import asked_and_free, waits_for_resources
 from polopt.rollouts.remote_worker import RemoteWorker
+from polopt.rollouts.switchboard import DirectCall
 from polopt.rollouts.worker_set import WorkerSet
+
+#: What a call is known by: `ray.ObjectRef`, or `DirectCall`.
+Call = Any
 
 
 @dataclass(slots=True)
@@ -63,7 +67,7 @@ class InFlight:
     def __init__(self, workers: WorkerSet, is_work: bool = True) -> None:
         self._workers = workers
         self._is_work = is_work
-        self._calls: dict[ray.ObjectRef[Any], _Call] = {}
+        self._calls: dict[Call, _Call] = {}
 
     def __len__(self) -> int:
         self._forget_removed()
@@ -72,7 +76,7 @@ class InFlight:
     def launch(
         self,
         worker: RemoteWorker,
-        ref: ray.ObjectRef[Any],
+        ref: Call,
         tag: Any = None,
         patience_s: float = 0.0,
     ) -> None:
@@ -109,8 +113,7 @@ class InFlight:
         """Whether `wait` would return at once."""
         if not len(self):
             return False
-        ready, _ = ray.wait(list(self._oldest()), num_returns=1, timeout=0)
-        return bool(ready) or self._overdue() is not None
+        return bool(self._ready(list(self._oldest()), 0.0)) or self._overdue() is not None
 
     def wait(self) -> Arrival:
         """The next call to end, in success or failure, at the latest when a limit is over.
@@ -136,9 +139,7 @@ class InFlight:
             oldest = self._oldest()
             limit_s = min(until_s, *(self._deadline_s(call) for call in oldest.values()))
             # The dict keeps the order of launching, so nobody starves behind the others.
-            ready, _ = ray.wait(
-                list(oldest), num_returns=1, timeout=max(0.0, limit_s - time.monotonic())
-            )
+            ready = self._ready(list(oldest), max(0.0, limit_s - time.monotonic()))
             # Looked for even where others are ready: they might be for ever.
             overdue = self._overdue() if time.monotonic() >= limit_s else None
             if overdue is not None:
@@ -147,6 +148,14 @@ class InFlight:
                 return self._arrive(ready[0])
             if time.monotonic() >= until_s:
                 return None
+
+    def _ready(self, calls: list[Call], timeout_s: float) -> list[Call]:
+        """The first that has ended, if one does in time."""
+        board = self._workers.switchboard
+        if board is not None and any(isinstance(call, DirectCall) for call in calls):
+            return board.wait(calls, timeout_s)
+        ready: list[Call] = ray.wait(calls, num_returns=1, timeout=timeout_s)[0]
+        return ready
 
     def drop(self, worker: RemoteWorker) -> tuple[Any, ...]:
         """Forgets the calls to a worker; returns their tags."""
@@ -164,10 +173,12 @@ class InFlight:
         """Forgets all calls; what they return is lost."""
         self._calls.clear()
 
-    def _arrive(self, ref: ray.ObjectRef[Any]) -> Arrival:
+    def _arrive(self, ref: Call) -> Arrival:
         call = self._calls[ref]
+        timeout_s = self._workers.config.rollout.worker_timeout_s
         try:
-            value = ray.get(ref, timeout=self._workers.config.rollout.worker_timeout_s)
+            direct = isinstance(ref, DirectCall)
+            value = ref.result(timeout_s) if direct else ray.get(ref, timeout=timeout_s)
         except (ray.exceptions.RayError, Exception) as error:  # a task's own exception class
             return self._fail(call, WorkerFailure.from_error(call.worker.index, error))
         del self._calls[ref]
@@ -176,7 +187,7 @@ class InFlight:
             self._workers.faults.success(call.worker.index)
         return Arrival(call.worker, call.tag, value)
 
-    def _oldest(self) -> dict[ray.ObjectRef[Any], _Call]:
+    def _oldest(self) -> dict[Call, _Call]:
         """The first call under way of each worker. A worker answers in order; that its answers
         become known in order is not sure, and whoever applies gradients depends on it."""
         seen: set[int] = set()
@@ -195,14 +206,17 @@ class InFlight:
         late = {r: call for r, call in self._oldest().items() if self._deadline_s(call) <= now_s}
         if not late:
             return None
-        # What has ended on another node counts, fetched or not.
-        _, pending = ray.wait(list(late), num_returns=len(late), timeout=0, fetch_local=False)
+        direct = [ref for ref in late if isinstance(ref, DirectCall)]
+        pending: list[Call] = [ref for ref in direct if not self._ready([ref], 0.0)]
+        if others := [ref for ref in late if not isinstance(ref, DirectCall)]:
+            # What has ended on another node counts, fetched or not.
+            pending += ray.wait(others, num_returns=len(others), timeout=0, fetch_local=False)[1]
         return next((late[ref] for ref in pending if not self._is_waiting(late[ref])), None)
 
     def _is_waiting(self, call: _Call) -> bool:
         """Whether Ray still looks for a place for the worker, and the run can go on meanwhile; then
         its time begins anew."""
-        if call.worker.up or not waits_for_resources(call.worker.actor):
+        if call.worker.up or not waits_for_resources(call.worker.handle):
             return False
         if not self._workers.enough_up():
             return False
@@ -232,7 +246,7 @@ class InFlight:
     def _hang(self, call: _Call) -> WorkerFailure:
         silent_s = time.monotonic() - max(call.launched_s, call.worker.last_answer_s or 0.0)
         message = f"no answer for {silent_s:.1f} s"
-        if not call.worker.up and waits_for_resources(call.worker.actor):
+        if not call.worker.up and waits_for_resources(call.worker.handle):
             asked = asked_and_free(self._workers.config.rollout)
             message = f"Ray found no place for it within {silent_s:.1f} s: workers {asked}"
         return WorkerFailure("hang", call.worker.index, message)

@@ -70,7 +70,7 @@ class Muster:
             self._notice_s = NOTICE_S
         for worker in late:
             worker.noticed_s = now_s
-        homeless = [worker.index for worker in late if waits_for_resources(worker.actor)]
+        homeless = [worker.index for worker in late if waits_for_resources(worker.handle)]
         if homeless:
             self._notice_s = min(2.0 * self._notice_s, 60.0)
             logger.warning(

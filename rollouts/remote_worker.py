@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from polopt.policies.transport import Weights
 from polopt.rollouts.envs import EnvSource
+from polopt.rollouts.switchboard import Line
 
 
 @dataclass(slots=True, eq=False)
@@ -17,20 +18,36 @@ class RemoteWorker:
 
     Attributes:
         index: its place, from 1; a replacement takes the same.
-        actor: the Ray actor handle of a `RolloutWorker`.
+        handle: of the Ray actor, a `RolloutWorker`.
         known_version: version of the weights last sent to it; None: none yet.
         last_answer_s: monotonic time of its last answer; None before the first.
         removed: what it still answers is of no interest.
         noticed_s: monotonic time when it was last looked at while it had not answered yet; at first
             of its start.
+        line: for direct calls; None: there were none yet.
     """
 
     index: int
-    actor: Any
+    handle: Any
     known_version: int | None = None
     last_answer_s: float | None = None
     removed: bool = False
     noticed_s: float = field(default_factory=time.monotonic)
+    line: Line | None = None
+
+    @property
+    def actor(self) -> Any:
+        """The handle, to call methods through Ray. They wait for direct calls to end, so this is
+        also where those do."""
+        if self.line is not None:
+            self.line.hang_up()
+        return self.handle
+
+    def close_line(self) -> None:
+        """No direct calls any more."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
 
     @property
     def up(self) -> bool:

@@ -24,6 +24,7 @@ from polopt.policies.transport import Gradients, Weights
 from polopt.rollouts.bad_numbers import bad_gradient
 from polopt.rollouts.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.direct_calls import Connection, answer, connect
 from polopt.rollouts.env_check import EnvironmentFailedError
 from polopt.rollouts.envs import EnvSource, env_name
 from polopt.rollouts.guarded_sampling import look_at, make_sampler
@@ -100,6 +101,7 @@ class RolloutWorker:
         self._lesson: Lesson | None = None
         self._packer = GradientPacker(rollout.compress_gradients, rollout.topk_share)
         self._cut_short = CutShort()
+        self._direct: tuple[bytes, Connection] | None = None
 
     def _seeds(self) -> Seeds:
         config = self.config
@@ -344,6 +346,20 @@ class RolloutWorker:
         it now."""
         self.policy.set_option(name, value)
         return 1
+
+    def serve(self, address: tuple[str, int], token: bytes) -> str:
+        """Answers direct calls until the driver hangs up.
+
+        Returns:
+            why the driver could not be reached; empty: it could.
+        """
+        if self._direct is None or self._direct[0] != token:
+            try:
+                self._direct = token, connect(address, token)
+            except OSError as error:
+                return str(error)
+        answer(self, self._direct[1])
+        return ""
 
     def ping(self) -> int:
         """Answers with its policy version once it is up and idle."""

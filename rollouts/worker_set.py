@@ -11,6 +11,7 @@ import ray
 from polopt.rollouts.faults import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.placement import actor_argument, actor_options
 from polopt.rollouts.remote_worker import Published, RemoteWorker, WorkerSpec
+from polopt.rollouts.switchboard import Switchboard
 from polopt.rollouts.worker import RolloutWorker, WorkerConfig
 
 #: Larger weights go through the object store once for all workers; smaller ones inside each call,
@@ -42,6 +43,7 @@ class WorkerSet:
         remote: in order of index. Indices count from 1; that of a removed worker is not used again.
         started: as many workers as the run needs have been up.
         published: the weights last sent out.
+        switchboard: makes direct calls; None: all go through Ray.
     """
 
     #: What a remote worker is.
@@ -62,6 +64,7 @@ class WorkerSet:
         self._owns_local = local is None
         self.local = local or RolloutWorker(own, 0)
         self.published: Published | None = None
+        self.switchboard: Switchboard | None = None
         self.started = False
         self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
         self._last_index = len(self.remote)
@@ -88,6 +91,31 @@ class WorkerSet:
         actor_class = as_actor(concurrency_groups={"control": 1})(self.actor_class)
         actor = actor_class.options(**options).remote(actor_argument(config), index)
         return RemoteWorker(index, actor)
+
+    def begin_direct_calls(self) -> None:
+        """From now on `call` goes past Ray to workers that are up."""
+        if self.switchboard is None:
+            timeout_s = self.config.rollout.worker_timeout_s
+            self.switchboard = Switchboard(ray.util.get_node_ip_address(), timeout_s)
+
+    def end_direct_calls(self) -> None:
+        """All calls go through Ray again."""
+        for worker in self.remote:
+            worker.close_line()
+        if self.switchboard is not None:
+            self.switchboard.close()
+            self.switchboard = None
+
+    def call(self, worker: RemoteWorker, method: str, *args: Any) -> Any:
+        """Calls a method of a worker, for small arguments and results.
+
+        Returns:
+            what `InFlight.launch` takes.
+        """
+        if self.switchboard is None or self.switchboard.refused or not worker.up:
+            return getattr(worker.actor, method).remote(*args)
+        worker.line = self.switchboard.line(worker.line, worker.handle)
+        return worker.line.ask(method, args)
 
     def enough_up(self) -> bool:
         """Whether so many workers have answered that a run can begin (`min_workers`), or go on."""
@@ -166,8 +194,9 @@ class WorkerSet:
         """
         if worker not in self.remote:
             return None
+        worker.close_line()
         self.faults.failure(failure)
-        ray.kill(worker.actor, no_restart=True)
+        ray.kill(worker.handle, no_restart=True)
         index = worker.index
         self._incarnations[index] = self._incarnations.get(index, 0) + 1
         if self.faults.is_hopeless(index):
@@ -243,6 +272,7 @@ class WorkerSet:
         ):
             return False
         self.config = config
+        self.end_direct_calls()
         if self._owns_local:
             self.local.stop()
             self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
@@ -268,6 +298,7 @@ class WorkerSet:
     def stop(self) -> None:
         """Ends all workers. Environments get a moment to close before their process goes."""
         _end(self.remote)
+        self.end_direct_calls()
         self.remote = []
         if self._owns_local:
             self.local.stop()
@@ -278,7 +309,8 @@ def _end(workers: Sequence[RemoteWorker]) -> None:
     if goodbyes:
         ray.wait(goodbyes, num_returns=len(goodbyes), timeout=1.0)
     for worker in workers:
-        ray.kill(worker.actor, no_restart=True)
+        worker.close_line()
+        ray.kill(worker.handle, no_restart=True)
 
 
 def _fault_log(config: WorkerConfig) -> FaultLog:

@@ -242,6 +242,9 @@ class FakeWorkerSet(WorkerSet):
         self._up = up
         super().__init__(config)
 
+    def begin_direct_calls(self) -> None:
+        """There is no process to connect."""
+
     def _start(self, index: int) -> RemoteWorker:
         incarnation = self._incarnations.get(index, 0)
         config = dataclasses.replace(self.config, incarnation=incarnation)

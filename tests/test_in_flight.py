@@ -26,7 +26,9 @@ def make_set(**options: Any) -> Any:
     limits = {"worker_timeout_s": TIMEOUT_S, "worker_startup_timeout_s": STARTUP_S, **options}
     config = RolloutConfig.parse({"env": "CartPole-v1", **limits})
     return SimpleNamespace(
-        config=SimpleNamespace(rollout=config), faults=FaultLog(config.max_consecutive_failures)
+        config=SimpleNamespace(rollout=config),
+        faults=FaultLog(config.max_consecutive_failures),
+        switchboard=None,
     )
 
 

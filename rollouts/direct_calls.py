@@ -1,0 +1,179 @@
+"""Direct calls: a method of a worker, called over a connection of its own.
+
+A call through Ray costs both sides about a millisecond of processor time, which for a small network
+is as much as its gradient. So calls that are many and small go over a connection that the worker
+makes to the driver. Ray still starts, places, ends and watches the worker, and tells why it
+failed: the worker answers direct calls within one long call of Ray's (`serve`), and whatever ends
+that ends the connection.
+
+The connection lets in only who has the token, which travels through Ray: messages are pickles.
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+#: So many calls to a worker may be under way at once, of messages of up to about 100 KB. The
+#: kernel's buffers hold them, so that nobody ever waits for the other side to read.
+MOST_DIRECT_CALLS = 2
+BUFFER_BYTES = MOST_DIRECT_CALLS * 105_000
+#: Until a connection to the driver stands.
+CONNECT_TIMEOUT_S = 5.0
+TOKEN_BYTES = 16
+_HEADER = struct.Struct("<III")  # bytes of all, bytes of the pickle, number of buffers
+_ALIGNMENT = 64
+
+
+class Request(NamedTuple):
+    """What a worker is asked for.
+
+    Attributes:
+        number: comes back with the answer.
+        method: of the worker; None: the driver hangs up, and calls through Ray again.
+        args: of the method.
+    """
+
+    number: int
+    method: str | None = None
+    args: tuple[Any, ...] = ()
+
+
+class Connection:
+    """Sends and receives picklable objects; arrays in them are not copied by pickle.
+
+    Args:
+        connected: a socket.
+        timeout_s: of each wait for the other side within a message; None: without end.
+
+    Raises:
+        OSError: the system gives the socket no room for two messages.
+    """
+
+    def __init__(self, connected: socket.socket, timeout_s: float | None = None) -> None:
+        self.socket = connected
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connected.setsockopt(socket.SOL_SOCKET, side, BUFFER_BYTES)
+            if connected.getsockopt(socket.SOL_SOCKET, side) < BUFFER_BYTES:
+                raise OSError(f"the system allows sockets less than {BUFFER_BYTES} bytes")
+        connected.settimeout(timeout_s)
+
+    def send(self, message: Any) -> None:
+        """Raises:
+        OSError: the other side is gone, or has read nothing within the timeout.
+        """
+        self.socket.sendall(encode(message))
+
+    def receive(self) -> Any:
+        """The next message.
+
+        Raises:
+            EOFError: the other side is gone.
+            OSError: likewise; or it stopped in the middle of a message.
+        """
+        total, pickled, count = _HEADER.unpack(self._read(_HEADER.size))
+        content = memoryview(self._read(total))
+        sizes = struct.unpack(f"<{count}I", content[total - 4 * count :])
+        buffers, offset = [], 0
+        for size in sizes:
+            buffers.append(content[offset : offset + size])
+            offset += _padded(size)
+        return pickle.loads(content[offset : offset + pickled], buffers=buffers)
+
+    def _read(self, size: int) -> bytearray:
+        content = bytearray(size)
+        missing = memoryview(content)
+        while missing:
+            count = self.socket.recv_into(missing)
+            if not count:
+                raise EOFError("the other side is gone")
+            missing = missing[count:]
+        return content
+
+    def close(self) -> None:
+        """The other side notices at once."""
+        self.socket.close()
+
+
+def encode(message: Any) -> bytes:
+    """Header, arrays (each where memory is aligned), the pickle, and how long each array is."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    parts: list[bytes | memoryview] = []
+    sizes = []
+    for buffer in buffers:
+        raw = buffer.raw()
+        parts += [raw, bytes(_padded(raw.nbytes) - raw.nbytes)]
+        sizes.append(raw.nbytes)
+    parts += [pickled, struct.pack(f"<{len(sizes)}I", *sizes)]
+    total = sum(len(part) for part in parts)
+    return b"".join([_HEADER.pack(total, len(pickled), len(sizes)), *parts])
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def new_token() -> bytes:
+    """What the driver gives a worker through Ray, and nobody else."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def connect(address: tuple[str, int], token: bytes) -> Connection:
+    """A worker's connection to the driver.
+
+    Raises:
+        OSError: it can not be reached, or hangs up.
+    """
+    connected = socket.create_connection(address, CONNECT_TIMEOUT_S)
+    try:
+        connected.sendall(token)
+        return Connection(connected)
+    except BaseException:
+        connected.close()
+        raise
+
+
+def greet(connected: socket.socket, tokens: Sequence[bytes], timeout_s: float) -> bytes | None:
+    """Which of the tokens a caller has; None: none, and it is a stranger."""
+    connected.settimeout(timeout_s)
+    said = b""
+    try:
+        while len(said) < TOKEN_BYTES:
+            more = connected.recv(TOKEN_BYTES - len(said))
+            if not more:
+                return None
+            said += more
+    except OSError:
+        return None
+    return next((token for token in tokens if hmac.compare_digest(token, said)), None)
+
+
+def answer(worker: Any, connection: Connection) -> None:
+    """Answers requests, one after the other, until the driver hangs up or is gone.
+
+    Whatever a method raises goes through, after the connection is closed.
+    """
+    while True:
+        try:
+            request = connection.receive()
+        except (EOFError, OSError):
+            connection.close()
+            return
+        if request.method is None:
+            return
+        try:
+            connection.send((request.number, getattr(worker, request.method)(*request.args)))
+        except BrokenPipeError:
+            connection.close()
+            return
+        except BaseException:
+            connection.close()
+            raise
