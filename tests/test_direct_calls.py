@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import ray
 from fakes import make_optimizer, pid_of, worker_config
-from toy_envs import Drift
+from faulty_envs import NeverResets
 
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.rollouts.direct_calls import Connection, answer, connect, encode, greet, new_token
-from polopt.rollouts.env_check import EnvironmentFailedError
 from polopt.rollouts.in_flight import InFlight
 from polopt.rollouts.switchboard import DirectCall, Line, Switchboard
 from polopt.rollouts.worker import WorkerConfig
@@ -359,16 +358,10 @@ def test_other_calls_come_between(worker_pool: Pool) -> None:
     assert optimizer.workers.faults.num_restarts == 0
 
 
-class Brittle(Drift):
-    """Can not be made again once its step has failed."""
-
-    def step(self, action: int) -> Any:
-        raise ValueError("the floor is lava")
-
-
 def test_an_environment_that_fails_is_told_of_as_through_ray(worker_pool: Pool) -> None:
+    messages = []
     for direct in (True, False):
-        workers = worker_pool(worker_config("a2c", Brittle, rollout={"num_workers": 1}))
+        workers = worker_pool(worker_config("a2c", NeverResets, rollout={"num_workers": 1}))
         calls = InFlight(workers)
         worker = workers.remote[0]
         calls.launch(worker, worker.actor.ping.remote())
@@ -381,9 +374,9 @@ def test_an_environment_that_fails_is_told_of_as_through_ray(worker_pool: Pool) 
         failure = calls.wait().failure
         assert failure is not None
         assert failure.kind == "environment"
-        assert "the floor is lava" in failure.message
+        messages.append(failure.message.partition("\n")[0])
         workers.replace(worker, failure)
-    assert issubclass(EnvironmentFailedError, Exception)
+    assert messages[0] == messages[1]
 
 
 def test_a_killed_and_a_stopped_worker_are_replaced(worker_pool: Pool) -> None:
@@ -401,6 +394,6 @@ def test_a_killed_and_a_stopped_worker_are_replaced(worker_pool: Pool) -> None:
             assert time.monotonic() - began_s < 30.0
     assert optimizer.workers.faults.counts["death"] == 1
     assert optimizer.workers.faults.counts["hang"] == 1
-    optimizer.muster.up()
-    optimizer.step()
-    assert all(worker.line is not None for worker in optimizer.workers.remote)
+    while any(worker.line is None for worker in optimizer.workers.remote):
+        optimizer.step()  # the one that came last takes its first call through Ray
+        assert time.monotonic() - began_s < 60.0
