@@ -16,7 +16,6 @@ import logging
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from training_speed import measure
 
 import polopt
+from polopt.rollouts.collective import AllReducer, GroupSpec, start_store
+from polopt.rollouts.direct_calls import answer, connect
+from polopt.rollouts.switchboard import Switchboard
 
 WORKERS, ENVS = 2, 8
 #: Parameters of two MLPs of 64 x 64 for CartPole-v1, and one to spare for each statistic summed.
@@ -121,17 +123,23 @@ class Other:
         """Gives back what came."""
         return array
 
-    def join(self, store: str, rank: int) -> None:
-        """Becomes a rank of two, which meet in the file `store`."""
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    def serve(self, address: tuple[str, int], token: bytes) -> str:
+        """Answers direct calls."""
+        answer(self, connect(address, token))
+        return ""
 
-    def sums(self, count: int) -> float:
+    def join(self, spec: GroupSpec, rank: int) -> None:
+        """Becomes a rank of two."""
+        torch.set_num_threads(1)
+        self.reducer = AllReducer(spec, rank)
+
+    def sums(self, count: int, by_gloo: bool) -> float:
         """Seconds for each of so many sums."""
         tensor = torch.zeros(FLOATS)
+        add: Callable[[torch.Tensor], Any] = dist.all_reduce if by_gloo else self.reducer.sum_
         started_s = time.perf_counter()
         for _ in range(count):
-            dist.all_reduce(tensor)
+            add(tensor)
         return (time.perf_counter() - started_s) / count
 
 
@@ -144,13 +152,16 @@ def timed(function: Callable[[], object], calls: int = 1) -> float:
     return (time.perf_counter() - started_s) / done
 
 
-def cases(folder: str) -> dict[str, Callable[[], float]]:
+def cases() -> dict[str, Callable[[], float]]:
     """Each cost by its name: what measures it once, in seconds."""
     (a3c, rollout), (ppo, batch) = local(polopt.A2C, 20), local(polopt.SyncPPO, 64)
     obs, array = np.zeros((ENVS, 4), np.float32), np.zeros(FLOATS, np.float32)
     actors = [Other.remote(), Other.remote()]
-    store = f"{folder}/store"
-    ray.get([actor.join.remote(store, rank) for rank, actor in enumerate(actors)], timeout=120)
+    store = start_store("127.0.0.1")
+    spec = GroupSpec("127.0.0.1", store.port, 1, 2, "gloo", 60.0, 60.0)
+    ray.get([actor.join.remote(spec, rank) for rank, actor in enumerate(actors)], timeout=120)
+    board, served = Switchboard("127.0.0.1", 60.0), Other.remote()
+    line = board.line(None, served)
 
     def call() -> None:
         ray.get(actors[0].echo.remote(array), timeout=60)
@@ -158,8 +169,16 @@ def cases(folder: str) -> dict[str, Callable[[], float]]:
     def many_calls() -> None:
         ray.get([actors[0].echo.remote(array) for _ in range(32)], timeout=60)
 
-    def sums() -> float:
-        return max(ray.get([actor.sums.remote(200) for actor in actors], timeout=60))
+    def direct_call() -> None:
+        asked = line.ask("echo", (array,))
+        if not board.wait([asked], 60.0):
+            raise TimeoutError("no answer to a direct call")
+        asked.result(60.0)
+
+    direct_call()  # the actor has to start, and to connect
+
+    def sums(by_gloo: bool) -> float:
+        return max(ray.get([actor.sums.remote(200, by_gloo) for actor in actors], timeout=60))
 
     functions: dict[str, Callable[[], None]] = {
         "env": stepping(cartpoles(ENVS)),
@@ -172,9 +191,14 @@ def cases(folder: str) -> dict[str, Callable[[], float]]:
         "learn128": learning(ppo, batch, 128),
         "learn256": learning(ppo, batch, 256),
         "call": call,
+        "direct": direct_call,
     }
     measured = {name: (lambda f=f: timed(f)) for name, f in functions.items()}
-    return measured | {"pipelined": lambda: timed(many_calls, 32), "allreduce": sums}
+    return measured | {
+        "pipelined": lambda: timed(many_calls, 32),
+        "sum": lambda: sums(by_gloo=False),
+        "allreduce": lambda: sums(by_gloo=True),
+    }
 
 
 NAMES = {
@@ -189,7 +213,9 @@ NAMES = {
     "learn256": "the same of 256 rows",
     "call": f"Ray round trip with an array of {FLOATS:,} floats, there and back",
     "pipelined": "the same, 32 calls at once, each",
-    "allreduce": f"gloo all-reduce of {FLOATS:,} floats between 2 processes",
+    "direct": "the same by a direct call, one at a time",
+    "sum": f"sum of {FLOATS:,} floats over 2 processes",
+    "allreduce": "the same by gloo's all-reduce",
 }
 
 
@@ -198,19 +224,19 @@ def ceilings(cost: dict[str, float], cores: int) -> dict[str, tuple[float, str]]
     us = {name: f"{seconds * 1e6:.0f}" for name, seconds in cost.items()}
     step = cost["env"] + cost["act"] + cost["write"]
     step_said = f"({us['env']} + {us['act']} + {us['write']})"
-    driver = cost["pipelined"] + cost["apply"]
+    driver = cost["direct"] + cost["apply"]
     round_s = 20 * step + cost["gradient"]
     share = min(WORKERS, cores)  # of workers that can run at once
     rows = WORKERS * ENVS * 128
     turns = -(-WORKERS // share)  # sampling takes so many times that of one worker
     sync_s = turns * 128 * step + 32 * cost["learn256"] + cost["call"]
-    ddppo_s = turns * (128 * step + 32 * cost["learn128"]) + 32 * cost["allreduce"] + cost["call"]
+    ddppo_s = turns * (128 * step + 32 * cost["learn128"]) + 32 * cost["sum"] + cost["call"]
     return {
         # A core that works for the driver does not work for a worker meanwhile.
         "A3C": (
             share * 160 / (round_s + driver * share / cores),
             f"{share} workers at once x 160 steps / (20 x {step_said} us + {us['gradient']} us + "
-            f"{share}/{cores} x ({us['pipelined']} + {us['apply']}) us of the driver)",
+            f"{share}/{cores} x ({us['direct']} + {us['apply']}) us of the driver)",
         ),
         "SyncPPO": (
             rows / sync_s,
@@ -220,7 +246,7 @@ def ceilings(cost: dict[str, float], cores: int) -> dict[str, tuple[float, str]]
         "DDPPO": (
             rows / ddppo_s,
             f"{rows:,} steps / ({turns} x (128 x {step_said} us + 4 x 8 x {us['learn128']} us) + "
-            f"4 x 8 x {us['allreduce']} us + {us['call']} us)",
+            f"4 x 8 x {us['sum']} us + {us['call']} us)",
         ),
     }
 
@@ -247,12 +273,11 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR)
     costs: dict[str, list[float]] = {name: [] for name in NAMES}
-    with tempfile.TemporaryDirectory() as folder:
-        measured = cases(folder)
-        for _ in range(args.repeats):
-            for name, values in costs.items():
-                values.append(measured[name]())
-        del measured  # and with it the actors
+    measured = cases()
+    for _ in range(args.repeats):
+        for name, values in costs.items():
+            values.append(measured[name]())
+    del measured  # and with it the actors
     median = {name: statistics.median(values) for name, values in costs.items()}
     limits = ceilings(median, cores)
     config = {"env": "CartPole-v1", "num_workers": WORKERS, "num_envs_per_worker": ENVS, "seed": 0}

@@ -82,8 +82,8 @@ def test_a_process_that_ended_is_not_called_flat(benchmark: Any) -> None:
 def test_ceilings_are_what_their_formulas_say(benchmark: Any) -> None:
     limits = benchmark("limits")
     cost = dict.fromkeys(limits.NAMES, 0.0)
-    cost |= {"env": 54e-6, "act": 21e-6, "write": 8e-6, "gradient": 720e-6, "pipelined": 170e-6}
-    cost |= {"learn128": 990e-6, "learn256": 1500e-6, "call": 830e-6, "allreduce": 320e-6}
+    cost |= {"env": 54e-6, "act": 21e-6, "write": 8e-6, "gradient": 720e-6, "direct": 170e-6}
+    cost |= {"learn128": 990e-6, "learn256": 1500e-6, "call": 830e-6, "sum": 320e-6}
     two = limits.ceilings(cost, cores=2)
     assert two["A3C"][0] == pytest.approx(2 * 160 / (20 * 83e-6 + 890e-6))
     assert two["SyncPPO"][0] == pytest.approx(2048 / (128 * 83e-6 + 32 * 1500e-6 + 830e-6))
