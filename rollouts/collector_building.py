@@ -20,7 +20,7 @@ from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs import EnvSource, probe_spaces, resolve_env
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.remote_worker import WorkerSpec
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 
 #: Options of `ActorClass.options` that make sense for a collector; the others are WorkerSet's.

@@ -22,7 +22,8 @@ from polopt.rollouts.collector_state import call_all
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs import probe_spaces, resolve_env
 from polopt.rollouts.requests import RoundInfo, SampleRequest
-from polopt.rollouts.worker import RolloutWorker, WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
+from polopt.rollouts.worker import RolloutWorker
 from polopt.rollouts.worker_set import WorkerSet
 
 #: How a worker's Collector collects, by the key `collection`.

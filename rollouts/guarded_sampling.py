@@ -17,7 +17,7 @@ from polopt.rollouts.sampler_faults import SamplerFaults
 from polopt.rollouts.seeding import Seeds
 
 if TYPE_CHECKING:
-    from polopt.rollouts.worker import WorkerConfig
+    from polopt.rollouts.sampling_worker import WorkerConfig
 
 
 def make_sampler(

@@ -11,8 +11,9 @@ import ray
 from polopt.rollouts.faults import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.placement import actor_argument, actor_options
 from polopt.rollouts.remote_worker import Published, RemoteWorker, WorkerSpec
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.switchboard import Switchboard
-from polopt.rollouts.worker import RolloutWorker, WorkerConfig
+from polopt.rollouts.worker import RolloutWorker
 
 #: Larger weights go through the object store once for all workers; smaller ones inside each call,
 #: which is what Ray does with arguments up to about this size anyway.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 
 FIGURES = pytest.StashKey[list[tuple[str, str, str]]]()

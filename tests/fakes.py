@@ -26,7 +26,8 @@ from polopt.rollouts import in_flight, muster, worker_set
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs import probe_spaces, resolve_env
 from polopt.rollouts.remote_worker import RemoteWorker
-from polopt.rollouts.worker import RolloutWorker, WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
+from polopt.rollouts.worker import RolloutWorker
 from polopt.rollouts.worker_set import WorkerSet
 
 #: See `StallingPPO`; one for each session of tests.

@@ -28,7 +28,7 @@ from polopt.policies.schedules import Schedule
 from polopt.policies.transport import Gradients
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.faults import WorkersFailedError
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 
 NUM_WORKERS = 3

@@ -31,7 +31,8 @@ from polopt.policies.transport import Gradients
 from polopt.rollouts.bad_numbers import all_finite, bad_gradient, find_bad_numbers
 from polopt.rollouts.collector import Collector
 from polopt.rollouts.fragment_log import BadNumbersError
-from polopt.rollouts.worker import RolloutWorker, WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
+from polopt.rollouts.worker import RolloutWorker
 from polopt.rollouts.worker_set import WorkerSet
 
 # Ranks are asked by functions from here, where they can not import.

@@ -16,7 +16,7 @@ from chaos import OMEN, STAMP, HangingPPO, HashingPPO, steps_until
 from fakes import make_optimizer, worker_config
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 
 # Ranks are asked by functions from here, where they can not import.

@@ -17,7 +17,7 @@ from fakes import make_optimizer, worker_config
 
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.rollouts.faults import WorkersFailedError
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 from polopt.trainers.config import Experiment
 from polopt.trainers.preparation import prepare

@@ -46,7 +46,8 @@ from polopt.rollouts.collective import (
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.in_flight import Arrival
 from polopt.rollouts.remote_worker import RemoteWorker
-from polopt.rollouts.worker import LearnInfo, RoundInfo, WorkerConfig
+from polopt.rollouts.requests import LearnInfo, RoundInfo
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 
 # Ranks are asked by functions from here, where they can not import.

@@ -21,8 +21,8 @@ from faulty_envs import NeverResets
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.rollouts.direct_calls import Connection, answer, connect, encode, greet, new_token
 from polopt.rollouts.in_flight import InFlight
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.switchboard import DirectCall, Line, Switchboard
-from polopt.rollouts.worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

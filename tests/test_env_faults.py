@@ -30,8 +30,9 @@ from polopt.rollouts.env_check import EnvironmentAPIError, EnvironmentFailedErro
 from polopt.rollouts.envs import make_vector_env, probe_spaces, resolve_env
 from polopt.rollouts.sampler import VectorSampler
 from polopt.rollouts.sampler_faults import SamplerFaults
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.seeding import worker_seeds
-from polopt.rollouts.worker import RolloutWorker, WorkerConfig
+from polopt.rollouts.worker import RolloutWorker
 
 GAMMA, CRASH_AT, LONGEST = 0.9, 3, 8
 every_mode = pytest.mark.parametrize("mode", AUTORESET)

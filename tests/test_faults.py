@@ -18,7 +18,7 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.config import ConfigError
 from polopt.rollouts.faults import FaultLog, WorkerFailure, WorkersFailedError
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 from polopt.trainers.config import Experiment
 from polopt.trainers.preparation import prepare

@@ -14,7 +14,7 @@ from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 
 Pool = Callable[[WorkerConfig], WorkerSet]

@@ -31,8 +31,9 @@ from polopt.rollouts.envs import (
     resolve_env,
 )
 from polopt.rollouts.sampler import VectorSampler
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.seeding import worker_seeds
-from polopt.rollouts.worker import RolloutWorker, WorkerConfig
+from polopt.rollouts.worker import RolloutWorker
 
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
 

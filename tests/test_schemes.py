@@ -15,7 +15,7 @@ from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.scheme import COLLECTIONS, GRADIENTS, UPDATES, Scheme, scheme_config
 from polopt.policies.config import ConfigError
 from polopt.rollouts.gradient_worker import make_workers
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 from polopt.trainers.config import Experiment
 from polopt.trainers.trainer import PolicyOptimizerTrainer

@@ -26,7 +26,7 @@ from fakes import (
 from polopt.optimizers import gathering
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.sample_batch import SampleBatch
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.worker_set import WorkerSet
 
 ROWS = 10  # of a fragment of 5 steps of 2 environments

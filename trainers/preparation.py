@@ -7,7 +7,7 @@ import secrets
 
 from polopt.policies.config import ConfigError
 from polopt.rollouts.envs import probe_spaces, resolve_env
-from polopt.rollouts.worker import WorkerConfig
+from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.trainers.config import Experiment
 
 
