@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from polopt.policies.policy import Policy, PolicyConfig
+from polopt.policies.acting import PolicyConfig
+from polopt.policies.policy import Policy
 from polopt.policies.slopes import Slopes, Terms, mean
 
 

@@ -10,7 +10,8 @@ import pydantic
 import torch
 from torch import Tensor
 
-from polopt.policies.policy import Policy, PolicyConfig
+from polopt.policies.acting import PolicyConfig
+from polopt.policies.policy import Policy
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.slopes import Slopes, Terms, clip, mean
 

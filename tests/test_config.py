@@ -10,8 +10,8 @@ import numpy as np
 import pydantic
 import pytest
 
+from polopt.policies.acting import PolicyConfig
 from polopt.policies.config import Config, ConfigError, canonical, nearest
-from polopt.policies.policy import PolicyConfig
 from polopt.policies.ppo import PPOConfig
 
 
