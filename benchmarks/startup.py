@@ -33,7 +33,7 @@ MILESTONES = {
     "Ray is being started": "init begins",
     "Ray is up": "init ends",
     "workers' processes are started": "process begins",
-    "trainer begins its setup": "setup begins",
+    "training begins its setup": "_train begins",
     "workers begin theirs": "__init__ begins",
     "workers are up": "__init__ ends",
     "first gradient applied": "apply_gradients ends",
@@ -47,12 +47,12 @@ KINDS = {
     "ray::IDLE": "idle workers of Ray",
     "ray::Rollout": "rollout workers",
     "default_worker.py": "idle workers of Ray",
-    "ray::": "trainer (a Tune actor)",
     "gcs_server": "Ray: gcs_server",
     "dashboard/agent.py": "Ray: dashboard agent",
     "dashboard.py": "Ray: dashboard head",
     "runtime_env": "Ray: runtime environment agent",
     "log_monitor": "Ray: log monitor",
+    "_private/monitor.py": "Ray: autoscaler's monitor",
     "/polopt ": "driver (the command)",
 }
 

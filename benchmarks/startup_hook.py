@@ -20,8 +20,7 @@ _SOCKET = os.environ.get("STARTUP_SOCKET", "")
 #: Module to what is watched in it: (class or nothing, function).
 _WATCHED: dict[str, list[tuple[str, str]]] = {
     "ray": [("", "init")],
-    "polopt.trainers.running": [],
-    "polopt.trainers.trainer": [("PolicyOptimizerTrainer", "setup")],
+    "polopt.trainers.running": [("", "_train")],
     "polopt.rollouts.worker": [("RolloutWorker", "__init__")],
     "polopt.policies.policy": [("Policy", "apply_gradients")],
 }

@@ -66,7 +66,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_installed_example_is_one_that_trains() -> None:
-    from polopt.trainers.running import plan
+    from polopt.trainers.planning import plan
 
     assert "cartpole_a3c" in example_names()
     for name in example_names():
@@ -117,7 +117,7 @@ def test_changes_go_where_their_dots_say() -> None:
 
 
 def test_a_change_by_another_name_of_the_key_comes_first() -> None:
-    from polopt.trainers.running import plan
+    from polopt.trainers.planning import plan
 
     assert plan("cartpole_a3c", ["num_env_runners=1"]).experiment.rollout.num_workers == 1
 

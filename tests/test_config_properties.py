@@ -17,9 +17,9 @@ from toy_envs import Drift
 from polopt.policies.config import ConfigError
 from polopt.rollouts.faults import WorkersFailedError
 from polopt.trainers.config import Experiment
+from polopt.trainers.planning import plan
 from polopt.trainers.preparation import prepare
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.running import plan
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 #: So small that an iteration takes milliseconds.

@@ -187,6 +187,6 @@ def test_every_error_comes_before_ray_starts(
         raise AssertionError("Ray was started, or a worker, for a config that is wrong")
 
     monkeypatch.setattr(ray, "init", refuse)
-    monkeypatch.setattr("polopt.trainers.trainer.make_workers", refuse)
+    monkeypatch.setattr("polopt.trainers.training.make_workers", refuse)
     with pytest.raises(ConfigError, match=said):
         preset({**ENV, **options})

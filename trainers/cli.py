@@ -59,14 +59,15 @@ def train(
         typer.Option(metavar="CHECKPOINT", help="Go on from it, or from the newest below it."),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what Ray, Tune and the workers print.")
+        bool, typer.Option("--verbose", help="Show what Ray and the workers print.")
     ] = False,
 ) -> None:
     """Train an experiment; Ctrl-C stops it with a checkpoint."""
     with _bad_input():
         # Thousands of modules leave no garbage, but it is looked for again and again meanwhile.
         gc.disable()
-        from polopt.trainers.running import RunOptions, plan, run
+        from polopt.trainers.planning import plan
+        from polopt.trainers.running import RunOptions, run
 
         gc.enable()
         planned = plan(experiment, changes or [], restore)

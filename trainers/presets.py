@@ -4,39 +4,32 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from polopt.trainers.preset_options import PRESET_OPTIONS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 class A3C(PolicyOptimizerTrainer):
     """Asynchronous advantage actor-critic (Mnih et al., 2016)."""
 
-    preset: ClassVar[dict[str, Any]] = {"optimizer": "async_gradients", "policy": "a3c"}
+    preset: ClassVar[dict[str, Any]] = PRESET_OPTIONS["A3C"]
 
 
 class A2C(PolicyOptimizerTrainer):
     """Advantage actor-critic: A3C's loss on synchronous samples."""
 
-    preset: ClassVar[dict[str, Any]] = {"optimizer": "sync_samples", "policy": "a2c"}
+    preset: ClassVar[dict[str, Any]] = PRESET_OPTIONS["A2C"]
 
 
 class SyncPPO(PolicyOptimizerTrainer):
     """Proximal policy optimization (Schulman et al., 2017) on synchronous samples."""
 
-    preset: ClassVar[dict[str, Any]] = {
-        "optimizer": "sync_samples",
-        "policy": "ppo",
-        "rollout_fragment_length": 128,
-    }
+    preset: ClassVar[dict[str, Any]] = PRESET_OPTIONS["SyncPPO"]
 
 
 class DDPPO(PolicyOptimizerTrainer):
     """Decentralized distributed PPO (Wijmans et al., 2020)."""
 
-    preset: ClassVar[dict[str, Any]] = {
-        "optimizer": "decentralized_allreduce",
-        "policy": "ppo",
-        "rollout_fragment_length": 128,
-    }
+    preset: ClassVar[dict[str, Any]] = PRESET_OPTIONS["DDPPO"]
 
 
 PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {

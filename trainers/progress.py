@@ -3,25 +3,27 @@ file or a pipe."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from ray import tune
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+_logger = logging.getLogger("polopt")
 #: Rows of the table: enough to see where it is going.
 _ROWS = 10
 _COLUMNS = ("iteration", "env steps", "return", "steps/s", "lag", "seconds")
 
 
-class Progress(tune.Callback):
-    """Shows each result of a run as one row.
+class Progress(logging.Handler):
+    """Shows each result of a run as one row, and what is logged meanwhile, such as the failure of a
+    worker, as one line.
 
     Use as a context manager, so that the terminal is given back whatever happens.
 
@@ -31,14 +33,15 @@ class Progress(tune.Callback):
     """
 
     def __init__(self, console: Console, title: str) -> None:
+        super().__init__(logging.WARNING)
         self._console = console
         self._title = title
         self._rows: deque[tuple[str, ...]] = deque(maxlen=_ROWS)
         self._state = "starting Ray"
-        self._failures = 0
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
+        _logger.addHandler(self)
         if self._console.is_terminal:
             self._live = Live(
                 self._view(running=True),
@@ -53,6 +56,7 @@ class Progress(tune.Callback):
         return self
 
     def __exit__(self, *_: object) -> None:
+        _logger.removeHandler(self)
         if self._live is not None:
             self._live.update(self._view(running=False))
             self._live.stop()
@@ -65,12 +69,9 @@ class Progress(tune.Callback):
         else:
             self._line(state)
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """Called by Tune with each result."""
+    def show(self, result: Mapping[str, Any]) -> None:
+        """A result."""
         self._rows.append(_row(result))
-        self._report_failures(result["fault_tolerance"])
         if self._live is not None:
             if self._state.startswith("starting"):
                 self._state = "training; Ctrl-C stops and saves"
@@ -78,16 +79,9 @@ class Progress(tune.Callback):
         else:
             self._line("  ".join(f"{k} {v}" for k, v in zip(_COLUMNS, _row(result), strict=True)))
 
-    def _report_failures(self, faults: Mapping[str, Any]) -> None:
-        """Workers log their failures where nobody looks; a replacement is worth a line here."""
-        restarts = faults["num_remote_worker_restarts"]
-        if restarts > self._failures:
-            last = faults["last_failure"].strip().splitlines() or [""]
-            self._line(
-                f"worker {faults['last_failed_worker']} was replaced "
-                f"({restarts} in all): {last[-1].strip()}"
-            )
-        self._failures = restarts
+    def emit(self, record: logging.LogRecord) -> None:
+        """A message of polopt's."""
+        self._line(" ".join(record.getMessage().split()))
 
     def _line(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

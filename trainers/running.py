@@ -1,44 +1,37 @@
-"""One experiment through Ray Tune, for the command line: checked first, shown while it runs, and
-ended with a checkpoint."""
+"""One experiment in the command's own process: shown while it runs, written down as Tune does it,
+and ended with a checkpoint."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import secrets
+import shutil
 import time
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Before Ray is imported, which reads them then.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # and the notice about it
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a FutureWarning for each actor
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # whose banner even verbose=0 lets through
-os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Tune's ends a run without a checkpoint
-
 import ray
-from ray import tune
-from ray.tune.execution import class_cache
 from rich.console import Console
 
-from polopt.policies.config import ConfigError, canonical, nearest
-from polopt.trainers.checkpoint_fallback import read_or_fall_back
-from polopt.trainers.config import Experiment, aliases_for
-from polopt.trainers.evaluation import find_checkpoint
-from polopt.trainers.examples import Example, apply_changes, load_example, merge
-from polopt.trainers.preparation import prepare
-from polopt.trainers.presets import PRESETS
+from polopt.trainers.config import Experiment
+from polopt.trainers.examples import Example
+from polopt.trainers.planning import Plan
 from polopt.trainers.progress import Progress
-from polopt.trainers.stopping import OnInterrupt, StopWhen
+from polopt.trainers.result_files import ResultFiles, Tally
+from polopt.trainers.stopping import OnInterrupt
+from polopt.trainers.training import Training
 
 #: Imported by each process that Ray starts, before there is anything for it to do.
 PRELOADED = ["polopt.rollouts.worker"]
-# Tune gives trials an environment variable for PyTorch Lightning, with which none of the processes
-# fits them that Ray has started, and that have imported all this, meanwhile.
-class_cache.DEFAULT_ENV_VARS.clear()
+#: Checkpoints of one run, the newest ones.
+KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class RunOptions:
     Attributes:
         results_dir: where results and checkpoints go.
         checkpoint_every: iterations between checkpoints; 0: only at the end.
-        verbose: show what Ray, Tune and workers print.
+        verbose: show what Ray and workers print.
     """
 
     results_dir: Path
@@ -61,7 +54,7 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        results: directory of the trial's results.
+        results: directory of its results; None if it did not come to any.
         checkpoint: the last; None if there is none.
         interrupted: by Ctrl-C.
         error: what ended it early; empty if nothing did.
@@ -73,118 +66,143 @@ class Outcome:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A run with nothing left to be wrong about it but what only running shows."""
-
-    example: Example
-    config: dict[str, Any]
-    experiment: Experiment
-    stop: StopWhen
-    restore: Path | None
-
-
-def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = None) -> Plan:
-    """Reads, changes and checks an experiment; starts nothing.
-
-    Raises:
-        ConfigError: whatever is wrong with it.
-        CheckpointError: `restore` is no complete checkpoint.
-    """
-    loaded = load_example(example_or_config, list(PRESETS))
-    example, config_changes = apply_changes(loaded, changes)
-    if example.run not in PRESETS:
-        raise ConfigError(
-            f"key 'run': got {example.run!r}{nearest(example.run, PRESETS) or '.'} "
-            f"Allowed: {', '.join(PRESETS)}"
-        )
-    preset = PRESETS[example.run].preset
-    aliases = aliases_for(merge(example.config, config_changes), preset)
-    config = merge(canonical(example.config, aliases), canonical(config_changes, aliases))
-    experiment = Experiment.parse(config, preset)
-    stop = StopWhen(example.stop)
-    prepare(experiment)
-    if restore is not None:
-        restore, _ = read_or_fall_back(find_checkpoint(restore))
-    return Plan(example, config, experiment, stop, restore)
-
-
 def run(planned: Plan, options: RunOptions, console: Console) -> Outcome:
-    """Trains until a limit is reached, Ctrl-C is pressed, or something fails."""
-    example = planned.example
-    title = f"{example.name}: {example.run} on {_env_name(planned.experiment)}"
+    """Trains until a limit is reached, Ctrl-C is pressed, or something fails. Whichever it is,
+    workers and the Ray that was started here have ended by then."""
+    stop = planned.stop
     if not options.verbose:
         _quiet()
-    with Progress(console, title) as progress:
+    with Progress(console, _title(planned)) as progress:
 
         def interrupt() -> None:
-            planned.stop.interrupt()
+            stop.interrupt()
             progress.say("stopping after this iteration, with a checkpoint; Ctrl-C again: at once")
 
         with OnInterrupt(interrupt):
-            start_ray(planned.experiment, options.verbose)
-            progress.say("starting workers")
-            return _tune(planned, options, progress)
+            try:
+                with _ray_for(planned.experiment, options.verbose):
+                    progress.say("starting workers")
+                    return _train(planned, options, progress)
+            except KeyboardInterrupt:  # the second, while Ray was started or ended
+                return Outcome(None, None, interrupted=True)
 
 
-def _tune(planned: Plan, options: RunOptions, progress: Progress) -> Outcome:
-    example = planned.example
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    failed = ""
+def _train(planned: Plan, options: RunOptions, progress: Progress) -> Outcome:
+    """The run itself, in a folder of its own."""
+    stop = planned.stop
+    if stop.interrupted:  # before there is anything that could be saved
+        return Outcome(None, None, interrupted=True)
+    trial_id = f"{secrets.token_hex(3)[:5]}_00000"  # of the form that Tune's have
+    folder = _new_folder(planned.example, options.results_dir, trial_id)
+    checkpoints = _Checkpoints(folder)
+    error = ""
     try:
-        analysis = tune.run(
-            PRESETS[example.run],
-            name=f"{example.name}_{stamp}",
-            config=planned.config,
-            stop=planned.stop,
-            storage_path=str(options.results_dir.expanduser().resolve()),
-            checkpoint_config=tune.CheckpointConfig(
-                num_to_keep=3,
-                checkpoint_frequency=options.checkpoint_every,
-                checkpoint_at_end=True,
-            ),
-            restore=None if planned.restore is None else str(planned.restore.resolve()),
-            trial_dirname_creator=lambda trial: f"{example.run}_{trial.trial_id}",
-            callbacks=[progress],
-            verbose=3 if options.verbose else 0,
-            raise_on_failed_trial=False,
-        )
-    except tune.TuneError as error:
-        return Outcome(None, None, planned.stop.interrupted, str(error))
-    trial: Any = analysis.trials[0]
-    if trial.error_file:
-        cause = _root_cause(Path(trial.error_file).read_text())
-        failed = f"{cause} (traceback: {trial.error_file})"
-    return Outcome(
-        Path(trial.path),
-        Path(trial.checkpoint.path) if trial.checkpoint else None,
-        planned.stop.interrupted,
-        failed,
-    )
+        with (
+            ResultFiles(folder, planned.config) as files,
+            Training(planned.experiment, planned.example.run, planned.worker_config) as training,
+        ):
+            if planned.restore is not None:
+                training.load(planned.restore)
+            for result in _iterations(training, Tally(trial_id, planned.config)):
+                result["done"] = done = stop(result)
+                every = options.checkpoint_every
+                due = done or (every and result["training_iteration"] % every == 0)
+                result["checkpoint_dir_name"] = checkpoints.save(training) if due else None
+                files.write(result)
+                progress.show(result)
+                if done:
+                    break
+    except KeyboardInterrupt:  # the second: at once
+        stop.interrupt()
+    except Exception:  # whatever an environment, a worker or a disk comes up with
+        error = _write_error(folder)
+    return Outcome(folder, checkpoints.newest, stop.interrupted, error)
+
+
+def _iterations(training: Training, tally: Tally) -> Iterator[dict[str, Any]]:
+    """Results, one for each iteration, without end."""
+    while True:
+        started_s = time.perf_counter()
+        result = training.step()
+        yield tally.complete(result, time.perf_counter() - started_s)
+
+
+class _Checkpoints:
+    """Those of one run, under the names that Tune gives them; only the newest stay."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._saved: list[Path] = []
+        self._number = 0
+
+    @property
+    def newest(self) -> Path | None:
+        return self._saved[-1] if self._saved else None
+
+    def save(self, training: Training) -> str:
+        """Writes one, and removes the oldest when there are too many; its name."""
+        path = self._folder / f"checkpoint_{self._number:06d}"
+        training.save(path)
+        self._number += 1
+        self._saved.append(path)
+        while len(self._saved) > KEPT:
+            shutil.rmtree(self._saved.pop(0))
+        return path.name
+
+
+def _new_folder(example: Example, results_dir: Path, trial_id: str) -> Path:
+    name = f"{example.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    folder = results_dir.expanduser().resolve() / name / f"{example.run}_{trial_id}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _write_error(folder: Path) -> str:
+    """Of the exception that is handled: the traceback to a file, its last line to the user."""
+    text = traceback.format_exc()
+    path = folder / "error.txt"
+    path.write_text(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"{lines[-1]} (traceback: {path})"
+
+
+@contextmanager
+def _ray_for(experiment: Experiment, verbose: bool) -> Iterator[None]:
+    """Ray, while workers need it; without workers nothing does."""
+    if experiment.rollout.num_workers == 0:
+        yield
+        return
+    start_ray(experiment, verbose)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def start_ray(experiment: Experiment, verbose: bool = False) -> None:
     """Starts Ray here, or attaches to the cluster that `RAY_ADDRESS` names.
 
-    Logical CPUs are as many as the experiment needs, if that is more than there are: on a small
-    machine workers take turns instead of waiting for ever for CPUs that do not come.
+    Logical CPUs are as many as the workers need, if that is more than there are: on a small machine
+    they take turns instead of waiting for ever for CPUs that do not come. The learner is in this
+    process, and asks Ray for none.
     """
-    rollout, driver = experiment.rollout, experiment.trainer
-    num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
-    needed = math.ceil(driver.num_cpus_for_driver + num_workers * rollout.num_cpus_per_worker)
+    rollout = experiment.rollout
+    places = rollout.num_workers * (1 + rollout.num_workers_below)
     cores = os.cpu_count() or 1
-    num_cpus = max(cores, needed)
+    num_cpus = max(cores, math.ceil(places * rollout.num_cpus_per_worker))
     here: dict[str, Any] = {
         "num_cpus": num_cpus,
         "include_dashboard": False,
-        # Ray starts a process for each CPU ahead, which is too many where few are needed.
         "_system_config": {
             "preload_python_modules": PRELOADED,
-            "prestart_worker_first_driver": num_cpus <= 2 * needed,
+            # Ray starts a process for each CPU ahead, which is too many where few are needed; and
+            # before anybody asks, which is a second before `ray.init` returns.
+            "enable_worker_prestart": num_cpus <= 2 * places,
+            "prestart_worker_first_driver": False,
             # All of them at once, but not so many that one takes a minute and is given up.
-            "worker_maximum_startup_concurrency": max(cores, min(needed, 4 * cores)),
-            # Else those are ended again as soon as the trial has reserved their CPUs.
-            "num_workers_soft_limit": needed,
+            "worker_maximum_startup_concurrency": max(cores, min(places, 4 * cores)),
+            # Else those that wait for their actor are ended again.
+            "num_workers_soft_limit": places,
         },
     }
     ray.init(
@@ -195,18 +213,12 @@ def start_ray(experiment: Experiment, verbose: bool = False) -> None:
 
 
 def _quiet() -> None:
-    """Ray and Tune talk about themselves; what matters to the user is shown otherwise."""
+    """Ray talks about itself; what matters to the user is shown otherwise."""
     warnings.filterwarnings("ignore", module=r"(ray|tensorboardX)(\..*)?")
-    for name in ("ray", "ray.tune", "ray.train", "ray.air", "ray.data"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
 
 
-def _env_name(experiment: Experiment) -> str:
-    env = experiment.rollout.env
-    return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-
-
-def _root_cause(traceback: str) -> str:
-    """The line of a worker's traceback that says what happened, without Ray's around it."""
-    lines = [line.strip() for line in traceback.strip().splitlines() if line.strip()]
-    return lines[-1] if lines else "unknown"
+def _title(planned: Plan) -> str:
+    env = planned.experiment.rollout.env
+    named = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    return f"{planned.example.name}: {planned.example.run} on {named}"

@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from ray import tune
-
 from polopt.policies.config import ConfigError, nearest_of
 from polopt.trainers.results import is_result_key, result_keys
 
 
-class StopWhen(tune.Stopper):
-    """Ends a trial at the first limit it reaches, as a dict given to Tune would, or after the
-    iteration in which `interrupt` was called. Either way Tune saves a checkpoint at the end.
+class StopWhen:
+    """Ends a run at the first limit it reaches, as a dict given to Tune would, or after the
+    iteration in which `interrupt` was called.
 
     Args:
         limits: result key, such as `env_runners/episode_return_mean`, to the value that ends it.
@@ -35,18 +33,14 @@ class StopWhen(tune.Stopper):
         self.interrupted = False
 
     def interrupt(self) -> None:
-        """Ends every trial after its iteration."""
+        """Ends the run after its iteration."""
         self.interrupted = True
 
-    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """Asked by Tune after each result."""
+    def __call__(self, result: Mapping[str, Any]) -> bool:
+        """Whether this result is the last."""
         if self.interrupted:
             return True
         return any(_look_up(result, key) >= limit for key, limit in self._limits.items())
-
-    def stop_all(self) -> bool:
-        """Never: trials end one by one, each with its checkpoint."""
-        return False
 
 
 class OnInterrupt:
