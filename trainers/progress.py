@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 _logger = logging.getLogger("polopt")
+#: What a run does first.
+STARTING_RAY = "starting Ray"
 #: Rows of the table: enough to see where it is going.
 _ROWS = 10
 _COLUMNS = ("iteration", "env steps", "return", "steps/s", "lag", "seconds")
@@ -30,6 +32,9 @@ class Progress(logging.Handler):
     Args:
         console: of standard output.
         title: what runs.
+
+    Attributes:
+        state: what is happening now, in a few words.
     """
 
     def __init__(self, console: Console, title: str) -> None:
@@ -37,7 +42,7 @@ class Progress(logging.Handler):
         self._console = console
         self._title = title
         self._rows: deque[tuple[str, ...]] = deque(maxlen=_ROWS)
-        self._state = "starting Ray"
+        self.state = STARTING_RAY
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
@@ -63,7 +68,7 @@ class Progress(logging.Handler):
 
     def say(self, state: str) -> None:
         """What is happening now, in a few words."""
-        self._state = state
+        self.state = state
         if self._live is not None:
             self._live.update(self._view(running=True))
         else:
@@ -73,8 +78,8 @@ class Progress(logging.Handler):
         """A result."""
         self._rows.append(_row(result))
         if self._live is not None:
-            if self._state.startswith("starting"):
-                self._state = "training; Ctrl-C stops and saves"
+            if self.state.startswith("starting"):
+                self.state = "training; Ctrl-C stops and saves"
             self._live.update(self._view(running=True))
         else:
             self._line("  ".join(f"{k} {v}" for k, v in zip(_COLUMNS, _row(result), strict=True)))
@@ -94,7 +99,7 @@ class Progress(logging.Handler):
             table.add_row(*row)
         parts: list[Any] = [table] if self._rows else [Text(self._title, style="bold")]
         if running:
-            parts.append(Spinner("dots", Text(self._state, style="dim")))
+            parts.append(Spinner("dots", Text(self.state, style="dim")))
         return Group(*parts)
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from polopt.trainers.config import Experiment
 from polopt.trainers.examples import Example
 from polopt.trainers.planning import Plan
-from polopt.trainers.progress import Progress
+from polopt.trainers.progress import STARTING_RAY, Progress
 from polopt.trainers.result_files import ResultFiles, Tally
 from polopt.trainers.stopping import OnInterrupt
 from polopt.trainers.training import Training
@@ -76,22 +76,27 @@ def run(planned: Plan, options: RunOptions, console: Console) -> Outcome:
 
         def interrupt() -> None:
             stop.interrupt()
-            progress.say("stopping after this iteration, with a checkpoint; Ctrl-C again: at once")
+            when = (
+                "" if progress.state == STARTING_RAY else " after this iteration, with a checkpoint"
+            )
+            progress.say(f"stopping{when}; Ctrl-C again: at once")
 
+        outcome = Outcome(None, None, interrupted=True)
         with OnInterrupt(interrupt):
             try:
                 with _ray_for(planned.experiment, options.verbose):
-                    progress.say("starting workers")
-                    return _train(planned, options, progress)
+                    # Who did not want to wait for Ray does not want to wait for workers.
+                    if not stop.interrupted:
+                        outcome = _train(planned, options, progress)
             except KeyboardInterrupt:  # the second, while Ray was started or ended
-                return Outcome(None, None, interrupted=True)
+                stop.interrupt()
+        return outcome
 
 
 def _train(planned: Plan, options: RunOptions, progress: Progress) -> Outcome:
     """The run itself, in a folder of its own."""
+    progress.say("starting workers")
     stop = planned.stop
-    if stop.interrupted:  # before there is anything that could be saved
-        return Outcome(None, None, interrupted=True)
     trial_id = f"{secrets.token_hex(3)[:5]}_00000"  # of the form that Tune's have
     folder = _new_folder(planned.example, options.results_dir, trial_id)
     checkpoints = _Checkpoints(folder)
@@ -168,12 +173,13 @@ def _write_error(folder: Path) -> str:
 
 @contextmanager
 def _ray_for(experiment: Experiment, verbose: bool) -> Iterator[None]:
-    """Ray, while workers need it; without workers nothing does."""
-    if experiment.rollout.num_workers == 0:
+    """Ray, while workers need it; without workers nothing does, and a config that is a program may
+    have started it."""
+    if experiment.rollout.num_workers == 0 or ray.is_initialized():
         yield
         return
-    start_ray(experiment, verbose)
     try:
+        start_ray(experiment, verbose)
         yield
     finally:
         ray.shutdown()
