@@ -49,28 +49,34 @@ KINDS = {
     "default_worker.py": "idle workers of Ray",
     "gcs_server": "Ray: gcs_server",
     "dashboard/agent.py": "Ray: dashboard agent",
+    "ray::DashboardAgent": "Ray: dashboard agent",
     "dashboard.py": "Ray: dashboard head",
     "runtime_env": "Ray: runtime environment agent",
+    "ray::RuntimeEnvAgent": "Ray: runtime environment agent",
     "log_monitor": "Ray: log monitor",
     "_private/monitor.py": "Ray: autoscaler's monitor",
     "/polopt ": "driver (the command)",
 }
 
 
-def processes_of(address: str) -> dict[int, tuple[str, float]]:
-    """Command line and processor seconds of each process that has inherited `address`."""
-    found = {}
+def processes_below(root: int) -> dict[int, tuple[str, float]]:
+    """Command line and processor seconds of a process and of all that it has started, directly or
+    not."""
+    parents, found = {}, {}
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if address.encode() not in (folder / "environ").read_bytes():
-                continue
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             stat = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has ended meanwhile, or is not ours to read
+        parents[int(folder.name)] = int(stat[1])
         found[int(folder.name)] = (command, (int(stat[11]) + int(stat[12])) / ticks_per_s)
-    return found
+
+    def is_below(pid: int) -> bool:
+        return pid == root or (pid in parents and is_below(parents[pid]))
+
+    return {pid: process for pid, process in found.items() if is_below(pid)}
 
 
 def cpu_by_kind(processes: dict[int, tuple[str, float]]) -> dict[str, float]:
@@ -109,7 +115,7 @@ def run_once(example: str, folder: Path) -> tuple[dict[str, float], dict[str, fl
                 milestones.settimeout(max(0.001, began_s + TIMEOUT_S - time.time()))
                 at_s, pid, event = milestones.recv(1024).decode().split(" ", 2)
                 events.append((float(at_s) - began_s, int(pid), event))
-            used = cpu_by_kind(processes_of(address))
+            used = cpu_by_kind(processes_below(command.pid))
             command.wait(TIMEOUT_S)
         except TimeoutError as error:
             raise RuntimeError(f"no gradient within {TIMEOUT_S:g} s; told: {events}") from error
