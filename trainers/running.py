@@ -209,6 +209,9 @@ def start_ray(experiment: Experiment, verbose: bool = False) -> None:
             "worker_maximum_startup_concurrency": max(cores, min(places, 4 * cores)),
             # Else those that wait for their actor are ended again.
             "num_workers_soft_limit": places,
+            # Ray's patience of 10 s in finer steps: the raylet may ask its object store too early.
+            "raylet_client_connect_timeout_milliseconds": 50,
+            "raylet_client_num_connect_attempts": 200,
         },
     }
     ray.init(
