@@ -201,8 +201,8 @@ def start_ray(experiment: Experiment, verbose: bool = False) -> None:
         "include_dashboard": False,
         "_system_config": {
             "preload_python_modules": PRELOADED,
-            # Ray starts a process for each CPU ahead, which is too many where few are needed; and
-            # before anybody asks, which is a second before `ray.init` returns.
+            # Ray starts a process for each CPU ahead, which is too many where few are needed; the
+            # first option has it do so with its node, not once a driver has come.
             "enable_worker_prestart": num_cpus <= 2 * places,
             "prestart_worker_first_driver": False,
             # All of them at once, but not so many that one takes a minute and is given up.
