@@ -236,11 +236,12 @@ def test_second_ctrl_c_ends_at_once_and_leaves_nothing_running(tmp_path: Path) -
     ) as process:
         try:
             assert process.stdout is not None
-            for awaited in ("cartpole_a3c: ", "starting workers"):
-                assert process.stdout.readline().startswith(awaited)
-            assert any("Rollout" in line or "raylet" in line for line in of_session(process.pid))
+            lines = iter(process.stdout.readline, "")
+            assert any(line.startswith("starting workers") for line in lines)
+            assert any("raylet" in line for line in of_session(process.pid))
             os.killpg(process.pid, signal.SIGINT)
-            assert process.stdout.readline().startswith("stopping after this iteration")
+            # Not just the next line: a signal while one is written has it written twice.
+            assert any(line.startswith("stopping after this iteration") for line in lines)
             os.killpg(process.pid, signal.SIGINT)
             out, err = process.communicate(timeout=60)
         finally:
