@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,13 @@ def of_session(session: int) -> list[str]:
     return found
 
 
+def until(reached: Callable[[], bool], patience_s: float) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while not reached():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_second_ctrl_c_ends_at_once_and_leaves_nothing_running(tmp_path: Path) -> None:
     endless = ["min_sample_timesteps_per_iteration=1000000000", "num_workers=1"]
@@ -238,7 +246,7 @@ def test_second_ctrl_c_ends_at_once_and_leaves_nothing_running(tmp_path: Path) -
             assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
             assert any(line.startswith("starting workers") for line in lines)
-            assert any("raylet" in line for line in of_session(process.pid))
+            until(lambda: any("::RolloutWorker" in line for line in of_session(process.pid)), 60)
             os.killpg(process.pid, signal.SIGINT)
             # Not just the next line: a signal while one is written has it written twice.
             assert any(line.startswith("stopping after this iteration") for line in lines)
@@ -250,10 +258,7 @@ def test_second_ctrl_c_ends_at_once_and_leaves_nothing_running(tmp_path: Path) -
     assert err == ""
     assert out.startswith(f"results     {tmp_path}")
     assert "checkpoint" not in out
-    deadline_s = time.monotonic() + 20
-    while left := of_session(process.pid):
-        assert time.monotonic() < deadline_s, left
-        time.sleep(0.2)
+    until(lambda: not of_session(process.pid), 20)
 
 
 @pytest.mark.usefixtures("ray_session")

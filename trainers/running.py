@@ -76,9 +76,8 @@ def run(planned: Plan, options: RunOptions, console: Console) -> Outcome:
 
         def interrupt() -> None:
             stop.interrupt()
-            when = (
-                "" if progress.state == STARTING_RAY else " after this iteration, with a checkpoint"
-            )
+            begun = progress.state != STARTING_RAY
+            when = " after this iteration, with a checkpoint" if begun else ""
             progress.say(f"stopping{when}; Ctrl-C again: at once")
 
         outcome = Outcome(None, None, interrupted=True)
