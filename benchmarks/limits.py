@@ -1,11 +1,12 @@
 """What this machine can do at most, and how far each optimizer is from it.
 
-    .venv/bin/python benchmarks/limits.py [--repeats 7] [--seconds 4]
+    .venv/bin/python benchmarks/limits.py [--repeats 5] [--seconds 3]
 
 First the cost of each thing that training is made of, on one core, CartPole-v1, MLP 64x64; then the
 rate at which an optimizer would train if there were nothing but those, as formulas with the numbers
-in them; then the rate at which it trains. Costs take turns, and medians go into the formulas, so
-that a change in the machine's speed meets all alike. Prints Markdown, writes JSON.
+in them; then the rate at which it trains. All take turns, so that a change in the machine's speed
+meets all alike: medians of the costs go into the formulas, and the share is the median of those of
+each turn. Prints Markdown, writes JSON.
 """
 
 from __future__ import annotations
@@ -75,34 +76,45 @@ def print_costs(costs: dict[str, list[float]]) -> None:
         print(f"| {NAMES[name]} | {median * 1e6:,.1f} ({spread}) | {rate} |")
 
 
+def _percent(shares: list[float]) -> str:
+    return f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
+
+
 def main() -> None:
     """Measures, prints tables, writes JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7, help="of each cost")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of training; 0: none")
+    parser.add_argument("--repeats", type=int, default=5, help="turns")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of training; 0: none")
     parser.add_argument("--out", type=Path, default=Path("results/limits.json"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     cores = len(os.sched_getaffinity(0))
     ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR)
     costs: dict[str, list[float]] = {name: [] for name in NAMES}
+    config = {"env": "CartPole-v1", "num_workers": WORKERS, "num_envs_per_worker": ENVS, "seed": 0}
+    rates: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         measured = cases(folder)
         for _ in range(args.repeats):
-            for name, values in costs.items():
-                values.append(measured[name]())
+            now = {name: measured[name]() for name in costs}
+            for name, seconds in now.items():
+                costs[name].append(seconds)
+            for name, (ceiling, _) in ceilings(now, cores).items():
+                if args.seconds > 0:
+                    rates.setdefault(name, []).append(measure(name, config, args.seconds))
+                    shares.setdefault(name, []).append(rates[name][-1] / ceiling)
         del measured  # and with it the actors
-    median = {name: statistics.median(values) for name, values in costs.items()}
-    limits = ceilings(median, cores)
-    config = {"env": "CartPole-v1", "num_workers": WORKERS, "num_envs_per_worker": ENVS, "seed": 0}
-    rates = {name: measure(name, config, args.seconds) for name in limits if args.seconds > 0}
+    limits = ceilings({name: statistics.median(values) for name, values in costs.items()}, cores)
     ray.shutdown()
 
     print_costs(costs)
     print(f"\n| optimizer, {WORKERS} workers x {ENVS} | ceiling, steps/s | trains at | share |")
     print("|---|---:|---:|---:|")
     for name, (ceiling, _) in limits.items():
-        reached = f"{rates[name]:,.0f} | {rates[name] / ceiling:.0%}" if rates else "- | -"
+        reached = "- | -"
+        if rates:
+            reached = f"{statistics.median(rates[name]):,.0f} | {_percent(shares[name])}"
         print(f"| {name} | {ceiling:,.0f} | {reached} |")
     print()
     for name, (ceiling, formula) in limits.items():
@@ -111,7 +123,7 @@ def main() -> None:
     print(f"\n{', '.join(f'{key} {value}' for key, value in where.items())}.")
     print(f"Command: `{' '.join(['python', *sys.argv])}`")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = {"about": where, "costs_s": costs, "ceilings": limits, "rates": rates}
+    kept = {"about": where, "costs_s": costs, "ceilings": limits, "rates": rates, "shares": shares}
     args.out.write_text(json.dumps(kept, indent=1))
 
 

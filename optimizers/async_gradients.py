@@ -40,10 +40,11 @@ class AsyncGradientsConfig(OptimizerConfig):
         max_requests_in_flight_per_worker: gradients asked of each worker at once. With 2 it begins
             the next before the last is applied: it never waits, and is one update further behind.
         max_policy_lag: gradients that are more updates old than this are stale; None: none are.
-        direct_calls: gradients and weights that are small go over a connection of each worker's own
-            instead of through Ray, which costs both sides more than such a gradient.
         stale_gradients: `drop` them, or `scale` the learning rate of their update by
             (max_policy_lag + 1) / (lag + 1), after Zhang et al., 2016.
+        direct_calls: weights of up to 100 KB, and their gradients, go over a connection of each
+            worker's own instead of through Ray, which costs both sides more than such a gradient;
+            with at most two requests in flight.
     """
 
     grads_per_step: int = pydantic.Field(100, ge=1, le=10**7)
@@ -80,6 +81,8 @@ class AsyncGradients(PolicyOptimizer):
         size = self.policy.flat.grads.nbytes
         if self.config.direct_calls and size <= INLINE_BYTES and depth <= MOST_DIRECT_CALLS:
             workers.begin_direct_calls()
+        else:
+            workers.end_direct_calls()
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:

@@ -70,6 +70,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.stragglers = Stragglers(
             self.config.preemption_threshold, self.config.min_fragment_share
         )
+        self._skew_s = 0.0  # between the first and the last sample of this round
         self.num_rounds = 0
         self.num_broken_rounds = 0
         self.num_cut_short = 0
@@ -141,7 +142,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 waited_for = len(self.group.ranks) - len(sampled)
                 if self.stragglers.remain(len(self.group.ranks), waited_for):
                     self._cut_stragglers_short()
-        self.timers["skew"].push(last_s - first_s)
+        self._skew_s = last_s - first_s
+        self.timers["skew"].push(self._skew_s)
         return [sampled[index] for index in sorted(sampled)]
 
     def _cut_stragglers_short(self) -> None:
@@ -163,11 +165,12 @@ class DecentralizedAllReduce(PolicyOptimizer):
     def _keep(self, arrival: Arrival) -> None:
         self._learned.append((arrival.worker.index, arrival.value))
         if arrival.value.broken and arrival.value.allreduce_s >= self.config.allreduce_timeout_s:
-            # It waited to the limit, so somebody hangs, and the others have given up as well. (Of
-            # a rank that dies Ray tells, and the others may still have a gradient to compute.)
+            # It waited to the limit, so somebody hangs, and the others give up as well, as much
+            # later as they have sampled later. (Of a rank that dies Ray tells, and the others may
+            # still have a gradient to compute.)
             for worker in self.group.ranks:
-                if self.in_flight.count(worker) == 1:  # it has sampled
-                    self.in_flight.hasten(worker, BREAK_GRACE_S)
+                if self.in_flight.count(worker) == 1:  # it has sampled, maybe after this one
+                    self.in_flight.hasten(worker, BREAK_GRACE_S + self._skew_s)
 
     def _lose(self, arrival: Arrival) -> None:
         """A rank is gone: the others will find their all-reduce broken, and say so."""

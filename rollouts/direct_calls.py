@@ -6,25 +6,33 @@ makes to the driver. Ray still starts, places, ends and watches the worker, and 
 failed: the worker answers direct calls within one long call of Ray's (`serve`), and whatever ends
 that ends the connection.
 
-The connection lets in only who has the token, which travels through Ray: messages are pickles.
+The connection lets in only who has the token, which travels through Ray: messages are pickles. A
+worker takes the driver's address from Ray, too, and trusts whoever answers there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import pickle
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-#: So many calls to a worker may be under way at once, of messages of up to about 100 KB. The
-#: kernel's buffers hold them, so that nobody ever waits for the other side to read.
+#: So many calls to a worker may be under way at once, with requests of up to about 100 KB. The
+#: kernel's buffers hold them, so that the driver never waits for a worker to read; one with a
+#: larger answer waits for the driver.
 MOST_DIRECT_CALLS = 2
 BUFFER_BYTES = MOST_DIRECT_CALLS * 105_000
 #: Until a connection to the driver stands.
 CONNECT_TIMEOUT_S = 5.0
+#: What can be waited for at most in one call of the kernel's (milliseconds in 31 bits).
+MAX_TIMEOUT_S = 2e6
+#: Firewalls forget connections that are silent for some minutes, as those of long fragments are.
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 TOKEN_BYTES = 16
 _HEADER = struct.Struct("<III")  # bytes of all, bytes of the pickle, number of buffers
 _ALIGNMENT = 64
@@ -59,11 +67,14 @@ class Connection:
         self.socket = connected
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            if hasattr(socket, option):  # not every system has them all
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connected.setsockopt(socket.SOL_SOCKET, side, BUFFER_BYTES)
             if connected.getsockopt(socket.SOL_SOCKET, side) < BUFFER_BYTES:
                 raise OSError(f"the system allows sockets less than {BUFFER_BYTES} bytes")
-        connected.settimeout(timeout_s)
+        connected.settimeout(None if timeout_s is None else min(timeout_s, MAX_TIMEOUT_S))
 
     def send(self, message: Any) -> None:
         """Raises:
@@ -99,7 +110,14 @@ class Connection:
 
     def close(self) -> None:
         """The other side notices at once."""
-        self.socket.close()
+        hang_up(self.socket)
+
+
+def hang_up(connected: socket.socket) -> None:
+    """Ends a connection, also where a process that was forked meanwhile holds it, too."""
+    with contextlib.suppress(OSError):  # it has ended already
+        connected.shutdown(socket.SHUT_RDWR)
+    connected.close()
 
 
 def encode(message: Any) -> bytes:
@@ -129,24 +147,39 @@ def new_token() -> bytes:
 def connect(address: tuple[str, int], token: bytes) -> Connection:
     """A worker's connection to the driver.
 
+    Args:
+        address: of the driver.
+        token: that it gave to this worker.
+
     Raises:
         OSError: it can not be reached, or hangs up.
     """
     connected = socket.create_connection(address, CONNECT_TIMEOUT_S)
     try:
+        connection = Connection(connected)  # first, for it may turn out to be of no use
         connected.sendall(token)
-        return Connection(connected)
+        return connection
     except BaseException:
         connected.close()
         raise
 
 
 def greet(connected: socket.socket, tokens: Sequence[bytes], timeout_s: float) -> bytes | None:
-    """Which of the tokens a caller has; None: none, and it is a stranger."""
-    connected.settimeout(timeout_s)
+    """Which of the tokens a caller has.
+
+    Args:
+        connected: to the caller.
+        tokens: of those who are expected.
+        timeout_s: for all that the caller has to say.
+
+    Returns:
+        None, if it has none, and is a stranger.
+    """
     said = b""
+    until_s = time.monotonic() + timeout_s
     try:
         while len(said) < TOKEN_BYTES:
+            connected.settimeout(max(1e-3, until_s - time.monotonic()))
             more = connected.recv(TOKEN_BYTES - len(said))
             if not more:
                 return None
@@ -170,10 +203,12 @@ def answer(worker: Any, connection: Connection) -> None:
         if request.method is None:
             return
         try:
-            connection.send((request.number, getattr(worker, request.method)(*request.args)))
-        except BrokenPipeError:
-            connection.close()
-            return
+            said = encode((request.number, getattr(worker, request.method)(*request.args)))
         except BaseException:
             connection.close()
             raise
+        try:
+            connection.socket.sendall(said)
+        except OSError:
+            connection.close()
+            return

@@ -208,6 +208,11 @@ class InFlight:
             return None
         direct = [ref for ref in late if isinstance(ref, DirectCall)]
         pending: list[Call] = [ref for ref in direct if not self._ready([ref], 0.0)]
+        for ref in pending:
+            # Its worker connected while the driver was busy elsewhere, and was asked just now.
+            if ref.sent_s is not None:
+                late[ref].launched_s = max(late[ref].launched_s, ref.sent_s)
+        pending = [ref for ref in pending if self._deadline_s(late[ref]) <= time.monotonic()]
         if others := [ref for ref in late if not isinstance(ref, DirectCall)]:
             # What has ended on another node counts, fetched or not.
             pending += ray.wait(others, num_returns=len(others), timeout=0, fetch_local=False)[1]

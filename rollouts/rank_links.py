@@ -7,6 +7,7 @@ receives, so the last to come finds the others' numbers waiting and does not sle
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import socket
 import time
@@ -15,14 +16,13 @@ from collections.abc import Iterator
 import numpy as np
 from torch._C._distributed_c10d import PrefixStore
 
+from polopt.rollouts.direct_calls import MAX_TIMEOUT_S, TOKEN_BYTES, hang_up
+
 #: Two ranks that send to each other both fill a buffer of the kernel's before either reads. This
 #: much always fits, so that neither waits for ever.
 CHUNK_BYTES = 1 << 16
-#: What can be waited for at most in one call of the kernel's (milliseconds in 31 bits).
-MAX_TIMEOUT_S = 2e6
 #: A stranger that connects and says nothing must not keep a rank from hearing the others.
 HELLO_TIMEOUT_S = 1.0
-TOKEN_BYTES = 16
 
 
 class RankLinks:
@@ -91,7 +91,7 @@ class RankLinks:
     def close(self) -> None:
         """Leaves; whoever waits for this rank learns of it at once."""
         for link in self._links.values():
-            link.close()
+            hang_up(link)
         self._links.clear()
 
     def _distances(self) -> Iterator[int]:
@@ -111,7 +111,7 @@ class RankLinks:
         then hears those of higher rank; so nobody waits in a circle."""
         partners = self._partners()
         # Whoever comes first names it; none but ranks of this group know it.
-        token = store.compare_set("token", "", secrets.token_hex(TOKEN_BYTES // 2))
+        token = store.compare_set("token", "", secrets.token_hex(TOKEN_BYTES))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family, backlog=64) as listener:
             store.set(f"links/{self._rank}", f"{host} {listener.getsockname()[1]}")
@@ -177,7 +177,8 @@ def _hello(link: socket.socket, token: bytes, timeout_s: float) -> int | None:
         complete = _fill(memoryview(said), link)
     except OSError:
         return None
-    return int.from_bytes(said[-4:], "big") if complete and said[:-4] == token else None
+    known = complete and hmac.compare_digest(bytes(said[:-4]), token)
+    return int.from_bytes(said[-4:], "big") if known else None
 
 
 def address_towards(host: str) -> str:

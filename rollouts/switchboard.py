@@ -12,13 +12,20 @@ from typing import Any
 
 import ray
 
-from polopt.rollouts.direct_calls import Connection, Request, greet, new_token
+from polopt.rollouts.direct_calls import (
+    MAX_TIMEOUT_S,
+    Connection,
+    Request,
+    greet,
+    new_token,
+)
 from polopt.rollouts.faults import logger
 
 #: A stranger that connects and says nothing must not keep the driver from its work.
 GREETING_TIMEOUT_S = 0.5
-#: After a connection has ended, Ray has so long to say why.
-REASON_TIMEOUT_S = 10.0
+#: After a connection has ended, Ray has so long to say why: of a process on the same node it does
+#: at once, of one whose node is gone maybe never.
+REASON_TIMEOUT_S = 5.0
 
 
 class DirectCall:
@@ -32,12 +39,15 @@ class DirectCall:
         ended: whether `result` would return, or raise, at once.
         answer: what the method returned, once it has.
         failed: there will be no answer.
+        sent_s: monotonic time at which the request was sent; None: it waits for a connection.
         through_ray: the call in its place, where the worker can not reach the driver.
     """
 
     def __init__(self, line: Line, request: Request) -> None:
-        self._line = line
+        # The one that answers it; the line may have another by the time that is asked for.
+        self._serving = line.serving
         self.request = request
+        self.sent_s: float | None = None
         self.ended = False
         self.answer: Any = None
         self.failed = False
@@ -52,8 +62,9 @@ class DirectCall:
         if self.through_ray is not None:
             return ray.get(self.through_ray, timeout=timeout_s)
         if self.failed:
-            ray.get(self._line.serving, timeout=REASON_TIMEOUT_S)  # raises, or else:
-            raise ConnectionError("the worker has ended its connection and goes on without it")
+            with contextlib.suppress(ray.exceptions.GetTimeoutError):
+                ray.get(self._serving, timeout=REASON_TIMEOUT_S)  # raises, or else:
+            raise ConnectionError("the worker has ended its connection, and Ray does not say why")
         return self.answer
 
 
@@ -91,12 +102,21 @@ class Line:
         return self.connection is None and not self.broken
 
     def serve(self, address: tuple[str, int]) -> None:
-        """Has the worker answer direct calls when it comes to it."""
+        """Has the worker answer direct calls when it comes to it.
+
+        Args:
+            address: at which it connects, if it has not yet.
+        """
         self.open = True
         self.serving = self._actor.serve.remote(address, self.token)
 
     def ask(self, method: str, args: tuple[Any, ...]) -> DirectCall:
-        """Sends a request to a worker that serves."""
+        """Sends a request to a worker that serves, or will.
+
+        Args:
+            method: of the worker.
+            args: of the method; small.
+        """
         self._number += 1
         request = Request(self._number, method, args)
         call = self.calls[request.number] = DirectCall(self, request)
@@ -113,10 +133,15 @@ class Line:
         if self.connection is None:
             self._unsent.append(request)
             return
+        if (call := self.calls.get(request.number)) is not None:
+            call.sent_s = time.monotonic()
         try:
             self.connection.send(request)
         except OSError:
             self.fail()
+        except BaseException:  # Ctrl-C within a message: what follows would not be understood
+            self.fail()
+            raise
 
     def connect(self, connection: Connection) -> None:
         """The worker has called."""
@@ -135,12 +160,15 @@ class Line:
         except (EOFError, OSError):
             self.fail()
             return
+        except BaseException:  # likewise
+            self.fail()
+            raise
         call = self.calls.pop(number, None)
         if call is not None:
             call.answer, call.ended = answer, True
 
     def receive_all(self) -> None:
-        """Takes all answers that are there."""
+        """Takes all answers that have come in."""
         with selectors.DefaultSelector() as readable:
             if self.connection is not None:
                 readable.register(self.connection.socket, selectors.EVENT_READ)
@@ -184,13 +212,16 @@ class Switchboard:
 
     Attributes:
         refused: a worker could not reach the driver, so all calls go through Ray.
+
+    Raises:
+        OSError: nobody can listen at that address.
     """
 
     def __init__(self, host: str, timeout_s: float) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address = (host, int(self._listener.getsockname()[1]))
-        self._timeout_s = timeout_s
+        self._timeout_s = min(timeout_s, MAX_TIMEOUT_S)
         self._lines: list[Line] = []
         # That a call through Ray has ended is known first in a thread of Ray's, which rings.
         self._bell, self._button = socket.socketpair()
@@ -203,7 +234,12 @@ class Switchboard:
         self.refused = False
 
     def line(self, line: Line | None, actor: Any) -> Line:
-        """The line to an actor, open: the one it had, if that is not broken."""
+        """The line to an actor, open: the one it had, if that is not broken.
+
+        Args:
+            line: that; None: it had none.
+            actor: a handle, whose class has `serve`.
+        """
         if line is None or line.broken:
             line = Line(actor, self._selector)
             self._lines = [other for other in self._lines if not other.broken] + [line]
@@ -239,7 +275,7 @@ class Switchboard:
             end.close()
 
     def _turn(self, timeout_s: float) -> None:
-        for key, _ in self._selector.select(timeout_s):
+        for key, _ in self._selector.select(min(timeout_s, MAX_TIMEOUT_S)):
             act: Callable[[], None] = key.data
             act()
 
@@ -272,8 +308,13 @@ class Switchboard:
             caller, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):  # it has thought better of it
             return
+        except OSError as error:  # of the system; it would be asked again and again
+            self._selector.unregister(self._listener)
+            self._listener.close()  # who has called already hears of it
+            self._refuse(str(error))
+            return
         expected = {line.token: line for line in self._lines if line.expected}
-        token = greet(caller, list(expected), GREETING_TIMEOUT_S)
+        token = greet(caller, list(expected), GREETING_TIMEOUT_S) if expected else None
         if token is None:
             caller.close()
             return
@@ -289,7 +330,8 @@ class Switchboard:
             while self._bell.recv(4096):
                 pass
         for line in self._lines:
-            if not line.open or not _has_ended(line.serving):
+            wanted = line.open or (line.calls and line.expected)
+            if not wanted or not _has_ended(line.serving):
                 continue
             never_connected = line.expected
             line.receive_all()  # what it answered before
@@ -299,20 +341,20 @@ class Switchboard:
                 line.fail()
                 continue
             if never_connected:
-                self._refuse(line, reason)
+                self._refuse(reason or "it turned them away")
+                line.go_through_ray()
             else:
                 line.fail()
 
-    def _refuse(self, line: Line, reason: str) -> None:
+    def _refuse(self, reason: str) -> None:
         if not self.refused:
             self.refused = True
             logger.warning(
                 "workers can not connect to the driver at %s:%d (%s). All calls go through Ray, "
                 "which takes longer.",
                 *self.address,
-                reason or "it turned them away",
+                reason,
             )
-        line.go_through_ray()
 
 
 def _has_ended(ref: ray.ObjectRef[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import ray
 
-from polopt.rollouts.faults import FaultLog, WorkerFailure, WorkersFailedError
+from polopt.rollouts.faults import FaultLog, WorkerFailure, WorkersFailedError, logger
 from polopt.rollouts.placement import actor_argument, actor_options
 from polopt.rollouts.remote_worker import Published, RemoteWorker, WorkerSpec
 from polopt.rollouts.sampling_worker import WorkerConfig
@@ -94,10 +94,18 @@ class WorkerSet:
         return RemoteWorker(index, actor)
 
     def begin_direct_calls(self) -> None:
-        """From now on `call` goes past Ray to workers that are up."""
+        """From now on `call` goes past Ray to workers that are up, if they can reach this machine
+        at the address that Ray has for it."""
         if self.switchboard is None:
-            timeout_s = self.config.rollout.worker_timeout_s
-            self.switchboard = Switchboard(ray.util.get_node_ip_address(), timeout_s)
+            host = ray.util.get_node_ip_address()
+            try:
+                self.switchboard = Switchboard(host, self.config.rollout.worker_timeout_s)
+            except OSError as error:
+                logger.warning(
+                    "can not listen at %s (%s). All calls go through Ray, which takes longer.",
+                    host,
+                    error,
+                )
 
     def end_direct_calls(self) -> None:
         """All calls go through Ray again."""

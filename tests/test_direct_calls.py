@@ -120,6 +120,36 @@ def test_one_that_stops_within_a_message_is_not_waited_for() -> None:
     other.close()
 
 
+def test_the_end_shows_even_if_a_forked_process_holds_the_connection(
+    connected: tuple[Connection, Connection],
+) -> None:
+    held = os.dup(connected[0].socket.fileno())  # as a process forked from this one would
+    connected[0].close()
+    with pytest.raises(EOFError, match="gone"):
+        connected[1].receive()
+    os.close(held)
+
+
+def test_a_slow_stranger_has_so_long_for_all_it_says() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+
+    def dribble() -> None:
+        for _ in range(12):
+            one.sendall(b"0")
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    began_s = time.monotonic()
+    assert greet(other, [b"0" * 16], 0.3) is None
+    assert time.monotonic() - began_s < 0.9
+    thread.join()
+    one.close()
+    other.close()
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1", b"0" * 16])
 def test_strangers_do_not_get_in(said: bytes) -> None:
     with socket.create_server((HOST, 0)) as listener:
@@ -161,6 +191,9 @@ class Clerk:
 
     def fail(self) -> None:
         raise ZeroDivisionError("over the edge")
+
+    def lose_a_pipe(self) -> None:
+        raise BrokenPipeError("a pipe of its own")
 
     def leave(self) -> None:
         os._exit(1)
@@ -243,6 +276,40 @@ def test_an_exception_ends_what_comes_after_it_and_nothing_before(
         with pytest.raises(ray.exceptions.RayTaskError, match="over the edge"):
             result(board, call)
     assert line.broken
+
+
+def test_a_broken_pipe_of_the_method_is_its_own_exception(
+    board: Switchboard, clerks: Callable[[], Any]
+) -> None:
+    call = board.line(None, clerks()).ask("lose_a_pipe", ())
+    with pytest.raises(ray.exceptions.RayTaskError, match="a pipe of its own"):
+        result(board, call)
+
+
+def test_an_exception_is_told_of_though_the_line_was_opened_again(
+    board: Switchboard, clerks: Callable[[], Any]
+) -> None:
+    actor = clerks()
+    line = board.line(None, actor)
+    assert result(board, line.ask("note", (0,))) == 0
+    failing = line.ask("fail", ())
+    line.hang_up()
+    again = board.line(line, actor).ask("note", (1,))
+    with pytest.raises(ray.exceptions.RayTaskError, match="over the edge"):
+        result(board, failing)
+    assert board.wait([again], 30.0) == [again]
+    with pytest.raises(ConnectionError):
+        again.result(30.0)
+
+
+def test_waits_may_be_as_long_as_configs_allow(
+    board: Switchboard, clerks: Callable[[], Any]
+) -> None:
+    patient = Switchboard(HOST, 1e7)
+    call = patient.line(None, clerks()).ask("sleep", (1.5,))
+    assert patient.wait([call], 1e7) == [call]
+    assert call.result(30.0) == 1.5
+    patient.close()
 
 
 @pytest.mark.parametrize("idle", [False, True])
@@ -343,6 +410,32 @@ def test_only_small_policies_and_few_calls_at_once_go_past_ray(worker_pool: Pool
     assert large.policy.flat.grads.nbytes > 100_000
     assert large.workers.switchboard is None
     large.step()
+
+
+def test_a_pause_of_the_driver_is_not_the_workers(worker_pool: Pool) -> None:
+    """The worker connects while the driver does something else for longer than its patience."""
+    optimizer = async_gradients(worker_pool, {"worker_timeout_s": 0.8})
+    worker = optimizer.workers.remote[0]
+    optimizer.muster.up()
+    optimizer.in_flight.launch(
+        worker,
+        optimizer.workers.call(
+            worker, "sample_and_compute_gradients", optimizer.workers.weights_for(worker)
+        ),
+    )
+    time.sleep(1.5)
+    assert optimizer.in_flight.wait().failure is None
+
+
+def test_without_a_place_to_listen_calls_go_through_ray(
+    worker_pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.77")
+    with caplog.at_level(logging.WARNING, "polopt"):
+        optimizer = async_gradients(worker_pool)
+        optimizer.step()
+    assert optimizer.workers.switchboard is None
+    assert "can not listen at 192.0.2.77" in caplog.text
 
 
 def test_other_calls_come_between(worker_pool: Pool) -> None:

@@ -151,7 +151,7 @@ def test_strangers_are_turned_away() -> None:
         strangers = [socket.create_connection(listening(store)) for _ in range(5)]
         strangers[0].close()
         strangers[1].sendall(b"GET / HTTP/1.1\r\nHost: polopt\r\n\r\n")
-        strangers[2].sendall(b"0" * 16 + (1).to_bytes(4, "big"))
+        strangers[2].sendall(b"0" * 32 + (1).to_bytes(4, "big"))
         strangers[3].sendall(store.get("token") + (9).to_bytes(4, "big"))
         one = RankLinks(store, HOST, 1, 2, 20.0, 20.0)
         links = zero.result(20.0)

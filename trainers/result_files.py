@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -75,8 +76,9 @@ class ResultFiles:
         self._folder = folder
         text = json.dumps(config, indent=2, sort_keys=True, default=_plain)
         (folder / "params.json").write_text(text)
-        self._json = (folder / "result.json").open("a")
-        self._csv = (folder / "progress.csv").open("a", newline="")
+        self._open = contextlib.ExitStack()
+        self._json = self._open.enter_context((folder / "result.json").open("a"))
+        self._csv = self._open.enter_context((folder / "progress.csv").open("a", newline=""))
         self._rows: csv.DictWriter[str] | None = None
         self._curves: Any = None
 
@@ -84,10 +86,7 @@ class ResultFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._json.close()
-        self._csv.close()
-        if self._curves is not None:
-            self._curves.close()
+        self._open.close()
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Adds a result to each; whoever looks sees it at once."""
@@ -106,14 +105,17 @@ class ResultFiles:
             from tensorboardX import SummaryWriter  # not while a start waits for it
 
             self._curves = SummaryWriter(str(self._folder), flush_secs=30)
+            self._open.callback(self._curves.close)
         at = result["timesteps_total"] or result["training_iteration"]
         shown = {k: v for k, v in result.items() if k not in _NO_CURVES}
         for path, value in flatten(shown, "ray/tune/"):
             if isinstance(value, int | float | np.integer | np.floating):
                 if not math.isnan(value):
                     self._curves.add_scalar(path, value, at)
-            elif isinstance(value, list | np.ndarray) and len(value):
-                self._curves.add_histogram(path, np.asarray(value), at)
+            elif isinstance(value, list | np.ndarray) and np.size(value):
+                # As Tune does: a list of anything else is no reason to end a run.
+                with contextlib.suppress(ValueError, TypeError):
+                    self._curves.add_histogram(path, np.asarray(value), at)
         self._curves.flush()
 
 

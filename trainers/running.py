@@ -150,7 +150,8 @@ class _Checkpoints:
         self._number += 1
         self._saved.append(path)
         while len(self._saved) > KEPT:
-            shutil.rmtree(self._saved.pop(0))
+            # Somebody may have been there before; it is not worth a run.
+            shutil.rmtree(self._saved.pop(0), ignore_errors=True)
         return path.name
 
 
@@ -165,9 +166,12 @@ def _write_error(folder: Path) -> str:
     """Of the exception that is handled: the traceback to a file, its last line to the user."""
     text = traceback.format_exc()
     path = folder / "error.txt"
-    path.write_text(text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"{lines[-1]} (traceback: {path})"
+    last = [line.strip() for line in text.splitlines() if line.strip()][-1]
+    try:
+        path.write_text(text)
+    except OSError as error:  # a full disk may be what ended the run
+        return f"{last} (the traceback could not be written: {error})"
+    return f"{last} (traceback: {path})"
 
 
 @contextmanager
