@@ -11,6 +11,7 @@ from typing import Any
 
 import environments
 import pytest
+import spread
 import suite
 from environments import PeerError
 from suite_cases import CASES, Case, Opponent
@@ -157,3 +158,27 @@ def test_the_table_goes_between_the_marks(tmp_path: Path) -> None:
     page.write_text("nothing\n")
     with pytest.raises(ValueError, match="for the table"):
         suite.write_into(page, "new")
+
+
+def test_two_runs_side_by_side() -> None:
+    def run(**figures: Any) -> dict[str, Any]:
+        rows = [
+            {"what": "a", "peer": "sb3 16", "ratio": [4.0, 3.5, 4.25], "ours": None, "goal": 5.0},
+            {"what": "a", "peer": "sb3 20", "ratio": [2.0, 2.0, 2.0], "ours": None, "goal": None},
+            {"what": "a", "peer": "rllib x", "ratio": [9.0, 9.0, 9.0], "ours": None, "goal": None},
+            {"what": "b", "peer": "", "ratio": None, "ours": [4e5, 3e5, 5e5], "goal": 250_000.0},
+            {"what": "c", "peer": "cleanrl", "ratio": None, "ours": None, "goal": None},
+        ]
+        for row in rows:
+            row.update(figures.get(str(row["peer"]).replace(" ", ""), {}))
+        return {"rows": rows}
+
+    second = run(
+        sb316={"peer": "sb3 8", "ratio": [4.5, 4.0, 5.0]}, rllibx={"ratio": [8.0, 7.0, 9.0]}
+    )
+    assert spread.table(run(), second).splitlines()[2:] == [
+        "| a | sb3 16 | 4.0 (3.5 to 4.2) | 4.5 (4.0 to 5.0) | 5 |",
+        "| a | sb3 20 | 2.0 | 2.0 |  |",
+        "| a | rllib x | 9.0 | 8.0 (7.0 to 9.0) |  |",
+        "| b |  | 400,000 (300,000 to 500,000) | 400,000 (300,000 to 500,000) | 250,000 |",
+    ]
