@@ -92,6 +92,7 @@ def main() -> None:
     ray.init(num_cpus=8, include_dashboard=False, logging_level=logging.ERROR)
     costs: dict[str, list[float]] = {name: [] for name in NAMES}
     config = {"env": "CartPole-v1", "num_workers": WORKERS, "num_envs_per_worker": ENVS, "seed": 0}
+    config["vectorization_mode"] = "sync"  # as it is stepped for the costs
     rates: dict[str, list[float]] = {}
     shares: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
