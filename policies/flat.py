@@ -68,11 +68,11 @@ class FlatParameters:
         self._all *= factor
 
     def set_tail(self, values: list[float]) -> None:
-        """Writes all of the tail."""
-        self._tail[:] = torch.tensor(values) if self.buffer.is_cuda else values
+        """Writes the tail, `[tail]`."""
+        self._tail[:] = torch.tensor(values) if isinstance(self._tail, Tensor) else values
 
     def get_tail(self) -> list[float]:
-        """The tail as it is now."""
+        """The tail as it is now, `[tail]`."""
         tail: list[float] = self._tail.tolist()
         return tail
 

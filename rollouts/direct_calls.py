@@ -12,15 +12,14 @@ worker takes the driver's address from Ray, too, and trusts whoever answers ther
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import pickle
-import secrets
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from polopt.rollouts.sockets import MAX_TIMEOUT_S, TOKEN_BYTES, fill, greeting, hang_up
 
 #: So many calls to a worker may be under way at once, with requests of up to about 100 KB. The
 #: kernel's buffers hold them, so that the driver never waits for a worker to read; one with a
@@ -29,11 +28,8 @@ MOST_DIRECT_CALLS = 2
 BUFFER_BYTES = MOST_DIRECT_CALLS * 105_000
 #: Until a connection to the driver stands.
 CONNECT_TIMEOUT_S = 5.0
-#: What can be waited for at most in one call of the kernel's (milliseconds in 31 bits).
-MAX_TIMEOUT_S = 2e6
 #: Firewalls forget connections that are silent for some minutes, as those of long fragments are.
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-TOKEN_BYTES = 16
 _HEADER = struct.Struct("<III")  # bytes of all, bytes of the pickle, number of buffers
 _ALIGNMENT = 64
 
@@ -100,24 +96,13 @@ class Connection:
 
     def _read(self, size: int) -> bytearray:
         content = bytearray(size)
-        missing = memoryview(content)
-        while missing:
-            count = self.socket.recv_into(missing)
-            if not count:
-                raise EOFError("the other side is gone")
-            missing = missing[count:]
+        if not fill(memoryview(content), self.socket):
+            raise EOFError("the other side is gone")
         return content
 
     def close(self) -> None:
         """The other side notices at once."""
         hang_up(self.socket)
-
-
-def hang_up(connected: socket.socket) -> None:
-    """Ends a connection, also where a process that was forked meanwhile holds it, too."""
-    with contextlib.suppress(OSError):  # it has ended already
-        connected.shutdown(socket.SHUT_RDWR)
-    connected.close()
 
 
 def encode(message: Any) -> bytes:
@@ -137,11 +122,6 @@ def encode(message: Any) -> bytes:
 
 def _padded(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def new_token() -> bytes:
-    """What the driver gives a worker through Ray, and nobody else."""
-    return secrets.token_bytes(TOKEN_BYTES)
 
 
 def connect(address: tuple[str, int], token: bytes) -> Connection:
@@ -175,18 +155,44 @@ def greet(connected: socket.socket, tokens: Sequence[bytes], timeout_s: float) -
     Returns:
         None, if it has none, and is a stranger.
     """
-    said = b""
-    until_s = time.monotonic() + timeout_s
-    try:
-        while len(said) < TOKEN_BYTES:
-            connected.settimeout(max(1e-3, until_s - time.monotonic()))
-            more = connected.recv(TOKEN_BYTES - len(said))
-            if not more:
-                return None
-            said += more
-    except OSError:
+    said = greeting(connected, TOKEN_BYTES, timeout_s)
+    if said is None:
         return None
     return next((token for token in tokens if hmac.compare_digest(token, said)), None)
+
+
+class Answering:
+    """A worker's connection to its driver, and direct calls answered on it."""
+
+    def __init__(self) -> None:
+        self._held: tuple[bytes, Connection] | None = None
+
+    def serve(self, worker: Any, address: tuple[str, int], token: bytes) -> str:
+        """Answers direct calls until the driver hangs up.
+
+        Args:
+            worker: whose methods are called.
+            address: of the driver.
+            token: of the connection; another than before means a new one.
+
+        Returns:
+            why the driver could not be reached; empty: it could.
+
+        Raises:
+            Exception: whatever a method raised.
+        """
+        if self._held is None or self._held[0] != token:
+            try:
+                self._held = token, connect(address, token)
+            except OSError as error:
+                return str(error)
+        answer(worker, self._held[1])
+        return ""
+
+    def close(self) -> None:
+        """Ends the connection, if there is one."""
+        if self._held is not None:
+            self._held[1].close()
 
 
 def answer(worker: Any, connection: Connection) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import ray
 
 from polopt.rollouts.faults import WorkerFailure
+from polopt.rollouts.line import DirectCall
 from polopt.rollouts.placement import asked_and_free, waits_for_resources
 from polopt.rollouts.remote_worker import RemoteWorker
-from polopt.rollouts.switchboard import DirectCall
 from polopt.rollouts.worker_set import WorkerSet
 
 #: What a call is known by: `ray.ObjectRef`, or `DirectCall`.

@@ -8,7 +8,6 @@ receives, so the last to come finds the others' numbers waiting and does not sle
 from __future__ import annotations
 
 import hmac
-import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch._C._distributed_c10d import PrefixStore
 
-from polopt.rollouts.direct_calls import MAX_TIMEOUT_S, TOKEN_BYTES, hang_up
+from polopt.rollouts.sockets import MAX_TIMEOUT_S, fill, greeting, hang_up, new_token
 
 #: Two ranks that send to each other both fill a buffer of the kernel's before either reads. This
 #: much always fits, so that neither waits for ever.
@@ -111,7 +110,7 @@ class RankLinks:
         then hears those of higher rank; so nobody waits in a circle."""
         partners = self._partners()
         # Whoever comes first names it; none but ranks of this group know it.
-        token = store.compare_set("token", "", secrets.token_hex(TOKEN_BYTES))
+        token = store.compare_set("token", "", new_token().hex())
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, 0), family=family, backlog=64) as listener:
             store.set(f"links/{self._rank}", f"{host} {listener.getsockname()[1]}")
@@ -136,7 +135,7 @@ class RankLinks:
         self._links[partner].sendall(_bytes(array))
 
     def _receive(self, array: np.ndarray, partner: int) -> None:
-        if not _fill(_bytes(array), self._links[partner]):
+        if not fill(_bytes(array), self._links[partner]):
             raise ConnectionError(f"rank {partner} has left")
 
     def _exchange(self, mine: np.ndarray, theirs: np.ndarray, partner: int) -> None:
@@ -151,17 +150,6 @@ def _bytes(array: np.ndarray) -> memoryview:
     return array.reshape(-1).data.cast("B")
 
 
-def _fill(buffer: memoryview, link: socket.socket) -> bool:
-    """Reads as many bytes as the buffer has, and not one more: the next belong to somebody else.
-    False if the other end has left."""
-    while buffer:
-        count = link.recv_into(buffer)
-        if not count:
-            return False
-        buffer = buffer[count:]
-    return True
-
-
 def _remaining_s(until_s: float) -> float:
     remaining_s = until_s - time.monotonic()
     if remaining_s <= 0.0:
@@ -171,14 +159,10 @@ def _remaining_s(until_s: float) -> float:
 
 def _hello(link: socket.socket, token: bytes, timeout_s: float) -> int | None:
     """The rank at the other end; None if it is none of this group."""
-    link.settimeout(timeout_s)
-    said = bytearray(len(token) + 4)
-    try:
-        complete = _fill(memoryview(said), link)
-    except OSError:
+    said = greeting(link, len(token) + 4, timeout_s)
+    if said is None or not hmac.compare_digest(said[:-4], token):
         return None
-    known = complete and hmac.compare_digest(bytes(said[:-4]), token)
-    return int.from_bytes(said[-4:], "big") if known else None
+    return int.from_bytes(said[-4:], "big")
 
 
 def address_towards(host: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from polopt.policies.transport import Weights
 from polopt.rollouts.envs import EnvSource
-from polopt.rollouts.switchboard import Line
+from polopt.rollouts.line import Line
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.threads import limit_threads
 from polopt.policies.transport import Weights
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.direct_calls import Connection, answer, connect
+from polopt.rollouts.direct_calls import Answering
 from polopt.rollouts.env_check import EnvironmentFailedError
 from polopt.rollouts.envs import EnvSource, env_name
 from polopt.rollouts.guarded_sampling import look_at, make_sampler
@@ -90,7 +90,7 @@ class SamplingWorker:
         if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
             self.sampler, self._env_error = make_sampler(config, index, self.policy, seeds)
         self._cut_short = CutShort()
-        self._direct: tuple[bytes, Connection] | None = None
+        self._direct = Answering()
 
     def _seeds(self) -> Seeds:
         config = self.config
@@ -216,18 +216,8 @@ class SamplingWorker:
         return 1
 
     def serve(self, address: tuple[str, int], token: bytes) -> str:
-        """Answers direct calls until the driver hangs up.
-
-        Returns:
-            why the driver could not be reached; empty: it could.
-        """
-        if self._direct is None or self._direct[0] != token:
-            try:
-                self._direct = token, connect(address, token)
-            except OSError as error:
-                return str(error)
-        answer(self, self._direct[1])
-        return ""
+        """Answers direct calls until the driver hangs up; see `Answering.serve`."""
+        return self._direct.serve(self, address, token)
 
     def ping(self) -> int:
         """Answers with its policy version once it is up and idle."""
@@ -235,7 +225,6 @@ class SamplingWorker:
 
     def stop(self) -> None:
         """Closes environments and its connection."""
-        if self._direct is not None:
-            self._direct[1].close()
+        self._direct.close()
         if self.sampler is not None:
             self.sampler.close()

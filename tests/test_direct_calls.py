@@ -19,10 +19,12 @@ from fakes import make_optimizer, pid_of, worker_config
 from faulty_envs import NeverResets
 
 from polopt.optimizers.async_gradients import AsyncGradients
-from polopt.rollouts.direct_calls import Connection, answer, connect, encode, greet, new_token
+from polopt.rollouts.direct_calls import Answering, Connection, connect, encode, greet
 from polopt.rollouts.in_flight import InFlight
+from polopt.rollouts.line import DirectCall, Line
 from polopt.rollouts.sampling_worker import WorkerConfig
-from polopt.rollouts.switchboard import DirectCall, Line, Switchboard
+from polopt.rollouts.sockets import new_token
+from polopt.rollouts.switchboard import Switchboard
 from polopt.rollouts.worker_set import WorkerSet
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -170,16 +172,10 @@ class Clerk:
 
     def __init__(self) -> None:
         self.done: list[Any] = []
-        self.connection: tuple[bytes, Connection] | None = None
+        self.answering = Answering()
 
     def serve(self, address: tuple[str, int], token: bytes) -> str:
-        if self.connection is None or self.connection[0] != token:
-            try:
-                self.connection = token, connect(address, token)
-            except OSError as error:
-                return str(error)
-        answer(self, self.connection[1])
-        return ""
+        return self.answering.serve(self, address, token)
 
     def note(self, what: Any) -> Any:
         self.done.append(what)
