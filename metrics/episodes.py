@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,15 @@ class EpisodeStats(NamedTuple):
 
     returns: np.ndarray  # [E] float64
     lengths: np.ndarray  # [E] int64
+
+    def __reduce__(self) -> Any:
+        # NumPy would describe its types for each of these few numbers.
+        return EpisodeStats.of, (self.returns.tolist(), self.lengths.tolist())
+
+    @classmethod
+    def of(cls, returns: list[float], lengths: list[int]) -> EpisodeStats:
+        """Episodes with these returns and lengths."""
+        return cls(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))
 
     @classmethod
     def empty(cls) -> EpisodeStats:

@@ -48,9 +48,26 @@ class FlatParameters:
         self.params.grad = self.grads
         # Of arithmetic on so few numbers, torch's bookkeeping would be the larger part.
         on_cpu = flat.device.type == "cpu"
+        self._params: Any = flat.numpy() if on_cpu else flat
         self._all: Any = self.buffer.numpy() if on_cpu else self.buffer
         self._grads: Any = self._all[:size]
         self._tail: Any = self._all[size:]
+
+    def get_params(self) -> np.ndarray:
+        """A copy of the parameters, `[P]`."""
+        return _copied(self._params)
+
+    def get_grads(self) -> np.ndarray:
+        """A copy of the gradient, `[P]`."""
+        return _copied(self._grads)
+
+    def set_params(self, array: np.ndarray) -> None:
+        """Copies `array`, `[P]`, into the parameters."""
+        _copy_into(self._params, array)
+
+    def set_grads(self, array: np.ndarray) -> None:
+        """Copies `array`, `[P]`, into the gradient."""
+        _copy_into(self._grads, array)
 
     def zero_grads(self) -> None:
         """Clears gradient and tail in place; `.grad = None` would cut the views loose."""
@@ -77,13 +94,14 @@ class FlatParameters:
         return tail
 
 
-def copy_into(tensor: Tensor, array: np.ndarray) -> None:
-    """Copies `array` into `tensor` of the same shape, on whatever device.
+def _copied(numbers: Any) -> np.ndarray:
+    copy: np.ndarray = numbers.cpu().numpy() if isinstance(numbers, Tensor) else numbers.copy()
+    return copy
 
-    Arrays that come out of Ray are read-only, which `torch.from_numpy` warns of.
-    """
-    if tensor.device.type == "cpu":
-        np.copyto(tensor.detach().numpy(), array)
+
+def _copy_into(numbers: Any, array: np.ndarray) -> None:
+    if isinstance(numbers, Tensor):
+        # Arrays that come out of Ray are read-only, which `torch.from_numpy` warns of.
+        numbers.copy_(torch.tensor(array))
     else:
-        with torch.no_grad():
-            tensor.copy_(torch.tensor(array))
+        np.copyto(numbers, array)

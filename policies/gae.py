@@ -55,10 +55,8 @@ def advantages(
     # In next-step mode the row after an end holds no transition; `goes_on` is False before it, so
     # that with 0 here whatever stands there reaches nobody (0 * NaN would).
     deltas[~batch["valid"]] = 0.0
-    result = np.empty_like(values)
     running = np.zeros_like(values[0])
-    for t in range(len(values) - 1, -1, -1):
-        running = deltas[t] + decay[t] * running
-        result[t] = running
-    result[~batch["valid"]] = 0.0
-    return result
+    for delta, share in zip(deltas[::-1], decay[::-1], strict=True):
+        running = np.add(delta, share * running, out=delta)  # in place: `deltas` becomes the sum
+    deltas[~batch["valid"]] = 0.0
+    return deltas

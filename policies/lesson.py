@@ -76,4 +76,4 @@ class Lesson:
             return policy.no_gradients()
         stats = policy.backward(rows)
         stats["vf_explained_var"] = self._explained
-        return Gradients(policy.flat.grads.cpu().numpy().copy(), policy.version, count, stats)
+        return Gradients(policy.flat.get_grads(), policy.version, count, stats)

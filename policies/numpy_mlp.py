@@ -151,7 +151,7 @@ class _Layers:
         """The input, and what comes out of each layer."""
         done = [x]
         for i, (weight, bias) in enumerate(zip(self.weights, self._biases, strict=True)):
-            x = x @ weight.T
+            x = x.dot(weight.T)  # less ado than @, which is a third of it at batch 8
             x += bias
             if i < self._activated:
                 if self._relu:
@@ -178,10 +178,10 @@ class _Layers:
                 # By what comes out, tanh' is 1 - out^2 and relu' is 1 where out > 0.
                 gradient = gradient * (out > 0.0 if self._relu else 1.0 - out * out)
             weight, bias = self._grads[i]
-            weight += gradient.T @ done[i]
+            weight += gradient.T.dot(done[i])
             bias += np.add.reduce(gradient, axis=0)
             if needed or i > 0:
-                gradient = gradient @ self.weights[i]
+                gradient = gradient.dot(self.weights[i])
         return gradient
 
 

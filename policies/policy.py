@@ -15,7 +15,6 @@ from polopt.policies import gae
 from polopt.policies.acting import ActorCritic, PolicyConfig
 from polopt.policies.adam import FlatAdam
 from polopt.policies.config import ConfigError
-from polopt.policies.flat import copy_into
 from polopt.policies.numpy_mlp import NumpyActorCritic
 from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.schedules import Schedule
@@ -133,7 +132,7 @@ class Policy(ActorCritic, ABC):
             rows["advantages"] = standardized(rows["advantages"], LocalReducer())
         stats = self.backward(rows)
         stats["vf_explained_var"] = explained_variance(batch)
-        return Gradients(self.flat.grads.cpu().numpy().copy(), self.version, count, stats)
+        return Gradients(self.flat.get_grads(), self.version, count, stats)
 
     def no_gradients(self) -> Gradients:
         """The gradient of nothing: zeros of no rows."""
@@ -182,7 +181,7 @@ class Policy(ActorCritic, ABC):
 
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies a gradient computed here or elsewhere; see `apply_flat`."""
-        copy_into(self.flat.grads, gradients.flat)
+        self.flat.set_grads(gradients.flat)
         return self.apply_flat(lr_scale)
 
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
@@ -265,7 +264,7 @@ class Policy(ActorCritic, ABC):
 
     def get_weights(self) -> Weights:
         """A copy of the weights `[P]`, with what schedules and losses depend on."""
-        flat = self.flat.params.detach().cpu().numpy().copy()
+        flat = self.flat.get_params()
         return Weights(flat, self.version, self.env_steps, dict(self.coefficients))
 
     def set_weights(self, weights: Weights) -> None:
@@ -279,7 +278,7 @@ class Policy(ActorCritic, ABC):
                 f"weights must have shape {list(self.flat.params.shape)}; "
                 f"got {list(weights.flat.shape)}: they are of another network"
             )
-        copy_into(self.flat.params, weights.flat)
+        self.flat.set_params(weights.flat)
         self.version = weights.version
         self.env_steps = weights.env_steps
         self.coefficients = dict(weights.coefficients)

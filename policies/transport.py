@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import pickle
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,9 @@ class Weights(NamedTuple):
     env_steps: int
     coefficients: dict[str, float]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _reduced(self, protocol)
+
 
 class Gradients(NamedTuple):
     """The gradient of a mean loss over `rows` rows.
@@ -40,3 +44,19 @@ class Gradients(NamedTuple):
     version: int
     rows: int
     stats: dict[str, float]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _reduced(self, protocol)
+
+
+def _reduced(vector: Weights | Gradients, protocol: int) -> Any:
+    """How to pickle it. NumPy would describe the array's type each time, which takes longer than
+    all the rest."""
+    if protocol < 5:
+        return type(vector), tuple(vector)
+    flat: Any = np.ascontiguousarray(vector.flat, np.float32)
+    return _restored, (type(vector), pickle.PickleBuffer(flat), *vector[1:])
+
+
+def _restored(kind: Any, flat: Any, *rest: Any) -> Any:
+    return kind(np.frombuffer(flat, np.float32), *rest)

@@ -17,6 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from polopt.policies.config import ConfigError, nearest
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.env_guard import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.side_by_side import SideBySide
 
 #: What `resolve_env` gives and workers make environments from.
 EnvSource = str | EnvSpec | Callable[..., Any]
@@ -150,7 +151,7 @@ def _guard(
 def _side_by_side(
     guards: list[Callable[[], FaultTolerantEnv]], config: RolloutConfig
 ) -> VectorEnv[Any, Any, Any]:
-    kind = AsyncVectorEnv if config.vectorization_mode == "async" else SyncVectorEnv
+    kind = AsyncVectorEnv if config.vectorization_mode == "async" else SideBySide
     autoreset = _AUTORESET[config.autoreset_mode or "same_step"]
     # The sampler copies what it keeps.
     return kind(guards, copy=False, autoreset_mode=autoreset)

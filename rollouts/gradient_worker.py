@@ -191,7 +191,7 @@ class GradientWorker(RolloutWorker):
         if self._group is None:
             raise RuntimeError(f"worker {self.index} has no peers: call join_group first")
         stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, self._group)
-        return gradients._replace(flat=self.policy.flat.grads.cpu().numpy().copy(), stats=stats)
+        return gradients._replace(flat=self.policy.flat.get_grads(), stats=stats)
 
     def step(
         self, distribute_gradients: bool = False

@@ -144,7 +144,7 @@ class VectorSampler:
                 if next_step:
                     valid[t] = ~resets
                     resets = terminated[t] | truncated[t]
-                elif (terminated[t] | truncated[t]).any():
+                elif np.count_nonzero(terminated[t] | truncated[t]):
                     ended = np.flatnonzero(terminated[t] | truncated[t])
                     finals, raw = self._finish(ended, raw, infos)
                     rows = (t * envs + ended).tolist()
@@ -229,17 +229,18 @@ class VectorSampler:
         """The episodes that ended, by time and then by environment; carries the rest over."""
         returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)
         lengths = self._lengths + np.cumsum(columns["valid"], axis=0)
-        returns_before = np.zeros_like(self._returns)
-        lengths_before = np.zeros_like(self._lengths)
+        returns_before, lengths_before = [0.0] * self.env.num_envs, [0] * self.env.num_envs
         ended_returns, ended_lengths = [], []
-        for t, n in np.argwhere(columns["terminated"] | columns["truncated"]):
-            if columns["valid"][t, n]:  # else the environment raised: no end
-                ended_returns.append(returns[t, n] - returns_before[n])
-                ended_lengths.append(lengths[t, n] - lengths_before[n])
-            returns_before[n], lengths_before[n] = returns[t, n], lengths[t, n]
+        ends = np.nonzero(columns["terminated"] | columns["truncated"])
+        told = (ends[1], returns[ends], lengths[ends], columns["valid"][ends])
+        for n, total, length, valid in zip(*(column.tolist() for column in told), strict=True):
+            if valid:  # else the environment raised: no end
+                ended_returns.append(total - returns_before[n])
+                ended_lengths.append(length - lengths_before[n])
+            returns_before[n], lengths_before[n] = total, length
         self._returns = returns[-1] - returns_before
         self._lengths = lengths[-1] - lengths_before
-        return EpisodeStats(np.array(ended_returns), np.array(ended_lengths, dtype=np.int64))
+        return EpisodeStats.of(ended_returns, ended_lengths)
 
     def reset_some(self, envs: np.ndarray) -> None:
         """Begins new episodes; those under way are in no statistics.

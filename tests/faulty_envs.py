@@ -14,6 +14,7 @@ from gymnasium.wrappers import TimeLimit
 from toy_envs import Clock, Drift
 
 from polopt.rollouts.env_guard import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.side_by_side import SideBySide
 
 
 class CrashingClock(Clock):
@@ -128,7 +129,7 @@ class NeverSteps(Drift):
 
 
 def guarded(
-    makers: list[Callable[[], Any]], mode: str, kind: Any = SyncVectorEnv, limit: int = 10
+    makers: list[Callable[[], Any]], mode: str, kind: Any = SideBySide, limit: int = 10
 ) -> SyncVectorEnv | AsyncVectorEnv:
     """A vector environment of fault-tolerant ones."""
     guards = [

@@ -18,7 +18,7 @@ from faulty_envs import (
     crashing_cartpole,
     guarded,
 )
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from toy_envs import AUTORESET, Drift, make_policy, make_sampler, set_value_function
 
@@ -32,6 +32,7 @@ from polopt.rollouts.sampler import VectorSampler
 from polopt.rollouts.sampler_faults import SamplerFaults
 from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.seeding import worker_seeds
+from polopt.rollouts.side_by_side import SideBySide
 from polopt.rollouts.worker import RolloutWorker
 
 GAMMA, CRASH_AT, LONGEST = 0.9, 3, 8
@@ -47,7 +48,7 @@ def table_before_a_crash(last: float) -> np.ndarray:
     return values
 
 
-def crash_batches(mode: str, fragment: int, kind: Any = SyncVectorEnv) -> list[SampleBatch]:
+def crash_batches(mode: str, fragment: int, kind: Any = SideBySide) -> list[SampleBatch]:
     """30 steps of a clock that crashes in each episode beside one that never does, by a policy
     that knows what each time is worth up to the crash, and nothing of the other clock."""
     makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]

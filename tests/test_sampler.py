@@ -33,6 +33,7 @@ from polopt.rollouts.envs import (
 from polopt.rollouts.sampler import VectorSampler
 from polopt.rollouts.sampling_worker import WorkerConfig
 from polopt.rollouts.seeding import worker_seeds
+from polopt.rollouts.side_by_side import SideBySide
 from polopt.rollouts.worker import RolloutWorker
 
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
@@ -204,7 +205,7 @@ def test_observations_go_on_across_fragments() -> None:
 
 
 def test_batch_says_what_the_policy_thought_and_the_environment_did() -> None:
-    env = SyncVectorEnv([Drift] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = SideBySide([Drift] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy("a2c", env)
     policy.version = 13
     steps: list[tuple[Any, ...]] = []
@@ -256,7 +257,7 @@ def test_structured_observations_keep_their_last_ones(mode: str) -> None:
         def look(self, time: int) -> Any:
             return {"time": time, "pair": (time % 2, 1)}
 
-    env = SyncVectorEnv([lambda: Structured(5)] * 2, autoreset_mode=AutoresetMode[mode.upper()])
+    env = SideBySide([lambda: Structured(5)] * 2, autoreset_mode=AutoresetMode[mode.upper()])
     batch = make_sampler(env, make_policy("a2c", env), 12).sample()
     finals = batch.all_obs[1:][batch["truncated"]] if mode == "next_step" else batch.successor_obs
     last = spaces.utils.flatten(space, {"time": 5, "pair": (1, 1)})
@@ -345,7 +346,7 @@ def drifts(mode: str, limit: int | None = None) -> SyncVectorEnv:
     def make() -> gymnasium.Env[Any, Any]:
         return Drift() if limit is None else TimeLimit(Drift(), limit)
 
-    return SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode[mode.upper()])
+    return SideBySide([make] * 3, autoreset_mode=AutoresetMode[mode.upper()])
 
 
 @every_mode

@@ -17,6 +17,7 @@ from polopt.policies.sample_batch import SampleBatch
 from polopt.policies.threads import limit_threads
 from polopt.rollouts.sampler import VectorSampler
 from polopt.rollouts.seeding import worker_seeds
+from polopt.rollouts.side_by_side import SideBySide
 
 # As in workers: on a few shared cores, threads that wait for each other cost more than they save.
 limit_threads(1)
@@ -99,7 +100,7 @@ class TwoNumbers(gymnasium.Env[np.ndarray, Any]):
 def sync_clocks(lengths: list[int], ends: str, autoreset: str) -> SyncVectorEnv:
     """Clocks of different lengths side by side, so that they do not end together."""
     makers = [lambda n=n: Clock(n, ends, longest=max(lengths)) for n in lengths]
-    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[autoreset.upper()])
+    return SideBySide(makers, autoreset_mode=AutoresetMode[autoreset.upper()])
 
 
 def make_policy(name: str, env: Any, seed: int = 0, **options: Any) -> Policy:
