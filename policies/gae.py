@@ -52,11 +52,12 @@ def advantages(
     decay = goes_on.astype(np.float32)
     decay *= gamma * lambda_
     deltas = batch["rewards"] + np.float32(gamma) * following - values
+    deltas = deltas.astype(np.float32, copy=False)
     # In next-step mode the row after an end holds no transition; `goes_on` is False before it, so
     # that with 0 here whatever stands there reaches nobody (0 * NaN would).
     deltas[~batch["valid"]] = 0.0
     running = np.zeros_like(values[0])
     for delta, share in zip(deltas[::-1], decay[::-1], strict=True):
-        running = np.add(delta, share * running, out=delta)  # in place: `deltas` becomes the sum
+        running = np.add(delta, share * running, out=delta)  # `deltas` becomes the result
     deltas[~batch["valid"]] = 0.0
     return deltas

@@ -144,8 +144,8 @@ class VectorSampler:
                 if next_step:
                     valid[t] = ~resets
                     resets = terminated[t] | truncated[t]
-                elif np.count_nonzero(terminated[t] | truncated[t]):
-                    ended = np.flatnonzero(terminated[t] | truncated[t])
+                elif np.count_nonzero(over := terminated[t] | truncated[t]):
+                    ended = np.flatnonzero(over)
                     finals, raw = self._finish(ended, raw, infos)
                     rows = (t * envs + ended).tolist()
                     successors.extend(zip(rows, finals, strict=True))
