@@ -22,10 +22,40 @@ FLOATS = 9_155
 BLOCK_S = 0.15
 
 
-def cartpoles(count: int) -> SyncVectorEnv:
-    """As polopt makes them: no checker, reset in the same step, observations not copied."""
-    make = lambda: gymnasium.make("CartPole-v1", disable_env_checker=True)  # noqa: E731
-    return SyncVectorEnv([make] * count, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+class Bare:
+    """CartPoles one after another, begun anew where they end, and nothing made of what they return:
+    less than this no vector environment can do. No checker, as in polopt.
+
+    Args:
+        num_envs: how many.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.envs = [self.make() for _ in range(num_envs)]
+
+    @staticmethod
+    def make() -> gymnasium.Env[Any, Any]:
+        """One of them."""
+        return gymnasium.make("CartPole-v1", disable_env_checker=True)
+
+    def reset(self, seed: int) -> None:
+        """Begins."""
+        for number, env in enumerate(self.envs):
+            env.reset(seed=seed + number)
+
+    def step(self, actions: np.ndarray) -> None:
+        """One step of each."""
+        for env, action in zip(self.envs, actions, strict=True):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+
+
+def sync_vector(num_envs: int) -> SyncVectorEnv:
+    """Gymnasium's, told not to copy observations."""
+    makers = [Bare.make] * num_envs
+    return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def stepping(env: Any) -> Callable[[], None]:
@@ -185,7 +215,8 @@ def cases(folder: str) -> dict[str, Callable[[], float]]:
         return max(ray.get([actor.gloo_sums.remote(200) for actor in actors], timeout=60))
 
     functions: dict[str, Callable[[], None]] = {
-        "env": stepping(cartpoles(ENVS)),
+        "bare": stepping(Bare(ENVS)),
+        "env": stepping(sync_vector(ENVS)),
         "env64": stepping(gymnasium.make_vec("CartPole-v1", 64, "vector_entry_point")),
         "act": lambda: (a3c.action_params(obs), None)[1],
         "act_torch": lambda: (a3c.torch_action_params(obs), None)[1],
@@ -206,7 +237,8 @@ def cases(folder: str) -> dict[str, Callable[[], float]]:
 
 
 NAMES = {
-    "env": f"one step of {ENVS} CartPoles in a sync vector",
+    "bare": f"one step of {ENVS} CartPoles, one after another",
+    "env": "the same in Gymnasium's sync vector",
     "env64": "one step of CartPoleVectorEnv with 64",
     "act": "acting at batch 8, NumPy",
     "act_torch": "acting at batch 8, torch",

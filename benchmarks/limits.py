@@ -65,13 +65,22 @@ def ceilings(cost: dict[str, float], cores: int) -> dict[str, tuple[float, str]]
     }
 
 
+def bare_ceilings(cost: dict[str, float], cores: int) -> dict[str, tuple[float, str]]:
+    """As `ceilings`, if a vector of environments cost nothing but the environments."""
+    return ceilings(cost | {"env": cost["bare"]}, cores)
+
+
+#: Ceilings by which shares are told.
+KINDS = {"sync": ceilings, "bare": bare_ceilings}
+
+
 def print_costs(costs: dict[str, list[float]]) -> None:
     """Median and range of each, and steps per second where it steps."""
     print("| what | us, median (range) | a second |\n|---|---:|---:|")
     for name, values in costs.items():
         median = statistics.median(values)
         spread = f"{min(values) * 1e6:,.1f} to {max(values) * 1e6:,.1f}"
-        envs = {"env": ENVS, "env64": 64}.get(name)
+        envs = {"bare": ENVS, "env": ENVS, "env64": 64}.get(name)
         rate = f"{envs / median:,.0f} steps" if envs else f"{1 / median:,.0f}"
         print(f"| {NAMES[name]} | {median * 1e6:,.1f} ({spread}) | {rate} |")
 
@@ -94,31 +103,34 @@ def main() -> None:
     config = {"env": "CartPole-v1", "num_workers": WORKERS, "num_envs_per_worker": ENVS, "seed": 0}
     config["vectorization_mode"] = "sync"  # as it is stepped for the costs
     rates: dict[str, list[float]] = {}
-    shares: dict[str, list[float]] = {}
+    shares: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         measured = cases(folder)
         for _ in range(args.repeats):
             now = {name: measured[name]() for name in costs}
             for name, seconds in now.items():
                 costs[name].append(seconds)
-            for name, (ceiling, _) in ceilings(now, cores).items():
-                if args.seconds > 0:
-                    rates.setdefault(name, []).append(measure(name, config, args.seconds))
-                    shares.setdefault(name, []).append(rates[name][-1] / ceiling)
+            for name in ceilings(now, cores) if args.seconds > 0 else ():
+                rate = measure(name, config, args.seconds)
+                rates.setdefault(name, []).append(rate)
+                for kind, limit in KINDS.items():
+                    shares[kind].setdefault(name, []).append(rate / limit(now, cores)[name][0])
         del measured  # and with it the actors
-    limits = ceilings({name: statistics.median(values) for name, values in costs.items()}, cores)
+    cost = {name: statistics.median(values) for name, values in costs.items()}
+    limits = {kind: limit(cost, cores) for kind, limit in KINDS.items()}
     ray.shutdown()
 
     print_costs(costs)
-    print(f"\n| optimizer, {WORKERS} workers x {ENVS} | ceiling, steps/s | trains at | share |")
-    print("|---|---:|---:|---:|")
-    for name, (ceiling, _) in limits.items():
-        reached = "- | -"
-        if rates:
-            reached = f"{statistics.median(rates[name]):,.0f} | {_percent(shares[name])}"
-        print(f"| {name} | {ceiling:,.0f} | {reached} |")
+    print(f"\n| {WORKERS} workers x {ENVS} | trains at, steps/s | ceiling | share ", end="")
+    print("| ceiling, environments alone | share |\n|---|---:|---:|---:|---:|---:|")
+    for name in limits["sync"]:
+        cells = [f"{statistics.median(rates[name]):,.0f}" if rates else "-"]
+        for kind in KINDS:
+            cells.append(f"{limits[kind][name][0]:,.0f}")
+            cells.append(_percent(shares[kind][name]) if rates else "-")
+        print(f"| {name} | {' | '.join(cells)} |")
     print()
-    for name, (ceiling, formula) in limits.items():
+    for name, (ceiling, formula) in limits["sync"].items():
         print(f"- {name}: {formula} = {ceiling:,.0f} steps/s")
     where = about()
     print(f"\n{', '.join(f'{key} {value}' for key, value in where.items())}.")

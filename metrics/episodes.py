@@ -22,8 +22,9 @@ class EpisodeStats(NamedTuple):
     lengths: np.ndarray  # [E] int64
 
     def __reduce__(self) -> Any:
-        # NumPy would describe its types for each of these few numbers.
-        return EpisodeStats.of, (self.returns.tolist(), self.lengths.tolist())
+        # NumPy would describe the types of these few numbers. By a function of the module: Ray
+        # would send the code of a class method along.
+        return _episodes, (self.returns.tolist(), self.lengths.tolist())
 
     @classmethod
     def of(cls, returns: list[float], lengths: list[int]) -> EpisodeStats:
@@ -44,6 +45,10 @@ class EpisodeStats(NamedTuple):
         return cls(
             np.concatenate([p.returns for p in parts]), np.concatenate([p.lengths for p in parts])
         )
+
+
+def _episodes(returns: list[float], lengths: list[int]) -> EpisodeStats:
+    return EpisodeStats.of(returns, lengths)
 
 
 class EpisodeWindow:

@@ -51,7 +51,7 @@ class Gradients(NamedTuple):
 
 def _reduced(vector: Weights | Gradients, protocol: int) -> Any:
     """How to pickle it. NumPy would describe the array's type each time, which takes longer than
-    all the rest."""
+    all the rest; from protocol 5 on it arrives as what it should be, `[P]` float32."""
     if protocol < 5:
         return type(vector), tuple(vector)
     flat: Any = np.ascontiguousarray(vector.flat, np.float32)

@@ -98,7 +98,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         space = self.env.observation_space
         array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
         self._shape = space.shape if array else ()  # of the rest's, only the first is looked at
-        self._dtype: Any = None  # of the observations that were found good
+        self._kind: Any = None  # type of the last observation that was looked at and found good
+        self._dtype: Any = None
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As the environment's; see above for when that raises."""
@@ -111,10 +112,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 or len(result) != 5
                 or type(result[1]) not in _PLAIN_NUMBERS
                 or type(result[4]) is not dict
+                or type(result[0]) is not self._kind
                 or getattr(result[0], "shape", ()) != self._shape
                 or getattr(result[0], "dtype", self._dtype) != self._dtype
             ):
                 check_step(result, self.env.observation_space)
+                self._kind = type(result[0])
                 self._dtype = getattr(result[0], "dtype", None)
         except Exception as error:
             raised = error  # dealt with below, where what else is raised has not this for a context

@@ -91,6 +91,8 @@ def test_ceilings_are_what_their_formulas_say(benchmark: Any) -> None:
     for ceiling, formula in two.values():
         numbers = formula.split("(driver")[0].replace("us of the driver", "us")
         assert eval(_arithmetic(numbers)) == pytest.approx(ceiling, rel=1e-3)
+    bare = limits.bare_ceilings(cost | {"bare": 34e-6}, cores=2)
+    assert bare["A3C"][0] == pytest.approx(2 * 160 / (20 * 63e-6 + 890e-6))
     one = limits.ceilings(cost, cores=1)
     assert one["A3C"][0] == pytest.approx(two["A3C"][0] / 2)
     assert one["DDPPO"][0] < two["DDPPO"][0]

@@ -20,7 +20,7 @@ from faulty_envs import (
 )
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
-from toy_envs import AUTORESET, Drift, make_policy, make_sampler, set_value_function
+from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_value_function
 
 from polopt.policies import gae
 from polopt.policies.a2c import A2C
@@ -226,6 +226,24 @@ def test_breach_of_the_api_is_one_error_that_says_which(what: str, said: str, af
     assert "of worker 3)" in message
     assert "at step " in message
     assert 'faulty_envs.py", line' in message
+
+
+class Imprecise(Clock):
+    """A clock that after two steps tells the time in fractions, which its space has not."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+
+    def step(self, action: int) -> Any:
+        time, *rest = super().step(action)
+        return time if time < 3 else time - 0.5, *rest
+
+
+def test_observation_of_another_kind_in_the_middle_of_an_episode() -> None:
+    made = worker(lambda: Imprecise(), max_consecutive_env_faults=4)
+    with pytest.raises(EnvironmentAPIError, match="of dtype int64; got dtype float64") as caught:
+        sample_often(made)
+    assert "at step 3 of its episode" in str(caught.value)
 
 
 def test_breach_of_the_api_in_reset() -> None:

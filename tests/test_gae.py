@@ -13,6 +13,7 @@ from toy_envs import TwoNumbers, make_policy
 from polopt.metrics import EpisodeStats
 from polopt.policies import gae
 from polopt.policies.sample_batch import SampleBatch
+from polopt.policies.sgd import explained_variance
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 4))
 SEEDS = st.integers(0, 2**31)
@@ -93,6 +94,34 @@ def test_advantages_equal_the_definition(
     result = fast(batch, gamma, lambda_)
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, slow(batch, gamma, lambda_), rtol=1e-4, atol=1e-4)
+
+
+def test_advantages_are_float32_whatever_rewards_are() -> None:
+    batch = made_batch(5, 2, "same_step", seed=0)
+    values, following = np.zeros((2, 5, 2), np.float32)
+    expected = gae.advantages(batch, values, following, 0.9, 0.8)
+    batch["rewards"] = batch["rewards"].astype(np.float64)
+    got = gae.advantages(batch, values, following, 0.9, 0.8)
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
+def test_explained_variance_is_of_valid_rows(share: float) -> None:
+    batch = made_batch(40, 3, "same_step", seed=1)
+    rng = np.random.default_rng(2)
+    batch["valid"] = valid = rng.random((40, 3)) < share
+    targets = rng.normal(3.0, 2.0, (40, 3)).astype(np.float32)
+    batch["value_targets"] = np.where(valid, targets, 1e6).astype(np.float32)
+    batch["values"] = (targets + rng.normal(1.0, 1.0, (40, 3))).astype(np.float32)
+    expected = 0.0
+    if valid.any():
+        errors = (targets - batch["values"])[valid].astype(np.float64)
+        expected = 1.0 - errors.var() / targets[valid].astype(np.float64).var()
+        assert 0.6 < expected < 0.9
+    assert explained_variance(batch) == pytest.approx(expected, rel=1e-5)
+    batch["value_targets"] = np.full((40, 3), 7.0, np.float32)
+    assert explained_variance(batch) == 0.0
 
 
 @settings(max_examples=40, deadline=None)

@@ -135,10 +135,12 @@ def test_observations_are_written_anew_unless_they_are_copied() -> None:
     for copy in (False, True):
         env = SideBySide([Drift] * 2, copy=copy, autoreset_mode=AutoresetMode.SAME_STEP)
         env.reset(seed=0)
-        first = env.step(np.zeros(2, dtype=np.int64))[0]
-        before = first.copy()
-        env.step(np.zeros(2, dtype=np.int64))
+        first, *rest = env.step(np.zeros(2, dtype=np.int64))
+        before, rest_before = first.copy(), deepcopy(rest)
+        for _ in range(9):
+            env.step(np.zeros(2, dtype=np.int64))
         assert np.array_equal(first, before) == copy
+        assert_same(rest, rest_before)
 
 
 def test_an_action_for_each_environment() -> None:

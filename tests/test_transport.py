@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from polopt.metrics.episodes import EpisodeStats
 from polopt.policies.transport import Gradients, Weights
@@ -51,3 +52,10 @@ def test_vectors_travel_beside_the_pickle_which_is_short() -> None:
 def test_numbers_of_another_precision_arrive_as_float32() -> None:
     sent = Gradients(VECTOR.astype(np.float64), 3, 160, {})
     assert_same(pickle.loads(pickle.dumps(sent, 5)), sent._replace(flat=VECTOR))
+
+
+def test_ray_sends_no_code_along() -> None:
+    sizes = {type(message).__name__: len(ray.cloudpickle.dumps(message, 5)) for message in MESSAGES}
+    assert sizes.pop("Weights") < VECTOR.nbytes + 300
+    assert sizes.pop("Gradients") < VECTOR.nbytes / 2 + 300
+    assert max(sizes.values()) < 200
