@@ -34,12 +34,17 @@ CASES: dict[str, dict[str, Any]] = {
     "DDPPO": {"rollout_fragment_length": 128, "num_sgd_iter": 4, "sgd_minibatch_size": 128},
 }
 
+#: As in `make bench`. An untrained policy's episodes are short, and each end takes a reset.
+WARM_UP_S = 2.0
+
 
 def measure(preset: str, config: dict[str, Any], seconds: float) -> float:
     """Environment steps per second of one run."""
     trainer = getattr(polopt, preset)(config={**config, **CASES[preset]})
     try:
-        trainer.train()
+        begun_s = time.perf_counter()
+        while time.perf_counter() - begun_s < WARM_UP_S:
+            trainer.train()
         first = last = trainer.train()
         started_s = time.perf_counter()
         while time.perf_counter() - started_s < seconds:
