@@ -122,6 +122,20 @@ def learning(policy: polopt.Policy, batch: Any, rows: int) -> Callable[[], None]
     return learn
 
 
+def rollout_worker() -> Any:
+    """As A3C has them, but in this process: 8 environments, fragments of 20 steps."""
+    make = polopt.GradientWorkerSet.create_factory(
+        "CartPole-v1",
+        "a2c",
+        num_workers=0,
+        rollout_fragment_length=20,
+        num_envs_per_worker=ENVS,
+        vectorization_mode="sync",
+        seed=0,
+    )
+    return make().local
+
+
 @ray.remote
 class Other:
     """The other end of calls and sums."""
@@ -192,6 +206,7 @@ def timed(function: Callable[[], object], calls: int = 1) -> float:
 
 def cases(folder: str) -> dict[str, Callable[[], float]]:
     """Each cost by its name: what measures it once, in seconds."""
+    worker = rollout_worker()
     (a3c, rollout), (ppo, batch) = local(polopt.A2C, 20), local(polopt.SyncPPO, 64)
     obs, array = np.zeros((ENVS, 4), np.float32), np.zeros(FLOATS, np.float32)
     actors = [Other.remote(), Other.remote()]
@@ -217,11 +232,13 @@ def cases(folder: str) -> dict[str, Callable[[], float]]:
     functions: dict[str, Callable[[], None]] = {
         "bare": stepping(Bare(ENVS)),
         "env": stepping(sync_vector(ENVS)),
+        "own": stepping(rollout_worker().sampler.env),
         "env64": stepping(gymnasium.make_vec("CartPole-v1", 64, "vector_entry_point")),
         "act": lambda: (a3c.action_params(obs), None)[1],
         "act_torch": lambda: (a3c.torch_action_params(obs), None)[1],
         "write": writing_down(a3c),
         "gradient": lambda: (a3c.compute_gradients(rollout), None)[1],
+        "round": lambda: (worker.sample_and_compute_gradients(worker.get_weights()), None)[1],
         "apply": lambda: (a3c.apply_flat(), None)[1],
         "learn128": learning(ppo, batch, 128),
         "learn256": learning(ppo, batch, 256),
@@ -239,11 +256,13 @@ def cases(folder: str) -> dict[str, Callable[[], float]]:
 NAMES = {
     "bare": f"one step of {ENVS} CartPoles, one after another",
     "env": "the same in Gymnasium's sync vector",
+    "own": "the same as polopt steps them, guards included",
     "env64": "one step of CartPoleVectorEnv with 64",
     "act": "acting at batch 8, NumPy",
     "act_torch": "acting at batch 8, torch",
     "write": "action of parameters and noise, and one step written down, batch 8",
     "gradient": "gradient of 160 rows (A3C)",
+    "round": "a whole round of an A3C worker, alone: 160 steps and their gradient",
     "apply": "clipping and fused Adam",
     "learn128": "forward, backward, clipping, fused Adam of 128 rows (PPO)",
     "learn256": "the same of 256 rows",

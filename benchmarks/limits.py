@@ -80,7 +80,7 @@ def print_costs(costs: dict[str, list[float]]) -> None:
     for name, values in costs.items():
         median = statistics.median(values)
         spread = f"{min(values) * 1e6:,.1f} to {max(values) * 1e6:,.1f}"
-        envs = {"bare": ENVS, "env": ENVS, "env64": 64}.get(name)
+        envs = {"bare": ENVS, "env": ENVS, "own": ENVS, "env64": 64, "round": 20 * ENVS}.get(name)
         rate = f"{envs / median:,.0f} steps" if envs else f"{1 / median:,.0f}"
         print(f"| {NAMES[name]} | {median * 1e6:,.1f} ({spread}) | {rate} |")
 

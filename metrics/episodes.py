@@ -24,12 +24,7 @@ class EpisodeStats(NamedTuple):
     def __reduce__(self) -> Any:
         # NumPy would describe the types of these few numbers. By a function of the module: Ray
         # would send the code of a class method along.
-        return _episodes, (self.returns.tolist(), self.lengths.tolist())
-
-    @classmethod
-    def of(cls, returns: list[float], lengths: list[int]) -> EpisodeStats:
-        """Episodes with these returns and lengths."""
-        return cls(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))
+        return episodes_of, (self.returns.tolist(), self.lengths.tolist())
 
     @classmethod
     def empty(cls) -> EpisodeStats:
@@ -47,8 +42,9 @@ class EpisodeStats(NamedTuple):
         )
 
 
-def _episodes(returns: list[float], lengths: list[int]) -> EpisodeStats:
-    return EpisodeStats.of(returns, lengths)
+def episodes_of(returns: list[float], lengths: list[int]) -> EpisodeStats:
+    """Episodes with these returns and lengths (in environment steps), E of each."""
+    return EpisodeStats(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))
 
 
 class EpisodeWindow:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from polopt.metrics.episodes import EpisodeStats
+from polopt.metrics.episodes import EpisodeStats, episodes_of
 from polopt.policies.actors import Actor
 from polopt.policies.sample_batch import SampleBatch
 from polopt.rollouts.env_guard import FAULT_KEY
@@ -240,7 +240,7 @@ class VectorSampler:
             returns_before[n], lengths_before[n] = total, length
         self._returns = returns[-1] - returns_before
         self._lengths = lengths[-1] - lengths_before
-        return EpisodeStats.of(ended_returns, ended_lengths)
+        return episodes_of(ended_returns, ended_lengths)
 
     def reset_some(self, envs: np.ndarray) -> None:
         """Begins new episodes; those under way are in no statistics.

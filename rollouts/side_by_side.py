@@ -44,6 +44,10 @@ class SideBySide(SyncVectorEnv):
         Returns:
             observations `[N, ...]`, which the next step overwrites unless `copy` is set; rewards
             `[N]` float64; `terminated` and `truncated` `[N]` bool; infos.
+
+        Raises:
+            ValueError: there are more or fewer actions than environments.
+            Exception: whatever an environment raises.
         """
         if not self._lean:
             return super().step(actions)

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import ray
 
-from polopt.metrics.episodes import EpisodeStats
+from polopt.metrics.episodes import EpisodeStats, episodes_of
 from polopt.policies.transport import Gradients, Weights
 
 VECTOR = np.linspace(-1.0, 1.0, 9155, dtype=np.float32)
 MESSAGES = [
     Weights(VECTOR, 7, 1234, {"kl_coeff": 0.2}),
     Gradients(VECTOR[::2], 3, 160, {"vf_loss": 0.5}),  # not contiguous
-    EpisodeStats.of([500.0, 1.5], [500, 2]),
+    episodes_of([500.0, 1.5], [500, 2]),
     EpisodeStats.empty(),
+    Weights(VECTOR[:0], 0, 0, {}),  # of a policy that has none
 ]
 
 
