@@ -21,7 +21,7 @@ _SOCKET = os.environ.get("STARTUP_SOCKET", "")
 _WATCHED: dict[str, list[tuple[str, str]]] = {
     "ray": [("", "init")],
     "polopt.trainers.running": [("", "_train")],
-    "polopt.rollouts.worker": [("RolloutWorker", "__init__")],
+    "polopt.rollouts.workers.rollout_worker": [("RolloutWorker", "__init__")],
     "polopt.policies.policy": [("Policy", "apply_gradients")],
 }
 

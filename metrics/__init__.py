@@ -1,15 +1,16 @@
 """Timers, running statistics, episode and learner statistics. Imports NumPy and nothing else."""
 
-from polopt.metrics.episodes import EpisodeStats, EpisodeWindow
-from polopt.metrics.fragment_faults import FragmentFaults
+from polopt.common.data_faults import DataFaults
+from polopt.common.episodes import EpisodeStats
+from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagHistogram
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer
 
 __all__ = [
+    "DataFaults",
     "EpisodeStats",
     "EpisodeWindow",
-    "FragmentFaults",
     "LagHistogram",
     "LearnerStats",
     "PhaseTimer",

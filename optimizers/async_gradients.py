@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pydantic
 
+from polopt.common.compression import unpack_gradients
+from polopt.common.weights import Gradients
 from polopt.metrics.learner import mean_stats
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.scheme import (
@@ -21,14 +23,12 @@ from polopt.optimizers.scheme import (
     check_unused,
     collection_of,
 )
-from polopt.policies.compression import unpack_gradients
-from polopt.policies.transport import Gradients
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.direct_calls import MOST_DIRECT_CALLS
-from polopt.rollouts.in_flight import Arrival
-from polopt.rollouts.remote_worker import RemoteWorker
-from polopt.rollouts.requests import RoundInfo
-from polopt.rollouts.worker_set import INLINE_BYTES, WorkerSet
+from polopt.rollouts.sampling.requests import RoundInfo
+from polopt.rollouts.transport.direct_calls import MOST_DIRECT_CALLS
+from polopt.rollouts.workers.in_flight import Arrival
+from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_set import INLINE_BYTES, WorkerSet
 
 
 class AsyncGradientsConfig(OptimizerConfig):
@@ -120,7 +120,7 @@ class AsyncGradients(PolicyOptimizer):
 
     def _dispatch_all(self) -> None:
         """Of workers that are not up yet, those that nobody waits for begin as soon as they are."""
-        up = self.muster.up()
+        up = self.health.up()
         for worker in up if self.config.sync else self.workers.remote:
             self._dispatch(worker)
 

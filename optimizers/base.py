@@ -8,18 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from polopt.metrics.episodes import EpisodeStats, EpisodeWindow
-from polopt.metrics.fragment_faults import FragmentFaults
+from polopt.common.config import Config
+from polopt.common.data_faults import DataFaults
+from polopt.common.episodes import EpisodeStats
+from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, RolloutClock
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer
 from polopt.optimizers.scheme import Scheme
-from polopt.policies.config import Config
 from polopt.policies.policy import Policy
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.in_flight import InFlight
-from polopt.rollouts.muster import Muster
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.rollouts.workers.health import WorkerHealth
+from polopt.rollouts.workers.in_flight import InFlight
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class OptimizerConfig(Config):
@@ -54,7 +55,7 @@ class PolicyOptimizer(ABC):
     Attributes:
         policy: the local worker's; the one that is evaluated and saved.
         in_flight: the calls under way.
-        muster: says who can be given work.
+        health: says who can be given work.
 
     Raises:
         ConfigError: see `check`.
@@ -70,7 +71,7 @@ class PolicyOptimizer(ABC):
         self.config = config
         self.policy: Policy = workers.local.policy
         self.in_flight = InFlight(workers)
-        self.muster = Muster(workers)
+        self.health = WorkerHealth(workers)
         self.timers = {phase: PhaseTimer() for phase in self.phases}
         self.lag = LagMeter()
         self.gradient_lag = LagMeter()
@@ -108,12 +109,12 @@ class PolicyOptimizer(ABC):
         self.policy.env_steps = self.num_env_steps_sampled
         self.episodes.add(episodes)
 
-    def usable(self, worker_index: int, faults: FragmentFaults) -> bool:
+    def usable(self, worker_index: int, faults: DataFaults) -> bool:
         """Takes note of the faults that a fragment or gradient tells of; whether it may be learned
         from.
 
         Raises:
-            BadNumbersError: it may not, and one time too many in a row.
+            NonFiniteError: it may not, and one time too many in a row.
         """
         return self.workers.faults.fragment(worker_index, faults)
 
@@ -190,7 +191,7 @@ class PolicyOptimizer(ABC):
             "num_env_steps_sampled": self.num_env_steps_sampled,
             "num_env_steps_trained": self.num_env_steps_trained,
             "num_updates": self.num_updates,
-            "life": self.workers.config.life,
+            "restore_count": self.workers.config.restore_count,
             "episodes": self.episodes.get_state(),
             "policy": self.policy.get_state(),
         }
@@ -209,14 +210,14 @@ class PolicyOptimizer(ABC):
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
         self.workers.forget_sent_weights()
         self.rollouts.clear()
-        self._begin_life(int(state["life"]) + 1)
+        self._begin_restored_run(_restore_count(state) + 1)
 
-    def _begin_life(self, life: int) -> None:
+    def _begin_restored_run(self, restore_count: int) -> None:
         if self.workers.remote:
-            self.muster.up()
-        self.workers.begin_life(life)
+            self.health.up()
+        self.workers.begin_restored_run(restore_count)
         for worker in self.workers.remote:
-            call = worker.actor.begin_life.remote(life)
+            call = worker.actor.begin_restored_run.remote(restore_count)
             if worker.up:  # the others do so first of all when they come up
                 self.in_flight.launch(worker, call)
         self._settle()
@@ -265,3 +266,8 @@ class PolicyOptimizer(ABC):
     def stop(self) -> None:
         """Forgets what is in flight. The workers are stopped by who made them."""
         self.in_flight.clear()
+
+
+def _restore_count(state: Mapping[str, Any]) -> int:
+    """How often the saved run had been restored; checkpoints before 0.2 call it `life`."""
+    return int(state["restore_count"] if "restore_count" in state else state["life"])

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from polopt.metrics.fragment_faults import FragmentFaults
+from polopt.common.config import ConfigError
+from polopt.common.data_faults import DataFaults
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.rank_group import RankGroup
 from polopt.optimizers.scheme import (
@@ -22,11 +23,10 @@ from polopt.optimizers.scheme import (
     check_unused,
     collection_of,
 )
-from polopt.policies.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.in_flight import Arrival
-from polopt.rollouts.preemption import Stragglers
-from polopt.rollouts.requests import LearnInfo, RoundInfo
+from polopt.rollouts.sampling.requests import LearnInfo, RoundInfo
+from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.in_flight import Arrival
 
 #: After one rank has given up waiting for the others, they have so long to do the same.
 BREAK_GRACE_S = 1.5
@@ -66,14 +66,14 @@ class DecentralizedAllReduce(PolicyOptimizer):
     def __init__(self, workers: Any, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
         timeout_s = self.config.allreduce_timeout_s
-        self.group = RankGroup(workers, self.muster, self.config.backend, timeout_s)
+        self.group = RankGroup(workers, self.health, self.config.backend, timeout_s)
         self.stragglers = Stragglers(
             self.config.preemption_threshold, self.config.min_fragment_share
         )
         self._skew_s = 0.0  # between the first and the last sample of this round
         self.num_rounds = 0
         self.num_broken_rounds = 0
-        self.num_cut_short = 0
+        self.num_early_stopped = 0
         self.num_checksums = 0
 
     @classmethod
@@ -141,16 +141,16 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 sampled[arrival.worker.index] = arrival.value
                 waited_for = len(self.group.ranks) - len(sampled)
                 if self.stragglers.remain(len(self.group.ranks), waited_for):
-                    self._cut_stragglers_short()
+                    self._stop_stragglers_early()
         self._skew_s = last_s - first_s
         self.timers["skew"].push(self._skew_s)
         return [sampled[index] for index in sorted(sampled)]
 
-    def _cut_stragglers_short(self) -> None:
+    def _stop_stragglers_early(self) -> None:
         length = self.workers.config.rollout.rollout_fragment_length
         # Those with two calls under way have not sampled yet.
         late = [worker for worker in self.group.ranks if self.in_flight.count(worker) == 2]
-        self.stragglers.cut_short((worker, self.num_rounds, length) for worker in late)
+        self.stragglers.stop_early((worker, self.num_rounds, length) for worker in late)
 
     def _await_learning(self) -> list[tuple[int, LearnInfo]]:
         """Waits until every rank has learned or failed; `(worker index, what it told)`."""
@@ -170,7 +170,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             # still have a gradient to compute.)
             for worker in self.group.ranks:
                 if self.in_flight.count(worker) == 1:  # it has sampled, maybe after this one
-                    self.in_flight.hasten(worker, BREAK_GRACE_S + self._skew_s)
+                    self.in_flight.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)
 
     def _lose(self, arrival: Arrival) -> None:
         """A rank is gone: the others will find their all-reduce broken, and say so."""
@@ -180,7 +180,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     def _finish_round(self, sampled: list[RoundInfo], learned: list[tuple[int, LearnInfo]]) -> None:
         length = self.workers.config.rollout.rollout_fragment_length
-        self.num_cut_short += sum(info.steps < length for info in sampled)
+        self.num_early_stopped += sum(info.steps < length for info in sampled)
         for info in sampled:
             self.workers.faults.num_restarts_below += info.restarts_below
             if self.usable(info.worker_index, info.faults):
@@ -209,10 +209,10 @@ class DecentralizedAllReduce(PolicyOptimizer):
         """All ranks have skipped the same updates; only some are to blame."""
         log = self.workers.faults.fragments
         for index, info in learned:
-            if info.bad_gradients:
-                log.note(index, FragmentFaults(bad_numbers="gradient of a minibatch"))
+            if info.non_finite_gradients:
+                log.note(index, DataFaults(non_finite="gradient of a minibatch"))
         first = learned[0][1]
-        blamed = first.vetoed or any(info.bad_gradients for _, info in learned)
+        blamed = first.vetoed or any(info.non_finite_gradients for _, info in learned)
         if first.updates or blamed or first.stats:
             why = "" if blamed else "sum of the gradients"
             log.update(first.updates > 0, why=why)
@@ -247,7 +247,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return {
             "num_rounds": self.num_rounds,
             "num_broken_rounds": self.num_broken_rounds,
-            "num_cut_short": self.num_cut_short,
+            "num_early_stopped": self.num_early_stopped,
             "num_checksums": self.num_checksums,
             "num_ranks": len(self.group.ranks),
         }

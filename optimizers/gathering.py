@@ -7,13 +7,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from polopt.policies.sample_batch import SampleBatch
-from polopt.rollouts.in_flight import InFlight
-from polopt.rollouts.muster import Muster
-from polopt.rollouts.preemption import Stragglers
-from polopt.rollouts.remote_worker import RemoteWorker
-from polopt.rollouts.requests import SampleRequest, next_number
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.common.sample_batch import SampleBatch
+from polopt.rollouts.sampling.requests import SampleRequest, next_number
+from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.health import WorkerHealth
+from polopt.rollouts.workers.in_flight import InFlight
+from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 Usable = Callable[[SampleBatch], bool]
 
@@ -23,27 +23,27 @@ class Gathering(ABC):
 
     Args:
         workers: who samples.
-        muster: says who of them can.
+        health: says who of them can.
         in_flight: with nothing in it.
         train_batch_size: rows of a batch; 0: as the subclass says.
         usable: says of a fragment whether it may be learned from; if not, another is made.
 
     Attributes:
-        num_cut_short: fragments that were, so far.
+        num_early_stopped: fragments that were, so far.
     """
 
-    num_cut_short = 0
+    num_early_stopped = 0
 
     def __init__(
         self,
         workers: WorkerSet,
-        muster: Muster,
+        health: WorkerHealth,
         in_flight: InFlight,
         train_batch_size: int,
         usable: Usable,
     ) -> None:
         self.workers = workers
-        self.muster = muster
+        self.health = health
         self.in_flight = in_flight
         self.train_batch_size = train_batch_size
         self.usable = usable
@@ -101,7 +101,7 @@ class DealtOut(Gathering):
         if self._todo or self._collected:
             return
         alone = self.workers.config.rollout.num_workers == 0 and not self.workers.remote
-        workers = [] if alone else self.muster.up()
+        workers = [] if alone else self.health.up()
         indices = [worker.index for worker in workers] or [0]
         for i in range(fragments_of(self.train_batch_size, self.workers, len(indices))):
             index = indices[i % len(indices)]
@@ -139,7 +139,7 @@ class DealtOut(Gathering):
                     self._todo[worker.index].appendleft(slot)
                 self._launch_next(worker)
             if self.stragglers.remain(self._sharers, len(self.in_flight)):
-                self._cut_stragglers_short()
+                self._stop_stragglers_early()
 
     def _keep(self, slot: _Slot, batch: SampleBatch) -> bool:
         good = self.usable(batch)
@@ -149,7 +149,7 @@ class DealtOut(Gathering):
 
     def _hand_over(self, slots: Iterable[_Slot]) -> None:
         """What a failed worker owed goes to those that are up and have least to do."""
-        up = self.muster.up()
+        up = self.health.up()
         owing = {w.index: len(self._todo[w.index]) + self.in_flight.count(w) for w in up}
         for slot in slots:
             index = min(owing, key=lambda i: (owing[i], i))
@@ -163,14 +163,14 @@ class DealtOut(Gathering):
         self._todo.clear()
         self._collected.clear()
 
-    def _cut_stragglers_short(self) -> None:
+    def _stop_stragglers_early(self) -> None:
         """Each worker has at most one fragment under way, so those under way are of as many
         stragglers. They give up what they have not begun."""
         length = self.workers.config.rollout.rollout_fragment_length
         late = [(w, number) for w, (_, number) in self.in_flight.under_way()]
         for worker, _ in late:
             self._todo[worker.index].clear()
-        self.num_cut_short += self.stragglers.cut_short((w, n, length) for w, n in late)
+        self.num_early_stopped += self.stragglers.stop_early((w, n, length) for w, n in late)
 
 
 class FirstReady(Gathering):
@@ -188,7 +188,7 @@ class FirstReady(Gathering):
 
     def launch(self) -> None:
         """Sends weights and starts a fragment of each worker that has none."""
-        for worker in self.muster.up():
+        for worker in self.health.up():
             if self.in_flight.count(worker) == 0:
                 call = worker.actor.sample.remote(self.workers.weights_for(worker))
                 self.in_flight.launch(worker, call)

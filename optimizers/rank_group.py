@@ -7,12 +7,12 @@ from typing import Any
 
 import ray
 
-from polopt.rollouts.collective import GroupSpec, resolve_backend, start_store
-from polopt.rollouts.faults import WorkersFailedError, logger
-from polopt.rollouts.in_flight import InFlight
-from polopt.rollouts.muster import Muster
-from polopt.rollouts.remote_worker import RemoteWorker
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.rollouts.transport.collective import GroupSpec, resolve_backend, start_store
+from polopt.rollouts.workers.failures import WorkersFailedError, logger
+from polopt.rollouts.workers.health import WorkerHealth
+from polopt.rollouts.workers.in_flight import InFlight
+from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: At most so long for ranks to find each other; all have just answered and are idle.
 JOIN_TIMEOUT_S = 10.0
@@ -23,7 +23,7 @@ class RankGroup:
 
     Args:
         workers: those that can be ranks.
-        muster: says which of them are up.
+        health: says which of them are up.
         backend: `auto`, `gloo` or `nccl`.
         timeout_s: of each sum.
 
@@ -32,9 +32,11 @@ class RankGroup:
         broken: a rank is gone, and the group has to be formed again.
     """
 
-    def __init__(self, workers: WorkerSet, muster: Muster, backend: str, timeout_s: float) -> None:
+    def __init__(
+        self, workers: WorkerSet, health: WorkerHealth, backend: str, timeout_s: float
+    ) -> None:
         self._workers = workers
-        self._muster = muster
+        self._health = health
         self._backend = resolve_backend(backend, workers.config.device)
         self._timeout_s = timeout_s
         # Well before the driver would call a rank that waits for another hanging.
@@ -58,7 +60,7 @@ class RankGroup:
         """
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
-            candidates = self._muster.up()
+            candidates = self._health.up()
             if candidates == self.ranks and not self.broken:
                 return
             problem = self._agree(candidates) or self._join(candidates)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polopt.policies.registry import Registry
+from polopt.common.registry import Registry
 
 OPTIMIZERS = Registry(
     "optimizer",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from polopt.policies.config import ConfigError
+from polopt.common.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
 
 COLLECTIONS = ("central sync", "central async", "parallel sync", "parallel async")

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import pydantic
 
+from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
 from polopt.optimizers.gathering import DealtOut, FirstReady, Gathering
 from polopt.optimizers.scheme import Scheme, check_collection, check_unused, collection_of
-from polopt.policies.sample_batch import SampleBatch
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.preemption import Stragglers
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class SyncSamplesConfig(OptimizerConfig):
@@ -63,7 +63,7 @@ class SyncSamples(PolicyOptimizer):
         config = self.config
         given: dict[str, Any] = {
             "workers": self.workers,
-            "muster": self.muster,
+            "health": self.health,
             "in_flight": self.in_flight,
             "train_batch_size": config.train_batch_size,
             "usable": self._usable_batch,
@@ -123,7 +123,7 @@ class SyncSamples(PolicyOptimizer):
     def get_state(self) -> dict[str, Any]:
         """Besides what every optimizer saves, where the workers' environments and random numbers
         stand. A run restored with the same config goes on bit for bit if collection is `sync` and
-        the environments have `get_state` and `set_state` (see `polopt.rollouts.env_state`); if not,
+        the environments have `get_state` and `set_state` (`polopt.rollouts.envs.saving`); if not,
         weights, torch optimizer, schedules and counters go on, episodes start anew, and what was
         collected ahead is collected again."""
         state = super().get_state()
@@ -148,7 +148,7 @@ class SyncSamples(PolicyOptimizer):
 
     def extra_stats(self) -> dict[str, Any]:
         return {
-            "num_cut_short": self.source.num_cut_short,
+            "num_early_stopped": self.source.num_early_stopped,
             "sample_peak_throughput": self.timers["sample"].peak_rows_per_s,
             "learn_peak_throughput": self.timers["learn"].peak_rows_per_s,
         }

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from polopt.policies.acting import PolicyConfig
+from polopt.policies.fast_cpu.loss_gradients import Slopes, Terms, mean
 from polopt.policies.policy import Policy
-from polopt.policies.slopes import Slopes, Terms, mean
 
 
 class A2CConfig(PolicyConfig):

@@ -11,11 +11,11 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
+from polopt.common.config import Config
 from polopt.metrics.learner import LEARNER_KEYS
-from polopt.policies.config import Config
-from polopt.policies.distributions import DiagGaussian, make_distribution
-from polopt.policies.flat import FlatParameters
-from polopt.policies.models import ModelConfig, make_model
+from polopt.policies.distributions.distributions import DiagGaussian, make_distribution
+from polopt.policies.flat_parameters import FlatParameters
+from polopt.policies.networks.models import ModelConfig, make_model
 from polopt.policies.schedules import LearningRate, ScheduleValue
 from polopt.policies.spaces import ObservationEncoder
 

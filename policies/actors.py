@@ -16,12 +16,12 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from polopt.policies.config import Config, ConfigError
-from polopt.policies.distributions import ActionDistribution, make_distribution
-from polopt.policies.plain_actions import GivenActions, UniformActions
-from polopt.policies.sample_batch import SampleBatch
+from polopt.common.config import Config, ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Weights
+from polopt.policies.distributions.distributions import ActionDistribution, make_distribution
+from polopt.policies.distributions.plain_actions import GivenActions, UniformActions
 from polopt.policies.spaces import ObservationEncoder
-from polopt.policies.transport import Weights
 
 
 class Actor(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from polopt.policies.sample_batch import SampleBatch
+from polopt.common.sample_batch import SampleBatch
 
 
 def next_values(batch: SampleBatch, all_values: np.ndarray, successors: np.ndarray) -> np.ndarray:

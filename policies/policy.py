@@ -11,12 +11,14 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
+from polopt.common.config import ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients, Weights
 from polopt.policies import gae
 from polopt.policies.acting import ActorCritic, PolicyConfig
 from polopt.policies.adam import FlatAdam
-from polopt.policies.config import ConfigError
-from polopt.policies.numpy_mlp import NumpyActorCritic
-from polopt.policies.sample_batch import SampleBatch
+from polopt.policies.fast_cpu.loss_gradients import Slopes, Terms, defined_together, terms_of
+from polopt.policies.fast_cpu.numpy_mlp import NumpyActorCritic
 from polopt.policies.schedules import Schedule
 from polopt.policies.sgd import (
     LocalReducer,
@@ -25,8 +27,6 @@ from polopt.policies.sgd import (
     sgd,
     standardized,
 )
-from polopt.policies.slopes import Slopes, Terms, defined_together, terms_of
-from polopt.policies.transport import Gradients, Weights
 
 #: The square of a larger number is infinite in float32.
 _MAX_NORM = 1e18
@@ -50,7 +50,7 @@ class Policy(ActorCritic, ABC):
         env_steps: environment steps sampled by all workers so far; the clock of all schedules.
         coefficients: scalars that learning adapts; they travel with the weights.
         skipped_updates: those that were left out because the gradient was not finite.
-        bad_gradients: of this learner itself, where several sum theirs, that were not finite.
+        non_finite_gradients: non-finite gradients that this learner itself computed.
 
     Raises:
         ConfigError: for spaces that are not supported.
@@ -78,7 +78,7 @@ class Policy(ActorCritic, ABC):
         self.env_steps = 0
         self.coefficients: dict[str, float] = {}
         self.skipped_updates = 0
-        self.bad_gradients = 0
+        self.non_finite_gradients = 0
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, `advantages` and `value_targets`, from the weights of this moment.

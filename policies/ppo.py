@@ -10,10 +10,10 @@ import pydantic
 import torch
 from torch import Tensor
 
+from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting import PolicyConfig
+from polopt.policies.fast_cpu.loss_gradients import Slopes, Terms, clip, mean
 from polopt.policies.policy import Policy
-from polopt.policies.sample_batch import SampleBatch
-from polopt.policies.slopes import Slopes, Terms, clip, mean
 
 #: What it is adapted to, too, at most: the KL may stay over its target whatever that costs.
 MAX_KL_COEFF = 1e6

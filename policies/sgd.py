@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.learner import LEARNER_KEYS
-from polopt.policies.sample_batch import SampleBatch
 
 if TYPE_CHECKING:
     from polopt.policies.policy import Policy
@@ -143,7 +143,7 @@ def reduce_gradient(
     elif not math.isfinite(flat.norm()):
         # The sum will not be finite either, so that nobody applies it; only here is it known
         # whose fault that is.
-        policy.bad_gradients += 1
+        policy.non_finite_gradients += 1
     flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
     flat.scale(float(count))
     reducer.sum_(flat.buffer)

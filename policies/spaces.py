@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from polopt.policies.config import ConfigError
+from polopt.common.config import ConfigError
 
 SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, and Dict and Tuple of those"
 

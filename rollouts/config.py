@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from polopt.policies.compression import DataCodec, GradientCodec
-from polopt.policies.config import Config
+from polopt.common.compression import DataCodec, GradientCodec
+from polopt.common.config import Config
 from polopt.rollouts.resources import Amount, Resources
 
 
@@ -17,7 +17,7 @@ class RolloutConfig(Config):
 
     Attributes:
         env: a Gymnasium id, a name given to `ray.tune.registry.register_env`, or a callable that
-            makes an environment; see `polopt.rollouts.envs.resolve_env`.
+            makes an environment; see `polopt.rollouts.envs.making.resolve_env`.
         env_config: passed to the environment.
         num_workers: remote rollout workers; 0 samples in the driver's own process.
         min_workers: a run starts once so many of them are there, and grows to `num_workers` as
@@ -32,7 +32,7 @@ class RolloutConfig(Config):
         fraction_workers_below: in synchronous collection below a worker, the last fragments are cut
             short once this share of the workers there has finished; 1: never.
         fraction_samples_below: but a fragment that is cut short keeps at least this share.
-        compress_data: how fragments travel: see `polopt.policies.compression`.
+        compress_data: how fragments travel: see `polopt.common.compression`.
         compress_gradients: how gradients travel.
         topk_share: of its elements that `compress_gradients: topk` sends at once.
         num_envs_per_worker: environments of one worker, N.
@@ -57,7 +57,7 @@ class RolloutConfig(Config):
             else ends.
         max_consecutive_env_faults: so many exceptions of one environment without a step in between
             are too many. Until then it is made anew, and nothing else happens.
-        max_consecutive_bad_numbers: so many fragments of one worker, or so many updates, in a row
+        max_consecutive_non_finite: so many fragments of one worker, or so many updates, in a row
             that are not finite end the run. Until then they are left out.
         seed: all random numbers derive from it; None takes a fresh one.
     """
@@ -86,7 +86,7 @@ class RolloutConfig(Config):
     worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0, le=1e7)
     max_consecutive_failures: int = pydantic.Field(10, ge=1)
     max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
-    max_consecutive_bad_numbers: int = pydantic.Field(5, ge=1)
+    max_consecutive_non_finite: int = pydantic.Field(5, ge=1)
     seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
 
     @pydantic.model_validator(mode="after")
@@ -109,4 +109,5 @@ class RolloutConfig(Config):
         "num_cpus_per_env_runner": "num_cpus_per_worker",
         "num_gpus_per_env_runner": "num_gpus_per_worker",
         "custom_resources_per_env_runner": "custom_resources_per_worker",
+        "max_consecutive_bad_numbers": "max_consecutive_non_finite",
     }

@@ -14,12 +14,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import ray
-from chaos import PacedCartPole, steps_until
+from chaos_runs import PacedCartPole, steps_until
 from fakes import make_optimizer, worker_config
 from gymnasium import spaces
 
 from polopt.optimizers.registry import OPTIMIZERS
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.evaluation import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import nn
 from toy_envs import Drift
 
-from polopt.rollouts.collector import Collector
+from polopt.rollouts.collectors.collector import Collector
 
 
 class Watch(gymnasium.Env[np.ndarray, int]):

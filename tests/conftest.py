@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import ray
 
-from polopt.rollouts.sampling_worker import WorkerConfig
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 FIGURES = pytest.StashKey[list[tuple[str, str, str]]]()
 

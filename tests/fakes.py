@@ -16,19 +16,19 @@ import pytest
 import ray
 from toy_envs import POLICIES, Drift
 
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Weights
 from polopt.optimizers import rank_group
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.policies import sgd
 from polopt.policies.ppo import PPO
-from polopt.policies.sample_batch import SampleBatch
-from polopt.policies.transport import Weights
-from polopt.rollouts import in_flight, muster, worker_set
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs import probe_spaces, resolve_env
-from polopt.rollouts.remote_worker import RemoteWorker
-from polopt.rollouts.sampling_worker import WorkerConfig
-from polopt.rollouts.worker import RolloutWorker
-from polopt.rollouts.worker_set import WorkerSet
+from polopt.rollouts.envs.making import probe_spaces, resolve_env
+from polopt.rollouts.workers import health, in_flight, worker_set
+from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: See `StallingPPO`; one for each session of tests.
 OMEN = os.path.join(tempfile.gettempdir(), f"polopt-test-{os.getpid()}")
@@ -247,8 +247,8 @@ class FakeWorkerSet(WorkerSet):
         """There is no process to connect."""
 
     def _start(self, index: int) -> RemoteWorker:
-        incarnation = self._incarnations.get(index, 0)
-        config = dataclasses.replace(self.config, incarnation=incarnation)
+        restart_count = self._restart_counts.get(index, 0)
+        config = dataclasses.replace(self.config, restart_count=restart_count)
         actor = FakeActor(self._kind(config, index), index)
         self.actors.append(actor)
         worker = RemoteWorker(index, actor)
@@ -276,7 +276,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(in_flight, "ray", fake)
     monkeypatch.setattr(in_flight, "time", fake)
     monkeypatch.setattr(in_flight, "waits_for_resources", lambda actor: False)
-    monkeypatch.setattr(muster, "waits_for_resources", lambda actor: False)
+    monkeypatch.setattr(health, "waits_for_resources", lambda actor: False)
     monkeypatch.setattr(worker_set, "ray", fake)
     monkeypatch.setattr(rank_group, "ray", fake)
     return fake

@@ -13,8 +13,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from toy_envs import Clock, Drift
 
-from polopt.rollouts.env_guard import EnvPlace, FaultTolerantEnv
-from polopt.rollouts.side_by_side import SideBySide
+from polopt.rollouts.envs.guarding import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.side_by_side import SideBySide
 
 
 class CrashingClock(Clock):

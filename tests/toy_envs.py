@@ -10,14 +10,14 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.threads import limit_threads
 from polopt.policies.a2c import A2C
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPO
-from polopt.policies.sample_batch import SampleBatch
-from polopt.policies.threads import limit_threads
-from polopt.rollouts.sampler import VectorSampler
-from polopt.rollouts.seeding import worker_seeds
-from polopt.rollouts.side_by_side import SideBySide
+from polopt.rollouts.envs.side_by_side import SideBySide
+from polopt.rollouts.sampling.sampler import VectorSampler
+from polopt.rollouts.sampling.seeding import worker_seeds
 
 # As in workers: on a few shared cores, threads that wait for each other cost more than they save.
 limit_threads(1)

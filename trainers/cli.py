@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from polopt.policies.config import ConfigError
+from polopt.common.config import ConfigError
 
 app = typer.Typer(
     help="Distributed reinforcement learning with interchangeable policy optimizers on Ray.",

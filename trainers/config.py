@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import pydantic
 
+from polopt.common.config import Config, ConfigError, canonical, differ, nearest_of
+from polopt.common.registry import Registry
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.acting import PolicyConfig
-from polopt.policies.config import Config, ConfigError, canonical, differ, nearest_of
 from polopt.policies.policy import Policy
-from polopt.policies.registry import POLICIES, Registry
+from polopt.policies.registry import POLICIES
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.resources import Amount
 

@@ -17,9 +17,9 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from polopt.policies.config import ConfigError
+from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs import EnvContext, call_creator, resolve_env
+from polopt.rollouts.envs.making import EnvContext, call_creator, resolve_env
 from polopt.trainers.checkpoint_fallback import name_previous
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, read_trainer_state
 from polopt.trainers.config import Experiment

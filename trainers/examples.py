@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from polopt.policies.config import ConfigError, nearest
+from polopt.common.config import ConfigError, nearest
 from polopt.trainers.yaml_reader import read_yaml
 
 _PACKAGE = "polopt.tuned_examples"

@@ -15,8 +15,8 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # and the notice about it
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a FutureWarning for each actor
 
-from polopt.policies.config import ConfigError, canonical, nearest
-from polopt.rollouts.sampling_worker import WorkerConfig
+from polopt.common.config import ConfigError, canonical, nearest
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.trainers.checkpoint_fallback import read_or_fall_back
 from polopt.trainers.config import Experiment, aliases_for
 from polopt.trainers.evaluation import find_checkpoint

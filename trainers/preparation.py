@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import secrets
 
-from polopt.policies.config import ConfigError
-from polopt.rollouts.envs import probe_spaces, resolve_env
-from polopt.rollouts.sampling_worker import WorkerConfig
+from polopt.common.config import ConfigError
+from polopt.rollouts.envs.making import probe_spaces, resolve_env
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.trainers.config import Experiment
 
 

@@ -29,7 +29,7 @@ from polopt.trainers.stopping import OnInterrupt
 from polopt.trainers.training import Training
 
 #: Imported by each process that Ray starts, before there is anything for it to do.
-PRELOADED = ["polopt.rollouts.worker"]
+PRELOADED = ["polopt.rollouts.workers.rollout_worker"]
 #: Checkpoints of one run, the newest ones.
 KEPT = 3
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from polopt.policies.config import ConfigError, nearest_of
+from polopt.common.config import ConfigError, nearest_of
 from polopt.trainers.results import is_result_key, result_keys
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import ray
 import torch
 
-from polopt.policies.config import ConfigError
-from polopt.policies.threads import limit_threads
-from polopt.rollouts.gradient_worker import make_workers
-from polopt.rollouts.sampling_worker import WorkerConfig
+from polopt.common.config import ConfigError
+from polopt.common.threads import limit_threads
+from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.trainers.checkpoint_fallback import name_previous, read_or_fall_back
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.config import Experiment

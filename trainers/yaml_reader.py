@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from polopt.policies.config import ConfigError
+from polopt.common.config import ConfigError
 
 
 class _Loader(yaml.SafeLoader):

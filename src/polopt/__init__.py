@@ -11,27 +11,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from polopt.common.compression import GradientPacker as GradientPacker
+    from polopt.common.compression import pack as pack
+    from polopt.common.compression import unpack as unpack
+    from polopt.common.compression import unpack_gradients as unpack_gradients
+    from polopt.common.config import Config as Config
+    from polopt.common.config import ConfigError as ConfigError
+    from polopt.common.sample_batch import SampleBatch as SampleBatch
+    from polopt.common.weights import Gradients as Gradients
+    from polopt.common.weights import Weights as Weights
     from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
     from polopt.optimizers.registry import register_optimizer as register_optimizer
     from polopt.optimizers.scheme import scheme_config as scheme_config
-    from polopt.policies.compression import GradientPacker as GradientPacker
-    from polopt.policies.compression import pack as pack
-    from polopt.policies.compression import unpack as unpack
-    from polopt.policies.compression import unpack_gradients as unpack_gradients
-    from polopt.policies.config import Config as Config
-    from polopt.policies.config import ConfigError as ConfigError
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
-    from polopt.policies.sample_batch import SampleBatch as SampleBatch
-    from polopt.policies.transport import Gradients as Gradients
-    from polopt.policies.transport import Weights as Weights
-    from polopt.rollouts.collector import Collector as Collector
-    from polopt.rollouts.collector_thread import CollectorEnded as CollectorEnded
-    from polopt.rollouts.collector_thread import CollectorThread as CollectorThread
-    from polopt.rollouts.gradient_worker import GradientWorker as GradientWorker
-    from polopt.rollouts.gradient_worker import GradientWorkerSet as GradientWorkerSet
-    from polopt.rollouts.worker import RolloutWorker as RolloutWorker
-    from polopt.rollouts.worker_set import WorkerSet as WorkerSet
+    from polopt.rollouts.collectors.collector import Collector as Collector
+    from polopt.rollouts.collectors.collector_thread import CollectorEnded as CollectorEnded
+    from polopt.rollouts.collectors.collector_thread import CollectorThread as CollectorThread
+    from polopt.rollouts.collectors.gradient_worker import GradientWorker as GradientWorker
+    from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet as GradientWorkerSet
+    from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
+    from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.presets import A2C as A2C
     from polopt.trainers.presets import A3C as A3C
     from polopt.trainers.presets import DDPPO as DDPPO
@@ -44,31 +44,31 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "A2C": "polopt.trainers.presets",
     "A3C": "polopt.trainers.presets",
-    "Collector": "polopt.rollouts.collector",
-    "CollectorEnded": "polopt.rollouts.collector_thread",
-    "CollectorThread": "polopt.rollouts.collector_thread",
-    "Config": "polopt.policies.config",
-    "ConfigError": "polopt.policies.config",
+    "Collector": "polopt.rollouts.collectors.collector",
+    "CollectorEnded": "polopt.rollouts.collectors.collector_thread",
+    "CollectorThread": "polopt.rollouts.collectors.collector_thread",
+    "Config": "polopt.common.config",
+    "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
-    "GradientPacker": "polopt.policies.compression",
-    "GradientWorker": "polopt.rollouts.gradient_worker",
-    "GradientWorkerSet": "polopt.rollouts.gradient_worker",
-    "Gradients": "polopt.policies.transport",
+    "GradientPacker": "polopt.common.compression",
+    "GradientWorker": "polopt.rollouts.collectors.gradient_worker",
+    "GradientWorkerSet": "polopt.rollouts.collectors.gradient_worker",
+    "Gradients": "polopt.common.weights",
     "Policy": "polopt.policies.policy",
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
-    "RolloutWorker": "polopt.rollouts.worker",
-    "SampleBatch": "polopt.policies.sample_batch",
+    "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
+    "SampleBatch": "polopt.common.sample_batch",
     "SyncPPO": "polopt.trainers.presets",
-    "Weights": "polopt.policies.transport",
-    "WorkerSet": "polopt.rollouts.worker_set",
-    "pack": "polopt.policies.compression",
+    "Weights": "polopt.common.weights",
+    "WorkerSet": "polopt.rollouts.workers.worker_set",
+    "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_optimizer": "polopt.optimizers.registry",
     "register_policy": "polopt.policies.registry",
     "scheme_config": "polopt.optimizers.scheme",
-    "unpack": "polopt.policies.compression",
-    "unpack_gradients": "polopt.policies.compression",
+    "unpack": "polopt.common.compression",
+    "unpack_gradients": "polopt.common.compression",
 }
 
 __all__ = ["__version__", *_MODULE_OF]

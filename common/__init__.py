@@ -1,0 +1,1 @@
+"""Configuration, sample batches, weights and gradients: what every layer shares."""

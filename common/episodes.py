@@ -1,0 +1,45 @@
+"""Returns and lengths of the episodes that ended within one fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class EpisodeStats(NamedTuple):
+    """The episodes that ended within one fragment; travels with it.
+
+    Attributes:
+        returns: `[E]` undiscounted sums of rewards.
+        lengths: `[E]` lengths in environment steps.
+    """
+
+    returns: np.ndarray  # [E] float64
+    lengths: np.ndarray  # [E] int64
+
+    def __reduce__(self) -> Any:
+        # NumPy would describe the types of these few numbers. By a function of the module: Ray
+        # would send the code of a class method along.
+        return episodes_of, (self.returns.tolist(), self.lengths.tolist())
+
+    @classmethod
+    def empty(cls) -> EpisodeStats:
+        """No episode ended."""
+        return cls(np.zeros(0), np.zeros(0, dtype=np.int64))
+
+    @classmethod
+    def concat(cls, parts: Iterable[EpisodeStats]) -> EpisodeStats:
+        """The episodes of several fragments, in the order given."""
+        parts = list(parts)
+        if not parts:
+            return cls.empty()
+        return cls(
+            np.concatenate([p.returns for p in parts]), np.concatenate([p.lengths for p in parts])
+        )
+
+
+def episodes_of(returns: list[float], lengths: list[int]) -> EpisodeStats:
+    """Episodes with these returns and lengths (in environment steps), E of each."""
+    return EpisodeStats(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))

@@ -1,0 +1,95 @@
+"""Names of plugins: policies here, optimizers likewise in `polopt.optimizers.registry`."""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import Any
+
+from polopt.common.config import ConfigError, nearest
+
+
+class Registry:
+    """Classes by name: built in, registered by a call, or found under an entry point.
+
+    Args:
+        kind: `"policy"` or `"optimizer"`, for errors.
+        entry_point_group: installed packages offer theirs under this group.
+        base: `module:Class` that whatever is registered must derive from.
+        builtin: `{name: "module:Class"}`, imported when first asked for.
+    """
+
+    def __init__(
+        self, kind: str, entry_point_group: str, base: str, builtin: dict[str, str]
+    ) -> None:
+        self._kind = kind
+        self._group = entry_point_group
+        self._base = base
+        self._known: dict[str, Any] = dict(builtin)
+
+    def register(self, name: str, cls: type) -> None:
+        """Makes `cls` selectable as `name` in configs. A later call replaces an earlier one.
+
+        Raises:
+            ConfigError: if `cls` is not a class of the right kind.
+        """
+        base = _load(self._base)
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise ConfigError(
+                f"register {self._kind} {name!r}: got {cls!r}; allowed: a subclass of {self._base}"
+            )
+        self._known[name] = cls
+
+    def get(self, name: Any) -> Any:
+        """The class registered as `name`, or `name` itself if it is such a class.
+
+        Raises:
+            ConfigError: unknown name, with the nearest known one.
+        """
+        if isinstance(name, type):
+            if self.name_of(name) is None:
+                self.register(name.__name__, name)
+            return name
+        if name not in self._known:
+            self._load_entry_point(name)
+        if name not in self._known:
+            raise ConfigError(
+                f"key {self._kind!r}: got {name!r}{nearest(name, self.paths()) or '.'}"
+                f" Allowed: {', '.join(self.names())}"
+            )
+        found = self._known[name]
+        return _load(found) if isinstance(found, str) else found
+
+    def name_of(self, cls: type) -> str | None:
+        """A name that `cls` is known by; None if there is none."""
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        return next((n for n, known in self._known.items() if known in (cls, path)), None)
+
+    def names(self) -> list[str]:
+        """All names that `get` knows, sorted."""
+        return sorted(self.paths())
+
+    def paths(self) -> dict[str, str]:
+        """Names and where their classes are, as `module:Class`. Nothing is imported for it."""
+        offered = {entry.name: entry.value for entry in metadata.entry_points(group=self._group)}
+        known = {
+            name: cls if isinstance(cls, str) else f"{cls.__module__}:{cls.__qualname__}"
+            for name, cls in self._known.items()
+        }
+        return {**offered, **known}
+
+    def _load_entry_point(self, name: Any) -> None:
+        for entry in metadata.entry_points(group=self._group, name=str(name)):
+            try:
+                found = entry.load()
+            except Exception as error:  # whatever somebody's plugin raises
+                raise ConfigError(
+                    f"{self._kind} {name!r} is installed as {entry.value}, which can not be "
+                    f"imported: {type(error).__name__}: {error}"
+                ) from error
+            self.register(name, found)
+
+
+def _load(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)

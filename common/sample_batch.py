@@ -1,0 +1,201 @@
+"""`SampleBatch`: what rollout workers make and policies learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polopt.common.compression import pack_batch, unpack_batch
+from polopt.common.data_faults import NO_FAULTS, DataFaults
+from polopt.common.episodes import EpisodeStats
+
+
+@dataclass(slots=True)
+class SampleBatch:
+    """Columns of a rollout fragment, time-major: T steps of N environments.
+
+    `columns` holds arrays `[T, N, ...]` under these names (a policy may add its own):
+
+    - `actions`: as the policy chose them, before clipping, squashing or offsets.
+    - `rewards` float32; `terminated`, `truncated` bool.
+    - `valid` bool: False in rows that hold no transition (a next-step autoreset made them, or
+      padding, or the environment raised). They are in no loss and no count. Where an environment
+      raised, `truncated` is set: its episode is over, but has not ended.
+    - `action_dist_inputs` float32 `[T, N, P]`: distribution parameters that the action is from.
+    - after `Policy.postprocess`: `action_logp`, `values`, `advantages`, `value_targets`, float32.
+
+    Attributes:
+        all_obs: `[T + 1, N, ...]`: the observations acted upon and, last, the one that follows.
+        columns: see above.
+        successor_index: `[K]` flat row numbers `t * N + n` whose next observation is not
+            `all_obs[t + 1, n]`: an episode ended there and the next began in the same step.
+        successor_obs: `[K, ...]` those next observations, which truncated rows bootstrap from.
+        version: version of the weights that acted.
+        worker_index: who made it.
+        episodes: the episodes that ended within.
+        device: where `to_tensordict` puts the tensors; the arrays here are in the host's memory.
+        faults: what environments raised meanwhile, and numbers that are not finite.
+        compress: codec of `polopt.common.compression` by which it travels between processes.
+    """
+
+    all_obs: np.ndarray  # [T + 1, N, ...]
+    columns: dict[str, np.ndarray]  # name -> [T, N, ...]
+    successor_index: np.ndarray  # [K] int64
+    successor_obs: np.ndarray  # [K, ...]
+    version: int = 0
+    worker_index: int = 0
+    episodes: EpisodeStats = field(default_factory=EpisodeStats.empty)
+    device: str = "cpu"
+    faults: DataFaults = NO_FAULTS
+    compress: str = "none"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.compress == "none":
+            return object.__reduce_ex__(self, protocol)
+        return unpack_batch, pack_batch(self)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.obs if name == "obs" else self.columns[name]
+
+    def __setitem__(self, name: str, column: np.ndarray) -> None:
+        if column.shape[:2] != self.shape:
+            raise ValueError(
+                f"column {name!r} must have leading shape [T, N] = {list(self.shape)}; "
+                f"got {list(column.shape)}"
+            )
+        self.columns[name] = column
+
+    def __contains__(self, name: object) -> bool:
+        return name == "obs" or name in self.columns
+
+    def __len__(self) -> int:
+        """Rows, T * N, valid or not."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def obs(self) -> np.ndarray:
+        """`[T, N, ...]` observations acted upon; a view."""
+        return self.all_obs[:-1]
+
+    @property
+    def bootstrap_obs(self) -> np.ndarray:
+        """`[N, ...]` observations after the last step; a view."""
+        return self.all_obs[-1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(T, N)`."""
+        return len(self.all_obs) - 1, self.all_obs.shape[1]
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps in it: its valid rows."""
+        return int(np.count_nonzero(self.columns["valid"]))
+
+    def flat(self, name: str) -> np.ndarray:
+        """`[T * N, ...]`: a column with time and environments flattened; a view."""
+        column = self[name]
+        return column.reshape(-1, *column.shape[2:])
+
+    def steps(self, start: int, stop: int) -> SampleBatch:
+        """Steps `start` to `stop` of all environments, `[stop - start, N, ...]`; views.
+
+        The episodes that ended are not divided: the part has none.
+        """
+        envs = self.shape[1]
+        inside = (self.successor_index >= start * envs) & (self.successor_index < stop * envs)
+        return SampleBatch(
+            all_obs=self.all_obs[start : stop + 1],
+            columns={name: column[start:stop] for name, column in self.columns.items()},
+            successor_index=self.successor_index[inside] - start * envs,
+            successor_obs=self.successor_obs[inside],
+            version=self.version,
+            worker_index=self.worker_index,
+        )
+
+    def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
+        """`(name, [T * N, ...])` of observations and every column; views."""
+        yield "obs", self.flat("obs")
+        for name in self.columns:
+            yield name, self.flat(name)
+
+    def to_tensordict(self, device: str | None = None) -> Any:
+        """A `tensordict.TensorDict` of batch size `[N, T]`, for TorchRL's losses.
+
+        Names as TorchRL's collectors have them: `observation`, `action`, `sample_log_prob`,
+        `("next", "observation")` (the true one also where an episode ended), `("next", "reward")`,
+        `("next", "done")`, `("next", "terminated")` and `("next", "truncated")` `[N, T, 1]`, and
+        after `Policy.postprocess` `state_value`, `advantage` and `value_target` `[N, T, 1]`; rows
+        that hold no transition are False in `("collector", "mask")`; `("collector", "traj_ids")`
+        numbers the trajectories. Actions are as the policy chose them; categories are indices.
+
+        Args:
+            device: of the tensors; that of the batch if not given.
+
+        Raises:
+            ImportError: without `tensordict`.
+        """
+        from polopt.common.tensordict import to_tensordict
+
+        return to_tensordict(self, device or self.device)
+
+    @staticmethod
+    def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
+        """Side by side, in the order given: `[max T, sum of N, ...]`.
+
+        Shorter ones are padded with rows that are not `valid`; their last observation is then
+        carried as a successor, so that bootstrapping after concatenation stays exact. `version` is
+        the oldest. One batch alone is returned as it is.
+        """
+        if len(batches) == 1:
+            return batches[0]
+        length = max(batch.shape[0] for batch in batches)
+        width = sum(batch.shape[1] for batch in batches)
+        padded = [_pad(batch, length) for batch in batches]
+        index, offset = [], 0
+        for batch in padded:
+            t, n = np.divmod(batch.successor_index, batch.shape[1])
+            index.append(t * width + offset + n)
+            offset += batch.shape[1]
+        names = padded[0].columns.keys()
+        return SampleBatch(
+            all_obs=np.concatenate([b.all_obs for b in padded], axis=1),
+            columns={n: np.concatenate([b.columns[n] for b in padded], axis=1) for n in names},
+            successor_index=np.concatenate(index),
+            successor_obs=np.concatenate([b.successor_obs for b in padded]),
+            version=min(batch.version for batch in batches),
+            worker_index=batches[0].worker_index,
+            episodes=EpisodeStats.concat(batch.episodes for batch in batches),
+            device=batches[0].device,
+            faults=DataFaults.concat(batch.faults for batch in batches),
+        )
+
+
+def _pad(batch: SampleBatch, length: int) -> SampleBatch:
+    steps, envs = batch.shape
+    missing = length - steps
+    if missing == 0:
+        return batch
+
+    def pad(array: np.ndarray) -> np.ndarray:
+        zeros = np.zeros((missing, *array.shape[1:]), dtype=array.dtype)
+        return np.concatenate([array, zeros])
+
+    # The last real rows of environments that were cut off mid-episode now need their successor
+    # spelled out, unless they have one already.
+    last_rows = np.setdiff1d(np.arange((steps - 1) * envs, steps * envs), batch.successor_index)
+    order = np.concatenate([batch.successor_index, last_rows])
+    successors = np.concatenate([batch.successor_obs, batch.bootstrap_obs[last_rows % envs]])
+    return SampleBatch(
+        all_obs=pad(batch.all_obs),
+        columns={name: pad(column) for name, column in batch.columns.items()},
+        successor_index=order,
+        successor_obs=successors,
+        version=batch.version,
+        worker_index=batch.worker_index,
+        episodes=batch.episodes,
+        faults=batch.faults,
+    )

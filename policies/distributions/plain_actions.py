@@ -1,0 +1,103 @@
+"""Distributions that are none: actions that a callable gave, and uniformly random ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from polopt.policies.distributions.distributions import ActionDistribution, make_distribution
+
+
+class GivenActions(ActionDistribution):
+    """The "parameters" are the actions themselves, as the environment takes them.
+
+    They pass through float32, in which integers up to 2^24 are exact; what goes to a Box is clipped
+    to its bounds, as everywhere in polopt.
+
+    Raises:
+        ConfigError: for a space outside `SUPPORTED_ACTIONS`; it names the space.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        make_distribution(space)  # refuses what is not supported
+        self.space = space
+        self.action_shape = tuple(space.shape or ())
+        self.action_dtype = np.dtype(space.dtype)
+        self.num_params = int(np.prod(self.action_shape))
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        return np.zeros((*leading, 0), dtype=np.float32)
+
+    def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        return params.reshape(-1, *self.action_shape).astype(self.action_dtype)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        if isinstance(self.space, spaces.Box):
+            return np.clip(actions, self.space.low, self.space.high)
+        return actions
+
+    def mean(self, params: np.ndarray) -> np.ndarray:
+        return self.sample(params, None)
+
+    def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        """Uniform over the space, as the environment takes it."""
+        shape = (*leading, *self.action_shape)
+        if isinstance(self.space, spaces.Discrete):
+            return rng.integers(self.space.n, size=shape) + self.space.start
+        if isinstance(self.space, spaces.MultiDiscrete):
+            return rng.integers(self.space.nvec, size=shape) + self.space.start
+        dist = make_distribution(self.space)
+        flat = dist.random(rng, *leading)
+        return flat.reshape(shape).astype(self.action_dtype)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """0: given what was given, the action was certain."""
+        return torch.zeros(len(params))
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """0, likewise."""
+        return torch.zeros(len(params))
+
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        """0, likewise."""
+        return torch.zeros(len(old))
+
+
+class UniformActions(GivenActions):
+    """Uniform over the action space, whatever is observed: the noise is the action."""
+
+    def __init__(self, space: Space[Any]) -> None:
+        super().__init__(space)
+        self.num_params = 0
+        self._log_size = _log_size(space)
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        return self.random(rng, *leading)
+
+    def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        if noise is None:
+            raise ValueError("random actions have neither mode nor mean: all are equally likely")
+        return noise
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """`-log` of the number of actions, or of the volume of the box."""
+        return torch.full((len(actions),), -self._log_size)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return torch.full((len(params),), self._log_size)
+
+
+def _log_size(space: Space[Any]) -> float:
+    if isinstance(space, spaces.Discrete):
+        return math.log(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return float(np.log(space.nvec).sum())
+    assert isinstance(space, spaces.Box)
+    bounded = space.bounded_below & space.bounded_above
+    # An unbounded dimension has no uniform density; it is drawn from a standard normal.
+    return float(np.log((space.high - space.low)[bounded]).sum()) if bounded.all() else math.nan

@@ -1,0 +1,1 @@
+"""NumPy forward and backward passes of small networks, with closed-form loss gradients."""

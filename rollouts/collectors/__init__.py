@@ -1,0 +1,1 @@
+"""Collecting batches from several workers."""

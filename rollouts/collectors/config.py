@@ -1,0 +1,132 @@
+"""Options of a `Collector`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import pydantic
+import torch
+
+from polopt.common.config import Config
+from polopt.rollouts.sampling.requests import Exploration
+
+
+def _known_device(name: str) -> str:
+    try:
+        torch.device(name)
+    except RuntimeError as error:
+        raise ValueError("names of torch devices, such as cpu or cuda:0") from error
+    return name
+
+
+#: A name that `torch.device` takes; whether this machine has such a device, it does not say.
+DeviceName = Annotated[str, pydantic.AfterValidator(_known_device)]
+
+
+class CollectingConfig(Config):
+    """How a collector collects, whoever made its workers.
+
+    Attributes:
+        frames_per_batch: environment steps in one batch, rounded up to whole steps of all
+            environments: of all collectors together if `sync`, else of the one it is from. 0: one
+            fragment as long as the workers' `rollout_fragment_length`.
+        total_frames: the iterator ends once so many have been handed out, with the batch that
+            reaches them; -1: never.
+        sync: each batch holds a fragment of every collector, in their order; else each is one
+            collector's, first ready first served.
+        init_random_frames: while fewer than so many frames were asked for, the policy is ignored
+            and actions are uniform over the action space; -1: never.
+        reset_at_each_iter: environments are reset before each batch.
+        split_trajs: batches are cut into trajectories: `padded` (or True) gives a batch
+            `[longest, number of trajectories]` whose mask is `valid`, `list` a list of batches
+            `[length, 1]`.
+        exploration_type: how actions follow from the policy's distribution.
+        storing_device: where `SampleBatch.to_tensordict` puts the tensors of what is handed out.
+        update_after_each_batch: weights go out before each fragment, and none is launched ahead
+            of them, so that in synchronous collection no batch is ever older than the policy.
+        broadcast_interval: the policy's weights go out anew every so many batches; 0: only as the
+            other rules say.
+        max_weight_update_interval: no worker acts on weights that were current more than so many
+            batches ago: it is sent new ones in time, and if it is in the middle of a fragment
+            then, that is cut short before the next batch is handed out. -1: no such rule.
+        fraction_workers: of a synchronous batch, the last fragments are cut short once this share
+            of the collectors has finished; 1: never.
+        fraction_samples: but a fragment that is cut short keeps at least this share of its steps.
+    """
+
+    frames_per_batch: int = pydantic.Field(0, ge=0, le=10**9)
+    total_frames: int = pydantic.Field(-1, ge=-1, lt=2**63)
+    sync: bool = False
+    init_random_frames: int = pydantic.Field(-1, ge=-1, lt=2**63)
+    reset_at_each_iter: bool = False
+    split_trajs: pydantic.StrictBool | Literal["padded", "list"] = False
+    exploration_type: Exploration = "random"
+    storing_device: DeviceName = "cpu"
+    update_after_each_batch: bool = False
+    broadcast_interval: int = pydantic.Field(0, ge=0)
+    max_weight_update_interval: int = pydantic.Field(-1, ge=-1)
+    fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
+    fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
+
+    @pydantic.model_validator(mode="after")
+    def _check_together(self) -> CollectingConfig:
+        if self.max_weight_update_interval == 0:
+            raise ValueError(
+                "key 'max_weight_update_interval': got 0; allowed: -1, or from 1 on (new weights "
+                "before each batch are update_after_each_batch)"
+            )
+        if self.fraction_workers < 1.0 and not self.sync:
+            raise ValueError(
+                f"key 'fraction_workers': got {self.fraction_workers} with sync=False, where "
+                "nobody is waited for; allowed: 1.0, or sync=True"
+            )
+        return self
+
+
+class CollectorConfig(CollectingConfig):
+    """What a collector that makes its own workers is made from, besides environments and policy.
+
+    Attributes:
+        num_collectors: collectors, each a Ray actor; None: as many as environments were given.
+            0: everything in this process, without Ray.
+        num_envs: environments of one collector.
+        num_workers_per_collector: so many times as many environments, and if it is over 1 each in
+            a process of its own (Gymnasium's `AsyncVectorEnv`).
+        create_env_kwargs: passed to the environment.
+        max_frames_per_traj: an episode is truncated after so many steps; -1: never.
+        policy_device: where the collectors' copies of the policy act.
+        postproc: a callable on each fragment, `SampleBatch -> SampleBatch`, run in the worker.
+        remote_configs: options of the collectors' actors, as `ray.remote` takes them (`num_cpus`,
+            `num_gpus`, `memory`, `resources`, `runtime_env`, ...); a list has one for each.
+        ray_init_config: arguments of `ray.init` where no Ray runs yet in this process. Without
+            any, attaches to a running cluster if there is one, else starts Ray here.
+        seed: all random numbers derive from it; None takes a fresh one.
+        vectorization_mode, autoreset_mode, worker_timeout_s, worker_startup_timeout_s,
+            max_consecutive_failures, max_consecutive_env_faults, max_consecutive_non_finite: as in
+            `RolloutConfig`.
+    """
+
+    frames_per_batch: int = pydantic.Field(ge=1, le=10**9)
+    num_collectors: int | None = pydantic.Field(None, ge=0, le=100_000)
+    num_envs: int = pydantic.Field(1, ge=1, le=100_000)
+    num_workers_per_collector: int = pydantic.Field(1, ge=1, le=1000)
+    create_env_kwargs: dict[str, Any] = pydantic.Field(default_factory=dict)
+    max_frames_per_traj: int = pydantic.Field(-1, ge=-1)
+    policy_device: DeviceName = "cpu"
+    postproc: Callable[[Any], Any] | None = None
+    remote_configs: dict[str, Any] | list[dict[str, Any]] = pydantic.Field(default_factory=dict)
+    ray_init_config: dict[str, Any] | None = None
+    seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
+    vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
+    autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
+    worker_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
+    worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0, le=1e7)
+    max_consecutive_failures: int = pydantic.Field(10, ge=1)
+    max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
+    max_consecutive_non_finite: int = pydantic.Field(5, ge=1)
+
+    @property
+    def envs_per_collector(self) -> int:
+        """N of one collector."""
+        return self.num_envs * self.num_workers_per_collector

@@ -1,0 +1,284 @@
+"""`GradientWorker`: an actor with a policy and a Collector of its own; PyTorchRL's GWorker."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from polopt.common.compression import PackedGradients, unpack_gradients
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients, Weights
+from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.sgd import reduce_gradient
+from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.collectors.state import call_all
+from polopt.rollouts.collectors.worker_factory import resolve_policy
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.making import probe_spaces, resolve_env
+from polopt.rollouts.sampling.requests import RoundInfo, SampleRequest
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: How a worker's Collector collects, by the key `collection`.
+COLLECTING: dict[str, dict[str, Any]] = {
+    "sync": {"sync": True, "update_after_each_batch": True},
+    "overlapped": {"sync": True, "broadcast_interval": 1},
+    "async": {"sync": False, "broadcast_interval": 1},
+}
+
+
+class GradientWorker(RolloutWorker):
+    """Computes gradients from what its Collector collects: with environments in its own process,
+    or with `num_workers_below` remote rollout workers, which get every weights that it gets.
+
+    What optimizers call is as in `RolloutWorker`, whose place it takes. The rest are PyTorchRL's
+    methods, for those who drive gradient workers by hand.
+
+    Args:
+        config: its `rollout` says what there is below it, and how that collects.
+        index: as of a rollout worker.
+
+    Attributes:
+        below: this worker as the local one, and the remote ones below it.
+        collector: over those.
+    """
+
+    def __init__(self, config: WorkerConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.below = WorkerSet(self._config_below(), local=self)
+        self._begin_collecting()
+
+    def _begin_collecting(self) -> None:
+        rollout = self.config.rollout
+        self.collector = Collector.over(
+            self.below,
+            fraction_workers=rollout.fraction_workers_below,
+            fraction_samples=rollout.fraction_samples_below,
+            **COLLECTING[rollout.collection],
+        )
+        self._round: int | None = None
+        self._restarts = 0
+
+    def _config_below(self) -> WorkerConfig:
+        config = self.config
+        rollout = config.rollout
+        # Half the patience, so that who is above hears of a failure, and does not see a hang.
+        below = rollout.model_copy(
+            update={
+                "num_workers": rollout.num_workers_below,
+                "num_workers_below": 0,
+                "worker_timeout_s": rollout.worker_timeout_s / 2.0,
+                "worker_startup_timeout_s": rollout.worker_startup_timeout_s / 2.0,
+            }
+        )
+        # Other random numbers than below any other worker, or the one that stood here before.
+        stream = np.random.SeedSequence(config.seed, spawn_key=(self.index, config.restart_count))
+        seed = int(stream.generate_state(1)[0]) >> 1
+        return dataclasses.replace(config, rollout=below, seed=seed)
+
+    # ---- what optimizers call -------------------------------------------------------------------
+
+    def _data(
+        self, weights: Weights | None = None, request: SampleRequest | None = None
+    ) -> SampleBatch:
+        """The next batch of its collector, by `weights` if given and if collection is synchronous.
+
+        Args:
+            weights: to take over first.
+            request: its number is what `stop_early` names this batch by.
+        """
+        if weights is not None:
+            self.set_weights(weights)
+        self._round = None if request is None else request.number
+        try:
+            batch: SampleBatch = next(self.collector)
+        finally:
+            self._round = None
+        return batch
+
+    def stop_early(self, number: int, keep_steps: int) -> None:
+        """Ends all fragments of the batch that was asked for by `number`, once they have
+        `keep_steps` steps. Runs beside the call that collects."""
+        if self.below.remote and number != self._round:
+            return
+        if self.below.remote:
+            self.collector.pipeline.stop_early(keep_steps)
+        else:
+            super().stop_early(number, keep_steps)
+
+    def _round_info(self, batch: SampleBatch, sample_s: float) -> RoundInfo:
+        before, self._restarts = self._restarts, self.below.faults.num_restarts
+        info = super()._round_info(batch, sample_s)
+        return info._replace(restarts_below=self._restarts - before)
+
+    def set_weights(self, weights: Weights) -> int:
+        """Takes over weights and passes them on to its collectors, before their next fragments."""
+        self.policy.set_weights(weights)
+        self._pass_on()
+        return self.policy.version
+
+    def set_state(self, state: dict[str, Any]) -> int:
+        version = super().set_state(state)
+        self._pass_on()
+        return version
+
+    def _pass_on(self) -> None:
+        if not self.below.remote:
+            return
+        snapshot = self.below.snapshot
+        if snapshot is None or self.policy.version <= snapshot.version:
+            # Other weights may have had this version, before a restore.
+            self.below.forget_sent_weights()
+        self.collector.update_policy_weights_()
+
+    def begin_restored_run(self, restore_count: int) -> None:
+        """Also below: what is on its way there is thrown away."""
+        self.collector.pipeline.discard()
+        super().begin_restored_run(restore_count)
+        self.below.config = dataclasses.replace(self.below.config, restore_count=restore_count)
+        calls = self.collector.pipeline.calls
+        call_all(self.below, calls, "begin_restored_run", lambda _: (restore_count,))
+
+    def reconfigure(self, config: WorkerConfig, index: int) -> None:
+        """Becomes the worker that `config` makes, in the same process, and so do those below."""
+        below = self.below
+        self.collector.shutdown()
+        super().stop()
+        RolloutWorker.__init__(self, config, index)
+        if not below.reconfigure(self._config_below()):
+            below.stop()
+            below = WorkerSet(self._config_below(), local=self)
+        self.below = below
+        self._begin_collecting()
+
+    def stop(self) -> None:
+        """Ends the workers below, closes environments and leaves its group."""
+        self.collector.shutdown()
+        self.below.stop()
+        super().stop()
+
+    # ---- PyTorchRL's ----------------------------------------------------------------------------
+
+    def get_data(self) -> SampleBatch:
+        """The next batch of its collector, which `get_grads` then goes through."""
+        batch = self._data()
+        self._lesson = MinibatchGradients(self.policy, batch)
+        return batch
+
+    def get_grads(self, distribute_gradients: bool = False) -> Gradients:
+        """The gradient of the next minibatch of what `get_data` got last.
+
+        Args:
+            distribute_gradients: sum over all peers of its group, each of which has to be asked:
+                the gradient of the mean loss over the rows of all.
+
+        Raises:
+            RuntimeError: nothing is left to compute one from, or it is in no group.
+            GroupBroken: a peer died or hangs.
+        """
+        if self._lesson is None or self._lesson.done:
+            raise RuntimeError(f"worker {self.index} has no data left: call get_data first")
+        gradients = self._lesson.next_gradients()
+        if not distribute_gradients:
+            return gradients
+        if self._group is None:
+            raise RuntimeError(f"worker {self.index} has no peers: call join_group first")
+        stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, self._group)
+        return gradients._replace(flat=self.policy.flat.get_grads(), stats=stats)
+
+    def step(
+        self, distribute_gradients: bool = False
+    ) -> tuple[Gradients | PackedGradients | None, RoundInfo]:
+        """Gets data if none is left, and computes the gradient of the next minibatch.
+
+        Args:
+            distribute_gradients: sum over all peers and apply here; else it is returned.
+        """
+        if not distribute_gradients:
+            return self.sample_and_compute_gradients()
+        sampled = self._sample_if_needed(None)
+        self.get_grads(distribute_gradients=True)
+        self.apply_gradients()
+        return None, sampled
+
+    def apply_gradients(self, gradients: Gradients | PackedGradients | None = None) -> int:
+        """One update, with a gradient from elsewhere or the last of `get_grads`; the version."""
+        if gradients is None:
+            self.policy.apply_flat()
+        else:
+            self.policy.apply_gradients(unpack_gradients(gradients))
+        return self.policy.version
+
+    def update_algorithm_parameter(self, name: str, value: Any) -> int:
+        """Changes an option of the policy here, in its torch optimizer, and in all workers below.
+        Waits until each has it; returns how many policies that are."""
+        self.policy.set_option(name, value)
+        self.below.config = dataclasses.replace(self.below.config, policy=self.policy.config)
+        pipeline = self.collector.pipeline
+        pipeline.settle()
+        # One that fails is replaced by one that is made with the new option.
+        call_all(self.below, pipeline.calls, "update_algorithm_parameter", lambda _: (name, value))
+        return 1 + len(self.below.remote)
+
+    def save_model(self, fname: str) -> str:
+        """Writes weights, torch optimizer, counters and schedules' clock; returns the path.
+        `torch.load(path, weights_only=True)` is what `Policy.set_state` takes."""
+        path = Path(fname).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(self.policy.get_state(), path)
+        return str(path)
+
+    def actor_version(self) -> int:
+        """How many updates its weights have had."""
+        return self.policy.version
+
+
+class GradientWorkerSet(WorkerSet):
+    """A WorkerSet whose remote workers are gradient workers."""
+
+    actor_class: ClassVar[type[RolloutWorker]] = GradientWorker
+
+    @classmethod
+    def create_factory(
+        cls, create_env_fn: Any, policy: Any, **options: Any
+    ) -> Callable[[], GradientWorkerSet]:
+        """A function that makes such sets, for those who drive gradient workers by hand.
+
+        Args:
+            create_env_fn: makes an environment, or names one; see `resolve_env`.
+            policy: name, class, or `(name or class, options)` of one that learns.
+            options: see `RolloutConfig`.
+
+        Raises:
+            ConfigError: for whatever is wrong with any of them, before any actor starts.
+        """
+        rollout = RolloutConfig.parse({"env": create_env_fn, **options}, "GradientWorkerSet")
+        source = resolve_env(create_env_fn)
+        spaces = probe_spaces(source, rollout)
+        policy_class, policy_config = resolve_policy(policy)
+        policy_class(*spaces, policy_config)
+        config = WorkerConfig(
+            rollout=rollout.model_copy(update={"env": None}),
+            env=source,
+            policy_class=policy_class,
+            policy=policy_config,
+            observation_space=spaces[0],
+            action_space=spaces[1],
+            seed=secrets.randbits(31) if rollout.seed is None else rollout.seed,
+            device="cuda" if rollout.num_gpus_per_worker else "cpu",
+        )
+        return lambda: cls(config)
+
+
+def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
+    """The workers that a config asks for: gradient workers if there are to be workers below them,
+    rollout workers, which compute gradients from their own samples, if not."""
+    kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
+    return kind(config, learner_device)

@@ -1,0 +1,229 @@
+"""From what a user gives a `Collector` to its workers, and everything that can be wrong with it
+before an actor starts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from polopt.common.config import Config, ConfigError, nearest
+from polopt.policies.actors import ActingConfig, adapter_for
+from polopt.policies.policy import Policy
+from polopt.policies.registry import POLICIES
+from polopt.rollouts.collectors.config import CollectorConfig
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.making import EnvSource, probe_spaces, resolve_env
+from polopt.rollouts.workers.ray_session import attach_or_start
+from polopt.rollouts.workers.remote_worker import WorkerSpec
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: Options of `ActorClass.options` that make sense for a collector; the others are WorkerSet's.
+REMOTE_OPTIONS = (
+    "num_cpus",
+    "num_gpus",
+    "memory",
+    "object_store_memory",
+    "resources",
+    "accelerator_type",
+    "label_selector",
+    "runtime_env",
+    "scheduling_strategy",
+)
+
+
+class WorkerFactory:
+    """What the workers of one Collector are made from.
+
+    Args:
+        create_env_fn: see `Collector`.
+        policy: see `Collector`.
+        config: see `Collector`.
+
+    Raises:
+        ConfigError: for whatever is wrong with any of them.
+    """
+
+    def __init__(self, create_env_fn: Any, policy: Any, config: CollectorConfig) -> None:
+        self.config = config
+        self._given = policy if isinstance(policy, Policy) else None
+        envs = _as_list(create_env_fn, "create_env_fn")
+        count = len(envs) if config.num_collectors is None else config.num_collectors
+        self.sources = [resolve_env(env) for env in _one_each(envs, max(1, count), "create_env_fn")]
+        self.num_collectors = count
+        if count == 0:
+            _check_here(config.policy_device)
+        self.options = [
+            _checked_options(given)
+            for given in _one_each(_as_list(config.remote_configs), max(1, count), "remote_configs")
+        ]
+        self.rollout = _rollout_config(config, count)
+        self.spaces = self._common_spaces(self.sources)
+        self.policy_class, self.policy_config = resolve_policy(policy)
+        # Made once here: it refuses spaces that it does not support before any process starts.
+        self.policy_class(*self.spaces, self.policy_config)
+        if config.exploration_type == "mean":
+            _check_mean(self.policy_class(*self.spaces, self.policy_config))
+
+    def connect(self) -> bool:
+        """Connects to Ray if it is needed; whether this made the connection."""
+        if self.num_collectors == 0:
+            return False
+        cpus = sum(options.get("num_cpus", 1.0) for options in self.options)
+        return attach_or_start(cpus, self.config.ray_init_config)
+
+    def make_workers(self) -> WorkerSet:
+        """Starts the workers."""
+        config = self.config
+        worker_config = WorkerConfig(
+            rollout=self.rollout,
+            env=self.sources[0],
+            policy_class=self.policy_class,
+            policy=self.policy_config,
+            observation_space=self.spaces[0],
+            action_space=self.spaces[1],
+            seed=secrets.randbits(31) if config.seed is None else config.seed,
+            device=config.policy_device,
+            postproc=config.postproc,
+        )
+        specs = [
+            WorkerSpec(env=env, options=options)
+            for env, options in zip(self.sources, self.options, strict=True)
+        ]
+        workers = WorkerSet(worker_config, self._learner_device(), specs)
+        if self._given is not None:
+            workers.local.adopt(self._given)
+        return workers
+
+    def more(
+        self, create_env_fn: Any, num_collectors: int | None, num_envs: int | None, options: Any
+    ) -> list[WorkerSpec]:
+        """What more collectors are made from; see `Collector.add_collectors`."""
+        envs = [self.sources[0]] if create_env_fn is None else _as_list(create_env_fn)
+        count = num_collectors or len(envs)
+        sources = [resolve_env(env) for env in _one_each(envs, count, "create_env_fn")]
+        if self._common_spaces(sources) != self.spaces:
+            raise ConfigError(
+                f"create_env_fn: got environments with other spaces than {self.spaces}"
+            )
+        given = self.options[0] if options is None else options
+        each = _one_each(_as_list(given), count, "remote_configs")
+        times = self.config.num_workers_per_collector
+        return [
+            WorkerSpec(env, None if num_envs is None else num_envs * times, _checked_options(opts))
+            for env, opts in zip(sources, each, strict=True)
+        ]
+
+    def _learner_device(self) -> str:
+        if self._given is not None:
+            return str(self._given.device)
+        return self.config.policy_device if self.num_collectors == 0 else "cpu"
+
+    def _common_spaces(self, sources: Sequence[EnvSource]) -> tuple[Space[Any], Space[Any]]:
+        distinct = list({id(source): source for source in sources}.values())
+        found = []
+        for source in distinct:
+            try:
+                found.append(probe_spaces(source, self.rollout))
+            except ConfigError:
+                raise
+            except Exception as error:  # whatever somebody's environment raises
+                raise ConfigError(
+                    f"create_env_fn: {source!r} can not be made with create_env_kwargs "
+                    f"{self.config.create_env_kwargs}: {type(error).__name__}: {error}"
+                ) from error
+        for spaces in found[1:]:
+            if spaces != found[0]:
+                raise ConfigError(
+                    f"create_env_fn: got environments with spaces {found[0]} and {spaces}; all "
+                    "collectors act by one policy, so they must have the same"
+                )
+        return found[0]
+
+
+def resolve_policy(policy: Any) -> tuple[Any, Config]:
+    """Class and options of what workers act with; see `Collector`.
+
+    Raises:
+        ConfigError: for an unknown name or option, or something that can not act.
+    """
+    if isinstance(policy, Policy):
+        return type(policy), policy.config
+    options: Mapping[str, Any] = {}
+    if isinstance(policy, tuple):
+        policy, options = policy
+    if isinstance(policy, str) or (isinstance(policy, type) and issubclass(policy, Policy)):
+        policy_class = POLICIES.get(policy)
+        return policy_class, policy_class.config_class.parse(options, "policy")
+    return adapter_for(policy), ActingConfig.parse({"acts": policy, **options}, "policy")
+
+
+def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:
+    names = (
+        "vectorization_mode",
+        "autoreset_mode",
+        "worker_timeout_s",
+        "worker_startup_timeout_s",
+        "max_consecutive_failures",
+        "max_consecutive_env_faults",
+        "max_consecutive_non_finite",
+    )
+    options = {name: getattr(config, name) for name in names}
+    if config.num_workers_per_collector > 1:
+        options["vectorization_mode"] = "async"
+    if config.max_frames_per_traj > 0:
+        options["max_frames_per_traj"] = config.max_frames_per_traj
+    return RolloutConfig.parse(
+        {
+            **options,
+            "env_config": config.create_env_kwargs,
+            "num_workers": count,
+            "num_envs_per_worker": config.envs_per_collector,
+        }
+    )
+
+
+def _as_list(given: Any, required: str = "") -> list[Any]:
+    items = list(given) if isinstance(given, list | tuple) else [given]
+    if required and not items:
+        raise ConfigError(f"{required}: got an empty list; allowed: one for each collector")
+    return items
+
+
+def _one_each(given: list[Any], count: int, name: str) -> list[Any]:
+    """One for each collector: one alone is for all."""
+    if len(given) == count:
+        return given
+    if len(given) == 1:
+        return given * count
+    raise ConfigError(f"{name}: got {len(given)} for {count} collectors; allowed: 1 or {count}")
+
+
+def _checked_options(options: Any) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"remote_configs: got {options!r}; allowed: dicts of actor options")
+    for key in options:
+        if key not in REMOTE_OPTIONS:
+            raise ConfigError(
+                f"remote_configs: unknown key {key!r}{nearest(key, REMOTE_OPTIONS)} "
+                f"Allowed: {', '.join(REMOTE_OPTIONS)}"
+            )
+    return dict(options)
+
+
+def _check_here(device: str) -> None:
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:  # the latter where torch has no CUDA at all
+        raise ConfigError(
+            f"key 'policy_device': got {device!r}, which is not here: {error}".splitlines()[0]
+        ) from error
+
+
+def _check_mean(policy: Any) -> None:
+    policy.dist.mean(np.zeros((1, policy.dist.num_params), np.float32))

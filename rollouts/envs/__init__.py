@@ -1,0 +1,1 @@
+"""Environments: made, checked, guarded and saved."""

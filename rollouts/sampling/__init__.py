@@ -1,0 +1,1 @@
+"""Sampling fragments from a vector of environments."""

@@ -1,0 +1,1 @@
+"""Rollout workers: local, or Ray actors with health checks and replacement."""

@@ -1,0 +1,85 @@
+"""What the driver knows of a worker in another process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from polopt.common.weights import Weights
+from polopt.rollouts.envs.making import EnvSource
+from polopt.rollouts.transport.line import Line
+
+
+@dataclass(slots=True, eq=False)
+class RemoteWorker:
+    """A rollout worker in a process of its own.
+
+    Attributes:
+        index: its place, from 1; a replacement takes the same.
+        handle: of the Ray actor, a `RolloutWorker`.
+        known_version: version of the weights last sent to it; None: none yet.
+        last_answer_s: monotonic time of its last answer; None before the first.
+        removed: what it still answers is of no interest.
+        noticed_s: monotonic time when it was last looked at while it had not answered yet; at first
+            of its start.
+        line: for direct calls; None: there were none yet.
+    """
+
+    index: int
+    handle: Any
+    known_version: int | None = None
+    last_answer_s: float | None = None
+    removed: bool = False
+    noticed_s: float = field(default_factory=time.monotonic)
+    line: Line | None = None
+
+    @property
+    def actor(self) -> Any:
+        """The handle, to call methods through Ray. They wait for direct calls to end, so this is
+        also where those do."""
+        if self.line is not None:
+            self.line.hang_up()
+        return self.handle
+
+    def close_line(self) -> None:
+        """No direct calls any more."""
+        if self.line is not None:
+            self.line.close()
+            self.line = None
+
+    @property
+    def up(self) -> bool:
+        """Whether it has answered, and can be given work."""
+        return self.last_answer_s is not None
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """In what one worker differs from the others.
+
+    Attributes:
+        env: its environments; None: as the config says.
+        num_envs: how many of them; None: as the config says.
+        options: of its actor, over those that the config says (`num_cpus`, `num_gpus`, `memory`,
+            `resources`, `runtime_env` and whatever else `ActorClass.options` takes).
+    """
+
+    env: EnvSource | None = None
+    num_envs: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class WeightSnapshot(NamedTuple):
+    """Weights as workers get them.
+
+    Attributes:
+        version: of the weights.
+        weights: themselves, on this side.
+        argument: what calls are given: the weights, or a reference to one object of them.
+    """
+
+    version: int
+    weights: Weights
+    argument: Any

@@ -1,0 +1,177 @@
+"""Ranks that die and hang in the middle of an all-reduce: nobody uses what it left in the buffers,
+and all that are there agree bit for bit after every update."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chaos_runs as chaos
+import numpy as np
+import pytest
+import ray
+from chaos_runs import OMEN, STAMP, HangingPPO, HashingPPO, steps_until
+from fakes import make_optimizer, worker_config
+
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+# Ranks are asked by functions from here, where they can not import.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Pool = Callable[[WorkerConfig], WorkerSet]
+Report = Callable[[str, str], None]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+KILLS = 20
+
+
+@pytest.fixture(autouse=True)
+def _toys(ray_session: None) -> Iterator[None]:
+    ray.cloudpickle.register_pickle_by_value(chaos)
+    for path in (OMEN, STAMP):
+        path.unlink(missing_ok=True)
+    yield
+    for path in (OMEN, STAMP):
+        path.unlink(missing_ok=True)
+
+
+def learned(worker: Any) -> tuple[Any, ...]:
+    """All that ranks have to agree on."""
+    state = worker.policy.get_state()
+    adam = state["adam"]
+    moments = (adam["exp_avg"].numpy().tobytes(), adam["exp_avg_sq"].numpy().tobytes())
+    return worker.checksum(), state["version"], *moments, state["coefficients"]
+
+
+def hashes(worker: Any) -> dict[int, str]:
+    return worker.policy.__dict__.get("hashes", {})
+
+
+def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) -> list[Any]:
+    optimizer.drain()
+    calls = [worker.actor.__ray_call__.remote(function) for worker in optimizer.group.ranks]
+    return ray.get(calls, timeout=60.0)
+
+
+class Watch:
+    """When survivors say that the group is broken, and how long it takes to form it again."""
+
+    def __init__(self, optimizer: DecentralizedAllReduce) -> None:
+        self.noticed_s: list[float] = []
+        self.formed_s: list[float] = []
+        self._wait, self._ensure = optimizer.in_flight.wait, optimizer.group.ensure
+        self._group = optimizer.group
+        optimizer.in_flight.wait = self.wait  # type: ignore[method-assign]
+        optimizer.group.ensure = self.ensure  # type: ignore[method-assign]
+
+    def wait(self) -> Any:
+        arrival = self._wait()
+        if arrival.failure is None and getattr(arrival.value, "broken", None):
+            self.noticed_s.append(time.time())
+        return arrival
+
+    def ensure(self) -> None:
+        began_s, broken = time.time(), self._group.broken
+        self._ensure()
+        if broken:
+            self.formed_s.append(time.time() - began_s)
+
+
+def make(pool: Pool, policy: type, **options: Any) -> Any:
+    learning = {
+        "num_sgd_iter": 4,
+        "sgd_minibatch_size": 16,
+        "kl_coeff": 0.2,
+        "entropy_coeff": [[0, 0.1], [20_000, 0.0]],
+        "model": {"fcnet_hiddens": (128, 128)},
+    }
+    # Three minibatches of each rank in an epoch.
+    rollout = {"num_workers": 4, "rollout_fragment_length": 20, "worker_timeout_s": 10.0}
+    optimizer = make_optimizer(
+        DecentralizedAllReduce, pool(worker_config(policy, rollout=rollout, **learning)), **options
+    )
+    optimizer.step()
+    return optimizer
+
+
+def whole(optimizer: DecentralizedAllReduce) -> bool:
+    ranks = optimizer.group.ranks
+    return ranks == optimizer.workers.remote and not optimizer.group.broken
+
+
+def test_twenty_kills_in_the_middle_of_an_all_reduce(worker_pool: Pool, report: Report) -> None:
+    optimizer = make(worker_pool, HashingPPO, checksum_interval=1)
+    watch = Watch(optimizer)
+    notice_s: list[float] = []
+    going_on_s: list[float] = []
+    num_compared = 0
+    for count in range(1, KILLS + 1):
+        pids = {worker.index: chaos.pid_now(worker) for worker in optimizer.group.ranks}
+        watch.noticed_s.clear()
+        STAMP.unlink(missing_ok=True)
+        version = optimizer.policy.version
+        OMEN.touch()
+        steps_until(optimizer, lambda n=count: optimizer.workers.faults.num_restarts == n, 60.0)
+        died_s = float(STAMP.read_text())
+        updates = optimizer.num_updates
+        steps_until(optimizer, lambda n=updates: optimizer.num_updates > n, 60.0)
+        going_on_s.append(time.time() - died_s)
+        notice_s.append(max(watch.noticed_s) - died_s)
+        # Those that survived have, and had, the same weights after every update that they share.
+        seen = on_ranks(optimizer, hashes)
+        for other in seen[1:]:
+            common = seen[0].keys() & other.keys()
+            num_compared += len(common)
+            assert all(seen[0][at] == other[at] for at in common)
+        steps_until(optimizer, lambda: whole(optimizer), 120.0)
+        states = on_ranks(optimizer, learned)
+        assert len(states) == 4
+        assert all(state == states[0] for state in states), "the replacement has all they have"
+        assert np.frombuffer(states[0][2], np.float32).any(), "moments of Adam"
+        assert states[0][1] > version
+        now = {worker.index: chaos.pid_now(worker) for worker in optimizer.group.ranks}
+        assert sum(now[index] != pids[index] for index in pids) == 1, "the others survive"
+    stats = optimizer.workers.stats()
+    assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == KILLS
+    assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0
+    assert num_compared > KILLS
+    # On a machine whose few cores starting processes fight over, the driver is late to look.
+    assert sorted(notice_s)[KILLS // 2] < 1.0
+    assert sorted(watch.formed_s)[len(watch.formed_s) // 2] < 2.0
+    report(
+        "SIGKILL in all-reduce, 20 times",
+        f"survivors told after {sorted(notice_s)[KILLS // 2]:.2f} s (median), "
+        f"{max(notice_s):.2f} s (longest); group formed again in "
+        f"{sorted(watch.formed_s)[len(watch.formed_s) // 2]:.2f} s, {max(watch.formed_s):.2f} s; "
+        f"learning again after {sorted(going_on_s)[KILLS // 2]:.2f} s, {max(going_on_s):.2f} s; "
+        f"{num_compared} hashes compared",
+    )
+
+
+def test_a_rank_hangs_in_an_all_reduce(worker_pool: Pool, report: Report) -> None:
+    timeout_s = 5.0
+    optimizer = make(worker_pool, HangingPPO, allreduce_timeout_s=timeout_s, checksum_interval=1)
+    assert DecentralizedAllReduce.config_class().allreduce_timeout_s <= 60.0
+    optimizer.drain()
+    watch = Watch(optimizer)
+    OMEN.touch()
+    steps_until(optimizer, lambda: optimizer.num_broken_rounds, 60.0)
+    updates = optimizer.num_updates
+    steps_until(optimizer, lambda: optimizer.num_updates > updates, 60.0)
+    recovered_s = time.time() - float(STAMP.read_text())
+    stats = optimizer.workers.stats()
+    assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1
+    noticed_s = watch.noticed_s[0] - float(STAMP.read_text())
+    assert noticed_s < timeout_s + 1.0
+    assert recovered_s < timeout_s + 4.0, (noticed_s, watch.formed_s)
+    steps_until(optimizer, lambda: whole(optimizer), 120.0)
+    states = on_ranks(optimizer, learned)
+    assert all(state == states[0] for state in states)
+    report(
+        "a rank hangs in all-reduce",
+        f"timeout {timeout_s:.0f} s; survivors told after {noticed_s:.1f} s; group formed again in "
+        f"{watch.formed_s[0]:.2f} s; learning again after {recovered_s:.1f} s",
+    )

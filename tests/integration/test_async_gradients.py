@@ -1,0 +1,279 @@
+"""`AsyncGradients`: who gets which weights when, measured lag, and the bound on it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import ray
+from fakes import (
+    FakeRay,
+    FakeWorkerSet,
+    in_order,
+    install,
+    make_optimizer,
+    pid_of,
+    shuffled_by,
+    worker_config,
+)
+
+from polopt.common.config import ConfigError
+from polopt.common.weights import Gradients
+from polopt.optimizers.async_gradients import AsyncGradients, AsyncGradientsConfig
+from polopt.policies.schedules import Schedule
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+NUM_WORKERS = 3
+ROWS = 10  # of a fragment of 5 steps of 2 environments
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return install(monkeypatch)
+
+
+def make(grads_per_step: int = 10, config: dict[str, Any] | None = None, **options: Any) -> Any:
+    workers = FakeWorkerSet(worker_config(rollout={"num_workers": NUM_WORKERS}, **(config or {})))
+    return make_optimizer(AsyncGradients, workers, grads_per_step=grads_per_step, **options)
+
+
+def spy_on_updates(optimizer: AsyncGradients) -> list[tuple[Gradients, float]]:
+    """All gradients that are applied from now on, each with the factor on its learning rate."""
+    applied: list[tuple[Gradients, float]] = []
+    apply = optimizer.policy.apply_gradients
+
+    def spy(gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
+        applied.append((gradients, lr_scale))
+        return apply(gradients, lr_scale)
+
+    optimizer.policy.apply_gradients = spy  # type: ignore[method-assign]
+    return applied
+
+
+def uneven_order(length: int) -> list[int]:
+    """An order of arrival in which worker 3 is slow and worker 1 comes again and again."""
+    rng = random.Random(5)
+    return [3 if i % 9 == 8 else rng.choice([1, 1, 2]) for i in range(length)]
+
+
+def lags_of(order: Iterable[int], bound: int | None = None) -> list[int]:
+    """Policy lag by the book: what version there is, less the version the worker was sent."""
+    version = 0
+    held = dict.fromkeys(range(1, NUM_WORKERS + 1), 0)
+    lags = []
+    for worker in order:
+        lags.append(version - held[worker])
+        if bound is None or lags[-1] <= bound:
+            version += 1
+        held[worker] = version
+    return lags
+
+
+def histogram(lags: list[int]) -> list[int]:
+    return [sum(min(lag, 16) == i for lag in lags) for i in range(17)]
+
+
+def test_it_needs_remote_workers_and_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"num_workers=0.*'sync_samples'"):
+        AsyncGradients.check(RolloutConfig(num_workers=0), AsyncGradientsConfig())
+    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 0}))
+    with pytest.raises(ValueError, match="async_gradients"):
+        make_optimizer(AsyncGradients, workers)
+
+
+def test_the_pipeline_stays_full_across_steps(fake: FakeRay) -> None:
+    optimizer = make(grads_per_step=7)
+    actors = optimizer.workers.actors
+    for step in range(1, 5):
+        fake.script = shuffled_by(step)
+        optimizer.step()
+        assert len(optimizer.in_flight) == NUM_WORKERS
+        assert [actor.under_way for actor in actors] == [1] * NUM_WORKERS
+        # A step that drained the pipeline would have to start anew, with more calls than these.
+        assert sum(len(actor.calls) for actor in actors) == NUM_WORKERS + 7 * step
+
+
+def test_after_each_update_the_worker_that_answered_gets_weights_and_nobody_else(
+    fake: FakeRay,
+) -> None:
+    optimizer = make(grads_per_step=1)
+    order = uneven_order(20)
+    fake.script = in_order(order)
+    for version, index in enumerate(order, start=1):
+        before = [len(actor.calls) for actor in optimizer.workers.actors]
+        optimizer.step()
+        for actor, count in zip(optimizer.workers.actors, before, strict=True):
+            new = actor.calls[max(count, 1) :]
+            assert len(new) == (actor.index == index)
+            for method, (weights,) in new:
+                assert method == "sample_and_compute_gradients"
+                assert weights.version == version
+
+
+def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
+    optimizer = make(grads_per_step=5)
+    applied = spy_on_updates(optimizer)
+    for step in range(8):
+        fake.script = shuffled_by(step)
+        if step == 4:  # a worker dies with a gradient in its hands
+            optimizer.workers.actors[1].next_error = ray.exceptions.ActorDiedError()
+        result = optimizer.step()
+        assert result == (5 * ROWS, 5 * ROWS, 5)
+    optimizer.drain()
+    assert len(optimizer.in_flight) == 0
+    made = [gradients for actor in optimizer.workers.actors for gradients, _ in actor.results]
+    assert sorted(map(id, made)) == sorted(id(gradients) for gradients, _ in applied)
+    assert len(made) == 8 * 5 + NUM_WORKERS == optimizer.num_updates
+    assert optimizer.workers.faults.num_restarts == 1
+
+
+def test_policy_lag_is_measured_exactly(fake: FakeRay) -> None:
+    order = uneven_order(60)
+    optimizer = make(grads_per_step=20)
+    fake.script = in_order(order)
+    expected = lags_of(order)
+    for part in range(3):
+        optimizer.step()
+        lags = expected[20 * part : 20 * (part + 1)]
+        stats = optimizer.stats()
+        # One update for each rollout, and a gradient from the weights that acted: all the same.
+        for name in ("policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts"):
+            assert stats[name]["histogram"] == histogram(lags)
+            assert stats[name]["mean"] == pytest.approx(sum(lags) / len(lags))
+            assert stats[name]["max"] == max(lags)
+    assert max(expected) > 5, "the script is meant to make some old"
+
+
+def test_a_version_stamped_on_arrival_would_hide_the_lag(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = make(grads_per_step=20)
+    right = AsyncGradients._apply
+
+    def stamped_late(self: AsyncGradients, gradients: Gradients, info: Any) -> None:
+        right(self, gradients._replace(version=self.policy.version), info)
+
+    monkeypatch.setattr(AsyncGradients, "_apply", stamped_late)
+    order = uneven_order(20)
+    fake.script = in_order(order)
+    optimizer.step()
+    report = optimizer.stats()["gradient_lag"]
+    assert report["max"] == 0
+    assert report["histogram"] != histogram(lags_of(order))
+
+
+def test_stale_gradients_are_dropped(fake: FakeRay) -> None:
+    bound = 2
+    order = uneven_order(60)
+    optimizer = make(grads_per_step=60, max_policy_lag=bound)
+    applied = spy_on_updates(optimizer)
+    fake.script = in_order(order)
+    result = optimizer.step()
+    lags = lags_of(order, bound)
+    fresh = sum(lag <= bound for lag in lags)
+    assert 0 < fresh < 60
+    assert result == (60 * ROWS, fresh * ROWS, fresh)
+    assert optimizer.policy.version == fresh == len(applied)
+    assert {scale for _, scale in applied} == {1.0}
+    stats = optimizer.stats()
+    assert stats["num_stale_gradients"] == 60 - fresh
+    assert stats["num_gradients"] == 60
+    assert stats["policy_lag"]["histogram"] == histogram(lags), "the dropped are measured too"
+
+
+def test_stale_gradients_are_scaled(fake: FakeRay) -> None:
+    bound = 2
+    order = uneven_order(60)
+    config = {"lr": 1e-3}
+    optimizer = make(60, config, max_policy_lag=bound, stale_gradients="scale")
+    applied = spy_on_updates(optimizer)
+    fake.script = in_order(order)
+    assert optimizer.step() == (60 * ROWS, 60 * ROWS, 60)
+    lags = lags_of(order)
+    scales = [1.0 if lag <= bound else (bound + 1) / (lag + 1) for lag in lags]
+    assert [scale for _, scale in applied] == pytest.approx(scales)
+    assert optimizer.stats()["num_stale_gradients"] == sum(lag > bound for lag in lags)
+    reported = optimizer.learner.report()["default_optimizer_learning_rate"]
+    assert reported == pytest.approx(1e-3 * sum(scales) / 60)
+
+
+def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeRay) -> None:
+    lr, entropy = [[0, 1e-2], [40 * ROWS, 0.0]], [[0, 0.5], [40 * ROWS, 0.1]]
+    optimizer = make(1, {"lr": lr, "entropy_coeff": entropy})
+    rates, coefficients = Schedule(lr), Schedule(entropy)
+    fake.script = shuffled_by(0)
+    clock = dict.fromkeys(range(1, NUM_WORKERS + 1), 0)
+    for count in range(1, 31):
+        before = {actor.index: len(actor.calls) for actor in optimizer.workers.actors}
+        optimizer.step()
+        steps = count * ROWS
+        assert optimizer.num_env_steps_sampled == steps
+        used = optimizer.learner.report()["default_optimizer_learning_rate"]
+        assert used == pytest.approx(rates(steps)), "the driver's"
+        for actor in optimizer.workers.actors:
+            if len(actor.calls) > max(before[actor.index], 1):
+                clock[actor.index] = steps
+            assert actor.worker.policy.entropy_coeff == pytest.approx(
+                coefficients(clock[actor.index])
+            ), "a worker's, as of the weights it was sent last"
+
+
+def test_workers_that_hang_or_raise_are_replaced_and_training_goes_on(fake: FakeRay) -> None:
+    optimizer = make(grads_per_step=9, config={"seed": 1})
+    optimizer.step()
+    lost = optimizer.workers.remote[1].actor
+    others = shuffled_by(0)
+    fake.script = lambda pending: others([ref for ref in pending if ref.index != 2])
+    for _ in range(5):  # time passes while the others answer
+        fake.now_s += 15.0
+        optimizer.step()
+    stats = optimizer.workers.stats()
+    assert stats["num_worker_hangs"] >= 1
+    assert stats["last_failed_worker"] == 2
+    assert not lost.alive
+    assert [worker.index for worker in optimizer.workers.remote] == [1, 2, 3]
+    fresh = optimizer.workers.remote[1].actor
+    assert fresh.calls[0][1][0] is not None, "the replacement was sent weights"
+    assert len(optimizer.in_flight) == NUM_WORKERS
+
+
+def test_workers_that_keep_failing_end_the_run(fake: FakeRay) -> None:
+    optimizer = make()
+    optimizer.step()
+    start = optimizer.workers._start
+
+    def start_broken(index: int) -> Any:
+        worker = start(index)
+        worker.actor.next_error = ray.exceptions.ActorDiedError()
+        return worker
+
+    optimizer.workers._start = start_broken
+    optimizer.drain()
+    for worker in optimizer.workers.remote:
+        worker.actor.next_error = ray.exceptions.ActorDiedError()
+    with pytest.raises(WorkersFailedError, match="10 calls to workers failed in a row"):
+        optimizer.step()
+
+
+def test_a_killed_process_is_replaced_and_counted(
+    worker_pool: Callable[[WorkerConfig], WorkerSet],
+) -> None:
+    workers = worker_pool(worker_config())
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=30)
+    optimizer.step()
+    os.kill(pid_of(workers.remote[0]), signal.SIGKILL)
+    deadline_s = time.monotonic() + 30.0
+    while workers.faults.num_restarts == 0 or workers.remote[0].last_answer_s is None:
+        result = optimizer.step()
+        assert result == (30 * ROWS, 30 * ROWS, 30)
+        assert time.monotonic() < deadline_s
+    assert workers.stats()["num_worker_deaths"] == 1
+    assert workers.stats()["num_remote_worker_restarts"] == 1

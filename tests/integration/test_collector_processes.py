@@ -1,0 +1,288 @@
+"""`Collector` with processes: kills, slow ones, joining and leaving, resources, clusters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import collector_toys
+import numpy as np
+import pytest
+import ray
+from collector_toys import Fragile, Reach, Watch, update
+from fakes import pid_of, worker_config
+from toy_envs import Clock, Drift
+
+from polopt.common.config import ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.collectors.state import next_seed
+from polopt.rollouts.workers import ray_session as sessions
+from polopt.rollouts.workers.failures import WorkersFailedError
+
+CHEAP = {"num_cpus": 0.25}
+
+
+@pytest.fixture(autouse=True)
+def _toys(ray_session: None) -> None:
+    ray.cloudpickle.register_pickle_by_value(collector_toys)
+
+
+@pytest.fixture
+def made() -> Iterator[Any]:
+    """Makes collectors that are shut down with the test."""
+    collectors: list[Collector] = []
+
+    def make(env: Any = Drift, policy: Any = "a2c", **options: Any) -> Collector:
+        defaults = {"num_collectors": 2, "num_envs": 2, "frames_per_batch": 20, "seed": 0}
+        collector = Collector(env, policy, **{**defaults, "remote_configs": CHEAP, **options})
+        collectors.append(collector)
+        return collector
+
+    yield make
+    for collector in collectors:
+        collector.shutdown()
+
+
+@pytest.fixture
+def over(worker_pool: Any) -> Iterator[Any]:
+    """Makes collectors over two workers of the pool, which need not be started for each test."""
+    collectors: list[Collector] = []
+
+    def make(env: Any = Drift, seed: int = 0, rollout: Any = None, **options: Any) -> Collector:
+        workers = worker_pool(worker_config("a2c", env, seed=seed, rollout=rollout))
+        collectors.append(Collector.over(workers, **{"frames_per_batch": 20, **options}))
+        return collectors[-1]
+
+    yield make
+    for collector in collectors:
+        collector.shutdown()
+
+
+def kill(collector: Collector, index: int) -> None:
+    worker = next(w for w in collector.workers.remote if w.index == index)
+    os.kill(pid_of(worker), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_killed_collectors_are_replaced_and_no_frame_is_missing(over: Any, sync: bool) -> None:
+    collector = over(sync=sync, total_frames=200)
+    frames = []
+    for i, batch in enumerate(collector):
+        frames.append(batch.env_steps)
+        if i == 2:
+            kill(collector, 1)
+    assert collector.workers.faults.counts["death"] == 1
+    assert sum(frames) == collector.num_frames == 200
+    assert set(frames) == {20}
+
+
+def test_environments_that_raise_or_die_are_replaced_until_it_is_too_often(
+    over: Any, made: Any
+) -> None:
+    env_config = {"raises_after": 12, "worker": 2}
+    rollout = {"env_config": env_config, "max_consecutive_env_faults": 1}
+    collector = over(lambda ctx: Fragile(ctx), rollout=rollout, sync=True, total_frames=60)
+    assert sum(batch.env_steps for batch in collector) == 60
+    assert collector.workers.faults.counts["environment"] > 0
+    unrecoverable = made(
+        lambda ctx: Fragile(ctx),
+        create_env_kwargs={"dies_after": 0},
+        num_collectors=1,
+        max_consecutive_failures=1,
+    )
+    with pytest.raises(WorkersFailedError):
+        next(unrecoverable)
+
+
+def ages(collector: Collector, batches: int) -> list[int]:
+    """For each step of each environment: how many batches old the weights were that acted, with
+    one update after each batch. The clock in the observations says when each step ended."""
+    start = collector.policy.version
+    handed_s: list[float] = []
+    found = []
+    for _ in range(batches):
+        batch = next(collector)
+        update(collector)
+        handed_s.append(time.monotonic())
+        before = np.searchsorted(handed_s, batch.all_obs[1:, :, 0].reshape(-1))
+        found += (before + start - batch.version).tolist()
+    return found
+
+
+def test_nobody_acts_on_weights_that_are_too_old(over: Any) -> None:
+    slow = {"slow": 2, "slow_s": 0.03, "step_s": 0.002}
+    rollout = {"num_envs_per_worker": 1, "rollout_fragment_length": 10, "env_config": slow}
+
+    def oldest(**options: Any) -> int:
+        collector = over(lambda ctx: Watch(ctx), rollout=rollout, frames_per_batch=0, **options)
+        found = max(ages(collector, 40))
+        collector.shutdown()
+        return found
+
+    for limit in (1, 3):
+        assert oldest(max_weight_update_interval=limit) <= limit
+    assert oldest(update_after_each_batch=True) > 3, "without the rule the slow one does"
+
+
+# ---- joining and leaving ------------------------------------------------------------------------
+
+
+def test_collectors_join_and_leave_while_iterating(made: Any) -> None:
+    collector = made(sync=True, broadcast_interval=1)
+    assert next(collector).shape == (5, 4)
+    update(collector)
+    added = collector.add_collectors(num_envs=3)
+    assert added == [3]
+    next(collector)  # was under way
+    batch = next(collector)
+    assert batch.shape == (4, 7)  # 20 frames over three; the new one has three environments
+    pids = {pid_of(worker) for worker in collector.workers.remote}
+    assert len(pids) == 3
+    collector.remove_collectors([1])
+    next(collector)
+    assert next(collector).shape == (5, 5)
+    assert [worker.index for worker in collector.workers.remote] == [2, 3]
+    with pytest.raises(KeyError):
+        collector.remove_collectors([1])
+    with pytest.raises(ConfigError, match="spaces"):
+        collector.add_collectors(Reach)
+    collector.remove_collectors([2, 3])  # what was on its way is lost
+    with pytest.raises(RuntimeError, match="no collectors left"):
+        next(collector)
+    assert collector.add_collectors(num_collectors=1) == [4]
+    assert next(collector).shape == (10, 2)
+
+
+def test_collectors_can_have_environments_and_resources_of_their_own(made: Any) -> None:
+    collector = made(
+        [lambda: Clock(3, longest=9), lambda: Clock(9)],
+        sync=True,
+        num_collectors=None,
+        remote_configs=[
+            {"num_cpus": 0.5, "runtime_env": {"env_vars": {"WHO": "one"}}},
+            {"num_cpus": 0.25, "resources": {"seat": 1.0}, "memory": 50_000_000},
+        ],
+        frames_per_batch=72,
+    )
+    batch = next(collector)
+    assert batch["truncated"].sum(0).tolist() == [6, 6, 2, 2]
+
+    def inside(worker: Any) -> tuple[Any, Any]:
+        def look(_: Any) -> tuple[Any, Any]:
+            return ray.get_runtime_context().get_assigned_resources(), os.environ.get("WHO")
+
+        return ray.get(worker.actor.__ray_call__.remote(look), timeout=60.0)
+
+    (first, who), (second, nobody) = [inside(worker) for worker in collector.workers.remote]
+    assert (first["CPU"], who) == (0.5, "one")
+    assert (second["CPU"], second["seat"], second["memory"], nobody) == (0.25, 1.0, 5e7, None)
+
+
+def test_environments_in_processes_of_their_own(made: Any) -> None:
+    def sign(batch: SampleBatch) -> SampleBatch:
+        batch.columns["postprocessed_by"] = np.full(batch.shape, os.getpid())
+        return batch
+
+    collector = made(
+        lambda ctx: Watch(ctx),
+        num_collectors=1,
+        num_envs=1,
+        num_workers_per_collector=3,
+        postproc=sign,
+    )
+    batch = next(collector)
+    pids = set(batch.obs[..., 1].reshape(-1).tolist())
+    assert batch.shape == (7, 3)
+    assert len(pids) == 3
+    worker = pid_of(collector.workers.remote[0])
+    assert worker not in pids
+    assert (batch["postprocessed_by"] == worker).all()
+
+
+def test_seeds_and_state_with_processes(over: Any) -> None:
+    one = over(sync=True, seed=1, broadcast_interval=1)
+    next(one)
+    after = one.set_seed(5)
+    seeded = next(one)
+    state = one.state_dict()
+    assert set(state["collectors"]) == {"0", "1", "2"}
+    next(one)  # was under way, and is part of the state
+    expected = next(one)
+    one.shutdown()
+    two = over(sync=True, seed=2, broadcast_interval=1)
+    assert next(two).all_obs.tobytes() != seeded.all_obs.tobytes()
+    assert two.set_seed(5) == after == next_seed(next_seed(next_seed(next_seed(5))))
+    assert next(two).all_obs.tobytes() == seeded.all_obs.tobytes()
+    two.load_state_dict(state)
+    assert (two.num_frames, two.num_batches) == (state["num_frames"], 2)
+    assert next(two).all_obs.tobytes() == expected.all_obs.tobytes()
+
+
+# ---- clusters -----------------------------------------------------------------------------------
+
+ALONE = """
+import ray
+from polopt.rollouts.collectors.collector import Collector
+
+def collect(seats):
+    with Collector("CartPole-v1", num_collectors=1, frames_per_batch=8) as collector:
+        assert next(collector).env_steps == 8
+        assert ray.cluster_resources().get("seat", 0.0) == seats
+
+{program}
+print("fine")
+"""
+
+START = """
+collect(0.0)
+assert not ray.is_initialized(), "what it started it ends"
+"""
+
+ATTACH = """
+collect(8.0)
+assert not ray.is_initialized(), "it had connected, so it disconnects"
+ray.init(log_to_driver=False)
+collect(8.0)
+assert ray.is_initialized(), "what was there stays"
+"""
+
+
+def run_alone(program: str, **env: str) -> None:
+    others = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    answer = subprocess.run(
+        [sys.executable, "-c", ALONE.format(program=program)],
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+        env={**others, **env},
+        check=False,
+    )
+    assert "fine" in answer.stdout, answer.stderr
+
+
+def test_without_a_cluster_one_is_started_and_ended(ray_session: None) -> None:
+    # There is one that another program has for itself, but none in Ray's folder, where Ray looks
+    # for one to share. A short name, for sockets are in it.
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        run_alone(START, RAY_TMPDIR=folder)
+
+
+def test_a_cluster_that_runs_is_used_and_left_running(ray_session: None) -> None:
+    run_alone(ATTACH, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+    assert ray.cluster_resources()["seat"] == 8.0
+
+
+def test_ray_init_config_goes_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(sessions.ray, "is_initialized", lambda: bool(given))
+    monkeypatch.setattr(sessions.ray, "init", lambda **options: given.append(options))
+    assert sessions.attach_or_start(2.0, {"num_cpus": 3, "namespace": "mine"})
+    assert given == [{"num_cpus": 3, "namespace": "mine"}]
+    assert not sessions.attach_or_start(2.0, {"num_cpus": 3}), "connected already"

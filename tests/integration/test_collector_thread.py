@@ -1,0 +1,267 @@
+"""`CollectorThread`: bounded, loud when it fails, quick to stop."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import collector_toys
+import pytest
+import ray
+from collector_toys import Fragile, Watch, here, update, with_fakes
+from fakes import FakeRay, install, worker_config
+from toy_envs import Clock
+
+from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.collectors.collector_thread import CollectorEnded, CollectorThread
+from polopt.rollouts.envs.checking import EnvironmentFailedError
+from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+STOPS_WITHIN_S = 3.0  # two, and what a loaded machine adds
+
+
+def until(condition: Any, timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "did not come true"
+        time.sleep(0.01)
+
+
+def stop_quickly(thread: CollectorThread) -> None:
+    started_s = time.monotonic()
+    thread.stop()
+    assert time.monotonic() - started_s < STOPS_WITHIN_S
+    assert not thread.is_alive
+
+
+def test_all_batches_in_order_then_the_end() -> None:
+    direct = [batch.all_obs.tobytes() for batch in here(total_frames=60)]
+    with CollectorThread(here(total_frames=60), maxsize=2) as thread:
+        assert [batch.all_obs.tobytes() for batch in thread] == direct
+        with pytest.raises(CollectorEnded):
+            thread.get()
+        with pytest.raises(CollectorEnded):
+            thread.get(timeout=0.1)
+
+
+def test_the_queue_is_bounded_and_so_are_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch)
+    assert isinstance(fake, FakeRay)
+    collector = with_fakes(2)
+    thread = CollectorThread(collector, maxsize=3)
+    until(thread.queue.full)
+    time.sleep(0.2)
+    calls = sum(len(actor.calls) for actor in collector.workers.actors)
+    # Three in the queue, one in the thread's hands, and one fragment of each worker.
+    assert calls == 3 + 1 + 2
+    thread.get()
+    until(lambda: sum(len(actor.calls) for actor in collector.workers.actors) == calls + 1)
+    stop_quickly(thread)
+    with pytest.raises(ValueError, match="bounded"):
+        CollectorThread(collector, maxsize=0)
+
+
+def fragile(raises_after: int) -> Collector:
+    """A collector here whose environments may fail once, and then do."""
+    kwargs = {"raises_after": raises_after}
+    return here(Fragile, create_env_kwargs=kwargs, max_consecutive_env_faults=1)
+
+
+def test_an_exception_is_raised_at_the_next_get() -> None:
+    collector = fragile(raises_after=15)
+    thread = CollectorThread(collector, maxsize=8)  # 12 rows a batch, of two environments
+    until(lambda: not thread.is_alive)
+    for _ in range(2):
+        with pytest.raises(EnvironmentFailedError, match="too fragile"):
+            thread.get()
+    stop_quickly(thread)
+
+
+def test_an_exception_wakes_who_waits_already() -> None:
+    collector = fragile(raises_after=3)
+    original = collector.workers.local.collect
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.3)
+        return original(*args)
+
+    collector.workers.local.collect = slowly
+    thread = CollectorThread(collector)
+    started_s = time.monotonic()
+    with pytest.raises(EnvironmentFailedError, match="too fragile"):
+        thread.get()  # waits from before the failure on
+    assert time.monotonic() - started_s < 2.0
+
+
+def test_get_has_a_limit() -> None:
+    collector = here(
+        lambda ctx: Watch(ctx), create_env_kwargs={"step_s": 0.2}, frames_per_batch=100
+    )
+    with CollectorThread(collector) as thread, pytest.raises(queue.Empty):
+        thread.get(timeout=0.1)
+
+
+def test_stop_while_it_waits_for_room() -> None:
+    collector = here(lambda: Clock(5))
+    thread = CollectorThread(collector)
+    until(thread.queue.full)
+    stop_quickly(thread)
+    with pytest.raises(CollectorEnded):
+        thread.get()
+    thread.stop()
+    assert next(collector).env_steps == 12, "the collector can be used again"
+
+
+def test_stop_while_it_samples_here() -> None:
+    collector = here(
+        lambda ctx: Watch(ctx), create_env_kwargs={"step_s": 0.05}, frames_per_batch=100_000
+    )
+    thread = CollectorThread(collector)
+    time.sleep(0.2)
+    stop_quickly(thread)
+
+
+def test_stop_wakes_who_waits() -> None:
+    collector = here(
+        lambda ctx: Watch(ctx), create_env_kwargs={"step_s": 0.05}, frames_per_batch=100_000
+    )
+    thread = CollectorThread(collector)
+    outcome: list[Any] = []
+
+    def consume() -> None:
+        try:
+            thread.get()
+        except CollectorEnded as error:
+            outcome.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    time.sleep(0.2)
+    stop_quickly(thread)
+    consumer.join(1.0)
+    assert len(outcome) == 1
+
+
+def test_weights_are_published_by_who_gets_batches() -> None:
+    collector = here(policy="a2c", broadcast_interval=1)
+    with CollectorThread(collector) as thread:
+        thread.get()
+        update(collector)
+        assert collector.workers.snapshot.version == 0
+        thread.get()
+        assert collector.workers.snapshot.version == 1
+        update(collector)
+        assert thread.update_policy_weights_() == 2
+
+
+def test_a_program_ends_though_its_thread_runs() -> None:
+    program = (
+        "from polopt.rollouts.collectors.collector import Collector\n"
+        "from polopt.rollouts.collectors.collector_thread import CollectorThread\n"
+        "thread = CollectorThread(Collector('CartPole-v1', num_collectors=0, frames_per_batch=9))\n"
+        "print(thread.get().env_steps)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60.0)
+
+
+# ---- with processes -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote(ray_session: None) -> Iterator[Any]:
+    """Makes collectors of one process, which is shut down with the test."""
+    ray.cloudpickle.register_pickle_by_value(collector_toys)
+    collectors: list[Collector] = []
+
+    def make(**options: Any) -> Collector:
+        defaults = {"num_collectors": 1, "frames_per_batch": 100_000, "seed": 0}
+        collector = Collector(
+            lambda ctx: Watch(ctx),
+            "a2c",
+            **{**defaults, "remote_configs": {"num_cpus": 0.25}, **options},
+        )
+        collectors.append(collector)
+        return collector
+
+    yield make
+    for collector in collectors:
+        collector.shutdown()
+
+
+@pytest.fixture
+def over(worker_pool: Any) -> Iterator[Any]:
+    """Makes collectors over two workers of the pool, which are up."""
+    ray.cloudpickle.register_pickle_by_value(collector_toys)
+    collectors: list[Collector] = []
+
+    def make(step_s: float, **options: Any) -> Collector:
+        rollout = {"num_envs_per_worker": 1, "env_config": {"step_s": step_s}}
+        workers = worker_pool(worker_config("a2c", lambda ctx: Watch(ctx), rollout=rollout))
+        wait_until_up(workers)
+        collectors.append(Collector.over(workers, **options))
+        return collectors[-1]
+
+    yield make
+    for collector in collectors:
+        collector.shutdown()
+
+
+def wait_until_up(workers: WorkerSet) -> None:
+    ray.get([worker.actor.ping.remote() for worker in workers.remote], timeout=60.0)
+
+
+def test_stop_while_workers_sample(over: Any) -> None:
+    sampling = over(0.02, sync=True, frames_per_batch=100_000)
+    thread = CollectorThread(sampling)
+    time.sleep(0.3)
+    stop_quickly(thread)
+    assert sampling.workers.faults.num_restarts == 0, "nobody had to be ended for it"
+
+
+def test_stop_while_workers_start_or_hang(remote: Any) -> None:
+    starting = remote()  # its process takes seconds to come up
+    stop_quickly(CollectorThread(starting))
+
+    hanging = remote(create_env_kwargs={"step_s": 1000.0})
+    wait_until_up(hanging.workers)
+    thread = CollectorThread(hanging)
+    time.sleep(0.3)
+    stop_quickly(thread)
+
+
+def test_workers_that_keep_failing_are_told_of(remote: Any) -> None:
+    collector = remote(frames_per_batch=10, max_consecutive_failures=1)
+    with CollectorThread(collector) as thread:
+        thread.get()
+        for worker in collector.workers.remote:
+            ray.kill(worker.actor)
+        with pytest.raises(WorkersFailedError):
+            list(thread)
+
+
+def test_collecting_and_learning_overlap(over: Any) -> None:
+    def overlap(batches: Any) -> list[bool]:
+        """For some batches, whether the first step was made while its forerunner was learned
+        from; the clock in the observations tells."""
+        next(batches)
+        answers = []
+        for _ in range(3):
+            time.sleep(0.3)  # learning
+            learned_s = time.monotonic()
+            answers.append(bool(next(batches).all_obs[1, 0, 0] < learned_s))
+        return answers
+
+    options = {"frames_per_batch": 20, "sync": True}
+    ahead = over(0.01, **options, broadcast_interval=1)
+    assert overlap(ahead) == [True] * 3
+    with CollectorThread(ahead) as thread:
+        assert overlap(thread) == [True] * 3
+    ahead.shutdown()
+    late = over(0.01, **options, update_after_each_batch=True)
+    assert overlap(late) == [False] * 3, "one after the other"

@@ -1,0 +1,224 @@
+"""Codecs: what they keep, in closed form; error feedback; and that learning survives each."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import FakeWorkerSet, install, make_optimizer, worker_config
+from toy_envs import POLICIES, Drift, random_batch
+
+from polopt.common import compression
+from polopt.common.compression import (
+    GradientPacker,
+    PackedGradients,
+    pack,
+    unpack,
+    unpack_gradients,
+)
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.making import probe_spaces
+
+GRADIENT_CODECS = ("none", "fp16", "bf16", "lz4", "topk")
+#: Largest relative error of a value.
+PRECISION = {"none": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8, "lz4": 0.0}
+
+
+def gradients(flat: Any, rows: int = 1) -> Gradients:
+    return Gradients(np.asarray(flat, np.float32), 3, rows, {"vf_loss": 1.0})
+
+
+@pytest.mark.parametrize("codec", PRECISION)
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30])
+def test_values_are_kept_as_precisely_as_promised_at_any_magnitude(codec: str, size: float) -> None:
+    rng = np.random.default_rng(0)
+    # Down to 2^-13 of the largest: fp16 promises no more.
+    array = (rng.choice([-1, 1], 500) * rng.uniform(2.0**-13, 1.0, 500) * size).astype(np.float32)
+    result = unpack(pack(array.reshape(20, 25), codec))
+    assert result.shape == (20, 25)
+    assert result.dtype == np.float32
+    errors = np.abs(result.ravel() - array) / np.abs(array)
+    assert errors.max() <= PRECISION[codec] * 1.001
+    if codec in ("fp16", "bf16"):
+        assert errors.max() > PRECISION[codec] / 4, "the bound is close, so it says something"
+
+
+def test_half_precision_without_a_scale_would_overflow() -> None:
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.float32([1e30]).astype(np.float16)).all()
+
+
+@pytest.mark.parametrize("codec", PRECISION)
+def test_what_is_not_float32_is_kept_exactly(codec: str) -> None:
+    rng = np.random.default_rng(1)
+    for array in (
+        rng.integers(0, 256, (3, 4, 5), dtype=np.uint8),
+        rng.integers(-9, 9, (3, 4)),
+        rng.random((3, 4)) < 0.5,
+        rng.normal(size=7),
+        np.zeros((0, 4), np.float32),
+        np.array([0.0, -0.0, 1.0], np.float32),
+    ):
+        result = unpack(pack(array, codec))
+        assert result.dtype == array.dtype
+        assert result.shape == array.shape
+        assert result.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("codec", GRADIENT_CODECS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_arrives_as_such_and_spoils_none_after_it(
+    codec: str, bad: float
+) -> None:
+    packer = GradientPacker(codec, share=0.5)  # type: ignore[arg-type]
+    arrived = unpack_gradients(packer.pack(gradients([1.0, bad, 2.0, 0.5])))
+    assert not np.isfinite(arrived.flat).all()
+    arrived = unpack_gradients(packer.pack(gradients([1.0, 4.0, 2.0, 0.5])))
+    assert np.isfinite(arrived.flat).all()
+
+
+def test_top_k_sends_the_largest_and_keeps_the_rest_for_later() -> None:
+    packer = GradientPacker("topk", share=0.25)
+    sent = [
+        unpack_gradients(packer.pack(gradients(flat))).flat.tolist()
+        for flat in ([5, -1, 2, 0], [0, -1, 2, 0], [0, -4, 0, 0], [0, 0, 0, 0])
+    ]
+    # By hand: 5 goes; then 2 + 2; then -1 - 1 - 4; then nothing is left.
+    assert sent == [[5, 0, 0, 0], [0, 0, 4, 0], [0, -6, 0, 0], [0, 0, 0, 0]]
+    assert packer.residual is not None
+    assert not packer.residual.any()
+
+
+def test_what_top_k_sent_and_the_residual_add_up_to_the_gradients() -> None:
+    rng = np.random.default_rng(2)
+    packer = GradientPacker("topk", share=0.1)
+    # Whole numbers, so that sums are exact.
+    given = rng.integers(-50, 50, size=(30, 101)).astype(np.float32)
+    sent = [unpack_gradients(packer.pack(gradients(flat))) for flat in given]
+    assert all(np.count_nonzero(part.flat) <= 10 for part in sent)
+    total = sum(part.flat for part in sent)
+    assert packer.residual is not None
+    assert np.array_equal(total + packer.residual, given.sum(axis=0))
+    assert not np.array_equal(total, given.sum(axis=0)), "without the residual they do not"
+    assert sent[0][1:] == (3, 1, {"vf_loss": 1.0})
+
+
+def test_a_gradient_of_no_rows_touches_no_residual() -> None:
+    packer = GradientPacker("topk")
+    empty = gradients([0.0, 0.0], rows=0)
+    assert packer.pack(empty) is empty
+    assert packer.residual is None
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "lz4", "topk"])
+def test_packed_gradients_travel_out_of_band(codec: str) -> None:
+    flat = np.random.default_rng(3).normal(size=50_000).astype(np.float32)
+    packed = GradientPacker(codec).pack(gradients(flat))  # type: ignore[arg-type]
+    assert isinstance(packed, PackedGradients)
+    beside: list[pickle.PickleBuffer] = []
+    inside = pickle.dumps(packed, protocol=5, buffer_callback=beside.append)
+    assert len(inside) < 1000
+    assert sum(buffer.raw().nbytes for buffer in beside) == packed.packed.nbytes < flat.nbytes
+
+
+def sampled(compress: str) -> SampleBatch:
+    spaces = probe_spaces(Drift, RolloutConfig())
+    policy = POLICIES["ppo"](*spaces, POLICIES["ppo"].config_class())
+    batch = random_batch(policy, 6, 4, np.random.default_rng(4))
+    batch.worker_index, batch.compress, batch.version = 2, compress, 7
+    return batch
+
+
+@pytest.mark.parametrize("codec", PRECISION)
+def test_a_batch_is_packed_on_its_way_and_nowhere_else(codec: str) -> None:
+    batch = sampled(codec)
+    beside: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(batch, protocol=5, buffer_callback=beside.append)
+    arrived = pickle.loads(data, buffers=beside)
+    assert (arrived.version, arrived.worker_index, arrived.shape) == (7, 2, (6, 4))
+    assert arrived.columns.keys() == batch.columns.keys()
+    for name, column in batch.iter_rows():
+        other = arrived.flat(name)
+        assert other.dtype == column.dtype
+        if column.dtype == np.float32:
+            scale = np.abs(column).max(initial=0.0)
+            assert np.abs(other - column).max() <= PRECISION[codec] * scale
+        else:
+            assert np.array_equal(other, column)
+    again = pickle.loads(pickle.dumps(arrived))
+    assert np.array_equal(again["advantages"], arrived["advantages"])
+    sizes = {c: sum(b.raw().nbytes for b in _beside(sampled(c))) for c in PRECISION}
+    if codec in ("fp16", "bf16"):
+        assert sizes[codec] < 0.75 * sizes["none"]
+
+
+def _beside(batch: SampleBatch) -> list[pickle.PickleBuffer]:
+    beside: list[pickle.PickleBuffer] = []
+    pickle.dumps(batch, protocol=5, buffer_callback=beside.append)
+    return beside
+
+
+def descend(codec: str, steps: int = 400) -> float:
+    """Distance to the minimum of `|A x - b|^2 / 2` after gradient descent with packed gradients."""
+    rng = np.random.default_rng(5)
+    matrix = rng.normal(size=(60, 20)) / 60**0.5
+    solution = rng.normal(size=20)
+    packer = GradientPacker(codec, share=0.1)  # type: ignore[arg-type]
+    x = np.zeros(20)
+    for _ in range(steps):
+        gradient = matrix.T @ (matrix @ (x - solution))
+        x -= 0.1 * unpack_gradients(packer.pack(gradients(gradient))).flat
+    return float(np.linalg.norm(x - solution) / np.linalg.norm(solution))
+
+
+@pytest.mark.parametrize("codec", GRADIENT_CODECS)
+def test_descent_reaches_the_minimum_with_each(codec: str) -> None:
+    assert descend(codec) < 1e-3
+
+
+def test_without_error_feedback_top_k_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = GradientPacker._largest
+
+    def forgetful(self: GradientPacker, flat: np.ndarray) -> Any:
+        self.residual = None
+        return right(self, flat)
+
+    reached = descend("topk", steps=150)
+    monkeypatch.setattr(compression.GradientPacker, "_largest", forgetful)
+    assert descend("topk", steps=150) > 2.0 * reached
+
+
+@pytest.mark.parametrize("codec", GRADIENT_CODECS)
+def test_an_optimizer_gets_what_its_workers_packed(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    rollout = {"compress_gradients": codec, "topk_share": 0.2, "num_workers": 1}
+    workers = FakeWorkerSet(worker_config(rollout=rollout))
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
+    result = optimizer.step()
+    assert result == (40, 40, 4)
+    sent = [value for value, _ in workers.actors[0].results]
+    assert all(isinstance(part, Gradients) == (codec == "none") for part in sent)
+    assert np.isfinite(optimizer.policy.get_weights().flat).all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"optimizer": "async_gradients", "compress_gradients": c} for c in GRADIENT_CODECS[1:]),
+        *({"optimizer": "sync_samples", "compress_data": c} for c in ("fp16", "bf16", "lz4")),
+    ],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_cartpole_is_learned_with_each(options: dict[str, str], ray_session: None) -> None:
+    from learning import train_cartpole
+
+    assert train_cartpole(options) >= 400.0

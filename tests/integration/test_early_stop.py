@@ -1,0 +1,94 @@
+"""Preemption of stragglers by `SyncSamples`, and what both sides of it promise by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import collector_toys
+import pytest
+import ray
+from collector_toys import Watch
+from fakes import CheckedWorker, make_optimizer, worker_config
+
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.sampling.requests import SampleRequest
+from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+
+@pytest.mark.parametrize(
+    ("fraction", "workers", "when"),
+    [
+        (1.0, 4, []),
+        (0.5, 4, [1, 2]),
+        (0.5, 3, [1]),
+        (0.01, 4, [1, 2, 3]),
+        (0.5, 2, [1]),
+        (0.9, 4, []),
+    ],
+)
+def test_who_is_a_straggler(fraction: float, workers: int, when: list[int]) -> None:
+    stragglers = Stragglers(fraction, 0.25)
+    assert [n for n in range(workers + 1) if stragglers.remain(workers, n)] == when
+
+
+def test_what_a_straggler_keeps() -> None:
+    assert [Stragglers(0.5, 0.25).keep_steps(steps) for steps in (1, 4, 5, 100)] == [1, 1, 2, 25]
+    assert Stragglers(0.5, 0.0).keep_steps(100) == 1
+    assert Stragglers(0.5, 1.0).keep_steps(100) == 100
+
+
+def test_a_cut_meets_the_request_it_is_meant_for() -> None:
+    worker = CheckedWorker(worker_config("a2c"), 1)
+    worker.sample(worker.get_weights())
+
+    def length(number: int | None) -> int:
+        return worker.collect(None, SampleRequest(number)).steps
+
+    worker.stop_early(8, 2)  # comes before
+    assert [length(7), length(8), length(9)] == [5, 2, 5]
+    worker.stop_early(9, 2)  # comes late
+    assert [length(10), length(None)] == [5, 5]
+    assert length(9) == 2, "numbers are the caller's to keep apart"
+
+
+@pytest.fixture
+def workers(worker_pool: Any) -> WorkerSet:
+    """One as fast as it can be, and one that takes 40 ms for a step."""
+    ray.cloudpickle.register_pickle_by_value(collector_toys)
+    options = {
+        "num_envs_per_worker": 1,
+        "rollout_fragment_length": 40,
+        "env_config": {"slow": 2, "slow_s": 0.04},
+    }
+    made: WorkerSet = worker_pool(worker_config("a2c", lambda ctx: Watch(ctx), rollout=options))
+    return made
+
+
+def test_synchronous_samples_go_on_without_stragglers(workers: WorkerSet) -> None:
+    patient = make_optimizer(SyncSamples, workers)
+    assert patient.step().env_steps_trained == 80
+    hasty = make_optimizer(SyncSamples, workers, fraction_workers=0.5, fraction_samples=0.1)
+    results = [hasty.step() for _ in range(3)]
+    assert all(44 <= result.env_steps_trained < 80 for result in results)
+    assert all(result.env_steps_sampled == result.env_steps_trained for result in results)
+    assert hasty.stats()["num_early_stopped"] == 3
+    kept = make_optimizer(SyncSamples, workers, fraction_workers=0.5, fraction_samples=0.75)
+    assert kept.step().env_steps_trained == 70
+    # What a straggler has not begun it gives up.
+    long = make_optimizer(SyncSamples, workers, fraction_workers=0.5, train_batch_size=160)
+    assert 90 <= long.step().env_steps_trained < 160
+
+
+def test_synchronous_collection_goes_on_without_stragglers(workers: WorkerSet) -> None:
+    def rows(count: int, **options: Any) -> list[list[int]]:
+        collector = Collector.over(workers, sync=True, **options)
+        found = [next(collector)["valid"].sum(0).tolist() for _ in range(count)]
+        collector.pipeline.discard()
+        return found
+
+    assert rows(1) == [[40, 40]]
+    parts = rows(3, fraction_workers=0.5, fraction_samples=0.1)
+    assert all(fast == 40 and 4 <= slow < 40 for fast, slow in parts), parts
+    assert rows(1, fraction_workers=0.5, fraction_samples=0.75) == [[40, 30]]

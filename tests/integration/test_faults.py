@@ -1,0 +1,118 @@
+"""Failures are told apart, each with its count, its last traceback and its worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+from fakes import make_optimizer, worker_config
+from faulty_envs import BadReset, NeverMade, NeverSteps
+
+from polopt.common.config import ConfigError
+from polopt.common.data_faults import DataFaults
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.trainers.config import Experiment
+from polopt.trainers.preparation import prepare
+
+Pool = Callable[[WorkerConfig], WorkerSet]
+every_optimizer = pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples])
+
+
+def test_each_kind_has_its_own_keys_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    log = FaultLog(max_consecutive_failures=10)
+    with caplog.at_level(logging.WARNING, logger="polopt"):
+        log.failure(WorkerFailure("death", 1, "the process died"))
+        log.failure(WorkerFailure("hang", 2, "no answer for 3.0 s"))
+        log.failure(WorkerFailure("exception", 3, "Traceback\n  ...\nKeyError: 'x'"))
+        log.failure(WorkerFailure("environment", 4, "it fell\n  ...\nOSError: no display"))
+        log.fragment(5, DataFaults(2, 7, "environment 'E' in step():\n ...\nValueError: y"))
+        assert not log.fragment(6, DataFaults(non_finite="reward is nan"))
+    stats = log.stats()
+    for plural, kind, worker, said in (
+        ("deaths", "death", 1, "the process died"),
+        ("hangs", "hang", 2, "no answer"),
+        ("exceptions", "exception", 3, "KeyError"),
+        ("environment_failures", "environment", 4, "OSError: no display"),
+    ):
+        assert stats[f"num_worker_{plural}"] == 1
+        assert stats[f"last_{kind}_worker"] == worker
+        assert said in stats[f"last_{kind}"]
+    assert stats["num_env_faults"] == 3  # one of them cost worker 4
+    assert (stats["last_env_fault_worker"], stats["last_env_fault_env"]) == (5, 7)
+    assert stats["last_env_fault"].endswith("ValueError: y")
+    assert stats["num_non_finite"] == 1
+    assert (stats["last_non_finite_worker"], stats["last_non_finite"]) == (6, "reward is nan")
+    lines = [line for line in caplog.messages if "made anew" not in line or "worker 5" in line]
+    assert all("\n" not in line for line in caplog.messages)
+    for worker, said in (
+        (1, "death"), (2, "hang"), (3, "KeyError"), (4, "OSError"), (5, "ValueError"), (6, "nan")
+    ):  # fmt: skip
+        assert [said in line for line in lines if line.startswith(f"worker {worker}:")] == [True]
+
+
+@every_optimizer
+@pytest.mark.parametrize(("env", "said"), [(NeverSteps, "no simulator"), (NeverMade, "no licence")])
+def test_environment_that_always_fails_ends_the_run_with_its_own_traceback(
+    worker_pool: Pool, cls: Any, env: Any, said: str
+) -> None:
+    limits = {"max_consecutive_env_faults": 2, "max_consecutive_failures": 2}
+    # Its spaces can be asked for, so that only workers find out.
+    config = worker_config("a2c", rollout={"num_workers": 1, **limits})
+    workers = worker_pool(replaced(config, env))
+    optimizer = make_optimizer(cls, workers)
+    with pytest.raises(WorkersFailedError) as caught:
+        optimizer.step()
+    message = str(caught.value)
+    assert said in message
+    assert "faulty_envs.py" in message
+    assert repr(env.__name__) in message
+    assert "of worker 1" in message
+    assert "ray::" not in message
+    stats = workers.stats()
+    assert stats["num_worker_environment_failures"] == 2
+    assert stats["num_worker_exceptions"] == stats["num_worker_deaths"] == 0
+    assert said in stats["last_environment"]
+    workers.faults = FaultLog(10)  # the pool gets its worker back
+
+
+def replaced(config: WorkerConfig, env: Any) -> WorkerConfig:
+    return dataclasses.replace(config, env=env)
+
+
+@pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples, DecentralizedAllReduce])
+def test_environment_that_breaks_the_api_ends_the_run_at_once(worker_pool: Pool, cls: Any) -> None:
+    config = worker_config("ppo", rollout={"num_workers": 1})
+    workers = worker_pool(replaced(config, BadReset))
+    with pytest.raises(WorkersFailedError, match=r"'BadReset' \(number 0 of worker 1\)") as caught:
+        make_optimizer(cls, workers).step()
+    assert "reset() must return a pair (observation, info); got array" in str(caught.value)
+    assert "ray::" not in str(caught.value)
+    assert workers.stats()["num_remote_worker_restarts"] == 0  # nobody else would do better
+
+
+@pytest.mark.parametrize(("env", "said"), [(NeverMade, "OSError: no licence"), (3, "got 3")])
+def test_environment_that_can_not_be_made_is_found_before_any_actor(env: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        prepare(Experiment.parse({"env": env}, {}))
+
+
+def test_what_travels_is_pickled_with_its_message(ray_session: None) -> None:
+    @ray.remote(num_cpus=0)
+    def fail() -> None:
+        from polopt.rollouts.envs.checking import EnvironmentAPIError
+
+        raise EnvironmentAPIError("environment 'E' broke")
+
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        ray.get(fail.remote(), timeout=60.0)
+    failure = WorkerFailure.from_error(2, caught.value)
+    assert failure == WorkerFailure("environment", 2, "environment 'E' broke", unrecoverable=True)

@@ -1,0 +1,331 @@
+"""`GradientWorker`: PyTorchRL's methods, what optimizers call, and the workers below it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from fakes import RestlessDrift, SecondCrawls, make_optimizer, pid_of, worker_config
+from toy_envs import Drift
+
+from polopt.common.config import ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.rollouts.collectors.gradient_worker import GradientWorker, GradientWorkerSet
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+
+ROWS = 10  # of a fragment of 5 steps of 2 environments
+#: Four gradients for each rollout.
+PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 5}
+
+
+# ---- in this process ---------------------------------------------------------------------
+
+
+def worker(kind: type[RolloutWorker] = GradientWorker, policy: str = "ppo", **options: Any) -> Any:
+    return kind(worker_config(policy, **(PPO if policy == "ppo" else {}), **options), 1)
+
+
+def same(one: Gradients, other: Gradients) -> bool:
+    return one.flat.tobytes() == other.flat.tobytes() and one[1:] == other[1:]
+
+
+def test_with_its_own_environments_it_gives_the_bits_of_a_rollout_worker() -> None:
+    gradient_worker, rollout_worker = worker(), worker(RolloutWorker)
+    for _ in range(6):
+        mine, told = gradient_worker.step()
+        theirs, told_too = rollout_worker.sample_and_compute_gradients()
+        assert same(mine, theirs)
+        assert (told.env_steps, told.last) == (told_too.env_steps, told_too.last)
+        for each in (gradient_worker, rollout_worker):
+            each.policy.apply_gradients(mine)
+
+
+def test_a_rollout_is_gone_through_in_minibatches_and_then_another_is_collected() -> None:
+    gradient_worker = worker()
+    told = [gradient_worker.step()[1] for _ in range(8)]
+    assert [info.env_steps for info in told] == [ROWS, 0, 0, 0] * 2
+    assert [info.fresh for info in told] == [5, 5, 0, 0] * 2
+    assert [info.last for info in told] == [False, False, False, True] * 2
+
+
+def test_a_lesson_of_one_minibatch_is_the_gradient_of_the_batch() -> None:
+    one = worker(policy="a2c")
+    batch = one.get_data()
+    assert same(one.get_grads(), one.policy.compute_gradients(batch))
+
+
+def test_a_lesson_applied_at_once_is_what_learn_on_batch_does() -> None:
+    taught, learner = worker(), worker()
+    batch, other = taught.get_data(), learner.get_data()
+    assert batch["rewards"].tobytes() == other["rewards"].tobytes()
+    lesson = MinibatchGradients(taught.policy, batch)
+    # get_data has begun a lesson of its own, which draws its order only when it is asked.
+    while not lesson.done:
+        taught.apply_gradients(lesson.next_gradients())
+    learner.policy.learn_on_batch(other)
+    assert taught.checksum() == learner.checksum()
+    assert taught.actor_version() == learner.actor_version() == 4
+    with pytest.raises(ValueError, match="the lesson is over"):
+        lesson.next_gradients()
+
+
+def test_gradients_without_data_or_peers_are_refused() -> None:
+    gradient_worker = worker()
+    with pytest.raises(RuntimeError, match="call get_data first"):
+        gradient_worker.get_grads()
+    gradient_worker.get_data()
+    with pytest.raises(RuntimeError, match="call join_group first"):
+        gradient_worker.get_grads(distribute_gradients=True)
+
+
+def test_a_saved_model_holds_all_that_learning_depends_on(tmp_path: Path) -> None:
+    one, other = worker(), worker(seed=5)
+    one.apply_gradients(one.step()[0])
+    path = one.save_model(str(tmp_path / "deep" / "model.pt"))
+    other.policy.set_state(torch.load(path, weights_only=True))
+    assert other.checksum() == one.checksum()
+    gradients = one.step()[0]
+    assert one.apply_gradients(gradients) == other.apply_gradients(gradients) == 2
+    assert other.checksum() == one.checksum(), "the torch optimizer went along"
+
+
+def test_an_option_reaches_the_torch_optimizer() -> None:
+    one = worker(policy="a2c", lr=1e-3)
+    gradients = one.step()[0]
+    assert one.update_algorithm_parameter("lr", 0.0) == 1
+    before = one.checksum()
+    one.apply_gradients(gradients)
+    assert one.checksum() == before
+    one.update_algorithm_parameter("adam_epsilon", 0.5)
+    assert one.policy._adam.epsilon == 0.5
+    one.update_algorithm_parameter("gamma", 0.5)
+    assert one.policy.config.gamma == 0.5
+    for name, value in (("gamma", 2.0), ("gama", 0.5), ("model", {})):
+        with pytest.raises(ConfigError, match=name):
+            one.update_algorithm_parameter(name, value)
+    assert one.policy.config.gamma == 0.5
+
+
+def test_a_coefficient_that_learning_adapts_can_be_set() -> None:
+    one = worker()
+    one.update_algorithm_parameter("kl_coeff", 0.7)
+    assert one.policy.coefficients["kl_coeff"] == 0.7
+
+
+def test_a_factory_refuses_what_is_wrong_before_any_actor_starts() -> None:
+    create = GradientWorkerSet.create_factory
+    with pytest.raises(ConfigError, match=r"num_worker_below.*did you mean 'num_workers_below'"):
+        create(Drift, "ppo", num_worker_below=2)
+    with pytest.raises(ConfigError, match=r"'pbo'.*did you mean 'ppo'"):
+        create(Drift, "pbo")
+    with pytest.raises(ConfigError, match="lrr"):
+        create(Drift, ("ppo", {"lrr": 1.0}))
+
+
+# ---- with workers below ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def workers(ray_session: None) -> Iterator[GradientWorkerSet]:
+    """Two gradient workers with two rollout workers below each."""
+    made = GradientWorkerSet(config())
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def two(workers: GradientWorkerSet) -> GradientWorkerSet:
+    """The same from the beginning."""
+    assert workers.reconfigure(config())
+    return workers
+
+
+def config(env: Any = Drift, policy: str = "ppo", **rollout: Any) -> Any:
+    options = {"num_workers": 2, "num_workers_below": 2, "num_cpus_per_worker": 0.1, **rollout}
+    return worker_config(policy, env, rollout=options, **(PPO if policy == "ppo" else {}))
+
+
+def call(worker: Any, method: str, *args: Any) -> Any:
+    return ray.get(getattr(worker.actor, method).remote(*args), timeout=60.0)
+
+
+def inside(worker: Any, look: Callable[[Any], Any]) -> Any:
+    return ray.get(worker.actor.__ray_call__.remote(look), timeout=60.0)
+
+
+def pids_below(worker: Any) -> list[int]:
+    def look(self: Any) -> list[int]:
+        calls = [w.actor.__ray_call__.remote(lambda _: os.getpid()) for w in self.below.remote]
+        pids: list[int] = ray.get(calls, timeout=30.0)
+        return pids
+
+    pids: list[int] = inside(worker, look)
+    return pids
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_it_collects_from_all_below_by_the_weights_that_it_was_given(
+    two: GradientWorkerSet,
+) -> None:
+    first, second = two.remote
+    batches = [call(each, "get_data") for each in two.remote]
+    assert [batch.shape for batch in batches] == [(5, 4), (5, 4)]
+    parts = [batch.obs[:, 2 * i : 2 * i + 2] for batch in batches for i in range(2)]
+    assert len({part.tobytes() for part in parts}) == 4, "nobody repeats what another samples"
+    weights = two.local.get_weights()
+    new = weights._replace(flat=weights.flat + 1.0, version=9)
+    assert call(first, "set_weights", new) == 9
+    assert call(first, "get_data").version == 9
+    assert call(second, "get_data").version == 0
+    # Weights of a restored run may have an old version, and others in between had it before.
+    older = weights._replace(flat=weights.flat - 1.0, version=9)
+    call(first, "set_weights", older)
+    batch = call(first, "get_data")
+    assert batch.version == 9
+    seen = inside(first, lambda s: [ray.get(w.actor.checksum.remote()) for w in s.below.remote])
+    assert set(seen) == {call(first, "checksum")}
+
+
+def test_peers_get_the_gradient_of_the_mean_over_the_rows_of_all(
+    workers: GradientWorkerSet,
+) -> None:
+    assert workers.reconfigure(config(policy="a2c"))
+    optimizer = make_optimizer(DecentralizedAllReduce, workers)
+    optimizer.group.ensure()
+    batches = [call(each, "get_data") for each in workers.remote]
+    calls = [each.actor.get_grads.remote(True) for each in workers.remote]
+    one, other = ray.get(calls, timeout=60.0)
+    assert one.flat.tobytes() == other.flat.tobytes()
+    policy = workers.local.policy
+    expected = policy.compute_gradients(SampleBatch.concat(batches)).flat
+    assert one.flat == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert policy.compute_gradients(batches[0]).flat != pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+    steps = [each.actor.step.remote(True) for each in workers.remote]
+    shipped = [gradients for gradients, _ in ray.get(steps, timeout=60.0)]
+    assert shipped == [None, None], "no gradient leaves the group"
+    assert len({call(each, "checksum") for each in workers.remote}) == 1
+    assert [call(each, "actor_version") for each in workers.remote] == [1, 1]
+    optimizer.stop()
+
+
+def test_an_option_reaches_every_policy_below(two: GradientWorkerSet) -> None:
+    optimizer = make_optimizer(AsyncGradients, two, grads_per_step=2)
+    optimizer.step()
+    assert optimizer.update_algorithm_parameter("gamma", 0.25) == 7
+    for each in two.remote:
+        gammas = inside(
+            each,
+            lambda s: ray.get(
+                [
+                    w.actor.__ray_call__.remote(lambda r: r.policy.config.gamma)
+                    for w in s.below.remote
+                ]
+            ),
+        )
+        assert gammas == [0.25, 0.25]
+        assert inside(each, lambda s: s.policy.config.gamma) == 0.25
+    assert two.config.policy.gamma == 0.25, "replacements are made with it"
+    optimizer.stop()
+
+
+def test_asynchronous_collection_gives_one_fragment_of_who_is_first(
+    workers: GradientWorkerSet,
+) -> None:
+    assert workers.reconfigure(config(RestlessDrift, collection="async"))
+    batches = [call(workers.remote[0], "get_data") for _ in range(12)]
+    assert {batch.shape for batch in batches} == {(5, 2)}
+    assert {batch.worker_index for batch in batches} == {1, 2}
+
+
+def test_a_straggler_s_workers_are_cut_short(workers: GradientWorkerSet) -> None:
+    long = config(RestlessDrift, rollout_fragment_length=2000)
+    assert workers.reconfigure(long)
+    first = workers.remote[0]
+    call(first, "ping")
+    sampling = first.actor.sample_for_learning.remote(7)
+    deadline_s = time.monotonic() + 60.0
+    control = first.actor.stop_early.options(concurrency_group="control")
+    ray.get(control.remote(6, 1), timeout=10.0)  # of another round: no effect
+    while not ray.wait([sampling], timeout=0.2)[0]:
+        ray.get(control.remote(7, 1), timeout=10.0)
+        assert time.monotonic() < deadline_s
+    info = ray.get(sampling, timeout=10.0)
+    assert 1 <= info.steps < 2000
+
+
+def test_stragglers_below_are_cut_short(workers: GradientWorkerSet) -> None:
+    options = {"rollout_fragment_length": 200, "fraction_samples_below": 0.01}
+    assert workers.reconfigure(config(SecondCrawls, fraction_workers_below=0.5, **options))
+    started_s = time.monotonic()
+    batch = call(workers.remote[0], "get_data")
+    assert time.monotonic() - started_s < 200 * 0.05
+    assert batch["valid"][:, :2].all()
+    assert 2 <= batch["valid"][:, 2].sum() < 200
+
+
+@pytest.mark.parametrize("codec", ["fp16", "lz4"])
+def test_what_is_below_packs_its_fragments(two: GradientWorkerSet, codec: str) -> None:
+    plain = call(two.remote[0], "get_data")
+    assert two.reconfigure(config(compress_data=codec))
+    packed = call(two.remote[0], "get_data")
+    assert np.array_equal(packed["actions"], plain["actions"])
+    errors = np.abs(packed.all_obs - plain.all_obs).max()
+    assert (errors == 0.0) == (codec == "lz4")
+    assert errors < 2.0**-11 * np.abs(plain.all_obs).max()
+
+
+def test_who_dies_below_is_replaced_and_counted(two: GradientWorkerSet) -> None:
+    optimizer = make_optimizer(AsyncGradients, two, grads_per_step=8, sync=True)
+    optimizer.step()
+    victim = pids_below(two.remote[0])[0]
+    os.kill(victim, signal.SIGKILL)
+    deadline_s = time.monotonic() + 60.0
+    while two.faults.num_restarts_below == 0:
+        result = optimizer.step()
+        assert result.updates == 4
+        assert time.monotonic() < deadline_s
+    assert two.stats()["num_restarts_below"] == 1
+    assert two.stats()["num_remote_worker_restarts"] == 0
+    assert victim not in pids_below(two.remote[0])
+    optimizer.stop()
+
+
+def test_nobody_below_outlives_a_gradient_worker_that_dies(two: GradientWorkerSet) -> None:
+    optimizer = make_optimizer(AsyncGradients, two, grads_per_step=4)
+    optimizer.step()
+    orphans = pids_below(two.remote[1])
+    os.kill(pid_of(two.remote[1]), signal.SIGKILL)
+    deadline_s = time.monotonic() + 60.0
+    while any(map(is_alive, orphans)) or two.faults.num_restarts == 0:
+        optimizer.step()
+        assert time.monotonic() < deadline_s
+    assert two.stats()["num_worker_deaths"] == 1
+    optimizer.stop()
+
+
+def test_nobody_below_outlives_the_set(two: GradientWorkerSet) -> None:
+    pids = [pid for each in two.remote for pid in pids_below(each)]
+    two.stop()
+    deadline_s = time.monotonic() + 20.0
+    while any(map(is_alive, pids)):
+        time.sleep(0.05)
+        assert time.monotonic() < deadline_s

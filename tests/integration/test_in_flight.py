@@ -1,0 +1,226 @@
+"""`InFlight`: who is served when, and what counts as a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from fakes import FakeRay, Puppet, Ref, in_order, install, nobody, oldest_first
+
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
+from polopt.rollouts.workers.in_flight import InFlight
+from polopt.rollouts.workers.remote_worker import RemoteWorker
+
+TIMEOUT_S, STARTUP_S = 10.0, 50.0
+
+
+def make_set(**options: Any) -> Any:
+    """As much of a WorkerSet as `InFlight` knows."""
+    limits = {"worker_timeout_s": TIMEOUT_S, "worker_startup_timeout_s": STARTUP_S, **options}
+    config = RolloutConfig.parse({"env": "CartPole-v1", **limits})
+    return SimpleNamespace(
+        config=SimpleNamespace(rollout=config),
+        faults=FaultLog(config.max_consecutive_failures),
+        switchboard=None,
+    )
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def calls(fake: FakeRay) -> InFlight:
+    return InFlight(make_set())
+
+
+def make_workers(count: int, answered_s: float | None = 1000.0) -> list[RemoteWorker]:
+    return [RemoteWorker(i + 1, None, last_answer_s=answered_s) for i in range(count)]
+
+
+def launch(calls: InFlight, worker: RemoteWorker, tag: Any = None, **options: Any) -> Ref:
+    ref = Ref(value=tag, index=worker.index)
+    calls.launch(worker, ref, tag, **options)
+    return ref
+
+
+def test_first_ready_is_served_first(fake: FakeRay, calls: InFlight) -> None:
+    for worker in make_workers(3):
+        launch(calls, worker, f"of {worker.index}")
+    fake.script = in_order([3, 1, 2])
+    arrivals = [calls.wait() for _ in range(3)]
+    assert [a.worker.index for a in arrivals] == [3, 1, 2]
+    assert [a.tag for a in arrivals] == [a.value for a in arrivals] == ["of 3", "of 1", "of 2"]
+    assert len(calls) == 0
+
+
+def test_nobody_starves_behind_others_that_are_always_ready(calls: InFlight) -> None:
+    for worker in make_workers(3):
+        launch(calls, worker).done = True
+    served: Counter[int] = Counter()
+    for _ in range(30):
+        arrival = calls.wait()
+        served[arrival.worker.index] += 1
+        launch(calls, arrival.worker).done = True
+    assert served == {1: 10, 2: 10, 3: 10}
+
+
+def test_waiting_for_nothing_is_an_error(calls: InFlight) -> None:
+    with pytest.raises(RuntimeError, match="nothing is in flight"):
+        calls.wait()
+    assert not calls.any_ready()
+
+
+def test_no_answer_within_the_limit_is_a_hang(fake: FakeRay, calls: InFlight) -> None:
+    worker, other = make_workers(2)
+    launch(calls, worker, "slow")
+    fake.now_s += 1.0
+    launch(calls, other, "later")
+    fake.script = nobody
+    arrival = calls.wait()
+    assert (arrival.worker, arrival.tag) == (worker, "slow")
+    assert arrival.failure is not None
+    assert arrival.failure.kind == "hang"
+    assert fake.now_s == 1000.0 + TIMEOUT_S
+    assert calls.tags() == ["later"], "another worker's call has nothing to do with it"
+
+
+def test_a_new_worker_has_the_startup_limit_for_its_first_call(
+    fake: FakeRay, calls: InFlight
+) -> None:
+    (worker,) = make_workers(1, answered_s=None)
+    launch(calls, worker)
+    fake.script = nobody
+    assert calls.wait().failure is not None
+    assert fake.now_s == 1000.0 + STARTUP_S
+
+
+def test_a_hang_is_found_while_others_are_always_ready(fake: FakeRay, calls: InFlight) -> None:
+    quick, stuck = make_workers(2)
+    launch(calls, stuck)
+    for _ in range(100):
+        launch(calls, quick).done = True
+        fake.now_s += 1.0
+        arrival = calls.wait()
+        if arrival.failure is not None:
+            break
+    assert arrival.worker is stuck
+    assert fake.now_s <= 1000.0 + TIMEOUT_S + 1.0
+
+
+def test_what_ended_while_the_driver_was_away_is_no_hang(fake: FakeRay, calls: InFlight) -> None:
+    for worker in make_workers(2):
+        for tag in ("first", "second"):
+            launch(calls, worker, tag).done = True
+    fake.now_s += 100.0 * TIMEOUT_S
+    assert calls.any_ready()
+    assert all(calls.wait().failure is None for _ in range(4))
+
+
+def test_a_call_queued_behind_one_that_ended_unseen_is_no_hang(
+    fake: FakeRay, calls: InFlight
+) -> None:
+    (worker,) = make_workers(1)
+    launch(calls, worker, "first").done = True
+    second = launch(calls, worker, "second")
+    fake.now_s += 2.0 * TIMEOUT_S
+    assert calls.wait().tag == "first"
+    fake.now_s += 0.9 * TIMEOUT_S  # its time began when the first was seen to have ended
+    second.done = True
+    assert calls.wait().failure is None
+
+
+def test_patience_adds_to_the_limit_and_haste_cuts_it(fake: FakeRay, calls: InFlight) -> None:
+    patient, hasty = make_workers(2)
+    launch(calls, patient, extra_timeout_s=5.0)
+    launch(calls, hasty, extra_timeout_s=5.0)
+    calls.tighten_deadline(hasty, 2.0)
+    fake.script = nobody
+    assert calls.wait().worker is hasty
+    assert fake.now_s == 1002.0
+    assert calls.wait().worker is patient
+    assert fake.now_s == 1000.0 + TIMEOUT_S + 5.0
+
+
+def test_a_failed_workers_other_calls_are_lost_with_it(fake: FakeRay, calls: InFlight) -> None:
+    worker, other = make_workers(2)
+    failing = launch(calls, worker, "a")
+    failing.error = ray.exceptions.ActorDiedError()
+    launch(calls, worker, "b")
+    launch(calls, other, "c")
+    launch(calls, worker, "d")
+    arrival = calls.wait()
+    assert arrival.tag == "a"
+    assert arrival.lost_tags == ("b", "d")
+    assert arrival.value is None
+    assert calls.tags() == ["c"]
+    assert calls.count(worker) == 0
+
+
+def test_too_many_failures_in_a_row_end_with_one_error(fake: FakeRay) -> None:
+    workers = make_set(max_consecutive_failures=3)
+    failure = WorkerFailure("exception", 2, "Traceback ...\nValueError: the env is broken")
+    workers.faults.failure(failure)
+    workers.faults.failure(failure)
+    calls = InFlight(workers)
+    launch(calls, make_workers(1)[0]).done = True
+    calls.wait()  # one success: counting starts again
+    workers.faults.failure(failure)
+    workers.faults.failure(failure)
+    with pytest.raises(WorkersFailedError, match=r"3 calls.* in a row(?s:.*)the env is broken"):
+        workers.faults.failure(failure)
+    assert workers.faults.counts["exception"] == 5
+
+
+def test_looking_for_the_ready_ends_no_call(fake: FakeRay, calls: InFlight) -> None:
+    fake.script = oldest_first
+    (worker,) = make_workers(1)
+    ref = launch(calls, worker)
+    assert not calls.any_ready()
+    ref.done = True
+    assert calls.any_ready()
+    assert len(calls) == 1
+
+
+# ---- with processes ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def puppets(ray_session: None) -> list[RemoteWorker]:
+    puppet = ray.remote(num_cpus=0)(Puppet)
+    made = [RemoteWorker(i, puppet.remote()) for i in (1, 2)]
+    ray.get([worker.actor.pid.remote() for worker in made])
+    return made
+
+
+def test_the_three_kinds_of_failure_of_a_process(puppets: list[RemoteWorker]) -> None:
+    calls = InFlight(make_set(worker_timeout_s=1.5))
+    killed, asleep = puppets
+    calls.launch(killed, killed.actor.pid.remote())
+    pid = calls.wait().value
+
+    calls.launch(asleep, asleep.actor.fall_over.remote())
+    failure = calls.wait().failure
+    assert failure is not None
+    assert (failure.kind, failure.worker_index) == ("exception", 2)
+    assert "in fall_over" in failure.message, "the worker's traceback"
+    assert "over the edge" in failure.message
+
+    calls.launch(killed, killed.actor.sleep.remote(600.0), "killed")
+    calls.launch(asleep, asleep.actor.pid.remote(), "awake")
+    assert calls.wait().tag == "awake"
+    started_s = time.monotonic()
+    calls.launch(asleep, asleep.actor.sleep.remote(600.0), "asleep")
+    os.kill(pid, signal.SIGKILL)
+    kinds = {a.tag: a.failure.kind for a in (calls.wait(), calls.wait()) if a.failure}
+    assert kinds == {"killed": "death", "asleep": "hang"}
+    assert 1.4 < time.monotonic() - started_s < 5.0
+    ray.kill(asleep.actor)

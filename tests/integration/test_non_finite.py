@@ -1,0 +1,313 @@
+"""Numbers that are not finite: found where they come from, named, left out, and never learned."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from fakes import (
+    OMEN,
+    FakeWorkerSet,
+    GulliblePPO,
+    PoisonedPPO,
+    install,
+    make_optimizer,
+    worker_config,
+)
+from faulty_envs import Spoiled
+from toy_envs import Drift, make_policy, random_batch
+
+from polopt.common.weights import Gradients
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.sampling.non_finite import all_finite, find_non_finite, non_finite_gradient
+from polopt.rollouts.workers.data_fault_log import NonFiniteError
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+# Ranks are asked by functions from here, where they can not import.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Pool = Callable[[WorkerConfig], WorkerSet]
+SPOILS = ["nan reward", "infinite reward", "huge reward", "nan observation", "infinite observation"]
+every_spoil = pytest.mark.parametrize("what", SPOILS)
+
+
+def spoiled_config(
+    what: str, policy: str = "a2c", rollout: dict[str, Any] | None = None, **env: Any
+) -> WorkerConfig:
+    """Two workers; the second gives bad numbers once it has made 12 steps."""
+    env_config = {"what": what, "worker": 2, "after": 12, **env}
+    return worker_config(policy, Spoiled, rollout={"env_config": env_config, **(rollout or {})})
+
+
+def is_finite(policy: Any) -> bool:
+    tensors = [policy.flat.params, *policy.get_state()["adam"].values()]
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+
+def step_often(optimizer: Any) -> None:
+    for _ in range(30):
+        optimizer.step()
+
+
+# ---- finding them -----------------------------------------------------------------------------
+
+
+def test_every_number_is_looked_at() -> None:
+    policy = make_policy("a2c", Drift())
+    rng = np.random.default_rng(0)
+    for name, told in (("rewards", "reward"), ("obs", "observation"), ("advantages", "advantage")):
+        batch = random_batch(policy, 6, 4, rng)
+        assert find_non_finite(batch)[0] == ""
+        batch[name][2, 3] = np.nan
+        batch[name][4, 1] = -np.inf
+        problem, envs = find_non_finite(batch)
+        assert problem == f"{told} of environment 3 is nan at step 2 of the fragment"
+        assert envs.tolist() == [False, True, False, True]
+    batch = random_batch(policy, 6, 4, rng)
+    batch.all_obs[6, 2, 1] = np.inf  # after the last step
+    problem, envs = find_non_finite(batch)
+    assert problem == "observation of environment 2 is inf at step 6 of the fragment"
+    batch = random_batch(policy, 6, 4, rng)
+    batch.successor_index = np.array([3 * 4 + 1])
+    batch.successor_obs = np.array([[0.0, np.nan, 0.0]], np.float32)
+    problem, envs = find_non_finite(batch)
+    assert problem == "last observation of environment 1 is nan at step 3 of the fragment"
+    assert envs.tolist() == [False, True, False, False]
+
+
+def test_numbers_whose_sum_is_not_finite_are() -> None:
+    assert all_finite(np.full(100, 3e38, np.float32))
+    assert all_finite(np.array([3e38, 3e38, -3e38, -3e38], np.float32))
+    assert not all_finite(np.array([np.inf, -np.inf], np.float32))
+    assert all_finite(np.arange(5))
+    assert all_finite(np.zeros(0, np.float32))
+    assert not all_finite(np.array([1.0, np.nan]))
+
+
+def test_gradient_says_how_many() -> None:
+    flat = np.zeros(10, np.float32)
+    assert non_finite_gradient(Gradients(flat, 0, 5, {})) == ""
+    flat[[2, 5]] = np.nan, np.inf
+    assert non_finite_gradient(Gradients(flat, 0, 5, {})).startswith(
+        "gradient: 2 of its 10 numbers"
+    )
+
+
+@every_spoil
+@pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
+def test_environment_that_gave_one_begins_anew(what: str, mode: str) -> None:
+    config = spoiled_config(what, rollout={"autoreset_mode": mode}, times=1, worker=7)
+    made = RolloutWorker(config, 7)
+    batches = [made.sample() for _ in range(6)]
+    told = [batch.faults.non_finite for batch in batches]
+    # Two environments, each of which gives one; an observation that is may be met again as the
+    # first of the next fragment, unless its environment begins anew.
+    assert 1 <= sum(map(bool, told)) <= 2
+    assert next(filter(None, told)).startswith("environment 'Spoiled' of worker 7: ")
+    assert not told[-1]
+    assert all_finite(batches[-1].all_obs)
+    returns = np.concatenate([batch.episodes.returns for batch in batches])
+    assert np.isfinite(returns).all()
+
+
+# ---- leaving them out -------------------------------------------------------------------------
+
+
+@every_spoil
+def test_async_gradients_leaves_out_the_workers_gradient(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    install(monkeypatch)
+    workers = FakeWorkerSet(spoiled_config(what, times=1))
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=20)
+    with caplog.at_level(logging.WARNING, logger="polopt"):
+        optimizer.step()
+    stats = workers.stats()
+    bad = stats["num_non_finite"]
+    assert bad in (1, 2)  # two environments
+    assert optimizer.num_gradients == optimizer.num_updates == 20 - bad
+    assert optimizer.num_env_steps_sampled == (20 - bad) * 10
+    assert stats["last_non_finite_worker"] == 2
+    assert "'Spoiled' of worker 2" in stats["last_non_finite"]
+    assert sum("worker 2: bad numbers" in line for line in caplog.messages) == bad
+    assert is_finite(optimizer.policy)
+    assert all(np.isfinite(v) for v in optimizer.learner.report().values())
+
+
+@every_spoil
+def test_sync_samples_has_another_fragment_made(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    install(monkeypatch)
+    workers = FakeWorkerSet(spoiled_config(what, times=1))
+    optimizer = make_optimizer(SyncSamples, workers)
+    results = [optimizer.step() for _ in range(6)]
+    assert all(result.env_steps_sampled == 20 and result.updates for result in results)
+    stats = workers.stats()
+    assert stats["num_non_finite"] in (1, 2)
+    assert stats["last_non_finite_worker"] == 2
+    assert is_finite(optimizer.policy)
+
+
+def test_sync_samples_in_one_process() -> None:
+    config = spoiled_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
+    workers = WorkerSet(config)
+    optimizer = make_optimizer(SyncSamples, workers)
+    for _ in range(6):
+        assert optimizer.step().env_steps_sampled == 10
+    assert workers.stats()["num_non_finite"] in (1, 2)
+    assert is_finite(optimizer.policy)
+
+
+def test_collector_hands_out_none() -> None:
+    config = spoiled_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
+    workers = WorkerSet(config)
+    collector = Collector.over(workers, total_frames=60, sync=True)
+    batches = list(collector)
+    assert sum(batch.env_steps for batch in batches) == collector.num_frames >= 60
+    assert all(all_finite(batch["rewards"]) for batch in batches)
+    assert workers.stats()["num_non_finite"] in (1, 2)
+
+
+@pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples])
+def test_five_in_a_row_of_one_worker_stop_the_run(
+    monkeypatch: pytest.MonkeyPatch, cls: type
+) -> None:
+    install(monkeypatch)
+    workers = FakeWorkerSet(spoiled_config("nan reward"))
+    optimizer = make_optimizer(cls, workers)
+    with pytest.raises(NonFiniteError, match=r"worker 2: 5 fragments in a row.*'Spoiled'") as err:
+        step_often(optimizer)
+    assert "max_consecutive_non_finite=5" in str(err.value)
+    assert workers.stats()["num_non_finite"] == 5
+    assert is_finite(optimizer.policy)
+
+
+def test_gradient_of_one_worker_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    config = worker_config(PoisonedPPO, rollout={"num_workers": 2})
+    workers = FakeWorkerSet(config)
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=10)
+    Path(OMEN).touch()
+    optimizer.step()
+    assert not Path(OMEN).exists()
+    assert optimizer.num_updates == 9
+    stats = workers.stats()
+    assert stats["num_non_finite"] == 1
+    assert stats["last_non_finite"].startswith("gradient: 1 of its")
+    assert is_finite(optimizer.policy)
+
+
+def test_gradient_of_the_whole_batch_that_is_not_finite() -> None:
+    workers = WorkerSet(worker_config(PoisonedPPO, rollout={"num_workers": 0}))
+    optimizer = make_optimizer(SyncSamples, workers)
+    for round_index in range(4):  # fewer than five, and each with a good one in between
+        Path(OMEN).touch()
+        assert optimizer.step().updates < optimizer.step().updates or round_index == 0
+    assert is_finite(optimizer.policy)
+
+
+def test_gradient_too_large_for_adam_is_left_out() -> None:
+    policy = make_policy("a2c", Drift(), grad_clip=None)
+    before = policy.flat.params.clone()
+    policy.flat.grads.fill_(1e20)
+    policy.apply_flat()
+    assert torch.equal(policy.flat.params, before)
+    assert policy.skipped_updates == 1
+    policy.flat.grads.fill_(1e3)
+    policy.apply_flat()
+    assert is_finite(policy)
+    assert not torch.equal(policy.flat.params, before)
+
+
+# ---- several learners -------------------------------------------------------------------------
+
+
+def on_ranks(optimizer: Any, function: Callable[[Any], Any]) -> list[Any]:
+    optimizer.drain()
+    calls = [worker.actor.__ray_call__.remote(function) for worker in optimizer.group.ranks]
+    return ray.get(calls, timeout=60.0)
+
+
+def learned(worker: Any) -> tuple[str, int, bool]:
+    """The hash of its weights, their version, and whether they and Adam's moments are finite."""
+    state = worker.policy.get_state()
+    tensors = [state["params"], *state["adam"].values()]
+    finite = all(bool(t.isfinite().all()) for t in tensors)
+    return worker.checksum(), worker.policy.version, finite
+
+
+def decentralized(pool: Pool, config: WorkerConfig) -> Any:
+    return make_optimizer(DecentralizedAllReduce, pool(config), checksum_interval=1)
+
+
+@pytest.mark.parametrize("what", ["nan reward", "nan observation"])
+def test_nan_of_one_ddppo_worker_spreads_neither_by_allreduce_nor_into_the_checkpoint(
+    worker_pool: Pool, what: str
+) -> None:
+    optimizer = decentralized(worker_pool, spoiled_config(what, "ppo", times=1))
+    log = optimizer.workers.faults.fragments
+    skipped = 0
+    for _ in range(8):
+        optimizer.step()
+        seen = on_ranks(optimizer, learned)
+        assert len(set(seen)) == 1, "ranks have come apart"
+        assert all(finite for _, _, finite in seen)
+    skipped = log.num_non_finite
+    assert skipped in (1, 2)
+    assert log.stats()["last_non_finite_worker"] == 2
+    assert "'Spoiled' of worker 2" in log.stats()["last_non_finite"]
+    state = optimizer.get_state()
+    tensors = [state["policy"]["params"], *state["policy"]["adam"].values()]
+    assert all(bool(torch.isfinite(t).all()) for t in tensors)
+    # The update was skipped by all, not by the one alone.
+    updates_of_a_round = optimizer.num_updates / (optimizer.num_rounds - skipped)
+    assert updates_of_a_round == int(updates_of_a_round) > 0
+
+
+def poison(pool: Pool, policy: type) -> tuple[Any, list[Any]]:
+    optimizer = decentralized(pool, worker_config(policy, num_sgd_iter=2))
+    optimizer.step()
+    optimizer.drain()
+    Path(OMEN).touch()
+    optimizer.step()
+    seen = on_ranks(optimizer, learned)
+    assert not Path(OMEN).exists()
+    return optimizer, seen
+
+
+def test_gradient_of_one_rank_that_is_not_finite_is_applied_by_none(worker_pool: Pool) -> None:
+    optimizer, seen = poison(worker_pool, PoisonedPPO)
+    assert len(set(seen)) == 1
+    assert seen[0][2]
+    stats = optimizer.workers.stats()
+    assert stats["num_non_finite"] == 1
+    assert stats["last_non_finite_worker"] in (1, 2)
+    assert stats["last_non_finite"] == "gradient of a minibatch"
+    before = optimizer.num_updates
+    optimizer.step()
+    assert optimizer.num_updates > before
+
+
+def test_gradient_that_is_applied_whatever_it_is_spreads_to_all(worker_pool: Pool) -> None:
+    _, seen = poison(worker_pool, GulliblePPO)
+    assert [finite for _, _, finite in seen] == [False, False]
+
+
+def test_ranks_stop_after_five_rounds_in_a_row(worker_pool: Pool) -> None:
+    optimizer = decentralized(worker_pool, spoiled_config("nan reward", "ppo"))
+    with pytest.raises(NonFiniteError, match=r"worker 2.*in a row.*max_consecutive_non_finite=5"):
+        step_often(optimizer)
+    seen = on_ranks(optimizer, learned)
+    assert len(set(seen)) == 1
+    assert seen[0][2]

@@ -1,0 +1,112 @@
+"""The `optimizer/` block of results: one shape for every optimizer, from the first result on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fakes import make_optimizer, worker_config
+
+from polopt.optimizers import base
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+Pool = Callable[[WorkerConfig], WorkerSet]
+OPTIMIZERS: dict[str, type[PolicyOptimizer]] = {
+    cls.name: cls for cls in (AsyncGradients, SyncSamples, DecentralizedAllReduce)
+}
+LAGS = {"policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts"}
+SCHEME = {"scheme_collection", "scheme_gradients", "scheme_update"}
+COMMON = {
+    "name",
+    "num_env_steps_sampled",
+    "num_env_steps_trained",
+    "num_updates",
+    "num_skipped_updates",
+    "env_steps_per_s",
+    "updates_per_s",
+    *LAGS,
+    *SCHEME,
+}
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def make(pool: Pool, name: str) -> PolicyOptimizer:
+    optimizer: PolicyOptimizer = make_optimizer(OPTIMIZERS[name], pool(worker_config("ppo")))
+    return optimizer
+
+
+def shape(value: Any) -> Any:
+    """Keys, kinds and lengths, without the values."""
+    if isinstance(value, dict):
+        return {key: shape(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [shape(inner) for inner in value]
+    return "number" if isinstance(value, int | float) else type(value)
+
+
+@every_optimizer
+def test_the_block_has_its_shape_before_the_first_step_and_keeps_it(
+    worker_pool: Pool, name: str
+) -> None:
+    optimizer = make(worker_pool, name)
+    first = optimizer.stats()
+    assert first["name"] == name
+    assert first.keys() >= COMMON
+    assert {f"{phase}_time_ms" for phase in optimizer.phases} <= first.keys()
+    for lag in LAGS:
+        assert list(first[lag]) == ["mean", "max", "histogram"]
+        assert first[lag]["histogram"] == [0] * 17
+    assert all(isinstance(first[key], str) for key in SCHEME)
+    assert all(first[key] == 0 for key in COMMON - {"name"} - LAGS - SCHEME)
+    for _ in range(2):
+        optimizer.step()
+        stats = optimizer.stats()
+        assert shape(stats) == shape(first)
+        assert all(sum(stats[lag]["histogram"]) > 0 for lag in LAGS)
+        assert sum(stats[f"{phase}_time_ms"] for phase in optimizer.phases) > 0.0
+    optimizer.set_state(optimizer.get_state())
+    assert shape(optimizer.stats()) == shape(first)
+
+
+@every_optimizer
+def test_rates_and_lag_are_those_since_the_last_report(
+    worker_pool: Pool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now_s=100.0)
+    clock.perf_counter = lambda: clock.now_s
+    monkeypatch.setattr(base, "time", clock)
+    optimizer = make(worker_pool, name)
+    for duration_s in (2.0, 5.0):
+        results = [optimizer.step() for _ in range(2)]
+        clock.now_s += duration_s
+        stats = optimizer.stats()
+        sampled = sum(result.env_steps_sampled for result in results)
+        updates = sum(result.updates for result in results)
+        assert stats["env_steps_per_s"] == pytest.approx(sampled / duration_s)
+        assert stats["updates_per_s"] == pytest.approx(updates / duration_s)
+    clock.now_s += 1.0
+    idle = optimizer.stats()
+    assert idle["env_steps_per_s"] == idle["updates_per_s"] == 0.0
+    for lag in LAGS:
+        assert idle[lag] == {"mean": 0.0, "max": 0, "histogram": [0] * 17}
+    assert idle["num_updates"] == stats["num_updates"] > 0
+
+    state = optimizer.get_state()
+    optimizer.set_state(state)
+    clock.now_s += 1.0
+    assert optimizer.stats()["env_steps_per_s"] == 0.0, "what was done before a restore"
+
+
+def test_what_belongs_to_one_optimizer_does_not_take_a_common_name(worker_pool: Pool) -> None:
+    for name in OPTIMIZERS:
+        optimizer = make(worker_pool, name)
+        timers = {f"{phase}_time_ms" for phase in optimizer.phases}
+        assert not set(optimizer.extra_stats()) & (COMMON | timers)
+        assert set(optimizer.stats()) == COMMON | timers | set(optimizer.extra_stats())

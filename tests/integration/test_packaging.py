@@ -1,0 +1,156 @@
+"""The wheel holds all of polopt and nothing else, and `import polopt` is cheap."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import polopt
+
+ROOT = Path(__file__).parents[2]
+# What a wheel is made from, besides the folders of the sub-packages.
+BUILD_FILES = ["setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]
+
+
+def declared() -> tuple[list[str], dict[str, str]]:
+    """`packages` and `package_dir` as setup.cfg states them."""
+    parser = ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    packages = parser["options"]["packages"].split()
+    lines = parser["options"]["package_dir"].strip().splitlines()
+    return packages, {key.strip(): value.strip() for key, value in (ln.split("=") for ln in lines)}
+
+
+def package_folders(root: Path) -> dict[str, str]:
+    """Import name and folder of every package that lies under `root`."""
+    folders = {"polopt": "src/polopt"}
+    for top in sorted(root.glob("*/__init__.py")):
+        for init in sorted(top.parent.rglob("__init__.py")):
+            folder = init.parent.relative_to(root)
+            folders["polopt." + ".".join(folder.parts)] = folder.as_posix()
+    return folders
+
+
+def packaging_faults(
+    packages: list[str], package_dir: dict[str, str], folders: dict[str, str]
+) -> list[str]:
+    """Where the lists of setup.cfg and the folders disagree, one line for each."""
+    faults = [f"{name} is not in packages" for name in folders if name not in packages]
+    faults += [f"{name} has no folder" for name in packages if name not in folders]
+    faults += [f"{name} is listed twice" for name in set(packages) if packages.count(name) > 1]
+    for name, folder in folders.items():
+        # A sub-package of a sub-package is found through its parent's folder.
+        if name.count(".") < 2 and package_dir.get(name) != folder:
+            faults.append(f"package_dir maps {name} to {package_dir.get(name)}, not to {folder}")
+    return faults
+
+
+def test_setup_cfg_lists_every_folder() -> None:
+    packages, package_dir = declared()
+    assert packaging_faults(packages, package_dir, package_folders(ROOT)) == []
+
+
+def test_a_missing_package_is_noticed() -> None:
+    packages, package_dir = declared()
+    folders = package_folders(ROOT)
+    for name in packages:
+        rest = [other for other in packages if other != name]
+        assert packaging_faults(rest, package_dir, folders) == [f"{name} is not in packages"]
+    assert packaging_faults([*packages, "polopt.gone"], package_dir, folders) == [
+        "polopt.gone has no folder"
+    ]
+    nested = {**folders, "polopt.rollouts.deeper": "rollouts/deeper"}
+    assert packaging_faults(packages, package_dir, nested) == [
+        "polopt.rollouts.deeper is not in packages"
+    ]
+    moved = {**package_dir, "polopt.metrics": "elsewhere"}
+    assert packaging_faults(packages, moved, folders) == [
+        "package_dir maps polopt.metrics to elsewhere, not to metrics"
+    ]
+
+
+def test_tools_reach_every_folder_through_a_relative_link() -> None:
+    folders = {folder for name, folder in package_folders(ROOT).items() if name.count(".") == 1}
+    links = {link.name: link for link in (ROOT / "src/polopt").iterdir() if link.is_symlink()}
+    assert set(links) == folders
+    for folder, link in links.items():
+        assert link.readlink() == Path("../..") / folder
+
+
+@pytest.mark.parametrize("with_links", [True, False])
+def test_wheel_is_whole(tmp_path: Path, with_links: bool) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(
+        ROOT / "src",
+        tree / "src",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+    )
+    if not with_links:  # as a checkout on a system without symbolic links has it
+        for link in [path for path in (tree / "src/polopt").iterdir() if path.is_symlink()]:
+            link.unlink()
+    expected = {"polopt/__init__.py", "polopt/py.typed"}
+    for folder in {folder.split("/")[0] for folder in package_folders(ROOT).values()} - {"src"}:
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        if folder == "tuned_examples":
+            (tree / folder / "planted.yaml").write_text("goal: to arrive\n")
+        modules = [*tree.glob(f"{folder}/**/*.py"), *tree.glob(f"{folder}/*.yaml")]
+        expected |= {f"polopt/{path.relative_to(tree).as_posix()}" for path in modules}
+    for name in BUILD_FILES:
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, tree / name)
+
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run(
+        [*build, "--no-index", "-w", str(tmp_path / "dist"), str(tree)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").glob(f"polopt-{polopt.__version__}-*.whl")
+    # Names of the archive itself: a bare `optimizers/...` beside `polopt/` would show up here too.
+    held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert held == expected
+
+
+def test_import_is_fast_and_loads_neither_ray_nor_torch() -> None:
+    script = """
+import sys, time
+start = time.perf_counter()
+import polopt
+dir(polopt), polopt.__version__
+print(time.perf_counter() - start, *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    seconds, *loaded = done.stdout.split()
+    assert float(seconds) < 1.0
+    assert "polopt" in loaded
+    assert not {"ray", "torch", "numpy", "gymnasium", "pydantic"} & set(loaded)
+
+
+def test_public_names_agree_and_resolve() -> None:
+    source = Path(polopt.__file__).read_text()
+    for_checkers = {
+        alias.asname: node.module
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+        if alias.asname
+    }
+    assert for_checkers == polopt._MODULE_OF
+    assert set(polopt.__all__) == {"__version__", *polopt._MODULE_OF}
+    assert set(polopt.__all__) <= set(dir(polopt))
+    for name in polopt.__all__:
+        assert getattr(polopt, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = polopt.nothing

@@ -1,0 +1,215 @@
+"""Optimizers and policies of third parties: registered by call, or by entry points of a package
+that knows polopt and that polopt does not know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polopt import A3C, PolicyOptimizerTrainer, register_optimizer, register_policy
+from polopt.common.config import ConfigError
+from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.a2c import A2C
+from polopt.policies.registry import POLICIES
+
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "louder"
+version = "1"
+
+[project.entry-points."polopt.policies"]
+louder_policy = "louder:LouderPolicy"
+
+[project.entry-points."polopt.optimizers"]
+louder_samples = "louder:LouderSamples"
+broken = "no_such_module:Broken"
+"""
+
+MODULE = '''
+"""A policy and an optimizer from elsewhere."""
+
+import pydantic
+from polopt.optimizers.sync_samples import SyncSamples, SyncSamplesConfig
+from polopt.policies.a2c import A2C, A2CConfig
+
+
+class LouderConfig(A2CConfig):
+    loudness: float = pydantic.Field(2.0, gt=0.0)
+
+
+class LouderPolicy(A2C):
+    """A2C with a louder loss."""
+
+    config_class = LouderConfig
+
+    def loss(self, rows):
+        loss, stats = super().loss(rows)
+        return self.config.loudness * loss, stats
+
+
+class LouderSamplesConfig(SyncSamplesConfig):
+    rounds: int = pydantic.Field(1, ge=1)
+
+
+class LouderSamples(SyncSamples):
+    """Says how often it stepped."""
+
+    name = "louder_samples"
+    config_class = LouderSamplesConfig
+
+    def step(self):
+        for _ in range(self.config.rounds):
+            result = super().step()
+        return result
+
+    def extra_stats(self):
+        return {**super().extra_stats(), "rounds": self.config.rounds}
+'''
+
+TRAIN = """
+from polopt import PolicyOptimizerTrainer
+from polopt.trainers.checkpoints import read_checkpoint
+
+trainer = PolicyOptimizerTrainer({
+    "env": "CartPole-v1", "num_workers": 1, "num_envs_per_worker": 2, "seed": 1,
+    "policy": "louder_policy", "loudness": 3,
+    "optimizer": {"name": "louder_samples", "rounds": 2},
+    "min_sample_timesteps_per_iteration": 1,
+})
+result = trainer.train()
+assert result["optimizer"]["name"] == "louder_samples", result["optimizer"]
+assert result["optimizer"]["rounds"] == 2
+assert result["optimizer"]["num_updates"] == 2
+assert type(trainer.get_policy()).__module__ == "louder"
+trainer.save("checkpoint")
+trainer.stop()
+config = read_checkpoint("checkpoint")["config"]
+assert config["policy"]["name"] == "louder_policy" and config["policy"]["loudness"] == 3
+print("trained")
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the package is installed into, by pip, beside the environment."""
+    source = tmp_path_factory.mktemp("source")
+    (source / "pyproject.toml").write_text(PYPROJECT)
+    (source / "louder.py").write_text(MODULE)
+    target = tmp_path_factory.mktemp("target")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*pip, "--no-index", "--no-build-isolation", "--no-deps", "--target", target, source],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def with_plugin(installed: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_an_installed_package_is_found_and_trained_with(installed: Path, tmp_path: Path) -> None:
+    done = with_plugin(installed, "-c", TRAIN, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("trained\n")
+    # Without it the checkpoint says what is missing.
+    evaluate = ["-m", "polopt.trainers.cli", "evaluate", "checkpoint", "--episodes", "1"]
+    alone = subprocess.run(
+        [sys.executable, *evaluate], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert alone.returncode == 2
+    assert "key 'policy': got 'louder_policy'" in alone.stderr
+    assert with_plugin(installed, *evaluate, cwd=tmp_path).returncode == 0
+
+
+def test_an_installed_package_is_listed(installed: Path, tmp_path: Path) -> None:
+    done = with_plugin(installed, "-m", "polopt.trainers.cli", "list", cwd=tmp_path)
+    assert "  louder_policy  A2C with a louder loss\n" in done.stdout
+    assert "Says how often it stepped" in done.stdout
+
+
+def test_a_broken_plugin_harms_only_who_asks_for_it(installed: Path, tmp_path: Path) -> None:
+    train = ["-m", "polopt.trainers.cli", "train", "PolicyOptimizerTrainer", "env=CartPole-v1"]
+    done = with_plugin(installed, *train, "optimizer=broken", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "can not be imported: ModuleNotFoundError: No module named 'no_such" in done.stderr
+    assert done.stderr.count("\n") == 1
+    done = with_plugin(installed, *train, "optimizer=unheard_of", cwd=tmp_path)
+    assert "got 'unheard_of'" in done.stderr
+
+
+class Quiet(A2C):
+    """A policy that is registered by a call."""
+
+
+class Patient(SyncSamples):
+    """An optimizer that is registered by a call."""
+
+    name = "patient"
+
+
+SMALL = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "min_sample_timesteps_per_iteration": 1,
+}
+
+
+def test_registered_by_call() -> None:
+    register_policy("quiet", Quiet)
+    register_optimizer("patient", Patient)
+    assert {"quiet"} <= set(POLICIES.names())
+    assert {"patient"} <= set(OPTIMIZERS.names())
+    trainer = PolicyOptimizerTrainer({**SMALL, "policy": "quiet", "optimizer": "patient"})
+    assert trainer.train()["optimizer"]["name"] == "patient"
+    assert type(trainer.get_policy()) is Quiet
+    trainer.stop()
+
+
+def test_given_as_classes() -> None:
+    trainer = PolicyOptimizerTrainer({**SMALL, "policy": Quiet, "optimizer": Patient})
+    assert trainer.train()["optimizer"]["name"] == "patient"
+    trainer.stop()
+    assert OPTIMIZERS.name_of(SyncSamples) == "sync_samples"
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_class_of_the_drivers_script_reaches_workers() -> None:
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    trainer = PolicyOptimizerTrainer(
+        {**SMALL, "num_workers": 1, "policy": Quiet, "optimizer": "async_gradients"}
+    )
+    assert trainer.train()["optimizer"]["num_updates"] > 0
+    trainer.stop()
+
+
+@pytest.mark.parametrize("register", [register_policy, register_optimizer])
+@pytest.mark.parametrize("given", [int, "A2C", None, A3C])
+def test_only_classes_of_the_right_kind_are_registered(register: Any, given: Any) -> None:
+    with pytest.raises(ConfigError, match="allowed: a subclass of polopt"):
+        register("wrong", given)
+    assert "wrong" not in [*POLICIES.names(), *OPTIMIZERS.names()]

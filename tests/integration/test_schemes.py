@@ -1,0 +1,220 @@
+"""The scheme matrix: each cell runs, counts, is as stale as it should be, and learns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+from fakes import make_optimizer, worker_config
+from learning import train_cartpole
+
+from polopt.common.config import ConfigError
+from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.scheme import COLLECTIONS, GRADIENTS, UPDATES, Scheme, scheme_config
+from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.trainers.config import Experiment
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+CELLS = [Scheme(*words) for words in itertools.product(COLLECTIONS, GRADIENTS, UPDATES)]
+
+
+def has_meaning(cell: Scheme) -> bool:
+    return cell.update == "central" or cell.gradients == "parallel sync"
+
+
+MEANINGFUL = sorted(
+    (cell for cell in CELLS if has_meaning(cell)),
+    # Those that fit the same processes come one after the other.
+    key=lambda cell: [scheme_config(*cell).get(k, 0) for k in ("num_workers", "num_workers_below")],
+)
+every_cell = pytest.mark.parametrize("cell", MEANINGFUL, ids=", ".join)
+ROWS = 10  # of a fragment of 5 steps of 2 environments
+#: Four updates for each rollout.
+PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 5, "lr": 1e-3}
+
+
+def test_the_matrix_has_20_cells_with_a_meaning() -> None:
+    assert len(CELLS) == 32
+    assert len(MEANINGFUL) == 20
+
+
+@pytest.mark.parametrize("cell", [c for c in CELLS if not has_meaning(c)], ids=", ".join)
+def test_a_cell_without_meaning_says_why(cell: Scheme) -> None:
+    with pytest.raises(ConfigError, match=r"decentralized.*(nobody to share|waits for all)"):
+        scheme_config(*cell)
+
+
+def test_a_word_that_is_none_is_refused() -> None:
+    for words in (("central",), ("central sync", "async"), ("central sync", "central sync", "x")):
+        with pytest.raises(ConfigError, match="allowed: 'central"):
+            scheme_config(*words)
+
+
+@every_cell
+def test_a_trainer_of_its_options_is_that_cell(cell: Scheme) -> None:
+    experiment = Experiment.parse({"env": "CartPole-v1", **scheme_config(*cell)}, {})
+    assert experiment.optimizer_class.check(experiment.rollout, experiment.optimizer) == cell
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": 0, "collection": "async"}, r"'collection'.*driver samples in its own"),
+        ({"num_workers": 0, "collection": "overlapped"}, r"'collection'.*can not do so while"),
+        ({"optimizer": "async_gradients", "collection": "async"}, r"num_workers_below=0"),
+        ({"optimizer": "decentralized_allreduce", "collection": "overlapped"}, r"each worker"),
+        ({"num_workers_below": 2}, r"'num_workers_below'.*driver computes all gradients"),
+        ({"compress_gradients": "topk"}, r"'compress_gradients'.*none travels"),
+        ({"num_workers": 0, "compress_data": "lz4"}, r"'compress_data'.*no batch travels"),
+        ({"optimizer": "async_gradients", "compress_data": "lz4"}, r"no batch travels"),
+        (
+            {"optimizer": "decentralized_allreduce", "compress_gradients": "fp16"},
+            r"summed in place by all-reduce",
+        ),
+        ({"collection": "async", "fraction_workers": 0.5}, r"nobody is waited for"),
+        ({"fraction_workers_below": 0.5}, r"'fraction_workers_below'.*nobody below"),
+        (
+            {
+                "optimizer": "async_gradients",
+                "num_workers_below": 2,
+                "collection": "async",
+                "fraction_workers_below": 0.5,
+            },
+            r"'fraction_workers_below'.*nobody below",
+        ),
+        (
+            {"optimizer": {"name": "async_gradients", "sync": True, "max_policy_lag": 3}},
+            r"'max_policy_lag'.*no gradient is ever old",
+        ),
+        (
+            {
+                "optimizer": {
+                    "name": "async_gradients",
+                    "sync": True,
+                    "max_requests_in_flight_per_worker": 2,
+                }
+            },
+            r"'max_requests_in_flight_per_worker'",
+        ),
+        ({"num_workers": 2, "compress_data": "topk"}, r"'compress_data'.*allowed"),
+        ({"optimizer": "async_gradients", "num_workers": 0}, r"needs remote workers"),
+    ],
+)
+def test_options_that_mean_nothing_together_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Experiment.parse({"env": "CartPole-v1", **options}, {})
+
+
+def test_tune_reserves_room_for_workers_below() -> None:
+    cell = ("parallel async", "parallel sync", "decentralized")
+    options = scheme_config(*cell, num_collection_workers=3, num_gradient_workers=2)
+    config = {"env": "CartPole-v1", "num_cpus_per_worker": 0.5, **options}
+    bundles = PolicyOptimizerTrainer.default_resource_request(config).bundles
+    assert bundles == [{"CPU": 1.0}, *[{"CPU": 0.5}] * 2 * (1 + 3)]
+
+
+# ---- with processes ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cell_workers(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSet]]:
+    """Worker sets with or without others below them, in the processes of the last if they fit."""
+    last: list[WorkerSet] = []
+
+    def get(config: WorkerConfig) -> WorkerSet:
+        if not (last and last[0].reconfigure(config)):
+            if last:
+                last.pop().stop()
+            last.append(make_workers(config))
+        return last[0]
+
+    yield get
+    for workers in last:
+        workers.stop()
+
+
+def make(cell: Scheme, get: Callable[[WorkerConfig], WorkerSet]) -> Any:
+    options = scheme_config(*cell)
+    optimizer = options.pop("optimizer")
+    named = optimizer if isinstance(optimizer, dict) else {"name": optimizer}
+    name, own = named["name"], {k: v for k, v in named.items() if k != "name"}
+    if name == "async_gradients":
+        own["grads_per_step"] = 8
+    config = worker_config("ppo", rollout={**options, "num_cpus_per_worker": 0.1}, **PPO)
+    return make_optimizer(OPTIMIZERS.get(name), get(config), **own)
+
+
+def checksums_below(worker: Any) -> set[str]:
+    """What a gradient worker and the workers below it have for weights, as bytes' hashes."""
+
+    def look(self: Any) -> set[str]:
+        below = [w.actor.checksum.remote() for w in self.below.remote]
+        return {self.checksum(), *ray.get(below, timeout=30.0)}
+
+    seen: set[str] = ray.get(worker.actor.__ray_call__.remote(look), timeout=60.0)
+    return seen
+
+
+@every_cell
+def test_a_cell_runs_and_counts_and_is_as_stale_as_it_should_be(
+    cell: Scheme, cell_workers: Callable[[WorkerConfig], WorkerSet]
+) -> None:
+    optimizer = make(cell, cell_workers)
+    rollout = optimizer.workers.config.rollout
+    results = [optimizer.step() for _ in range(4)]
+    stats = optimizer.stats()
+    assert optimizer.scheme == cell
+
+    # Counts.
+    sampled = sum(result.env_steps_sampled for result in results)
+    assert sampled == optimizer.num_env_steps_sampled > 0
+    assert sampled % ROWS == 0
+    assert optimizer.num_env_steps_trained <= sampled
+    assert sum(result.updates for result in results) == optimizer.policy.version > 0
+    if cell.gradients == "central sync" or cell.update == "decentralized":
+        assert optimizer.num_env_steps_trained == sampled
+
+    # Lags.
+    gradients, data = stats["gradient_lag"], stats["policy_lag_rollouts"]
+    if cell.gradients.endswith(" sync"):
+        assert gradients["max"] == stats["gradient_lag_rollouts"]["max"] == 0
+    if cell.gradients == "central async":
+        assert gradients["max"] == 1, "one more is asked for while one is applied"
+    if cell.gradients.endswith(" sync") and cell.collection.endswith(" sync"):
+        assert data["max"] == 0
+    if cell.collection == "central async" and cell.gradients == "central sync":
+        assert data["histogram"][:3] == [1, 3, 0], "the first is new, all others one rollout old"
+    # Four updates for each rollout: in updates more than in rollouts.
+    assert stats["policy_lag"]["max"] >= data["max"]
+
+    # Weights.
+    optimizer.drain()
+    if cell.update == "decentralized":
+        sums = [w.actor.checksum.remote() for w in optimizer.workers.remote]
+        local = optimizer.workers.local.checksum()
+        assert set(ray.get(sums, timeout=30.0)) == {local}
+    if rollout.num_workers_below and cell.collection.endswith(" sync"):
+        told = optimizer.update_algorithm_parameter("lr", 0.0)  # nothing moves any more
+        assert told == 1 + rollout.num_workers * (1 + rollout.num_workers_below)
+        for _ in range(3):  # a rollout of two workers below takes two
+            optimizer.step()
+        optimizer.drain()
+        for worker in optimizer.workers.remote:
+            assert len(checksums_below(worker)) == 1
+    assert optimizer.workers.faults.num_restarts == 0
+    optimizer.stop()
+    assert len(optimizer.in_flight) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@every_cell
+def test_a_cell_learns_cartpole(cell: Scheme, ray_session: None) -> None:
+    assert train_cartpole(scheme_config(*cell)) >= 400.0

@@ -1,0 +1,275 @@
+"""`SyncSamples`: reproducible bit for bit whatever arrives when, and nothing is thrown away."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+from fakes import (
+    FakeRay,
+    FakeWorkerSet,
+    RestlessDrift,
+    Script,
+    install,
+    make_optimizer,
+    oldest_first,
+    pid_of,
+    shuffled_by,
+    worker_config,
+)
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.optimizers import gathering
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+ROWS = 10  # of a fragment of 5 steps of 2 environments
+#: Shuffled minibatches: another order of the same rows gives other weights.
+PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "kl_coeff": 0.2, "lr": 1e-2}
+THREE = {"num_workers": 3}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return install(monkeypatch)
+
+
+def make(
+    rollout: dict[str, Any] | None = None,
+    seed: int = 0,
+    train_batch_size: int = 4 * ROWS,
+    up: bool = True,
+) -> Any:
+    config = worker_config("ppo", seed=seed, rollout={**THREE, **(rollout or {})}, **PPO)
+    workers = FakeWorkerSet(config, up=up)
+    return make_optimizer(SyncSamples, workers, train_batch_size=train_batch_size)
+
+
+def weights(optimizer: SyncSamples) -> bytes:
+    return optimizer.policy.get_weights().flat.tobytes()
+
+
+def train(fake: FakeRay, script: Script, steps: int = 4, **options: Any) -> bytes:
+    optimizer = make(**options)
+    fake.script = script
+    for _ in range(steps):
+        optimizer.step()
+    return weights(optimizer)
+
+
+def spy_on_batches(optimizer: SyncSamples) -> list[SampleBatch]:
+    """All batches that are learned from, from now on."""
+    batches: list[SampleBatch] = []
+    learn: Callable[..., Any] = optimizer.policy.learn_on_batch
+
+    def spy(batch: SampleBatch, *args: Any) -> dict[str, float]:
+        batches.append(batch)
+        return learn(batch, *args)
+
+    optimizer.policy.learn_on_batch = spy  # type: ignore[method-assign]
+    return batches
+
+
+def test_the_order_of_arrival_changes_no_bit(fake: FakeRay) -> None:
+    expected = train(fake, oldest_first)
+    for seed in range(5):
+        assert train(fake, shuffled_by(seed)) == expected
+    assert train(fake, oldest_first, seed=1) != expected
+
+
+def test_in_order_of_arrival_it_would(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = train(fake, oldest_first)
+    monkeypatch.setattr(gathering, "sorted", list, raising=False)
+    assert any(train(fake, shuffled_by(seed)) != expected for seed in range(5))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fragments"),
+    [(0, [1, 1, 1]), (1, [1, 0, 0]), (30, [1, 1, 1]), (31, [2, 1, 1]), (75, [3, 3, 2])],
+)
+def test_the_batch_is_rounded_up_to_fragments_that_are_dealt_out_in_turn(
+    fake: FakeRay, wanted: int, fragments: list[int]
+) -> None:
+    optimizer = make(train_batch_size=wanted)
+    fake.script = shuffled_by(3)
+    for steps in (1, 2):
+        result = optimizer.step()
+        assert result.env_steps_sampled == sum(fragments) * ROWS
+        assert [len(actor.calls) for actor in optimizer.workers.actors] == [
+            steps * count for count in fragments
+        ]
+
+
+def test_fragments_lie_side_by_side_by_worker_and_then_by_round(fake: FakeRay) -> None:
+    optimizer = make(train_batch_size=7 * ROWS)
+    batches = spy_on_batches(optimizer)
+    fake.script = shuffled_by(11)
+    optimizer.step()
+    parts = [part for actor in optimizer.workers.actors for part in actor.results]
+    assert [part.worker_index for part in parts] == [1, 1, 1, 2, 2, 3, 3]
+    for name in ("obs", "actions", "advantages", "action_logp"):
+        for i, part in enumerate(parts):
+            mine = batches[0][name][:, 2 * i : 2 * i + 2]
+            assert mine.tobytes() == part[name].tobytes()
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_nothing_collected_is_thrown_away(fake: FakeRay, autoreset: str) -> None:
+    optimizer = make({"autoreset_mode": autoreset}, train_batch_size=7 * ROWS)
+    fake.script = shuffled_by(2)
+    results = [optimizer.step() for _ in range(5)]
+    parts = [part for actor in optimizer.workers.actors for part in actor.results]
+    collected = sum(part.env_steps for part in parts)
+    assert len(parts) == 5 * 7
+    assert (collected < 35 * ROWS) == (autoreset == "next_step"), "resets are no steps"
+    assert optimizer.num_env_steps_sampled == optimizer.num_env_steps_trained == collected
+    assert sum(r.env_steps_sampled for r in results) == collected
+    assert sum(r.env_steps_trained for r in results) == collected
+    assert sum(r.updates for r in results) == optimizer.num_updates == optimizer.policy.version
+    episodes = sum(len(part.episodes.returns) for part in parts)
+    assert optimizer.episodes.report()["num_episodes"] == episodes > 0
+
+
+def test_all_samples_are_made_with_the_newest_weights(fake: FakeRay) -> None:
+    optimizer = make(train_batch_size=7 * ROWS)
+    for _ in range(3):
+        version = optimizer.policy.version
+        optimizer.step()
+        parts = [part for actor in optimizer.workers.actors for part in actor.results[-2:]]
+        assert {part.version for part in parts} == {version}
+    assert optimizer.stats()["policy_lag"]["max"] == 0
+
+
+def test_without_workers_it_does_the_same_in_one_process() -> None:
+    def run(seed: int) -> tuple[bytes, int]:
+        optimizer = make({"num_workers": 0}, seed, train_batch_size=25)
+        for _ in range(4):
+            assert optimizer.step().env_steps_sampled == 3 * ROWS
+        return weights(optimizer), optimizer.num_env_steps_trained
+
+    assert run(0) == run(0)
+    assert run(0)[1] == 4 * 3 * ROWS
+    assert run(0)[0] != run(1)[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_a_saved_run_goes_on_bit_for_bit(fake: FakeRay, num_workers: int, autoreset: str) -> None:
+    rollout = {"num_workers": num_workers, "autoreset_mode": autoreset}
+
+    def go_on(optimizer: SyncSamples) -> tuple[bytes, dict[str, Any], int, tuple[Any, ...]]:
+        for _ in range(3):
+            optimizer.step()
+        counts = optimizer._counts()
+        return weights(optimizer), optimizer.episodes.get_state(), optimizer.policy.version, counts
+
+    original = make(rollout)
+    for _ in range(3):
+        optimizer_result = original.step()
+    assert optimizer_result.updates > 0
+    state = original.get_state()
+    untouched = copy.deepcopy(state)
+    expected = go_on(original)
+
+    restored = make(rollout, seed=99)  # everything that matters is in the state
+    restored.set_state(state)
+    assert go_on(restored) == expected
+    # Once more, into an optimizer that has gone elsewhere, from a state that was used before.
+    restored.set_state(state)
+    assert go_on(restored) == expected
+    assert state["policy"]["params"].equal(untouched["policy"]["params"])
+    assert state["policy"]["adam"]["exp_avg"].equal(untouched["policy"]["adam"]["exp_avg"])
+
+
+def test_what_is_left_out_of_a_state_would_show(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = make()
+    original.step()
+    state = original.get_state()
+    original.step()
+    for missing in ("adam", "shuffle", "workers"):
+        partial = copy.deepcopy(state)
+        if missing == "adam":
+            partial["policy"]["adam"] = {}
+        elif missing == "shuffle":
+            fresh = make(seed=5).policy.shuffle.bit_generator.state
+            partial["policy"]["shuffle"] = partial["workers"]["0"]["shuffle"] = fresh
+        else:
+            partial["workers"] = {}
+        restored = make(seed=99)
+        restored.set_state(partial)
+        restored.step()
+        assert weights(restored) != weights(original), missing
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["replaced at once", "replacement needs time"])
+def test_the_batch_is_complete_though_a_worker_fails(fake: FakeRay, up: bool) -> None:
+    optimizer = make(train_batch_size=8 * ROWS, up=up)
+    optimizer.step()
+    dying = optimizer.workers.remote[1].actor
+    dying.next_error = ray.exceptions.ActorDiedError()
+    fake.script = shuffled_by(4)
+    result = optimizer.step()
+    assert result.env_steps_sampled == result.env_steps_trained == 8 * ROWS
+    assert not dying.alive
+    assert optimizer.workers.faults.num_restarts == 1
+    one, two, three = optimizer.workers.remote
+    made = [actor.calls for actor in (one.actor, two.actor, three.actor)]
+    samples = [sum(method == "sample" for method, _ in calls) for calls in made]
+    assert samples[1] == (2 if up else 0), "nobody waits for one that needs time"
+    assert sum(samples) == 2 * 8 - 3, "less what the lost one had done the step before"
+    two.actor.finish()
+    optimizer.step()
+    assert sum(method == "sample" for method, _ in two.actor.calls) > samples[1]
+
+
+# ---- with processes ----------------------------------------------------------------------
+
+
+def set_up(workers: WorkerSet) -> SyncSamples:
+    """From the beginning, in the same processes."""
+    assert workers.reconfigure(workers.config)
+    optimizer: SyncSamples = make_optimizer(SyncSamples, workers, train_batch_size=7 * ROWS)
+    return optimizer
+
+
+@pytest.fixture
+def workers(worker_pool: Callable[[WorkerConfig], WorkerSet]) -> WorkerSet:
+    return worker_pool(worker_config("ppo", RestlessDrift, rollout=THREE, **PPO))
+
+
+def test_processes_in_no_order_give_the_bits_of_one_process(
+    workers: WorkerSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fake = install(patch)
+        expected = train(fake, oldest_first, train_batch_size=7 * ROWS)
+    for _ in range(2):
+        optimizer = set_up(workers)
+        for _ in range(4):
+            optimizer.step()
+        assert weights(optimizer) == expected
+
+
+def test_processes_go_on_bit_for_bit_and_survive_a_kill(workers: WorkerSet) -> None:
+    optimizer = set_up(workers)
+    optimizer.step()
+    state = optimizer.get_state()
+    optimizer.step()
+    expected = weights(optimizer)
+    optimizer.step()
+    optimizer.set_state(state)
+    optimizer.step()
+    assert weights(optimizer) == expected
+
+    os.kill(pid_of(workers.remote[2]), signal.SIGKILL)
+    result = optimizer.step()
+    assert result.env_steps_sampled == result.env_steps_trained == 7 * ROWS
+    assert workers.stats()["num_worker_deaths"] == 1

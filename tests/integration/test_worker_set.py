@@ -1,0 +1,182 @@
+"""`WorkerSet`: who gets which weights, what a replacement is, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import threadpoolctl
+import torch
+from fakes import FakeRay, FakeWorkerSet, install, pid_of, worker_config
+from toy_envs import Clock
+
+from polopt.rollouts.workers.failures import WorkerFailure, WorkersFailedError
+from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_set import INLINE_BYTES, WorkerSet
+
+LARGE = {"fcnet_hiddens": (256, 256)}
+FAILURE = WorkerFailure("death", 1, "gone")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return install(monkeypatch)
+
+
+def update(workers: WorkerSet) -> None:
+    """One more version of the local weights."""
+    policy = workers.local.policy
+    policy.flat.grads.fill_(0.1)
+    policy.apply_flat()
+
+
+def test_a_version_is_one_object_and_goes_to_each_worker_once(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config())
+    one, two = workers.remote
+    sent = workers.weights_for(one)
+    assert sent.version == 0
+    assert workers.weights_for(two) is sent
+    assert workers.weights_for(one) is None
+    update(workers)
+    newer = workers.weights_for(one)
+    assert newer.version == 1
+    np.testing.assert_array_equal(newer.flat, workers.local.policy.flat.params.detach().numpy())
+    assert (newer.flat != sent.flat).any(), "what was sent before is not touched by an update"
+    assert workers.weights_for(one) is None
+    assert workers.weights_for(two) is newer
+    assert fake.num_puts == 0, "small ones travel inside the calls"
+
+
+def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config(model=LARGE))
+    one, two = workers.remote
+    assert workers.local.get_weights().flat.nbytes > INLINE_BYTES
+    sent = workers.weights_for(one)
+    assert workers.weights_for(two) is sent
+    assert fake.num_puts == 1
+    assert sent.value.version == 0
+    workers.weights_for(one)
+    assert fake.num_puts == 1
+    update(workers)
+    workers.weights_for(two)
+    assert fake.num_puts == 2
+
+
+def test_weights_that_changed_without_a_new_version_are_sent_again(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config())
+    sent = [workers.weights_for(worker) for worker in workers.remote]
+    workers.forget_sent_weights()
+    again = [workers.weights_for(worker) for worker in workers.remote]
+    assert again[0] is again[1] is not sent[0]
+
+
+def test_a_replacement_has_other_seeds_and_gets_weights_anew(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config())
+    one, two = workers.remote
+    sent = workers.weights_for(one)
+    workers.weights_for(two)
+    first_obs = one.actor.worker.sampler._obs
+    fresh = workers.replace(one, FAILURE)
+    assert not one.actor.alive
+    assert workers.remote == [fresh, two]
+    assert fresh.index == 1
+    assert workers.weights_for(fresh) is sent
+    assert workers.weights_for(two) is None
+    assert (fresh.actor.worker.sampler._obs != first_obs).all(), "repeats the episodes of the lost"
+    again = workers.replace(fresh, FAILURE)
+    assert (again.actor.worker.sampler._obs != fresh.actor.worker.sampler._obs).all()
+    assert workers.stats()["num_remote_worker_restarts"] == 2
+    assert workers.stats()["num_worker_deaths"] == 2
+    assert workers.stats()["num_healthy_workers"] == 2
+
+
+def test_replacing_ends_with_an_error_when_it_does_not_help(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config(rollout={"max_consecutive_failures": 4}))
+    for _ in range(3):
+        workers.replace(workers.remote[0], FAILURE)
+    with pytest.raises(WorkersFailedError, match="max_consecutive_failures=4"):
+        workers.replace(workers.remote[0], FAILURE)
+
+
+def test_constructor_arguments_are_small_however_large_the_network() -> None:
+    config = worker_config("ppo", model={"fcnet_hiddens": (1024, 1024)})
+    assert len(ray.cloudpickle.dumps((config, 1))) < 100_000
+
+
+# ---- with processes ----------------------------------------------------------------------
+
+
+def inside(worker: RemoteWorker, function: Any) -> Any:
+    """What `function` of the `RolloutWorker` gives in its own process."""
+    return ray.get(worker.actor.__ray_call__.remote(function), timeout=60.0)
+
+
+@pytest.fixture(scope="module")
+def workers(ray_session: None) -> Iterator[WorkerSet]:
+    resources = {"custom_resources_per_worker": {"seat": 0.25}, "memory_per_worker": 50_000_000}
+    made = WorkerSet(worker_config(rollout={**resources, "num_cpus_per_worker": 0.25}))
+    yield made
+    made.stop()
+
+
+def test_resources_of_the_config_reach_ray(workers: WorkerSet) -> None:
+    for worker in workers.remote:
+        assigned = inside(worker, lambda _: ray.get_runtime_context().get_assigned_resources())
+        assert assigned["CPU"] == 0.25
+        assert assigned["seat"] == 0.25
+        assert assigned["memory"] == 50_000_000
+
+
+def test_reconfigure_keeps_the_processes_unless_others_are_wanted(workers: WorkerSet) -> None:
+    pids = [pid_of(worker) for worker in workers.remote]
+    old = workers.config
+    assert not workers.reconfigure(worker_config(rollout={"num_workers": 3}))
+    assert workers.config is old
+    rollout = dict(old.rollout.to_dict(), num_envs_per_worker=3)
+    rollout.pop("env")
+    clocks = worker_config("ppo", lambda: Clock(4), seed=7, rollout=rollout)
+    assert workers.reconfigure(clocks)
+    assert [pid_of(worker) for worker in workers.remote] == pids
+    weights = workers.weights_for(workers.remote[0])
+    assert weights is not None
+    batch = ray.get(workers.remote[0].actor.sample.remote(weights), timeout=60.0)
+    assert batch.shape == (5, 3)
+    assert "action_logp" in batch, "it is a PPO worker now"
+    assert workers.reconfigure(old)
+
+
+def test_stop_ends_all_processes(workers: WorkerSet) -> None:
+    pids = [pid_of(worker) for worker in workers.remote]
+    assert all(alive(pid) for pid in pids)
+    workers.stop()
+    deadline_s = time.monotonic() + 5.0
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_workers_compute_with_one_thread(worker_pool: Any) -> None:
+    def count(_worker: Any) -> list[int]:
+        pools = threadpoolctl.threadpool_info()
+        blas = [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"]
+        return [torch.get_num_threads(), *blas]
+
+    # Ray tells a worker of two CPUs to use two threads.
+    rollout = {"num_workers": 1, "num_cpus_per_worker": 2.0}
+    (worker,) = worker_pool(worker_config("a2c", rollout=rollout)).remote
+    counts = ray.get(worker.actor.__ray_call__.remote(count), timeout=60.0)
+    assert len(counts) >= 2
+    assert set(counts) == {1}

@@ -1,0 +1,263 @@
+"""`Collector`: what a batch holds, how many there are, and which weights they are from. By fake
+workers, whose calls end in the order that the test says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from collector_toys import update, with_fakes
+from fakes import FakeRay, in_order, install, shuffled_by
+
+from polopt.common.config import ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.workers.failures import WorkersFailedError
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return install(monkeypatch)
+
+
+def content(batch: SampleBatch) -> bytes:
+    return b"".join(np.ascontiguousarray(rows).tobytes() for _, rows in batch.iter_rows())
+
+
+# ---- what a batch holds -------------------------------------------------------------------------
+
+
+def test_synchronous_batches_are_in_worker_order_whoever_comes_first(fake: FakeRay) -> None:
+    contents = []
+    for seed in range(4):
+        fake.script = shuffled_by(seed)
+        collector = with_fakes(3, sync=True)
+        batches = [next(collector) for _ in range(3)]
+        assert [batch.shape for batch in batches] == [(5, 6)] * 3
+        contents.append([content(batch) for batch in batches])
+    assert contents[1:] == contents[:1] * 3
+    first = collector.workers.actors[0].results[0].batch
+    np.testing.assert_array_equal(batches[0].obs[:, :2], first.obs)
+
+
+def test_asynchronous_batches_are_first_come_first_served(fake: FakeRay) -> None:
+    fake.script = in_order([2, 2, 1, 2, 1])
+    collector = with_fakes(2)
+    batches = [next(collector) for _ in range(5)]
+    assert [batch.worker_index for batch in batches] == [2, 2, 1, 2, 1]
+    assert all(batch.shape == (5, 2) for batch in batches)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_next_fragment_is_launched_before_the_last_is_handed_out(
+    fake: FakeRay, sync: bool
+) -> None:
+    collector = with_fakes(2, sync=sync)
+    next(collector)
+    assert all(actor.under_way == 1 for actor in collector.workers.actors)
+    late = with_fakes(2, sync=sync, update_after_each_batch=True)
+    next(late)
+    busy = sum(actor.under_way for actor in late.workers.actors)
+    assert busy == (0 if sync else 1)
+
+
+def test_nobody_has_two_fragments_however_slow_the_consumer(fake: FakeRay) -> None:
+    collector = with_fakes(3)
+    for _ in range(10):
+        next(collector)
+        assert all(actor.under_way <= 1 for actor in collector.workers.actors)
+    calls = sum(len(actor.calls) for actor in collector.workers.actors)
+    assert calls == 10 + 3
+
+
+def test_lengths_follow_from_frames_per_batch(fake: FakeRay) -> None:
+    assert next(with_fakes(3, sync=True, frames_per_batch=61)).shape == (11, 6)
+    assert next(with_fakes(3, frames_per_batch=61)).shape == (31, 2)
+    assert next(with_fakes(3, sync=True)).shape == (5, 6)  # the workers' own fragments
+
+
+def test_a_late_cut_does_not_meet_the_next_collectors_fragments(fake: FakeRay) -> None:
+    first = with_fakes(2, sync=True)
+    next(first)
+    late = [asked.number for asked in first.pipeline.calls.tags()]
+    first.shutdown()
+    for actor in first.workers.actors:
+        actor.finish()
+    second = Collector.over(first.workers, sync=True)
+    for actor, number in zip(first.workers.actors, late, strict=True):
+        actor.worker.stop_early(number, 1)
+    assert [next(second).shape for _ in range(3)] == [(5, 4)] * 3
+
+
+# ---- how many there are -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+@pytest.mark.parametrize("total", [1, 20, 21, 137, 200])
+def test_total_frames_are_exact(fake: FakeRay, sync: bool, mode: str, total: int) -> None:
+    fake.script = shuffled_by(total)
+    rollout = {"autoreset_mode": mode}
+    collector = with_fakes(2, rollout, sync=sync, frames_per_batch=20, total_frames=total)
+    frames = [batch.env_steps for batch in collector]
+    assert sum(frames) == collector.num_frames >= total
+    assert sum(frames[:-1]) < total, "a batch more than needed"
+    assert collector.num_batches == len(frames)
+    if mode == "same_step":
+        assert set(frames) == {20}
+        assert len(frames) == -(-total // 20)
+        launched = sum(len(actor.calls) for actor in collector.workers.actors)
+        assert launched == len(frames) * (2 if sync else 1), "collected for nobody"
+    with pytest.raises(StopIteration):
+        next(collector)
+
+
+@pytest.mark.parametrize(("sync", "expected"), [(True, 3), (False, 5)])
+def test_the_policy_is_ignored_for_the_first_frames_of_all(
+    fake: FakeRay, sync: bool, expected: int
+) -> None:
+    """50 frames, rounded up to whole batches: of 20 in synchronous ones, else of 10."""
+    collector = with_fakes(2, sync=sync, init_random_frames=50)
+    batches = [next(collector) for _ in range(8)]
+    uniform = [not batch["action_dist_inputs"].any() for batch in batches]
+    assert uniform == [True] * expected + [False] * (8 - expected)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_removal_loses_what_was_under_way_and_no_count(fake: FakeRay, sync: bool) -> None:
+    collector = with_fakes(3, sync=sync, total_frames=200)
+    frames = [next(collector).env_steps]
+    collector.workers.actors[0].finish()
+    collector.remove_collectors([1])
+    rest = list(collector)
+    frames += [batch.env_steps for batch in rest]
+    assert sum(frames) == collector.num_frames >= 200
+    assert sum(frames[:-1]) < 200
+    if sync:
+        assert {batch.shape for batch in rest} == {(5, 4)}
+    assert all(batch.worker_index != 1 for batch in rest)
+    with pytest.raises(KeyError):
+        collector.remove_collectors([1])
+
+
+def test_rows_that_only_reset_are_no_frames(fake: FakeRay) -> None:
+    collector = with_fakes(2, {"autoreset_mode": "next_step"}, frames_per_batch=40)
+    batches = [next(collector) for _ in range(5)]
+    rows = sum(len(batch) for batch in batches)
+    assert collector.num_frames == sum(int(b["valid"].sum()) for b in batches) < rows
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_a_failed_collector_owed_is_collected_again(fake: FakeRay, sync: bool) -> None:
+    collector = with_fakes(2, sync=sync, total_frames=100)
+    frames = [next(collector).env_steps]
+    collector.workers.actors[1].next_error = ValueError("gone")
+    frames += [batch.env_steps for batch in collector]
+    assert collector.workers.faults.num_restarts == 1
+    assert sum(frames) == collector.num_frames == 100
+
+
+def test_failures_without_end_end_the_iteration(fake: FakeRay) -> None:
+    collector = with_fakes(1, {"max_consecutive_failures": 3})
+    next(collector)
+    original = collector.workers._start
+
+    def start(index: int) -> Any:
+        worker = original(index)
+        worker.actor.next_error = ValueError("never again")
+        return worker
+
+    collector.workers._start = start
+    collector.workers.actors[0].next_error = ValueError("never again")
+    next(collector)  # launched before that
+    with pytest.raises(WorkersFailedError, match="never again"):
+        next(collector)
+
+
+# ---- weights ------------------------------------------------------------------------------------
+
+
+def versions(collector: Collector, count: int) -> list[int]:
+    """How many updates ago the weights of each batch were current, with one update a batch."""
+    lags = []
+    for _ in range(count):
+        batch = next(collector)
+        lags.append(collector.policy.version - batch.version)
+        update(collector)
+    return lags
+
+
+def test_lag_is_zero_when_weights_go_out_first(fake: FakeRay) -> None:
+    assert versions(with_fakes(2, sync=True, update_after_each_batch=True), 5) == [0] * 5
+    assert versions(with_fakes(2, sync=True, broadcast_interval=1), 5) == [0, 1, 1, 1, 1]
+    # Without any rule nothing goes out.
+    assert versions(with_fakes(2, sync=True), 5) == [0, 1, 2, 3, 4]
+
+
+def test_update_policy_weights_sends_what_the_policy_is_then(fake: FakeRay) -> None:
+    collector = with_fakes(2, sync=True)
+    next(collector)
+    update(collector)
+    assert collector.update_policy_weights_() == 1
+    update(collector)  # comes after, and is not sent
+    assert [next(collector).version for _ in range(3)] == [0, 1, 1]
+    assert collector.policy.version == 2
+
+
+def test_broadcast_interval(fake: FakeRay) -> None:
+    lags = versions(with_fakes(2, sync=True, broadcast_interval=3), 10)
+    assert lags == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_max_weight_update_interval_of_synchronous_batches(fake: FakeRay, limit: int) -> None:
+    lags = versions(with_fakes(2, sync=True, max_weight_update_interval=limit), 12)
+    assert max(lags) == limit
+
+
+def test_weights_that_somebody_else_trained_are_noticed(fake: FakeRay) -> None:
+    collector = with_fakes(1, update_after_each_batch=True)
+    assert next(collector).version == 0
+    assert next(collector).version == 0, "nothing has changed"
+    collector.policy.flat.params.data[0] += 1.0  # by another optimizer than the policy's
+    batch = next(collector)
+    assert batch.version == collector.policy.version == 1
+    sent = collector.workers.actors[0].worker.policy.flat.params
+    np.testing.assert_array_equal(sent.detach(), collector.policy.flat.params.detach())
+
+
+def test_weights_from_outside(fake: FakeRay) -> None:
+    collector = with_fakes(1, update_after_each_batch=False)
+    flat = np.arange(len(collector.policy.flat.params), dtype=np.float32)
+    assert collector.update_policy_weights_(flat) == 1
+    next(collector)
+    received = collector.workers.actors[0].worker.policy
+    np.testing.assert_array_equal(received.flat.params.detach(), flat)
+    state = {name: value * 0 for name, value in collector.policy.model.state_dict().items()}
+    assert collector.update_policy_weights_(state) == 2
+    assert not collector.policy.flat.params.any()
+    with pytest.raises(ValueError, match="another network"):
+        collector.update_policy_weights_(flat[:-1])
+    with pytest.raises(ValueError, match="another network"):
+        collector.update_policy_weights_({"what": flat})
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frames_per_bach": 3}, "did you mean 'frames_per_batch'"),
+        ({"total_frames": -2}, "total_frames"),
+        ({"max_weight_update_interval": 0}, "max_weight_update_interval"),
+        ({"fraction_workers": 0.5}, "sync=False"),
+        ({"fraction_workers": 0.0, "sync": True}, "fraction_workers"),
+        ({"exploration_type": "greedy"}, "exploration_type"),
+        ({"split_trajs": "yes"}, "split_trajs"),
+    ],
+)
+def test_bad_options_are_refused(fake: FakeRay, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        with_fakes(2, **options)

@@ -1,0 +1,382 @@
+"""What a `Collector` makes of each option, in this process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collector_toys import Reach, here, logits_for, pushing_right
+from gymnasium.wrappers import NormalizeObservation
+from toy_envs import AUTORESET, Clock, Drift, make_policy
+
+from polopt.common.config import ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies import gae
+from polopt.policies.actors import ModuleActor
+from polopt.policies.ppo import PPO
+from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.collectors.state import next_seed
+
+# ---- policies -----------------------------------------------------------------------------------
+
+
+def test_a_policy_is_used_as_it_is() -> None:
+    policy = make_policy("ppo", Drift())
+    collector = here(policy=policy)
+    assert collector.policy is policy
+    batch = next(collector)
+    assert {"advantages", "value_targets", "action_logp"} <= set(batch.columns)
+    params = policy.action_params(batch.flat("obs")).reshape(batch["action_dist_inputs"].shape)
+    np.testing.assert_allclose(batch["action_dist_inputs"], params, rtol=1e-5)
+    policy.learn_on_batch(batch)
+    assert next(collector).version == policy.version > 0
+
+
+@pytest.mark.parametrize("policy", [("ppo", {"gamma": 0.5}), (PPO, {"gamma": 0.5})])
+def test_a_policy_is_made_from_name_or_class(policy: Any) -> None:
+    collector = here(policy=policy)
+    assert type(collector.policy) is PPO
+    assert collector.policy.config.gamma == 0.5
+    assert type(here(policy="ppo").policy) is type(here(policy=PPO).policy) is PPO
+
+
+def test_a_module_gives_action_parameters() -> None:
+    module = logits_for(favourite=2)
+    collector = here(policy=module)
+    assert (next(collector)["actions"] == 2).all()
+    with torch.no_grad():
+        module.bias.copy_(torch.tensor([30.0, 0.0, 0.0]))  # the caller trains it
+    assert collector.update_policy_weights_() == 1
+    batch = next(collector)
+    assert (batch["actions"] == 0).all()
+    assert batch.version == 1
+    assert "advantages" not in batch
+
+
+def test_a_module_that_gives_something_else_is_told_so() -> None:
+    with pytest.raises(ValueError, match=r"shape \[2, 3\]; got \[2, 4\]"):
+        next(here(policy=torch.nn.Linear(3, 4)))
+
+
+def test_all_state_of_a_module_travels() -> None:
+    def make() -> ModuleActor:
+        norm = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
+        env = Drift()
+        config = ModuleActor.config_class(acts=norm)
+        return ModuleActor(env.observation_space, env.action_space, config)
+
+    one, two = make(), make()
+    one.module[0].running_mean.fill_(7.0)
+    two.set_weights(one.get_weights())
+    for name, value in one.module.state_dict().items():
+        assert torch.equal(value, two.module.state_dict()[name]), name
+    state = one.get_state()
+    two.module[0].running_mean.fill_(0.0)
+    two.set_state(state)
+    assert (two.module[0].running_mean == 7.0).all()
+    with pytest.raises(ValueError, match="another network"):
+        two.set_weights(one.get_weights()._replace(flat=np.zeros(2, np.float32)))
+
+
+def test_a_callable_gives_actions() -> None:
+    assert (next(here(policy=pushing_right))["actions"] == 1).all()
+    low = here(Reach, lambda obs: np.full((len(obs), 2), -9.0))
+    assert (next(low)["rewards"] == -1.0).all(), "clipped to the box, as everywhere"
+    with pytest.raises(ValueError, match=r"shape \[2\]; got \[2, 1\]"):
+        next(here(policy=lambda obs: np.zeros((len(obs), 1))))
+
+
+def test_without_a_policy_actions_are_uniform() -> None:
+    batch = next(here(frames_per_batch=3000))
+    counts = Counter(batch["actions"].reshape(-1).tolist())
+    assert set(counts) == {-1, 0, 1}  # as the environment takes them
+    assert min(counts.values()) > 900
+    box = next(here(Reach, frames_per_batch=3000))["actions"]
+    assert box.min() >= -1.0
+    assert box.max() <= 3.0
+    assert abs(box.mean() - 1.0) < 0.1
+    assert abs(box.std() - 4.0 / 12**0.5) < 0.1
+
+
+def test_what_can_not_act_is_refused() -> None:
+    for policy in (3, object, "pp0"):
+        with pytest.raises(ConfigError, match="policy"):
+            here(policy=policy)
+    with pytest.raises(ConfigError, match="gama"):
+        here(policy=("ppo", {"gama": 1}))
+
+
+def test_policy_device_is_where_it_acts() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert here(policy="a2c", policy_device=device).policy.device.type == device
+    with pytest.raises(ConfigError, match="'policy_device': got 'warp'; allowed: names of torch"):
+        here(policy="a2c", policy_device="warp")
+    with pytest.raises(ConfigError, match="'policy_device': got 'cuda:99', which is not here"):
+        here(policy="a2c", policy_device="cuda:99")
+
+
+# ---- exploration --------------------------------------------------------------------------------
+
+
+def test_exploration_types() -> None:
+    policy = make_policy("ppo", Drift())
+    best = {
+        kind: next(here(policy=policy, exploration_type=kind)) for kind in ("mode", "deterministic")
+    }
+    for batch in best.values():
+        np.testing.assert_array_equal(batch["actions"], batch["action_dist_inputs"].argmax(-1))
+    drawn = next(here(policy=policy, frames_per_batch=300))
+    assert (drawn["actions"] != drawn["action_dist_inputs"].argmax(-1)).any()
+    with pytest.raises(ConfigError, match="categories have no mean"):
+        here(policy=policy, exploration_type="mean")
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_the_mean_of_box_actions(squash: bool) -> None:
+    options = {"free_log_std": True, "squash_actions": squash}
+    policy = make_policy("ppo", Reach(), model=options)
+    with torch.no_grad():
+        policy.model.policy_head.bias[:] = torch.tensor([0.4, -0.2])
+        policy.model.log_std.fill_(0.3)
+    collector = here(Reach, policy, exploration_type="mean")
+    batch = next(collector)
+    taken = policy.dist.to_env(batch["actions"].reshape(-1, 2))
+    params = batch.flat("action_dist_inputs")
+    noise = np.random.default_rng(0).standard_normal((40_000, 2)).astype(np.float32)
+    draws = policy.dist.sample(np.repeat(params[:1], len(noise), 0), noise)
+    expected = policy.dist.to_env(draws).mean(0) if squash else params[0, :2]
+    np.testing.assert_allclose(taken[0], expected, atol=0.03)
+    if squash:
+        mode = policy.dist.to_env(policy.dist.sample(params, None))
+        assert abs(mode[0] - taken[0]).max() > 0.1, "the mode would not do"
+
+
+@pytest.mark.parametrize("env", [Drift, Reach])
+def test_the_policy_is_ignored_for_the_first_frames(env: Any) -> None:
+    policy = make_policy("ppo", env())
+    with torch.no_grad():
+        policy.model.policy_head.bias[0] = 30.0
+    collector = here(env, policy, init_random_frames=90, frames_per_batch=40)
+    batches = [next(collector) for _ in range(5)]
+    by_policy = [bool((batch.flat("action_dist_inputs")[:, 0] > 20.0).all()) for batch in batches]
+    assert by_policy == [False, False, False, True, True]  # rounded up to whole batches
+    first = batches[0]["actions"]
+    if env is Drift:
+        assert set(first.reshape(-1).tolist()) == {0, 1, 2}
+        np.testing.assert_allclose(batches[0]["action_logp"], np.log(1 / 3), rtol=1e-5)
+    else:
+        assert first.min() > -1.0
+        assert first.max() < 3.0
+        assert first.max() > 2.0
+
+
+# ---- trajectories -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", AUTORESET)
+def test_longest_trajectory(mode: str) -> None:
+    """Reward 1 a step for ever, truncated every four steps: the value is that of going on."""
+    gamma = 0.9
+    policy = make_policy("a2c", Clock(100), gamma=gamma, model={"fcnet_hiddens": []})
+    with torch.no_grad():
+        policy.flat.params.zero_()
+        policy.model.value_head.bias.fill_(1.0 / (1.0 - gamma))
+    collector = here(
+        lambda: Clock(100), policy, max_frames_per_traj=4, autoreset_mode=mode, frames_per_batch=40
+    )
+    batch = next(collector)
+    assert set(batch.episodes.lengths.tolist()) == {4}
+    assert not batch["terminated"].any()
+    assert batch["truncated"].sum() == len(batch.episodes.lengths) > 4
+    # Bootstrapped as a truncation everything is as expected; cut as a termination it is not.
+    np.testing.assert_allclose(batch["advantages"], 0.0, atol=1e-4)
+    batch.columns["terminated"] = batch["truncated"]
+    following = gae.next_values(
+        batch, np.full((len(batch.all_obs), 2), 10.0), np.full(len(batch.successor_index), 10.0)
+    )
+    wrong = gae.advantages(batch, batch["values"], following, gamma, 1.0)
+    assert abs(wrong).max() > 1.0
+
+
+def test_a_limit_that_can_not_be_kept_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_frames_per_traj"):
+        here("CartPole-v1", max_frames_per_traj=5, vectorization_mode="vector_entry_point")
+    with pytest.raises(ConfigError, match="max_frames_per_traj"):
+        here(lambda: gymnasium.make_vec("CartPole-v1", 2), max_frames_per_traj=5)
+    batch = next(here("CartPole-v1", max_frames_per_traj=5, frames_per_batch=60))
+    assert batch.episodes.lengths.max() == 5
+
+
+def test_reset_at_each_iter() -> None:
+    def times(reset: bool) -> list[int]:
+        collector = here(lambda: Clock(100), reset_at_each_iter=reset)
+        return [int(next(collector).obs[0, 0].argmax()) for _ in range(3)]
+
+    assert times(True) == [0, 0, 0]
+    assert times(False) == [0, 6, 12]
+
+
+def rows_of(batch: SampleBatch) -> list[list[float]]:
+    """Observations of each trajectory, with the one that follows it."""
+    rows = []
+    for n in range(batch.shape[1]):
+        length = int(batch["valid"][:, n].sum())
+        assert batch["valid"][:length, n].all(), "rows of a trajectory lie together"
+        last = (length - 1) * batch.shape[1] + n
+        found = np.flatnonzero(batch.successor_index == last)
+        after = batch.successor_obs[found[0]] if len(found) else batch.all_obs[length, n]
+        rows.append([*batch.obs[:length, n].argmax(-1).tolist(), int(after.argmax())])
+    return rows
+
+
+@pytest.mark.parametrize("mode", AUTORESET)
+def test_trajectories_are_split(mode: str) -> None:
+    options = {"autoreset_mode": mode, "frames_per_batch": 16}
+    as_list = next(here(lambda: Clock(3), split_trajs="list", **options))
+    padded = next(here(lambda: Clock(3), split_trajs=True, **options))
+    expected = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2]]
+    if mode == "next_step":  # every fourth of eight rows only resets
+        expected = [[0, 1, 2, 3]] * 2
+    assert [rows_of(part)[0] for part in as_list] == expected * 2
+    assert rows_of(padded) == expected * 2
+    assert padded.shape == (3, len(expected) * 2)
+    assert padded.env_steps == sum(part.env_steps for part in as_list)
+    assert {int(part["truncated"].sum()) for part in as_list[:2]} == {1}
+
+
+# ---- what is done to batches --------------------------------------------------------------------
+
+
+def test_postproc_sees_each_fragment_and_does_not_change_the_count() -> None:
+    def halve(batch: SampleBatch) -> SampleBatch:
+        return batch.steps(0, batch.shape[0] // 2)
+
+    collector = here(postproc=halve, total_frames=40)
+    batches = list(collector)
+    assert [batch.shape for batch in batches] == [(3, 2)] * 4
+    assert collector.num_frames == 48
+    with pytest.raises(TypeError, match="postproc"):
+        next(here(postproc=lambda batch: None))
+
+
+def test_storing_device_is_where_tensordicts_are() -> None:
+    pytest.importorskip("tensordict")
+    batch = next(here(storing_device="meta"))
+    assert batch.to_tensordict()["observation"].device.type == "meta"
+    assert batch.to_tensordict("cpu")["observation"].device.type == "cpu"
+
+
+# ---- environments -------------------------------------------------------------------------------
+
+
+def _kwargs(**kwargs: Any) -> dict[str, Any]:
+    return {"create_env_kwargs": kwargs, "frames_per_batch": 20}
+
+
+def test_kwargs_reach_the_environment() -> None:
+    collector = here(lambda **kwargs: Clock(**kwargs), **_kwargs(length=2))
+    with pytest.raises(ConfigError, match="create_env_kwargs"):
+        here(lambda **kwargs: Clock(**kwargs), **_kwargs(lengths=2))
+    assert set(next(collector).episodes.lengths.tolist()) == {2}
+
+
+def test_environments_with_other_spaces_are_refused() -> None:
+    with pytest.raises(ConfigError, match="must have the same"):
+        Collector([Drift, Reach], frames_per_batch=10)
+    with pytest.raises(ConfigError, match="one for each collector"):
+        Collector([], frames_per_batch=10)
+    with pytest.raises(ConfigError, match="got 2 for 3 collectors"):
+        Collector([Drift, Drift], num_collectors=3, frames_per_batch=10)
+
+
+def test_remote_configs_are_checked() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'num_cpus'"):
+        Collector([Drift], frames_per_batch=10, remote_configs={"num_cpu": 1})
+    with pytest.raises(ConfigError, match="remote_configs"):
+        Collector([Drift] * 3, frames_per_batch=10, remote_configs=[{}, {}])
+
+
+# ---- seeds and state ----------------------------------------------------------------------------
+
+
+def test_seeds_follow_torchrls_sequence() -> None:
+    one, two = here(seed=1), here(seed=2)
+    assert next(one).all_obs.tobytes() != next(two).all_obs.tobytes()
+    after = [collector.set_seed(7) for collector in (one, two)]
+    assert after == [next_seed(next_seed(7))] * 2  # two environments
+    a, b = next(one), next(two)
+    assert a.all_obs.tobytes() == b.all_obs.tobytes()
+    assert (a["actions"] == b["actions"]).all()
+    assert (a.obs[0, 0] != a.obs[0, 1]).any()
+    assert one.set_seed(7, static_seed=True) == 7
+    same = next(one)
+    assert (same.obs[0, 0] == same.obs[0, 1]).all()
+    assert (same.obs[0, 0] == a.obs[0, 0]).all()
+
+
+def test_seed_sequence_is_torchrls() -> None:
+    utils = pytest.importorskip("torchrl._utils")
+    for seed in (0, 1, 12345):
+        assert next_seed(seed) == utils.seed_generator(seed)
+
+
+def test_state_goes_on_where_it_was() -> None:
+    one, two = (here(policy="ppo", seed=seed) for seed in (1, 2))
+    for _ in range(3):
+        one.policy.learn_on_batch(next(one))
+    two.load_state_dict(one.state_dict())
+    assert (two.num_frames, two.num_batches) == (36, 3)
+    for _ in range(2):
+        a, b = next(one), next(two)
+        assert a.version == b.version == one.policy.version
+        for (_, left), (_, right) in zip(a.iter_rows(), b.iter_rows(), strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def test_running_statistics_of_environments_are_saved() -> None:
+    class Silent(gymnasium.Wrapper):
+        """Can not say where it stands."""
+
+        def get_wrapper_attr(self, name: str) -> Any:
+            raise AttributeError(name)
+
+        def has_wrapper_attr(self, name: str) -> bool:
+            return False
+
+    def make() -> Any:
+        return NormalizeObservation(Silent(Drift()))
+
+    one, two = here(make, seed=1), here(make, seed=2)
+    for _ in range(5):
+        next(one)
+    two.load_state_dict(one.state_dict())
+    saved = one.state_dict()["collectors"]["0"]["statistics"]
+    assert saved[0]["count"] > 30.0
+    mine = two.state_dict()["collectors"]["0"]["statistics"]
+    for left, right in zip(saved, mine, strict=True):
+        np.testing.assert_array_equal(left["mean"], right["mean"])
+        np.testing.assert_array_equal(left["var"], right["var"])
+    with pytest.raises(ValueError, match="running statistics"):
+        here(Drift).load_state_dict(one.state_dict())
+
+
+def test_state_is_tensors_and_json() -> None:
+    def check(value: Any) -> None:
+        if isinstance(value, dict):
+            assert all(isinstance(key, str) for key in value)
+            for part in value.values():
+                check(part)
+        elif isinstance(value, list):
+            for part in value:
+                check(part)
+        else:
+            kinds = (torch.Tensor, np.ndarray, int, float, str, type(None), np.generic)
+            assert isinstance(value, kinds), value
+
+    collector = here(policy="ppo")
+    next(collector)
+    check(collector.state_dict())

@@ -1,0 +1,248 @@
+"""Configs: what is wrong with one is said in one line, and which key it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+
+from polopt.common.config import Config, ConfigError, canonical, nearest
+from polopt.policies.acting import PolicyConfig
+from polopt.policies.ppo import PPOConfig
+
+
+def message(options: Any, where: str = "config") -> str:
+    """The error that `options` end in."""
+    with pytest.raises(ConfigError) as error:
+        PPOConfig.parse(options, where)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ---- unknown keys -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("gama", "gamma"),
+        ("clip_parm", "clip_param"),
+        ("num_epoch", "num_epochs"),
+        ("LR", "lr"),
+        ("xyz", None),
+    ],
+)
+def test_unknown_key_names_the_nearest_and_a_handful(given: str, meant: str | None) -> None:
+    text = message({given: 1}, where="policy 'ppo'")
+    assert text.startswith(f"policy 'ppo': unknown key {given!r}")
+    assert (f"did you mean {meant!r}?" in text) == (meant is not None)
+    allowed, _, others = text.partition("Allowed:")[2].partition(" and ")
+    shown = [key.strip() for key in allowed.split(",")]
+    assert set(shown) < set(PPOConfig.keys())
+    assert others == f"{len(PPOConfig.keys()) - len(shown)} others"
+    assert len(shown) == 6
+    assert meant is None or PPOConfig.aliases.get(meant, meant) in shown[:2]
+
+
+def test_unknown_key_within_a_key_names_the_nearest() -> None:
+    text = message({"model": {"fcnet_hidden": [3]}})
+    assert "'model.fcnet_hidden'" in text
+    assert "did you mean 'fcnet_hiddens'?" in text
+    assert "vf_share_layers" in text.partition("Allowed:")[2]
+
+
+def test_key_that_is_no_string_is_an_unknown_key() -> None:
+    assert "unknown key 5" in message({5: 1})
+
+
+def test_nothing_near_names_nothing() -> None:
+    assert nearest("xyzzy", ["gamma", "lr"]) == ""
+
+
+# ---- wrong values -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({"gamma": "high"}, "number"),
+        ({"gamma": [0.9]}, "number"),
+        ({"gamma": None}, "number"),
+        ({"gamma": 1.5}, "less than or equal to 1"),
+        ({"gamma": -0.1}, "greater than or equal to 0"),
+        ({"gamma": math.nan}, "finite"),
+        ({"grad_clip": math.inf}, "finite"),
+        ({"grad_clip": 0.0}, "greater than 0"),
+        ({"num_sgd_iter": 2.5}, "integer"),
+        ({"num_sgd_iter": 0}, "greater than or equal to 1"),
+        ({"sgd_minibatch_size": -1}, "greater than or equal to 0"),
+        ({"standardize_advantages": "maybe"}, "boolean"),
+        ({"model": 3}, "dictionary"),
+    ],
+    ids=str,
+)
+def test_wrong_value_is_named_with_what_is_allowed(options: dict[str, Any], allowed: str) -> None:
+    ((key, value),) = options.items()
+    text = message(options)
+    assert text.startswith(f"config: key {key!r}: got {value!r}; allowed: ")
+    assert allowed in text.partition("allowed:")[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        ({"fcnet_activation": "swish"}, "model.fcnet_activation"),
+        ({"fcnet_hiddens": [64, 0]}, "model.fcnet_hiddens.1"),
+        ({"fcnet_hiddens": 64}, "model.fcnet_hiddens"),
+        ({"initial_log_std": math.nan}, "model.initial_log_std"),
+    ],
+)
+def test_wrong_value_within_a_key_is_named_by_its_path(model: dict[str, Any], key: str) -> None:
+    assert f"key {key!r}: got " in message({"model": model})
+
+
+@pytest.mark.parametrize(
+    "key", ["gamma", "lambda", "grad_clip", "num_sgd_iter", "kl_stop", "lr", "entropy_coeff"]
+)
+def test_bool_is_no_number(key: str) -> None:
+    text = message({key: True})
+    assert f"key {key!r}: got True" in text
+    assert "number" in text.partition("allowed:")[2]
+
+
+def test_options_must_be_a_mapping() -> None:
+    assert "got [1, 2]; allowed: a mapping" in message([1, 2])
+
+
+# ---- values that are right --------------------------------------------------------------------
+
+
+def test_numbers_of_numpy_and_of_yaml_are_understood() -> None:
+    # Tune samples NumPy's; YAML 1.1 reads 1e-3 as a string.
+    config = PPOConfig.parse(
+        {"lr": "1e-3", "gamma": np.float32(0.5), "num_sgd_iter": np.int64(3), "kl_target": 1}
+    )
+    assert (config.lr, config.gamma, config.num_sgd_iter, config.kl_target) == (0.001, 0.5, 3, 1.0)
+
+
+def test_none_switches_off_what_can_be_off() -> None:
+    config = PPOConfig.parse({"grad_clip": None, "vf_clip_param": None})
+    assert config.grad_clip is None
+    assert config.vf_clip_param is None
+
+
+def test_defaults_differ_from_the_base_only_where_they_say_so() -> None:
+    base, ppo = PolicyConfig.parse({}), PPOConfig.parse({})
+    assert (base.lambda_, ppo.lambda_) == (1.0, 0.95)
+    assert base.gamma == ppo.gamma == 0.99
+
+
+def test_config_is_frozen() -> None:
+    config = PPOConfig.parse({})
+    with pytest.raises(pydantic.ValidationError):
+        config.gamma = 0.5  # type: ignore[misc]
+
+
+def test_options_come_back_from_json() -> None:
+    given = {"lambda": 0.5, "lr": [[0, 0.1], [10, 0.0]], "model": {"fcnet_hiddens": [8]}}
+    config = PPOConfig.parse(given)
+    options = config.to_dict()
+    assert options["lambda"] == 0.5
+    assert "lambda_" not in options
+    assert PPOConfig.parse(options) == config
+    assert PPOConfig.parse(json.loads(json.dumps(options))) == config
+
+
+# ---- names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alias", "key", "attribute"),
+    [
+        ("num_epochs", "num_sgd_iter", "num_sgd_iter"),
+        ("minibatch_size", "sgd_minibatch_size", "sgd_minibatch_size"),
+        ("lambda_", "lambda", "lambda_"),
+        ("lr_schedule", "lr", "lr"),
+        ("entropy_coeff_schedule", "entropy_coeff", "entropy_coeff"),
+    ],
+)
+def test_other_names_of_a_key(alias: str, key: str, attribute: str) -> None:
+    assert getattr(PPOConfig.parse({alias: 1}), attribute) == 1
+    assert getattr(PPOConfig.parse({alias: 1, key: 1}), attribute) == 1
+    text = message({alias: 1, key: 0.5})
+    assert f"{alias!r} and {key!r} are two names of {key!r}" in text
+    assert "values 1 and 0.5" in text
+
+
+def test_wrong_value_under_another_name_names_the_key() -> None:
+    assert "'num_sgd_iter': got 0" in message({"num_epochs": 0})
+
+
+def test_canonical_leaves_what_it_does_not_know() -> None:
+    assert canonical({"a": 1, "b": 2}, {"a": "c"}) == {"c": 1, "b": 2}
+
+
+def test_error_is_a_value_error() -> None:
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_a_validator_of_the_whole_speaks_for_itself() -> None:
+    class Range(Config):
+        low: int = 0
+        high: int = 1
+
+        @pydantic.model_validator(mode="after")
+        def _ordered(self) -> Range:
+            if self.low > self.high:
+                raise ValueError(f"key 'low': got {self.low}; allowed: at most 'high'")
+            return self
+
+    with pytest.raises(ConfigError, match=r"^range: key 'low': got 5; allowed: at most 'high'$"):
+        Range.parse({"low": 5}, "range")
+
+
+# ---- schedules --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        [0.1],
+        [0, 0.1],
+        [[0]],
+        [[0, 0.1, 2]],
+        [[0, 0.1], 5],
+        [[0, None]],
+        [[None, 0.1]],
+        [["early", 0.1]],
+        [[0, "big"]],
+        [[0, math.nan]],
+        [[0, 0.1], [math.inf, 0.0]],
+        [[0, True]],
+        [[-1, 0.1]],
+        [[0, 0.1], [0, 0.2]],
+        [[10, 0.1], [5, 0.2]],
+        [[0, -0.1]],
+        {0: 0.1},
+        "soon",
+        -0.1,
+        None,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("key", ["lr", "entropy_coeff"])
+def test_malformed_schedule_is_one_clear_error(key: str, value: Any) -> None:
+    text = message({key: value})
+    assert text.startswith(f"config: key {key!r}: got ")
+    assert "allowed: " in text
+
+
+def test_well_formed_schedule() -> None:
+    config = PPOConfig.parse({"lr": [[0, 1], (100, "1e-3")], "entropy_coeff": [[5, 0.0]]})
+    assert config.lr == [(0, 1.0), (100, 0.001)]
+    assert config.entropy_coeff == [(5, 0.0)]

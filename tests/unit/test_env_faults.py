@@ -1,0 +1,308 @@
+"""Environments that raise or break Gymnasium's API: made anew, counted, exact, and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from faulty_envs import (
+    BadReset,
+    CrashingClock,
+    CrashingVector,
+    NeverMade,
+    NeverResets,
+    NeverSteps,
+    Spoiled,
+    crashing_cartpole,
+    guarded,
+)
+from gymnasium.vector import AsyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation
+from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_value_function
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies import gae
+from polopt.policies.a2c import A2C
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.checking import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.envs.making import make_vector_env, probe_spaces, resolve_env
+from polopt.rollouts.envs.side_by_side import SideBySide
+from polopt.rollouts.sampling.fault_handling import SamplerFaults
+from polopt.rollouts.sampling.sampler import VectorSampler
+from polopt.rollouts.sampling.seeding import worker_seeds
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_config import WorkerConfig
+
+GAMMA, CRASH_AT, LONGEST = 0.9, 3, 8
+every_mode = pytest.mark.parametrize("mode", AUTORESET)
+
+
+def table_before_a_crash(last: float) -> np.ndarray:
+    """Values at each time, of reward 1 for `CRASH_AT` steps and then something worth `last`; those
+    of times that nobody sees are far off."""
+    values = np.full(LONGEST + 1, 99.0)
+    discount = GAMMA ** np.arange(CRASH_AT, -1, -1)
+    values[: CRASH_AT + 1] = (1.0 - discount) / (1.0 - GAMMA) + discount * last
+    return values
+
+
+def crash_batches(mode: str, fragment: int, kind: Any = SideBySide) -> list[SampleBatch]:
+    """30 steps of a clock that crashes in each episode beside one that never does, by a policy
+    that knows what each time is worth up to the crash, and nothing of the other clock."""
+    makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]
+    env = guarded(makers, mode, kind)
+    policy = make_policy("a2c", env, gamma=GAMMA, model={"fcnet_hiddens": []}, **{"lambda": 0.95})
+    set_value_function(policy, table_before_a_crash(last=5.0))
+    sampler = make_sampler(env, policy, fragment)
+    try:
+        return [policy.postprocess(sampler.sample()) for _ in range(-(-30 // fragment))]
+    finally:
+        sampler.close()
+
+
+def crashed(batch: SampleBatch, name: str) -> np.ndarray:
+    return batch[name][:, 0]
+
+
+def check_row_before_a_crash_is_bootstrapped(batches: list[SampleBatch]) -> None:
+    for batch in batches:
+        valid = crashed(batch, "valid")
+        np.testing.assert_allclose(crashed(batch, "advantages")[valid], 0.0, atol=2e-5)
+
+
+@every_mode
+@pytest.mark.parametrize("fragment", [1, 4, 5, 30])
+def test_a_crash_costs_one_row_and_no_truth(mode: str, fragment: int) -> None:
+    batches = crash_batches(mode, fragment)
+    check_row_before_a_crash_is_bootstrapped(batches)
+    valid = np.concatenate([crashed(batch, "valid") for batch in batches])
+    period = CRASH_AT + 1  # three steps, and the one that raised
+    np.testing.assert_array_equal(~valid, np.arange(len(valid)) % period == CRASH_AT)
+    lost = sum(batch.faults.env_faults for batch in batches)
+    assert lost == np.count_nonzero(~valid)
+    # Its episodes have not ended and are none; the other's are as if nothing had happened.
+    lengths = np.concatenate([batch.episodes.lengths for batch in batches])
+    assert set(lengths.tolist()) == {7}
+    rewards = np.concatenate([crashed(batch, "rewards") for batch in batches])
+    np.testing.assert_array_equal(rewards, valid.astype(np.float32))
+    told = next(batch.faults for batch in batches if batch.faults.env_faults)
+    assert told.env_index == 0
+    first, *_, last = told.traceback.splitlines()
+    assert first == "environment 'toy' (number 0 of worker 1) in step() at step 4 of its episode:"
+    assert last == "RuntimeError: the clock fell off the wall"
+    assert "toy_envs.py" in told.traceback or "faulty_envs.py" in told.traceback
+    assert "gymnasium/vector" not in told.traceback
+
+
+def test_a_crash_taken_for_a_step_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = SamplerFaults.note
+    monkeypatch.setattr(SamplerFaults, "note", lambda self, infos: np.zeros_like(note(self, infos)))
+    with pytest.raises(AssertionError):
+        check_row_before_a_crash_is_bootstrapped(crash_batches("same_step", 30))
+
+
+def test_a_crash_taken_for_an_end_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gae.next_values
+
+    def wrong(batch: SampleBatch, *values: np.ndarray) -> np.ndarray:
+        following = right(batch, *values)
+        following[:-1][~batch["valid"][1:]] = 0.0
+        return following
+
+    monkeypatch.setattr(gae, "next_values", wrong)
+    with pytest.raises(AssertionError):
+        check_row_before_a_crash_is_bootstrapped(crash_batches("same_step", 30))
+
+
+def test_environments_in_processes_of_their_own_are_made_anew_there() -> None:
+    batches = crash_batches("same_step", 15, AsyncVectorEnv)
+    check_row_before_a_crash_is_bootstrapped(batches)
+    assert sum(batch.faults.env_faults for batch in batches) == 7  # 30 // 4
+
+
+# ---- workers ----------------------------------------------------------------------------------
+
+
+def worker(env: Any, index: int = 3, **options: Any) -> RolloutWorker:
+    options = {"num_envs_per_worker": 2, "rollout_fragment_length": 25, **options}
+    config = RolloutConfig.parse({"env": env, **options})
+    source = resolve_env(env)
+    policy = A2C.config_class.parse({"model": {"fcnet_hiddens": [4]}})
+    probe = (Drift.observation_space, Drift.action_space)
+    if env is crashing_cartpole or not isinstance(env, type):
+        probe = probe_spaces(source, config)
+    return RolloutWorker(WorkerConfig(config, source, A2C, policy, *probe, seed=0), index)
+
+
+def sample_often(made: RolloutWorker) -> None:
+    for _ in range(20):
+        made.sample()
+
+
+def test_random_crashes_in_step_and_reset() -> None:
+    made = worker(crashing_cartpole, env_config={"p_crash": 0.05, "p_crash_reset": 0.2})
+    batches = [made.sample() for _ in range(40)]
+    faults = sum(batch.faults.env_faults for batch in batches)
+    lost = sum(np.count_nonzero(~batch["valid"]) for batch in batches)
+    rows = sum(len(batch) for batch in batches)
+    # Crashes in steps cost a row each, those in resets none; a step or a reset may take several.
+    assert 0.03 * rows < lost < 0.07 * rows
+    assert lost < faults < 3 * lost
+    assert all(batch["rewards"][batch["valid"]].min() == 1.0 for batch in batches)
+    assert not any(batch.faults.non_finite for batch in batches)
+
+
+def test_a_run_with_crashes_can_be_repeated_and_does_not_repeat_itself() -> None:
+    options = {"p_crash": 0.05}
+    one, other = (worker(crashing_cartpole, env_config=options) for _ in range(2))
+    first, second = one.sample(), other.sample()
+    assert first.faults.env_faults > 0
+    np.testing.assert_array_equal(first.all_obs, second.all_obs)
+    crashes = np.argwhere(~first["valid"])
+    for t, n in crashes:  # the new environment does not begin as the old one did
+        assert not np.array_equal(first.all_obs[t + 1, n], first.all_obs[0, n])
+
+
+def test_what_wrappers_have_learned_survives() -> None:
+    made = worker(lambda config: NormalizeObservation(crashing_cartpole({"p_crash": 0.1})))
+    assert sum(made.sample().faults.env_faults for _ in range(4)) > 0
+    counts = [learned["count"] for learned in made.sampler.get_statistics()]
+    assert min(counts) > 5 * 20  # not since the last crash alone
+
+
+@pytest.mark.parametrize(
+    ("env", "method", "said"),
+    [
+        (NeverResets, "reset", "OSError: no display"),
+        (NeverSteps, "step", "OSError: no simulator"),
+        (NeverMade, "__init__", "OSError: no licence"),
+    ],
+)
+def test_what_always_fails_is_one_error_with_the_environments_traceback(
+    env: Any, method: str, said: str
+) -> None:
+    made = worker(env, max_consecutive_env_faults=3)
+    with pytest.raises(EnvironmentFailedError) as caught:
+        made.sample()
+    message = str(caught.value)
+    assert f"{env.__name__!r}" in message
+    assert "of worker 3" in message
+    assert said in message
+    assert "faulty_envs.py" in message
+    assert f"in {method}" in message
+    assert "rollouts/" not in message.split("\n", 1)[1]  # nor polopt's frames, nor Gymnasium's
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("wrong shape", r"observation of shape \(3,\); got shape \(2,\)"),
+        ("list of wrong length", r"observation of shape \(3,\); got shape \(2,\)"),
+        ("wrong dtype", r"observation of dtype float32; got dtype complex128"),
+        ("no array", r"observation of (shape|dtype)"),
+        ("four-tuple", r"must return five values .*; got a tuple of 4"),
+        ("nothing", r"must return five values .*; got None \(NoneType\)"),
+        ("word for a reward", r"a number as reward; got 'much' \(str\)"),
+        ("none for a reward", r"a number as reward; got None"),
+        ("vector for a reward", r"a number as reward; got array"),
+        ("word for an end", r"a boolean as terminated; got 'no' \(str\)"),
+        ("list for info", r"a dict as info; got \[\] \(list\)"),
+    ],
+)
+@pytest.mark.parametrize("after", [0, 40])
+def test_breach_of_the_api_is_one_error_that_says_which(what: str, said: str, after: int) -> None:
+    made = worker(
+        Spoiled,
+        env_config={"what": what, "after": after},
+        autoreset_mode="same_step",
+        max_consecutive_env_faults=4,
+    )
+    with pytest.raises(EnvironmentAPIError, match=said) as caught:
+        sample_often(made)
+    message = str(caught.value)
+    assert "environment 'Spoiled' (number " in message
+    assert "of worker 3)" in message
+    assert "at step " in message
+    assert 'faulty_envs.py", line' in message
+
+
+class Imprecise(Clock):
+    """A clock that after two steps tells the time in fractions, which its space has not."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+
+    def step(self, action: int) -> Any:
+        time, *rest = super().step(action)
+        return time if time < 3 else time - 0.5, *rest
+
+
+def test_observation_of_another_kind_in_the_middle_of_an_episode() -> None:
+    made = worker(lambda: Imprecise(), max_consecutive_env_faults=4)
+    with pytest.raises(EnvironmentAPIError, match="of dtype int64; got dtype float64") as caught:
+        sample_often(made)
+    assert "at step 3 of its episode" in str(caught.value)
+
+
+def test_breach_of_the_api_in_reset() -> None:
+    made = worker(BadReset)
+    with pytest.raises(EnvironmentAPIError, match=r"reset\(\) must return a pair .*; got array"):
+        made.sample()
+
+
+# ---- vector implementations of the environment's own ------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["step", "reset"])
+def test_own_vector_implementation_is_made_anew(when: str) -> None:
+    made = []
+
+    def make() -> CrashingVector:
+        made.append(CrashingVector(3, crash_at=10, when=when, crashes=len(made) < 2))
+        return made[-1]
+
+    env = make()
+    policy = make_policy("a2c", env, model={"fcnet_hiddens": [4]})
+    faults = SamplerFaults(make, max_failures=5)
+    sampler = VectorSampler(env, policy, 12, worker_seeds(0, 1, 0, 3), faults)
+    batches = [policy.postprocess(sampler.sample()) for _ in range(4)]
+    assert len(made) == 3
+    assert sum(batch.faults.env_faults for batch in batches) == 2
+    lost = sum(np.count_nonzero(~batch["valid"] & batch["truncated"]) for batch in batches)
+    assert lost == (2 * 3 if when == "step" else 0)
+    assert all(env.was_closed for env in made[:-1])
+    assert len({env.seed for env in made}) == 3
+
+
+def test_own_vector_implementation_that_always_fails() -> None:
+    def make() -> CrashingVector:
+        return CrashingVector(3, crash_at=0, when="step", crashes=True)
+
+    env = make()
+    policy = make_policy("a2c", env, model={"fcnet_hiddens": [4]})
+    faults = SamplerFaults(make, max_failures=5, place="vector environment 'V' (of worker 2)")
+    sampler = VectorSampler(env, policy, 12, worker_seeds(0, 1, 0, 3), faults)
+    with pytest.raises(EnvironmentFailedError, match=r"'V' \(of worker 2\) failed 5 times") as err:
+        sampler.sample()
+    assert str(err.value).endswith("RuntimeError: vector fell over")
+
+
+def test_the_guard_changes_nothing_where_nothing_fails() -> None:
+    config = RolloutConfig.parse({"env": "CartPole-v1", "vectorization_mode": "sync"})
+    guarded_env = make_vector_env(resolve_env("CartPole-v1"), config, 1)
+    plain = gymnasium.make_vec(
+        "CartPole-v1",
+        config.num_envs_per_worker,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": guarded_env.autoreset_mode},
+    )
+    policy = make_policy("a2c", plain, model={"fcnet_hiddens": [4]})
+    one, other = (make_sampler(env, policy, 200) for env in (guarded_env, plain))
+    for _ in range(2):
+        first, second = one.sample(), other.sample()
+        np.testing.assert_array_equal(first.all_obs, second.all_obs)
+        np.testing.assert_array_equal(first.successor_obs, second.successor_obs)
+        for name in first.columns:
+            np.testing.assert_array_equal(first[name], second[name])

@@ -1,0 +1,366 @@
+"""Promise 3: `terminated` cuts the return, `truncated` bootstraps from the true last observation,
+and rows that a next-step reset makes are in nothing. Each checker is shown to fail where an end is
+handled wrongly.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from toy_envs import (
+    AUTORESET,
+    POLICIES,
+    Clock,
+    make_policy,
+    make_sampler,
+    set_value_function,
+    sync_clocks,
+)
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies import gae
+from polopt.policies.policy import Policy
+from polopt.rollouts.sampling.sampler import VectorSampler
+
+GAMMA = 0.9
+FOR_EVER = 1.0 / (1.0 - GAMMA)  # the value of reward 1 at every step
+LENGTHS = [5, 7]  # of the episodes of two environments
+FRAGMENTS = [1, 5, 6, 16]  # end before, at and after the ends of episodes
+LAMBDAS = [0.0, 0.95, 1.0]
+
+every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
+every_mode = pytest.mark.parametrize("mode", AUTORESET)
+every_fragment = pytest.mark.parametrize("fragment", FRAGMENTS)
+
+
+def clock_policy(env: Any, name: str = "a2c", **options: Any) -> Policy:
+    """Without hidden layers, so that the value function can be any table over time."""
+    options = {"gamma": GAMMA, "model": {"fcnet_hiddens": []}, **options}
+    return make_policy(name, env, **options)
+
+
+def sampler_of(
+    mode: str, ends: str, values: Any, fragment: int, lengths: list[int] = LENGTHS
+) -> VectorSampler:
+    env = sync_clocks(lengths, ends, mode)
+    policy = clock_policy(env)
+    set_value_function(policy, values)
+    return make_sampler(env, policy, fragment)
+
+
+def batches_of(sampler: VectorSampler, rows: int = 30) -> list[SampleBatch]:
+    """Consecutive fragments, `rows` steps of each environment in all, postprocessed."""
+    count = -(-rows // sampler.fragment_length)
+    return [sampler.policy.postprocess(sampler.sample()) for _ in range(count)]
+
+
+def under_every_lambda(
+    sampler: VectorSampler, name: str = "a2c"
+) -> Iterator[tuple[float, list[SampleBatch]]]:
+    """Each lambda, and what it makes of the same consecutive fragments."""
+    batches = batches_of(sampler)
+    for lambda_ in LAMBDAS:
+        policy = clock_policy(sampler.env, name, **{"lambda": lambda_})
+        policy.set_weights(sampler.policy.get_weights()._replace(coefficients=policy.coefficients))
+        yield lambda_, [policy.postprocess(batch) for batch in batches]
+
+
+def times(batch: SampleBatch) -> np.ndarray:
+    """`[T, N]` time since the reset, read from one-hot observations."""
+    return batch.obs.argmax(-1)
+
+
+def leading_up_to(last: float, length: int) -> np.ndarray:
+    """`[length + 1]`: the value at each time of an episode of `length` steps of reward 1 whose
+    last observation is worth `last`."""
+    discount = GAMMA ** np.arange(length, -1, -1)
+    return FOR_EVER * (1.0 - discount) + discount * last
+
+
+# ---- checkers ---------------------------------------------------------------------------------
+
+
+def check_nothing_to_learn(batches: list[SampleBatch]) -> None:
+    """Under its true value function, no action is better than expected."""
+    for batch in batches:
+        valid = batch["valid"]
+        np.testing.assert_allclose(batch["advantages"][valid], 0.0, atol=2e-5)
+        np.testing.assert_allclose(batch["value_targets"][valid], batch["values"][valid], atol=2e-5)
+
+
+def check_worth(batches: list[SampleBatch], worth: float) -> None:
+    check_nothing_to_learn(batches)
+    for batch in batches:
+        np.testing.assert_allclose(batch["value_targets"][batch["valid"]], worth, rtol=1e-5)
+
+
+def check_sums_to_the_end(batches: list[SampleBatch], lambda_: float) -> None:
+    """With value 0 everywhere, rewards of 1 add up, discounted, to the episode's or the
+    fragment's end, whichever comes first."""
+    decay = GAMMA * lambda_
+    for batch in batches:
+        to_fragment_end = np.arange(batch.shape[0], 0, -1)[:, None]
+        steps_left = np.minimum(np.array(LENGTHS) - times(batch), to_fragment_end)
+        exact = (1.0 - decay**steps_left) / (1.0 - decay)
+        valid = batch["valid"]
+        np.testing.assert_allclose(batch["advantages"][valid], exact[valid], rtol=1e-5)
+        np.testing.assert_allclose(batch["value_targets"][valid], exact[valid], rtol=1e-5)
+
+
+def check_counts(batches: list[SampleBatch], resets_cost_a_row: bool) -> None:
+    """Each environment's steps fall into whole episodes of its length, and one unfinished."""
+    rows = sum(batch.shape[0] for batch in batches)
+    # The last step of an episode comes before the row that only resets.
+    episodes = [(rows + resets_cost_a_row) // (n + resets_cost_a_row) for n in LENGTHS]
+    resets = sum(rows // (n + 1) for n in LENGTHS) if resets_cost_a_row else 0
+    assert sum(batch.env_steps for batch in batches) == len(LENGTHS) * rows - resets
+    lengths = np.concatenate([batch.episodes.lengths for batch in batches])
+    returns = np.concatenate([batch.episodes.returns for batch in batches])
+    expected = np.repeat(LENGTHS, episodes)
+    np.testing.assert_array_equal(np.sort(lengths), expected)
+    np.testing.assert_allclose(np.sort(returns), expected)
+
+
+# ---- closed forms -----------------------------------------------------------------------------
+
+
+@every_policy
+@every_mode
+@every_fragment
+def test_reward_for_ever_is_worth_the_same_everywhere(name: str, mode: str, fragment: int) -> None:
+    for _, batches in under_every_lambda(sampler_of(mode, "truncated", FOR_EVER, fragment), name):
+        check_worth(batches, FOR_EVER)
+
+
+@every_policy
+@every_mode
+@every_fragment
+@pytest.mark.parametrize("ends", ["terminated", "both"])
+def test_rewards_add_up_to_the_end(name: str, mode: str, fragment: int, ends: str) -> None:
+    for lambda_, batches in under_every_lambda(sampler_of(mode, ends, 0.0, fragment), name):
+        check_sums_to_the_end(batches, lambda_)
+
+
+@every_mode
+@every_fragment
+@pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
+def test_value_is_that_of_the_true_last_observation(mode: str, fragment: int, ends: str) -> None:
+    for _, batches in under_every_lambda(known_by_time(mode, fragment, ends)):
+        check_nothing_to_learn(batches)
+
+
+def known_by_time(mode: str, fragment: int, ends: str) -> VectorSampler:
+    """Episodes of 5 steps, whose true value function depends on time. By its table their last
+    observation is worth -3, which counts where they are truncated, and not where they terminate."""
+    table = leading_up_to(-3.0 if ends == "truncated" else 0.0, 5)
+    table[5] = -3.0
+    return sampler_of(mode, ends, table, fragment, lengths=[5, 5])
+
+
+@every_mode
+@every_fragment
+def test_episodes_and_steps_are_counted_exactly(mode: str, fragment: int) -> None:
+    sampler = sampler_of(mode, "truncated", 0.0, fragment)
+    check_counts(batches_of(sampler), resets_cost_a_row=mode == "next_step")
+
+
+@every_mode
+def test_processes_of_their_own_end_episodes_alike(mode: str) -> None:
+    makers = [lambda n=n: Clock(n, "truncated", longest=7) for n in LENGTHS]
+    env = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
+    policy = clock_policy(env)
+    sampler = make_sampler(env, policy, 6)
+    try:
+        batches = batches_of(sampler, rows=24)
+        set_value_function(policy, FOR_EVER)
+        check_worth([policy.postprocess(batch) for batch in batches], FOR_EVER)
+        set_value_function(policy, 0.0)
+        check_sums_to_the_end([policy.postprocess(batch) for batch in batches], 1.0)
+        check_counts(batches, resets_cost_a_row=mode == "next_step")
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("fragment", [4, 7, 30])
+def test_own_vector_implementation_is_truncated_exactly(fragment: int) -> None:
+    # No pole falls within 7 steps: all episodes are cut by the limit.
+    env = gymnasium.make_vec("CartPole-v1", num_envs=3, max_episode_steps=7)
+    policy = make_policy("ppo", env, gamma=GAMMA)
+    set_value_function(policy, FOR_EVER)
+    batches = batches_of(make_sampler(env, policy, fragment), rows=60)
+    check_worth(batches, FOR_EVER)
+    assert {n for b in batches for n in b.episodes.lengths} == {7}
+    rows = sum(b.shape[0] for b in batches)
+    assert sum(b.env_steps for b in batches) == 3 * (rows - rows // 8)
+
+
+def test_own_vector_implementation_terminates_exactly() -> None:
+    env = gymnasium.make_vec("CartPole-v1", num_envs=3)
+    policy = make_policy("a2c", env, gamma=GAMMA)
+    set_value_function(policy, 0.0)
+    with torch.no_grad():
+        policy.model.policy_head.bias[1] = 50.0  # always to the right, until the pole falls
+    (batch,) = batches_of(make_sampler(env, policy, 40), rows=40)
+    assert batch["terminated"].any(axis=0).all()
+    assert not batch["truncated"].any()
+    num_episodes = 0
+    for n in range(3):
+        ends = np.flatnonzero(batch["terminated"][:, n]).tolist()
+        for before, end in itertools.pairwise([-2, *ends]):
+            # The row at `before + 1` resets; the next episode is from there to its end.
+            advantages = batch["advantages"][before + 2 : end + 1, n]
+            steps_left = np.arange(len(advantages), 0, -1)
+            exact = (1.0 - GAMMA**steps_left) / (1.0 - GAMMA)
+            np.testing.assert_allclose(advantages, exact, rtol=1e-5)
+            assert len(advantages) in batch.episodes.lengths
+        resets = np.array([end + 1 for end in ends if end < 39])
+        np.testing.assert_array_equal(np.flatnonzero(~batch["valid"][:, n]), resets)
+        num_episodes += len(ends)
+    assert len(batch.episodes.lengths) == num_episodes
+    np.testing.assert_array_equal(batch.episodes.lengths, batch.episodes.returns)
+
+
+# ---- rows that only reset ---------------------------------------------------------------------
+
+
+def spoil_reset_rows(batch: SampleBatch, names: list[str]) -> None:
+    resets = ~batch["valid"]
+    assert resets.any()
+    for name in names:
+        column = batch.columns[name]
+        if column.dtype == bool:
+            column[resets] = ~column[resets]
+        elif column.dtype.kind == "f":
+            column[resets] = np.nan
+        else:
+            column[resets] = 1 - column[resets]
+
+
+def gradient(batch: SampleBatch, policy: Policy) -> np.ndarray:
+    gradients = policy.compute_gradients(batch)
+    assert gradients.rows == batch.env_steps
+    assert np.isfinite(gradients.flat).all()
+    assert np.isfinite(list(gradients.stats.values())).all()
+    return gradients.flat
+
+
+def check_spoiled_rows_change_nothing(name: str, mask: Callable[[SampleBatch], None]) -> None:
+    env = sync_clocks(LENGTHS, "truncated", "next_step")
+    policy = make_policy(name, env, gamma=GAMMA)
+    sampler = make_sampler(env, policy, 20)
+    batch = sampler.sample()
+    invalid = ~batch["valid"]
+    before = gradient(policy.postprocess(batch), policy)
+    weights = policy.get_weights()
+    # As sampled: what stands in the row of a reset is of nobody's making.
+    spoil_reset_rows(batch, ["rewards", "actions", "action_dist_inputs"])
+    policy.postprocess(batch)
+    np.testing.assert_array_equal(gradient(batch, policy), before)
+    # And what postprocessing made of it.
+    spoil_reset_rows(batch, ["values", "advantages", "value_targets"])
+    batch.obs[invalid] = np.nan
+    mask(batch)
+    np.testing.assert_array_equal(gradient(batch, policy), before)
+    policy.learn_on_batch(batch)
+    assert np.isfinite(policy.get_weights().flat).all()
+    assert policy.version > weights.version
+
+
+@every_policy
+def test_contents_of_reset_rows_do_not_matter(name: str) -> None:
+    check_spoiled_rows_change_nothing(name, mask=lambda batch: None)
+
+
+@every_policy
+def test_contents_of_reset_rows_would_matter_unmasked(name: str) -> None:
+    with pytest.raises(AssertionError):
+        check_spoiled_rows_change_nothing(name, mask=lambda batch: batch["valid"].fill(True))
+
+
+# ---- the wrong variants -----------------------------------------------------------------------
+
+right_next_values = gae.next_values
+
+
+def nothing_after_truncation(batch: SampleBatch, *values: np.ndarray) -> np.ndarray:
+    following = right_next_values(batch, *values)
+    following[batch["truncated"]] = 0.0
+    return following
+
+
+def on_through_termination(batch: SampleBatch, *values: np.ndarray) -> np.ndarray:
+    terminated = batch["terminated"].copy()
+    batch["terminated"][:] = False
+    following = right_next_values(batch, *values)
+    batch["terminated"][:] = terminated
+    return following
+
+
+def from_the_next_episode(batch: SampleBatch, *values: np.ndarray) -> np.ndarray:
+    """Bootstraps from the observation that the reset gave."""
+    following = right_next_values(batch, *values)
+    t, n = np.argwhere(batch.all_obs.argmax(-1) == 0)[0]
+    following[batch["truncated"]] = values[0][t, n]
+    return following
+
+
+@every_policy
+@every_mode
+def test_no_bootstrap_after_truncation_is_wrong(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gae, "next_values", nothing_after_truncation)
+    for _, batches in under_every_lambda(sampler_of(mode, "truncated", FOR_EVER, 6), name):
+        with pytest.raises(AssertionError):
+            check_worth(batches, FOR_EVER)
+
+
+@every_mode
+def test_bootstrap_after_termination_is_wrong(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gae, "next_values", on_through_termination)
+    for _, batches in under_every_lambda(known_by_time(mode, 6, "terminated")):
+        with pytest.raises(AssertionError):
+            check_nothing_to_learn(batches)
+
+
+@every_mode
+def test_bootstrap_from_the_next_episode_is_wrong(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gae, "next_values", from_the_next_episode)
+    for _, batches in under_every_lambda(known_by_time(mode, 16, "truncated")):
+        with pytest.raises(AssertionError):
+            check_nothing_to_learn(batches)
+
+
+@pytest.mark.parametrize("mode", ["same_step", "disabled"])
+def test_forgotten_last_observations_are_wrong(mode: str) -> None:
+    sampler = known_by_time(mode, 6, "truncated")
+    batches = batches_of(sampler)
+    check_nothing_to_learn(batches)
+    for batch in batches:
+        batch.successor_index = batch.successor_index[:0]
+        batch.successor_obs = batch.successor_obs[:0]
+        sampler.policy.postprocess(batch)
+    with pytest.raises(AssertionError):
+        check_nothing_to_learn(batches)
+
+
+def test_unmasked_reset_rows_are_wrong() -> None:
+    sampler = sampler_of("next_step", "truncated", FOR_EVER, 6)
+    batches = batches_of(sampler)
+    check_counts(batches, resets_cost_a_row=True)
+    for batch in batches:
+        batch["valid"][:] = True
+        sampler.policy.postprocess(batch)
+    with pytest.raises(AssertionError):
+        check_worth(batches, FOR_EVER)
+    with pytest.raises(AssertionError):
+        check_counts(batches, resets_cost_a_row=True)

@@ -1,0 +1,236 @@
+"""Advantages against a slow reference, and batches cut, padded and put side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_envs import TwoNumbers, make_policy
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.metrics import EpisodeStats
+from polopt.policies import gae
+from polopt.policies.sgd import explained_variance
+
+SIZES = st.tuples(st.integers(1, 9), st.integers(1, 4))
+SEEDS = st.integers(0, 2**31)
+MODES = st.sampled_from(["next_step", "same_step"])
+UNIT = st.floats(0.0, 1.0)
+
+
+def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
+    """A batch as the sampler makes it: ends at random, by either cause or both, and after them
+    rows that only reset (next-step) or last observations kept aside (same-step)."""
+    rng = np.random.default_rng(seed)
+    terminated = rng.random((steps, envs)) < 0.2
+    truncated = rng.random((steps, envs)) < 0.2
+    valid = np.ones((steps, envs), dtype=bool)
+    index = np.zeros(0, dtype=np.int64)
+    if mode == "next_step":
+        valid[0] = rng.random(envs) < 0.8  # an end in the fragment before
+        for t in range(1, steps):
+            valid[t] = ~(terminated[t - 1] | truncated[t - 1]) | ~valid[t - 1]
+            terminated[t] &= valid[t]
+            truncated[t] &= valid[t]
+        terminated[0] &= valid[0]
+        truncated[0] &= valid[0]
+    else:
+        # And here and there one that padding would keep, where no episode ends.
+        index = np.flatnonzero(terminated | truncated | (rng.random((steps, envs)) < 0.1))
+    columns = {
+        "actions": rng.integers(0, 3, (steps, envs)),
+        "rewards": rng.normal(size=(steps, envs)).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "valid": valid,
+        "action_dist_inputs": rng.normal(size=(steps, envs, 3)).astype(np.float32),
+    }
+    all_obs = rng.normal(size=(steps + 1, envs, 2)).astype(np.float32)
+    successors = rng.normal(size=(len(index), 2)).astype(np.float32)
+    episodes = EpisodeStats(np.arange(3.0), np.arange(3))
+    return SampleBatch(all_obs, columns, index, successors, seed % 7, seed % 3, episodes)
+
+
+def value_of(obs: np.ndarray) -> np.ndarray:
+    return 2.0 * obs[..., 0] - 3.0 * obs[..., 1] + 1.0
+
+
+def fast(batch: SampleBatch, gamma: float, lambda_: float) -> np.ndarray:
+    values = value_of(batch.all_obs)
+    following = gae.next_values(batch, values, value_of(batch.successor_obs))
+    return gae.advantages(batch, values[:-1], following, gamma, lambda_)
+
+
+def slow(batch: SampleBatch, gamma: float, lambda_: float) -> np.ndarray:
+    """The sum of the definition, term by term, for each row anew."""
+    steps, envs = batch.shape
+    apart = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))
+    result = np.zeros((steps, envs))
+    for n in range(envs):
+        for start in range(steps):
+            if not batch["valid"][start, n]:
+                continue
+            weight = 1.0
+            for t in range(start, steps):
+                true_next = apart.get(t * envs + n, batch.all_obs[t + 1, n])
+                ahead = 0.0 if batch["terminated"][t, n] else gamma * value_of(true_next)
+                error = batch["rewards"][t, n] + ahead - value_of(batch.all_obs[t, n])
+                result[start, n] += weight * error
+                weight *= gamma * lambda_
+                if batch["terminated"][t, n] or batch["truncated"][t, n] or t * envs + n in apart:
+                    break
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, MODES, SEEDS, UNIT, UNIT)
+def test_advantages_equal_the_definition(
+    size: tuple[int, int], mode: str, seed: int, gamma: float, lambda_: float
+) -> None:
+    batch = made_batch(*size, mode, seed)
+    result = fast(batch, gamma, lambda_)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, slow(batch, gamma, lambda_), rtol=1e-4, atol=1e-4)
+
+
+def test_advantages_are_float32_whatever_rewards_are() -> None:
+    batch = made_batch(5, 2, "same_step", seed=0)
+    values, following = np.zeros((2, 5, 2), np.float32)
+    expected = gae.advantages(batch, values, following, 0.9, 0.8)
+    batch["rewards"] = batch["rewards"].astype(np.float64)
+    got = gae.advantages(batch, values, following, 0.9, 0.8)
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
+def test_explained_variance_is_of_valid_rows(share: float) -> None:
+    batch = made_batch(40, 3, "same_step", seed=1)
+    rng = np.random.default_rng(2)
+    batch["valid"] = valid = rng.random((40, 3)) < share
+    targets = rng.normal(3.0, 2.0, (40, 3)).astype(np.float32)
+    batch["value_targets"] = np.where(valid, targets, 1e6).astype(np.float32)
+    batch["values"] = (targets + rng.normal(1.0, 1.0, (40, 3))).astype(np.float32)
+    expected = 0.0
+    if valid.any():
+        errors = (targets - batch["values"])[valid].astype(np.float64)
+        expected = 1.0 - errors.var() / targets[valid].astype(np.float64).var()
+        assert 0.6 < expected < 0.9
+    assert explained_variance(batch) == pytest.approx(expected, rel=1e-5)
+    batch["value_targets"] = np.full((40, 3), 7.0, np.float32)
+    assert explained_variance(batch) == 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(SIZES, min_size=1, max_size=4), MODES, SEEDS, UNIT, UNIT)
+def test_padding_leaves_advantages_as_they_are(
+    sizes: list[tuple[int, int]], mode: str, seed: int, gamma: float, lambda_: float
+) -> None:
+    batches = [made_batch(*size, mode, seed + i) for i, size in enumerate(sizes)]
+    whole = SampleBatch.concat(batches)
+    assert whole.env_steps == sum(batch.env_steps for batch in batches)
+    together = fast(whole, gamma, lambda_)
+    for batch, part in zip(batches, split(together, batches), strict=True):
+        np.testing.assert_allclose(part, fast(batch, gamma, lambda_), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(together, slow(whole, gamma, lambda_), rtol=1e-4, atol=1e-4)
+
+
+def split(column: np.ndarray, batches: list[SampleBatch]) -> list[np.ndarray]:
+    """What stands in a column `[max T, sum of N, ...]` for each of the batches it is made of."""
+    bounds = np.cumsum([0] + [batch.shape[1] for batch in batches])
+    return [
+        column[: b.shape[0], low:][:, : b.shape[1]]
+        for b, low in zip(batches, bounds[:-1], strict=True)
+    ]
+
+
+def test_concat_keeps_all_and_marks_padding() -> None:
+    batches = [
+        made_batch(t, n, "same_step", i) for i, (t, n) in enumerate([(3, 2), (5, 1), (4, 3)])
+    ]
+    whole = SampleBatch.concat(batches)
+    assert whole.shape == (5, 6)
+    assert whole.version == min(batch.version for batch in batches)
+    assert len(whole.episodes.returns) == 9
+    for name in ["obs", *batches[0].columns]:
+        for batch, part in zip(batches, split(whole[name], batches), strict=True):
+            np.testing.assert_array_equal(part, batch[name])
+    assert not whole["valid"][3:, :2].any()
+    assert not whole["valid"][4:, 3:].any()
+
+
+def test_one_batch_alone_is_not_copied() -> None:
+    batch = made_batch(3, 2, "same_step", 0)
+    assert SampleBatch.concat([batch]) is batch
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_postprocessing_before_or_after_concat_is_the_same(name: str, mode: str) -> None:
+    policy = make_policy(name, TwoNumbers(), **{"lambda": 0.9})
+    batches = [made_batch(t, n, mode, i) for i, (t, n) in enumerate([(4, 2), (7, 3), (1, 1)])]
+    before = SampleBatch.concat(
+        [policy.postprocess(replace(b, columns=dict(b.columns))) for b in batches]
+    )
+    after = policy.postprocess(SampleBatch.concat(batches))
+    valid = before["valid"]
+    np.testing.assert_array_equal(after["valid"], valid)
+    for column in before.columns:
+        np.testing.assert_allclose(
+            after[column][valid], before[column][valid], rtol=1e-5, atol=1e-6, err_msg=column
+        )
+    gradients = [policy.compute_gradients(batch).flat for batch in (before, after)]
+    np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, MODES, SEEDS, st.data())
+def test_some_steps_of_a_batch_are_a_batch(
+    size: tuple[int, int], mode: str, seed: int, data: st.DataObject
+) -> None:
+    batch = made_batch(*size, mode, seed)
+    start = data.draw(st.integers(0, size[0] - 1))
+    stop = data.draw(st.integers(start + 1, size[0]))
+    part = batch.steps(start, stop)
+    assert part.shape == (stop - start, size[1])
+    assert (part.version, part.worker_index) == (batch.version, batch.worker_index)
+    for name in ["obs", *batch.columns]:
+        np.testing.assert_array_equal(part[name], batch[name][start:stop])
+    np.testing.assert_array_equal(part.bootstrap_obs, batch.all_obs[stop])
+    np.testing.assert_allclose(fast(part, 0.9, 0.8), slow(part, 0.9, 0.8), rtol=1e-4, atol=1e-4)
+    # One-step differences look no further than the next observation: cutting does not change them.
+    np.testing.assert_allclose(fast(part, 0.9, 0.0), fast(batch, 0.9, 0.0)[start:stop], rtol=1e-6)
+
+
+def test_views_are_not_copies() -> None:
+    batch = made_batch(6, 3, "same_step", 1)
+    for name in ["obs", *batch.columns]:
+        assert np.shares_memory(batch.flat(name), batch[name])
+        assert np.shares_memory(batch.steps(2, 4)[name], batch[name])
+    assert np.shares_memory(batch.obs, batch.all_obs)
+    assert np.shares_memory(batch.bootstrap_obs, batch.all_obs)
+    for name, rows in batch.iter_rows():
+        assert np.shares_memory(rows, batch[name])
+        assert len(rows) == len(batch) == 18
+
+
+def test_training_on_valid_rows_only_copies_nothing_else() -> None:
+    policy = make_policy("a2c", TwoNumbers())
+    batch = policy.postprocess(made_batch(5, 2, "same_step", 2))
+    rows = policy.training_rows(batch)
+    for name in ("obs", *policy.loss_columns):
+        assert np.shares_memory(rows[name].numpy(), batch[name])
+    batch["valid"][1, 0] = batch["valid"][4, 1] = False
+    rows = policy.training_rows(batch)
+    kept = np.delete(np.arange(10), [2, 9])
+    for name in ("obs", *policy.loss_columns):
+        np.testing.assert_array_equal(rows[name].numpy(), batch.flat(name)[kept])
+
+
+def test_column_of_other_shape_is_refused() -> None:
+    batch = made_batch(4, 2, "same_step", 0)
+    with pytest.raises(ValueError, match=r"'extra'.*\[4, 2\].*got \[2, 4\]"):
+        batch["extra"] = np.zeros((2, 4))

@@ -1,0 +1,192 @@
+"""One flat dict goes to its owners, and what is wrong with it is one error before Ray starts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gymnasium
+import pytest
+import ray
+
+from polopt.common.config import ConfigError
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.policies.ppo import PPO
+from polopt.trainers.config import Experiment, aliases_for
+from polopt.trainers.portable import portable_config
+from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+ENV = {"env": "CartPole-v1"}
+
+
+def parse(options: dict[str, Any], preset: dict[str, Any] | None = None) -> Experiment:
+    return Experiment.parse({**ENV, **options}, preset or {})
+
+
+def test_each_key_goes_to_its_owner() -> None:
+    experiment = parse(
+        {
+            "min_sample_timesteps_per_iteration": 7,
+            "num_workers": 3,
+            "env_config": {"sutton_barto_reward": True},
+            "clip_param": 0.3,
+            "lambda": 0.9,
+            "model": {"fcnet_hiddens": [32, 16]},
+            "train_batch_size": 512,
+        }
+    )
+    assert experiment.trainer.min_sample_timesteps_per_iteration == 7
+    assert experiment.rollout.num_workers == 3
+    assert experiment.rollout.env_config == {"sutton_barto_reward": True}
+    assert experiment.policy.to_dict()["clip_param"] == 0.3
+    assert experiment.policy.lambda_ == 0.9
+    assert experiment.policy.model.fcnet_hiddens == (32, 16)
+    assert experiment.optimizer.to_dict()["train_batch_size"] == 512
+    assert (experiment.policy_name, experiment.optimizer_name) == ("ppo", "sync_samples")
+
+
+@pytest.mark.parametrize(
+    ("alias", "key", "value"),
+    [
+        ("num_env_runners", "num_workers", 5),
+        ("num_envs_per_env_runner", "num_envs_per_worker", 5),
+        ("minibatch_size", "sgd_minibatch_size", 5),
+        ("num_epochs", "num_sgd_iter", 5),
+        ("lambda_", "lambda", 0.5),
+        ("timesteps_per_iteration", "min_sample_timesteps_per_iteration", 5),
+        ("num_gpus_per_learner", "num_gpus", 0.5),
+    ],
+)
+def test_todays_names_of_rllib_are_aliases(alias: str, key: str, value: float) -> None:
+    assert portable_config(parse({alias: value})) == portable_config(parse({key: value}))
+    assert aliases_for({}, {})[alias] == key
+    with pytest.raises(ConfigError, match="two names"):
+        parse({alias: value, key: value / 2})
+
+
+def test_preset_is_a_difference_that_the_user_overrules() -> None:
+    assert parse({}, SyncPPO.preset).rollout.rollout_fragment_length == 128
+    assert (
+        parse({"rollout_fragment_length": 9}, SyncPPO.preset).rollout.rollout_fragment_length == 9
+    )
+    assert parse({}).rollout.rollout_fragment_length == 20
+
+
+def test_plugin_by_name_by_dict_and_by_class() -> None:
+    by_dict = parse({"optimizer": {"name": "async_gradients", "grads_per_step": 3}})
+    assert by_dict.optimizer_class is AsyncGradients
+    assert by_dict.optimizer.to_dict()["grads_per_step"] == 3
+    by_class = parse({"optimizer": AsyncGradients, "policy": PPO})
+    assert (by_class.optimizer_name, by_class.policy_name) == ("async_gradients", "ppo")
+    with_options = parse({"policy": {"name": "ppo", "num_epochs": 2}})
+    assert with_options.policy.num_sgd_iter == 2
+    # A preset fixes the name; options of its own may come in a dict, with the name or without.
+    for given in ({"grads_per_step": 3}, {"name": "async_gradients", "grads_per_step": 3}):
+        assert parse({"optimizer": given}, A3C.preset).optimizer.to_dict()["grads_per_step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "preset", "said"),
+    [
+        ({"gama": 1}, {}, r"unknown key 'gama'; did you mean 'gamma'\? Allowed: .*gamma"),
+        ({"num_env_runer": 1}, {}, r"did you mean 'num_env_runners'\?"),
+        ({"zzz": 1}, {}, r"unknown key 'zzz'\. Allowed"),
+        ({"grads_per_step": 1}, {}, r"'grads_per_step' is an option of optimizer 'async_grad"),
+        ({"clip_param": 1}, A2C.preset, r"'clip_param' is an option of policy 'ppo'"),
+        ({"optimizer": {"name": "sync_samples", "grads_per_step": 1}}, {}, "'grads_per_step'"),
+        ({"optimizer": "sync_sample"}, {}, r"did you mean 'sync_samples'\?"),
+        ({"policy": "pp0"}, {}, r"did you mean 'ppo'\?"),
+        ({"optimizer": {"x": 1}}, {}, "a name, or a dict with a 'name'"),
+        ({"optimizer": {"name": ["x"]}}, {}, "a name, or a dict with a 'name'"),
+        ({"optimizer": 3}, {}, "a name, or a dict with a 'name'"),
+        ({"optimizer": int}, {}, "a subclass of"),
+        ({"optimizer": "sync_samples"}, A3C.preset, "this preset is 'async_gradients'"),
+        ({"policy": {"name": "ppo"}}, A3C.preset, "this preset is 'a3c'"),
+        ({"num_workers": "many"}, {}, "'num_workers': got 'many'"),
+        ({"num_workers": -1}, {}, "'num_workers': got -1; allowed: greater than or equal to 0"),
+        ({"num_workers": True}, {}, "'num_workers': got True"),
+        ({"lr": -1}, {}, "'lr': got -1"),
+        ({"lr": [[5, 1.0], [5, 2.0]]}, {}, "'lr'"),
+        ({"model": {"fcnet_hidens": [3]}}, {}, "fcnet_hidens"),
+        ({"env": None}, {}, "key 'env' is missing"),
+        ({"num_workers": 0}, A3C.preset, "'async_gradients' with num_workers=0"),
+        ({"num_workers": 0}, DDPPO.preset, "'decentralized_allreduce' with num_workers=0"),
+        ({3: 4}, {}, "got key 3; allowed: strings"),
+    ],
+)
+def test_bad_config(options: dict[Any, Any], preset: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse(options, preset)
+    assert "\n" not in str(caught.value)
+
+
+def test_config_must_be_a_dict() -> None:
+    with pytest.raises(ConfigError, match="a dict of keys to values"):
+        Experiment.parse([("env", "CartPole-v1")], {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("preset", PRESETS.values())
+def test_portable_config_is_taken_back_by_preset_and_by_general_trainer(
+    preset: type[PolicyOptimizerTrainer],
+) -> None:
+    portable = json.dumps(portable_config(parse({"seed": 3}, preset.preset)))
+    for again in (preset.preset, {}):
+        assert (
+            json.dumps(portable_config(Experiment.parse(json.loads(portable), again))) == portable
+        )
+    callable_env = Experiment.parse({"env": lambda: None, "num_workers": 1}, preset.preset)
+    assert "env" not in portable_config(callable_env)
+
+
+class Unsupported(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Text(5)
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+class UnsupportedActions(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Discrete(5)
+    action_space = gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(2))
+
+
+def cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+def two_cartpoles() -> Any:
+    return gymnasium.make_vec("CartPole-v1", 2)
+
+
+def broken_env() -> Any:
+    raise OSError("no such simulator")
+
+
+# Gymnasium's vector environments complain when what could not be made is collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("preset", PRESETS.values())
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"env": "CartPole-v9"}, "CartPole"),
+        ({"env": "Cartpol-v1"}, r"did you mean 'CartPole-v1'\?"),
+        ({"env": 7}, "'env': got 7"),
+        ({"env": Unsupported}, "observation space Text"),
+        ({"env": UnsupportedActions}, "Sequence"),
+        ({"env": broken_env}, "can not be made .* OSError: no such simulator"),
+        ({"env_config": {"no_such": 1}}, "can not be made with env_config .*'no_such'"),
+        ({"vectorization_mode": "vector_entry_point", "env": cartpole}, "vectorization_mode"),
+        ({"env": two_cartpoles}, "num_envs_per_worker.: got 8"),
+        ({"autoreset_mode": "same_step"}, "resets in mode"),
+        ({"gama": 1}, "gamma"),
+    ],
+)
+def test_every_error_comes_before_ray_starts(
+    preset: type[PolicyOptimizerTrainer], options: dict[str, Any], said: str, monkeypatch: Any
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("Ray was started, or a worker, for a config that is wrong")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr("polopt.trainers.training.make_workers", refuse)
+    with pytest.raises(ConfigError, match=said):
+        preset({**ENV, **options})

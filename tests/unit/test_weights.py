@@ -1,0 +1,62 @@
+"""What travels between processes arrives as it was sent."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from polopt.common.episodes import EpisodeStats, episodes_of
+from polopt.common.weights import Gradients, Weights
+
+VECTOR = np.linspace(-1.0, 1.0, 9155, dtype=np.float32)
+MESSAGES = [
+    Weights(VECTOR, 7, 1234, {"kl_coeff": 0.2}),
+    Gradients(VECTOR[::2], 3, 160, {"vf_loss": 0.5}),  # not contiguous
+    episodes_of([500.0, 1.5], [500, 2]),
+    EpisodeStats.empty(),
+    Weights(VECTOR[:0], 0, 0, {}),  # of a policy that has none
+]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    assert one._fields == other._fields
+    for a, b in zip(one, other, strict=True):
+        assert type(a) is type(b)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+        else:
+            assert a == b
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("message", MESSAGES)
+def test_arrives_as_it_was_sent(message: Any, protocol: int) -> None:
+    assert_same(pickle.loads(pickle.dumps(message, protocol)), message)
+    assert_same(copy.deepcopy(message), message)
+
+
+def test_vectors_travel_beside_the_pickle_which_is_short() -> None:
+    beside: list[pickle.PickleBuffer] = []
+    told = pickle.dumps(MESSAGES[0], 5, buffer_callback=beside.append)
+    assert [buffer.raw().nbytes for buffer in beside] == [4 * len(VECTOR)]
+    assert b"dtype" not in told  # NumPy's description of an array takes longer than the rest
+    assert_same(pickle.loads(told, buffers=beside), MESSAGES[0])
+
+
+def test_numbers_of_another_precision_arrive_as_float32() -> None:
+    sent = Gradients(VECTOR.astype(np.float64), 3, 160, {})
+    assert_same(pickle.loads(pickle.dumps(sent, 5)), sent._replace(flat=VECTOR))
+
+
+def test_ray_sends_no_code_along() -> None:
+    sizes = {type(message).__name__: len(ray.cloudpickle.dumps(message, 5)) for message in MESSAGES}
+    assert sizes.pop("Weights") < VECTOR.nbytes + 300
+    assert sizes.pop("Gradients") < VECTOR.nbytes / 2 + 300
+    assert max(sizes.values()) < 200
