@@ -158,7 +158,7 @@ def traceback_of(error: BaseException, env: Any = None, method: str = "step") ->
 
 
 def _is_ours(frames: TracebackType) -> bool:
-    return os.path.dirname(frames.tb_frame.f_code.co_filename) == _ROLLOUTS
+    return os.path.dirname(os.path.dirname(frames.tb_frame.f_code.co_filename)) == _ROLLOUTS
 
 
 def _definition(env: Any, method: str) -> str:
