@@ -54,10 +54,6 @@ class Polopt:
         """Frames of the next batch."""
         return next(self._collector).env_steps
 
-    def settle(self) -> None:
-        """Returns when nobody collects."""
-        self._collector.pipeline.settle()
-
     def stop(self) -> None:
         """Ends it."""
         self._collector.shutdown()
@@ -120,10 +116,6 @@ class TorchRL:
         """Frames of the next batch."""
         return int(next(self._batches).numel())
 
-    def settle(self) -> None:
-        """Returns when nobody collects."""
-        ray.get([actor.stats.remote() for actor in self._collector.remote_collectors])
-
     def stop(self) -> None:
         """Ends it, but not Ray."""
         self._collector.shutdown()
@@ -139,7 +131,6 @@ def measure(collecting: Polopt | TorchRL, seconds: float) -> float:
     while now_s < started_s + seconds:
         frames += collecting.next()
         now_s = time.perf_counter()
-    collecting.settle()
     return frames / (now_s - started_s)
 
 
@@ -164,7 +155,6 @@ def main() -> None:
             case = request["make"]
             collecting = TorchRL(case) if system == "TorchRL" else Polopt(case, "," in system)
             collecting.next()
-            collecting.settle()
             answer("made")
         elif collecting is not None:
             answer(measure(collecting, request["seconds"]))

@@ -1,14 +1,12 @@
-"""Whether memory grows: resident size of the driver and of each worker, and the object store's use.
+"""Memory over time: resident size of the driver and of each worker, and the object store's use.
 
-    .venv/bin/python benchmarks/memory.py [--minutes 15] [--presets A3C SyncPPO DDPPO]
-        [--workers 2 8]
+    python benchmarks/memory.py [--minutes 15] [--presets A3C SyncPPO DDPPO] [--workers 2 8]
 
-One run of each preset with each number of workers, in a process of its own, sampled each second
-from this one. The slope is that of least
-squares after a warm-up; its standard error is that of means over blocks, since one second's size is
-nearly that of the second before, and a line through all of them would claim to know it far too
-well. A series is flat if its slope is below a limit, or within two standard errors of zero.
-Prints Markdown, writes JSON.
+Each preset with each number of workers is one run in a process of its own, sampled once a second
+from this process. The slope is a least-squares fit after a warm-up. Its standard error is computed
+from means over blocks, because neighbouring seconds are correlated and an error from single seconds
+would be far too small. A series is flat if its slope is below a limit, or within two standard
+errors of zero. Prints Markdown, writes JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -32,14 +30,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import ray
 from about import about
-from training_speed import CASES
 
 import polopt
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "common"))
+from measuring import worker_pids
+
+CASES: dict[str, dict[str, Any]] = {
+    "A3C": {"rollout_fragment_length": 20},
+    "A2C": {"rollout_fragment_length": 20},
+    "SyncPPO": {"rollout_fragment_length": 128, "num_sgd_iter": 4, "sgd_minibatch_size": 256},
+    "DDPPO": {"rollout_fragment_length": 128, "num_sgd_iter": 4, "sgd_minibatch_size": 128},
+}
 #: Share of the run that is left out: caches, heaps and episode statistics fill up first.
 WARM_UP = 0.3
 BLOCKS = 8
-#: Starting, ending and iterations under way take no longer than this.
+#: Limit for start-up, for the end, and for the iteration in progress.
 START_S = 300.0
 PRESETS = ["A3C", "SyncPPO", "DDPPO"]
 STORE = "object store"
@@ -72,9 +78,8 @@ class Slope(NamedTuple):
 def slope(seconds: np.ndarray, mib: np.ndarray, blocks: int = BLOCKS) -> Slope:
     """Least squares through the means of `blocks` equal parts.
 
-    What one second has in common with the next averages out within a block if it is forgotten
-    faster than a block is long; the scatter of the means around the line then says how well the
-    line is known.
+    Correlation between neighbouring seconds averages out within a block that is longer than the
+    correlation time; the standard error follows from the residuals of the block means.
 
     Args:
         seconds: `[S]`.
@@ -99,24 +104,21 @@ def resident_mib(pid: int) -> float:
 
 
 def store_mib() -> float:
-    """What of the object store is in use: Ray counts it as a resource."""
+    """Used part of the object store, which Ray counts as a resource."""
     key = "object_store_memory"
     return (ray.cluster_resources()[key] - ray.available_resources().get(key, 0.0)) / MIB
 
 
 def train(preset: str, workers: int, seconds: float) -> None:
-    """The run itself. Writes to standard output who takes part, and then, each second and between
-    two iterations, what of the object store is in use."""
+    """Trains. Writes the process ids to standard output, and then, once a second between two
+    iterations, the use of the object store."""
     ray.init(num_cpus=workers + 1, include_dashboard=False, logging_level=logging.ERROR)
     config = {"env": "CartPole-v1", "num_workers": workers, "num_envs_per_worker": 8, "seed": 0}
     trainer = getattr(polopt, preset)(config={**config, **CASES[preset]})
     try:
         trainer.train()
-        remote = trainer.workers.remote
-        pids = ray.get([w.actor.__ray_call__.remote(lambda _: os.getpid()) for w in remote])
-        who = {"driver": os.getpid()}
-        who |= {f"worker {w.index}": pid for w, pid in zip(remote, pids, strict=True)}
-        print(json.dumps(who), flush=True)
+        pids = {f"worker {number}": pid for number, pid in enumerate(worker_pids(), 1)}
+        print(json.dumps({"driver": os.getpid(), **pids}), flush=True)
         started_s = time.perf_counter()
         for second in range(1, int(seconds) + 1):
             while time.perf_counter() - started_s < second:
@@ -136,7 +138,7 @@ def sample(preset: str, workers: int, seconds: float) -> dict[str, list[float]]:
     run = [sys.executable, __file__, "--train", preset, str(workers), str(seconds)]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        # A run that hangs ends, and with it what is read here.
+        # Ends a run that hangs; its output then ends, too.
         watchdog = threading.Timer(seconds + START_S, process.kill)
         watchdog.start()
         try:

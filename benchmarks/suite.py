@@ -14,13 +14,9 @@ or does not end is a row that says so, and the others go on.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -28,16 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from about import about
-from environments import CACHE, PEERS, PeerError, last_line, make_environment
+from environments import CACHE, PEERS, PeerError, make_environment
+from processes import STARTUP_LIMIT_S, run
 from suite_cases import CASES, Case, Opponent
 from verdicts import Row, floor_row, learn_rows, markdown, rate_row
 
-#: Of a process, besides what it measures: Ray, imports, a first update.
-STARTUP_LIMIT_S = 300.0
-GRACE_S = 10.0
+ROOT = Path(__file__).resolve().parents[1]
 #: Where the table stands in a page.
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclass
@@ -70,7 +64,8 @@ class Runner:
         try:
             command = [str(self._python(side.peer)), str(PEERS / side.peer / "run.py"), side.case]
             command += ["--seconds", str(seconds), "--seed", str(turn)]
-            side.turns[turn] = run(command, 2 * seconds + STARTUP_LIMIT_S, side.peer == "polopt")
+            path = ROOT / "src" if side.peer == "polopt" else None
+            side.turns[turn] = run(command, 2 * seconds + STARTUP_LIMIT_S, path)
         except PeerError as error:
             side.error = str(error)
         told = side.error or json.dumps(side.turns[turn])
@@ -89,58 +84,6 @@ class Runner:
         if isinstance(made, PeerError):
             raise PeerError(f"not installed: {made}")
         return made
-
-
-def run(command: list[str], limit_s: float, keep_path: bool = False) -> dict[str, Any]:
-    """What a script says in its last line.
-
-    Args:
-        command: it is ended, with its process group, when it is over or late.
-        limit_s: how long it may take.
-        keep_path: PYTHONPATH is kept; peers must not see what it leads to.
-
-    Raises:
-        PeerError: it failed, or did not end in time.
-    """
-    environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
-    path = environ.pop("PYTHONPATH", "")
-    if keep_path and path:  # the script runs in another folder
-        environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
-    # To files, not pipes: what outlives the script would keep a pipe open.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tempfile.TemporaryFile("w+") as out,
-        tempfile.TemporaryFile("w+") as err,
-    ):
-        process = subprocess.Popen(
-            command, stdout=out, stderr=err, cwd=folder, env=environ, start_new_session=True
-        )
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise PeerError(f"did not end within {limit_s:.0f} s") from None
-        finally:
-            end_group(process)
-        out.seek(0)
-        err.seek(0)
-        said, complaints = out.read(), err.read()
-    if code != 0:
-        raise PeerError(f"exit status {code}: {last_line(complaints or said)}")
-    try:
-        result: dict[str, Any] = json.loads(last_line(said))
-    except ValueError:
-        raise PeerError(f"its last line is no result: {last_line(said)}") from None
-    return result
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and what it started: politely, so that Ray can tidy up, then not."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(GRACE_S)
 
 
 def measure(case: Case, turns: int, runner: Runner) -> list[Row]:

@@ -39,7 +39,7 @@ class RateClock:
         self._seconds = seconds
         self._made_s = time.perf_counter()
         self._rounds = 0
-        self._began: tuple[float, int] | None = None
+        self._began: tuple[float, int, float] | None = None
         self._result: dict[str, Any] = {}
 
     def tick(self, steps: int) -> bool:
@@ -49,13 +49,16 @@ class RateClock:
         self._rounds += 1
         if self._began is None:
             if now_s - self._made_s >= WARM_UP_S and self._rounds >= 2:
-                self._began = (now_s, steps)
+                cpu_s = processor_seconds()
+                self._began = (time.perf_counter(), steps, cpu_s)
             return False
-        began_s, began_steps = self._began
+        began_s, began_steps, began_cpu_s = self._began
         if now_s - began_s < self._seconds:
             return False
         took_s, done = now_s - began_s, steps - began_steps
+        cpu_s = processor_seconds() - began_cpu_s
         self._result = {"rate": done / took_s, "steps": done, "seconds": took_s}
+        self._result["cpu_s_per_1000_steps"] = 1000.0 * cpu_s / done
         return True
 
     def result(self) -> dict[str, Any]:
@@ -67,6 +70,56 @@ class RateClock:
         if not self._result:
             raise RuntimeError(f"the run ended after {self._rounds} rounds, too soon")
         return {**self._result, "startup_s": self._made_s - STARTED_S}
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of its Ray workers with their children, from /proc."""
+    ticks = 0
+    for pid in [os.getpid(), *worker_pids()]:
+        fields = _stat(pid)
+        ticks += int(fields[11]) + int(fields[12]) if fields else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def worker_pids() -> list[int]:
+    """Ray workers below this process, and their children.
+
+    Ray's own processes (raylet, GCS, idle workers) are left out: the title of a process with an
+    actor is `ray::CLASS`, that of one without work `ray::IDLE`.
+    """
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        fields = _stat(int(name))
+        if fields:
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found: list[int] = []
+    pending = [(os.getpid(), False)]  # pid, and whether it belongs to a worker
+    while pending:
+        parent, inside = pending.pop()
+        for pid in children.get(parent, []):
+            counts = inside or _is_worker(pid)
+            pending.append((pid, counts))
+            if counts:
+                found.append(pid)
+    return sorted(found)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat behind the name of the program; none if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            title = file.read()
+    except OSError:
+        return False
+    return title.startswith(b"ray::") and not title.startswith(b"ray::IDLE")
 
 
 class GoalClock:

@@ -42,6 +42,7 @@ TUNED = Path(__file__).resolve().parents[3] / "tuned_examples" / "cartpole_ppo.y
 PACKAGES = ("ray", "torch", "gymnasium", "numpy")
 CARTPOLE = {"env": "CartPole-v1", "vectorization_mode": "sync"}
 PENDULUM = {"env": "Pendulum-v1", "vectorization_mode": "sync"}
+HALF_CHEETAH = {"env": "HalfCheetah-v5", "vectorization_mode": "sync"}
 PPO: dict[str, Any] = {
     "rollout_fragment_length": 128,
     "lr": 3e-4,
@@ -49,32 +50,31 @@ PPO: dict[str, Any] = {
     "num_sgd_iter": 4,
     "sgd_minibatch_size": 256,
 }
+DDPPO: dict[str, Any] = {
+    "rollout_fragment_length": 100,
+    "num_sgd_iter": 10,
+    "sgd_minibatch_size": 50,
+    "lr": 5e-5,
+    "lambda": 1.0,
+    "clip_param": 0.3,
+    "vf_clip_param": 10.0,
+    "vf_loss_coeff": 1.0,
+    "kl_coeff": 0.2,
+    "entropy_coeff": 0.0,
+    "grad_clip": None,
+}
 PONG: dict[str, Any] = {"env": "ale_py:ALE/Pong-v5", "num_envs_per_worker": 4}
 PONG |= {"vectorization_mode": "vector_entry_point", "min_sample_timesteps_per_iteration": 1000}
 TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c": ("A3C", CARTPOLE),
     "a2c": ("A2C", CARTPOLE),
     "ppo": ("SyncPPO", {**CARTPOLE, **PPO}),
-    "ddppo": (
-        "DDPPO",
-        {
-            **CARTPOLE,
-            "num_envs_per_worker": 5,
-            "rollout_fragment_length": 100,
-            "num_sgd_iter": 10,
-            "sgd_minibatch_size": 50,
-            "lr": 5e-5,
-            "lambda": 1.0,
-            "clip_param": 0.3,
-            "vf_clip_param": 10.0,
-            "vf_loss_coeff": 1.0,
-            "kl_coeff": 0.2,
-            "entropy_coeff": 0.0,
-            "grad_clip": None,
-        },
-    ),
+    "ddppo": ("DDPPO", {**CARTPOLE, "num_envs_per_worker": 5, **DDPPO}),
     "a3c-pendulum": ("A3C", PENDULUM),
     "ppo-pendulum": ("SyncPPO", {**PENDULUM, **PPO}),
+    "a3c-halfcheetah": ("A3C", HALF_CHEETAH),
+    "ppo-halfcheetah": ("SyncPPO", {**HALF_CHEETAH, **PPO}),
+    "ddppo-halfcheetah": ("DDPPO", {**HALF_CHEETAH, "num_envs_per_worker": 5, **DDPPO}),
     "a3c-vector": (
         "A3C",
         {**CARTPOLE, "vectorization_mode": "vector_entry_point", "num_envs_per_worker": 64},

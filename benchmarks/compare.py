@@ -1,0 +1,198 @@
+"""Compares two checkouts of polopt, A and B: environment steps/s and processor time.
+
+    python benchmarks/compare.py PATH_OF_A PATH_OF_B                 # all rows; about 45 minutes
+    python benchmarks/compare.py A B --only a3c ppo --pairs 3        # two rows; minutes
+
+Each measurement is a new process with PYTHONPATH=<checkout>/src, pinned to two cores. Turns
+alternate: A B A B. The ratio of a pair is B's figure over A's; a row shows the median of the
+ratios with a 95 percent interval of that median (percentile bootstrap over the pairs).
+
+Processor time is that of the driver and of all Ray workers with their children, per 1,000
+environment steps. It varies less than the rate on a machine that does other work.
+
+Verdict of a row:
+- "slower": the interval of the rate's ratio is below 0.95.
+- If that interval is wider than 10 percent: "slower (processor time)" where the interval of the
+  processor time's ratio is above 1.05.
+- "as fast" otherwise.
+
+Needs the MuJoCo environments for the rows of HalfCheetah-v5: pip install -e '.[benchmark]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from about import about
+from environments import PEERS, PeerError
+from processes import STARTUP_LIMIT_S, run
+
+#: Row and case of `peers/polopt/run.py`.
+ROWS = {
+    "a3c": "a3c",
+    "ppo": "ppo",
+    "ddppo": "ddppo",
+    "worker": "sample",
+    "collector-sync": "collect-sync",
+    "collector-async": "collect-async",
+    "a3c-halfcheetah": "a3c-halfcheetah",
+    "ppo-halfcheetah": "ppo-halfcheetah",
+    "ddppo-halfcheetah": "ddppo-halfcheetah",
+}
+RESAMPLES = 10_000
+SLOWER = 0.95
+WIDE = 0.10
+
+
+class Interval(NamedTuple):
+    """A median and the 95 percent interval of it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """Percentile bootstrap with a fixed seed."""
+        draw = random.Random(0)
+        medians = sorted(
+            statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)
+        )
+        low, high = medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
+        return cls(statistics.median(values), low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+class Pair(NamedTuple):
+    """Results of one measurement of A and the next one of B."""
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+
+
+def measure_pair(case: str, checkouts: Sequence[Path], seconds: float, seed: int) -> Pair:
+    """One measurement of each checkout, with the same seed.
+
+    Raises:
+        PeerError: one of them failed; the message names the checkout.
+    """
+    results = []
+    for side, checkout in zip("AB", checkouts, strict=True):
+        command = [sys.executable, str(PEERS / "polopt" / "run.py"), case]
+        command += ["--seconds", str(seconds), "--seed", str(seed)]
+        try:
+            result = run(command, 2 * seconds + STARTUP_LIMIT_S, checkout / "src")
+        except PeerError as error:
+            raise PeerError(f"{side}: {error}") from None
+        results.append(result)
+        rate, cost = result["rate"], result["cpu_s_per_1000_steps"]
+        print(f"{case} {side}: {rate:,.0f} steps/s, {cost:.4f} s", file=sys.stderr, flush=True)
+    return Pair(*results)
+
+
+def verdict(rate: Interval, cost: Interval) -> str:
+    """See the module's text."""
+    if rate.high < SLOWER:
+        return "slower"
+    if rate.high - rate.low > WIDE and cost.low > 1.05:
+        return "slower (processor time)"
+    return "as fast"
+
+
+def table_row(name: str, pairs: Sequence[Pair]) -> str:
+    """One row in Markdown."""
+    rates = [[float(result["rate"]) for result in side] for side in zip(*pairs, strict=True)]
+    costs = [
+        [float(result["cpu_s_per_1000_steps"]) for result in side]
+        for side in zip(*pairs, strict=True)
+    ]
+    rate = Interval.of([b / a for a, b in zip(*rates, strict=True)])
+    cost = Interval.of([b / a for a, b in zip(*costs, strict=True)])
+    cells = [
+        name,
+        *(f"{statistics.median(side):,.0f}" for side in rates),
+        str(rate),
+        *(f"{1000.0 * statistics.median(side):,.1f}" for side in costs),
+        str(cost),
+        verdict(rate, cost),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def commit_of(checkout: Path) -> str:
+    """Commit of a checkout; `-dirty` where it has changes."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("a", type=Path, help="checkout A (before)")
+    parser.add_argument("b", type=Path, help="checkout B (after)")
+    parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--pairs", type=int, default=7, help="measurements of each checkout")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
+    parser.add_argument("--out", type=Path, default=Path("results/compare.json"))
+    args = parser.parse_args()
+    for checkout in (args.a, args.b):
+        if not (checkout / "src" / "polopt").is_dir():
+            parser.error(f"{checkout} has no src/polopt")
+    return args
+
+
+def main() -> int:
+    """Measures, prints a table in Markdown, writes JSON. Status 1: a row could not be measured."""
+    args = parse()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    os.sched_setaffinity(0, cores)  # inherited by every process that this one starts
+    checkouts = (args.a, args.b)
+    commits = [commit_of(checkout) for checkout in checkouts]
+    facts = {**about(), "pinned to cores": cores}
+    facts["commit"] = f"A {commits[0]}, commit B {commits[1]}"
+    command = " ".join(["python", *sys.argv])
+    lines = [
+        "| row | A, steps/s | B, steps/s | B / A (95% interval) | A, CPU ms per 1,000 steps "
+        "| B, CPU ms per 1,000 steps | B / A (95% interval) | verdict |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    kept: dict[str, list[dict[str, Any]]] = {}
+    failed = False
+    for name in args.only:
+        pairs: list[Pair] = []
+        note = ""
+        for seed in range(args.pairs):
+            try:
+                pairs.append(measure_pair(ROWS[name], checkouts, args.seconds, seed))
+            except PeerError as error:
+                failed, note = True, str(error)
+                break
+        lines.append(
+            f"| {name} |||||||  not measured: {note} |" if note else table_row(name, pairs)
+        )
+        kept[name] = [pair._asdict() for pair in pairs]
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        told = {"about": facts, "command": command, "rows": kept}
+        args.out.write_text(json.dumps(told, indent=1))  # after each row: a run takes long
+        print(lines[-1], file=sys.stderr, flush=True)
+    print("\n".join(lines))
+    print(f"\n{args.pairs} pairs of {args.seconds:g} s. Medians. ", end="")
+    print(", ".join(f"{key} {value}" for key, value in facts.items()) + ".")
+    print(f"\nCommand: `{command}`")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Runs one measurement in a process of its own and reads the JSON of its last line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from environments import PeerError, last_line
+
+#: Limit for start-up (Ray, imports, a first update), which is not part of a measurement.
+STARTUP_LIMIT_S = 300.0
+GRACE_S = 10.0
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def run(command: list[str], limit_s: float, python_path: Path | None = None) -> dict[str, Any]:
+    """The JSON object that a script prints as its last line.
+
+    The script runs in an empty folder with one thread per process. Its process group is ended
+    afterwards.
+
+    Args:
+        command: the script and its arguments.
+        limit_s: limit for the whole process.
+        python_path: PYTHONPATH of the process. None removes the variable, so that a peer does
+            not import packages of this environment.
+
+    Raises:
+        PeerError: the script failed, did not end in time, or printed no JSON.
+    """
+    environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
+    environ.pop("PYTHONPATH", None)
+    if python_path is not None:
+        environ["PYTHONPATH"] = str(python_path.resolve())
+    # Files and not pipes: a process that outlives the script would keep a pipe open.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
+        process = subprocess.Popen(
+            command, stdout=out, stderr=err, cwd=folder, env=environ, start_new_session=True
+        )
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise PeerError(f"did not end within {limit_s:.0f} s") from None
+        finally:
+            end_group(process)
+        out.seek(0)
+        err.seek(0)
+        output, errors = out.read(), err.read()
+    if code != 0:
+        raise PeerError(f"exit status {code}: {last_line(errors or output)}")
+    try:
+        result: dict[str, Any] = json.loads(last_line(output))
+    except ValueError:
+        raise PeerError(f"the last line is not JSON: {last_line(output)}") from None
+    return result
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process group: SIGTERM, so that Ray can clean up, then SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(GRACE_S)
