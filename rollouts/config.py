@@ -17,7 +17,7 @@ class RolloutConfig(Config):
 
     Attributes:
         env: a Gymnasium id, a name given to `ray.tune.registry.register_env`, or a callable that
-            makes an environment; see `polopt.rollouts.envs.making.resolve_env`.
+            makes an environment; see `polopt.rollouts.envs.resolving.resolve_env`.
         env_config: passed to the environment.
         num_workers: remote rollout workers; 0 samples in the driver's own process.
         min_workers: a run starts once so many of them are there, and grows to `num_workers` as

@@ -23,7 +23,8 @@ from polopt.optimizers.base import PolicyOptimizer
 from polopt.policies import sgd
 from polopt.policies.ppo import PPO
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import probe_spaces, resolve_env
+from polopt.rollouts.envs.making import probe_spaces
+from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.workers import health, in_flight, worker_set
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.rollout_worker import RolloutWorker

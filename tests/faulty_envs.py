@@ -14,7 +14,6 @@ from gymnasium.wrappers import TimeLimit
 from toy_envs import Clock, Drift
 
 from polopt.rollouts.envs.guarding import EnvPlace, FaultTolerantEnv
-from polopt.rollouts.envs.side_by_side import SideBySide
 
 
 class CrashingClock(Clock):
@@ -129,7 +128,7 @@ class NeverSteps(Drift):
 
 
 def guarded(
-    makers: list[Callable[[], Any]], mode: str, kind: Any = SideBySide, limit: int = 10
+    makers: list[Callable[[], Any]], mode: str, kind: Any = SyncVectorEnv, limit: int = 10
 ) -> SyncVectorEnv | AsyncVectorEnv:
     """A vector environment of fault-tolerant ones."""
     guards = [

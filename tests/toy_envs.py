@@ -15,7 +15,6 @@ from polopt.common.threads import limit_threads
 from polopt.policies.a2c import A2C
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPO
-from polopt.rollouts.envs.side_by_side import SideBySide
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import worker_seeds
 
@@ -100,7 +99,7 @@ class TwoNumbers(gymnasium.Env[np.ndarray, Any]):
 def sync_clocks(lengths: list[int], ends: str, autoreset: str) -> SyncVectorEnv:
     """Clocks of different lengths side by side, so that they do not end together."""
     makers = [lambda n=n: Clock(n, ends, longest=max(lengths)) for n in lengths]
-    return SideBySide(makers, autoreset_mode=AutoresetMode[autoreset.upper()])
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[autoreset.upper()])
 
 
 def make_policy(name: str, env: Any, seed: int = 0, **options: Any) -> Policy:

@@ -19,7 +19,8 @@ from gymnasium.vector import VectorEnv
 
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs.making import EnvContext, call_creator, resolve_env
+from polopt.rollouts.envs.creators import EnvContext, call_creator
+from polopt.rollouts.envs.resolving import resolve_env
 from polopt.trainers.checkpoint_fallback import name_previous
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, read_trainer_state
 from polopt.trainers.config import Experiment

@@ -6,7 +6,8 @@ from __future__ import annotations
 import secrets
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.envs.making import probe_spaces, resolve_env
+from polopt.rollouts.envs.making import probe_spaces
+from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.trainers.config import Experiment
 

@@ -20,7 +20,8 @@ from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.state import call_all
 from polopt.rollouts.collectors.worker_factory import resolve_policy
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import probe_spaces, resolve_env
+from polopt.rollouts.envs.making import probe_spaces
+from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.sampling.requests import RoundInfo, SampleRequest
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig

@@ -1,103 +1,30 @@
-"""Environments: from what a config names to a Gymnasium vector environment."""
+"""`make_vector_env`: from the source of an environment to a vector of them."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 from gymnasium import Space
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from polopt.common.config import ConfigError, nearest
+from polopt.common.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.creators import EnvContext, call_creator
 from polopt.rollouts.envs.guarding import EnvPlace, FaultTolerantEnv
-from polopt.rollouts.envs.side_by_side import SideBySide
+from polopt.rollouts.envs.resolving import EnvSource, env_name
 
-#: What `resolve_env` gives and workers make environments from.
-EnvSource = str | EnvSpec | Callable[..., Any]
 _AUTORESET = {
     "next_step": AutoresetMode.NEXT_STEP,
     "same_step": AutoresetMode.SAME_STEP,
     "disabled": AutoresetMode.DISABLED,
 }
 _NO_LIMIT = (
-    "key 'max_frames_per_traj': got {} for {}, whose environments can not be limited from "
+    "key 'max_frames_per_traj': got {} for {}, whose environments cannot be limited from "
     "outside; allowed: None, or vectorization_mode 'sync' or 'async'"
 )
-#: First parameters that are understood to want the whole config, as RLlib's creators do.
-_CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
-
-
-class EnvContext(dict[str, Any]):
-    """The `env_config` that a callable gets: a dict that also knows who asks.
-
-    Attributes:
-        worker_index: of the worker; 0 in the driver's process.
-        vector_index: which of the worker's environments this is.
-        num_workers: remote workers in all.
-    """
-
-    def __init__(
-        self, config: Mapping[str, Any], worker_index: int, vector_index: int, num_workers: int
-    ) -> None:
-        super().__init__(config)
-        self.worker_index = worker_index
-        self.vector_index = vector_index
-        self.num_workers = num_workers
-
-
-def resolve_env(env: Any) -> EnvSource:
-    """What workers can make the environment from, in processes that know nothing of the driver's
-    registrations.
-
-    A callable stands for itself; a name registered with Tune for its creator; a Gymnasium id for
-    its spec, so that an id registered in the driver's program works in workers too. For `module:id`
-    the module is imported first, which is how packages register their environments.
-
-    Raises:
-        ConfigError: unknown id, with the nearest known one; a module that can not be imported.
-    """
-    if callable(env) or isinstance(env, EnvSpec):
-        return env
-    if not isinstance(env, str):
-        raise ConfigError(
-            f"key 'env': got {env!r}; allowed: a Gymnasium id, a name registered with "
-            "ray.tune.registry.register_env, or a callable that makes an environment"
-        )
-    creator = _registered_with_tune(env)
-    if creator is not None:
-        return creator
-    module, _, name = env.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        return gymnasium.spec(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"key 'env': got {env!r}; its module can not be imported: {error}"
-        ) from None
-    except gymnasium.error.Error as error:
-        raise ConfigError(
-            f"key 'env': got {env!r}{nearest(name, gymnasium.registry)} ({error})"
-        ) from None
-
-
-def _registered_with_tune(name: str) -> Callable[..., Any] | None:
-    # Tune is heavy; if nobody has imported it, nobody has registered anything with it.
-    registry = sys.modules.get("ray.tune.registry")
-    if registry is None:
-        return None
-    known = registry._global_registry
-    if not known.contains(registry.ENV_CREATOR, name):
-        return None
-    creator: Callable[..., Any] = known.get(registry.ENV_CREATOR, name)
-    return creator
 
 
 def make_vector_env(
@@ -109,7 +36,7 @@ def make_vector_env(
 
     Raises:
         ConfigError: for a mode that the environment does not have.
-        EnvironmentFailedError: if one can not be made, however often it is tried.
+        EnvironmentFailedError: if one cannot be made, however often it is tried.
     """
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
@@ -151,17 +78,10 @@ def _guard(
 def _side_by_side(
     guards: list[Callable[[], FaultTolerantEnv]], config: RolloutConfig
 ) -> VectorEnv[Any, Any, Any]:
-    kind = AsyncVectorEnv if config.vectorization_mode == "async" else SideBySide
+    kind = AsyncVectorEnv if config.vectorization_mode == "async" else SyncVectorEnv
     autoreset = _AUTORESET[config.autoreset_mode or "same_step"]
     # The sampler copies what it keeps.
     return kind(guards, copy=False, autoreset_mode=autoreset)
-
-
-def env_name(source: EnvSource) -> str:
-    """What to call an environment in errors."""
-    if isinstance(source, EnvSpec):
-        return source.id
-    return source if isinstance(source, str) else getattr(source, "__name__", repr(source))
 
 
 def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
@@ -233,21 +153,6 @@ def _limited(limit: int | None, env: Any) -> Any:
     if isinstance(env, VectorEnv):
         raise ConfigError(_NO_LIMIT.format(limit, "a callable that makes a vector environment"))
     return gymnasium.wrappers.TimeLimit(env, limit)
-
-
-def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:
-    """Calls an environment's creator as its signature wants: with the context (RLlib's way), or
-    with the config as keyword arguments (Gymnasium's way), or with nothing."""
-    try:
-        parameters = list(inspect.signature(make).parameters.values())
-    except (TypeError, ValueError):  # some C callables have no signature
-        return make(context)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if positional and (
-        positional[0].default is inspect.Parameter.empty or positional[0].name in _CONFIG_NAMES
-    ):
-        return make(context)
-    return make(**context)
 
 
 def _check_autoreset(env: VectorEnv[Any, Any, Any], config: RolloutConfig) -> None:

@@ -9,7 +9,8 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.actors import Actor
 from polopt.rollouts.envs.checking import EnvironmentFailedError, traceback_of
-from polopt.rollouts.envs.making import env_name, make_vector_env
+from polopt.rollouts.envs.making import make_vector_env
+from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.sampling.fault_handling import SamplerFaults
 from polopt.rollouts.sampling.non_finite import find_non_finite, without_non_finite_episodes
 from polopt.rollouts.sampling.sampler import VectorSampler

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from polopt.common.weights import Weights
-from polopt.rollouts.envs.making import EnvSource
+from polopt.rollouts.envs.resolving import EnvSource
 from polopt.rollouts.transport.line import Line
 
 

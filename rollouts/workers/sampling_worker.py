@@ -13,7 +13,7 @@ from polopt.common.threads import limit_threads
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.checking import EnvironmentFailedError
-from polopt.rollouts.envs.making import env_name
+from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.sampling.requests import Fragment, SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import Seeds, seeds_from, worker_seeds

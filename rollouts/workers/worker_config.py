@@ -11,7 +11,7 @@ from gymnasium import Space
 from polopt.common.config import Config
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import EnvSource
+from polopt.rollouts.envs.resolving import EnvSource
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class WorkerConfig:
 
     Attributes:
         rollout: options of sampling.
-        env: what `polopt.rollouts.envs.making.resolve_env` gave.
+        env: what `polopt.rollouts.envs.resolving.resolve_env` gave.
         policy_class: the policy, or an adapter of `polopt.policies.actors`, which only acts.
         policy: its options.
         observation_space: of one environment.

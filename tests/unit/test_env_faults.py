@@ -18,7 +18,7 @@ from faulty_envs import (
     crashing_cartpole,
     guarded,
 )
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_value_function
 
@@ -27,8 +27,8 @@ from polopt.policies import gae
 from polopt.policies.a2c import A2C
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.checking import EnvironmentAPIError, EnvironmentFailedError
-from polopt.rollouts.envs.making import make_vector_env, probe_spaces, resolve_env
-from polopt.rollouts.envs.side_by_side import SideBySide
+from polopt.rollouts.envs.making import make_vector_env, probe_spaces
+from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.sampling.fault_handling import SamplerFaults
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import worker_seeds
@@ -48,7 +48,7 @@ def table_before_a_crash(last: float) -> np.ndarray:
     return values
 
 
-def crash_batches(mode: str, fragment: int, kind: Any = SideBySide) -> list[SampleBatch]:
+def crash_batches(mode: str, fragment: int, kind: Any = SyncVectorEnv) -> list[SampleBatch]:
     """30 steps of a clock that crashes in each episode beside one that never does, by a policy
     that knows what each time is worth up to the crash, and nothing of the other clock."""
     makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]

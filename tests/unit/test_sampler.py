@@ -22,15 +22,9 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.a2c import A2C
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import (
-    EnvContext,
-    autoreset_mode,
-    call_creator,
-    make_vector_env,
-    probe_spaces,
-    resolve_env,
-)
-from polopt.rollouts.envs.side_by_side import SideBySide
+from polopt.rollouts.envs.creators import EnvContext, call_creator
+from polopt.rollouts.envs.making import autoreset_mode, make_vector_env, probe_spaces
+from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import worker_seeds
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -205,7 +199,7 @@ def test_observations_go_on_across_fragments() -> None:
 
 
 def test_batch_says_what_the_policy_thought_and_the_environment_did() -> None:
-    env = SideBySide([Drift] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = SyncVectorEnv([Drift] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     policy = make_policy("a2c", env)
     policy.version = 13
     steps: list[tuple[Any, ...]] = []
@@ -257,7 +251,7 @@ def test_structured_observations_keep_their_last_ones(mode: str) -> None:
         def look(self, time: int) -> Any:
             return {"time": time, "pair": (time % 2, 1)}
 
-    env = SideBySide([lambda: Structured(5)] * 2, autoreset_mode=AutoresetMode[mode.upper()])
+    env = SyncVectorEnv([lambda: Structured(5)] * 2, autoreset_mode=AutoresetMode[mode.upper()])
     batch = make_sampler(env, make_policy("a2c", env), 12).sample()
     finals = batch.all_obs[1:][batch["truncated"]] if mode == "next_step" else batch.successor_obs
     last = spaces.utils.flatten(space, {"time": 5, "pair": (1, 1)})
@@ -346,7 +340,7 @@ def drifts(mode: str, limit: int | None = None) -> SyncVectorEnv:
     def make() -> gymnasium.Env[Any, Any]:
         return Drift() if limit is None else TimeLimit(Drift(), limit)
 
-    return SideBySide([make] * 3, autoreset_mode=AutoresetMode[mode.upper()])
+    return SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode[mode.upper()])
 
 
 @every_mode
@@ -475,10 +469,37 @@ def test_id_of_a_module_that_is_to_be_imported(tmp_path: Path, monkeypatch: Any)
     source = resolve_env(f"registers:{name}")
     del gymnasium.registry[name]  # as in a worker, which has not imported the module
     assert worker_of_source(source).sample().episodes.lengths.max() == 5
+
+
+def test_module_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"'nowhere:X-v0'; its module .*No module named 'nowhere'"
     ):
         resolve_env("nowhere:X-v0")
+
+
+def test_callable_attribute_of_a_module_is_the_creator() -> None:
+    assert resolve_env("toy_envs:Drift") is Drift
+
+
+@pytest.mark.parametrize("name", ["CartPole-v9", "Game"])
+def test_module_is_not_imported_without_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "evilmod.py").write_text("Game = dict\nraise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="imported only if the user names it"):
+        resolve_env(f"evilmod:{name}", allow_import=False)
+
+
+def test_registered_id_needs_no_import_of_its_module() -> None:
+    source = resolve_env("evilmod:CartPole-v1", allow_import=False)
+    assert source == gymnasium.spec("CartPole-v1")
+
+
+def test_attribute_of_a_loaded_module_is_refused_without_permission() -> None:
+    with pytest.raises(ConfigError, match="imported only if the user names it"):
+        resolve_env("os:getcwd", allow_import=False)
 
 
 def worker_of_source(source: Any) -> RolloutWorker:

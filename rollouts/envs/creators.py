@@ -1,0 +1,43 @@
+"""`call_creator`: calls a user's callable that makes an environment."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Names of a first parameter that receives the whole config, as in RLlib's creators.
+_CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
+
+
+class EnvContext(dict[str, Any]):
+    """The `env_config` passed to a creator, with the position of the environment.
+
+    Attributes:
+        worker_index: of the worker; 0 in the driver's process.
+        vector_index: of the environment within the worker.
+        num_workers: number of remote workers.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], worker_index: int, vector_index: int, num_workers: int
+    ) -> None:
+        super().__init__(config)
+        self.worker_index = worker_index
+        self.vector_index = vector_index
+        self.num_workers = num_workers
+
+
+def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:
+    """Calls a creator according to its signature: with the context as its only argument (RLlib's
+    convention), with the config as keyword arguments (Gymnasium's), or without arguments."""
+    try:
+        parameters = list(inspect.signature(make).parameters.values())
+    except (TypeError, ValueError):  # some C callables have no signature
+        return make(context)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if positional and (
+        positional[0].default is inspect.Parameter.empty or positional[0].name in _CONFIG_NAMES
+    ):
+        return make(context)
+    return make(**context)

@@ -1,0 +1,91 @@
+"""`resolve_env`: from what a config names to what workers make environments from."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from polopt.common.config import ConfigError, nearest
+
+#: What `resolve_env` returns and workers make environments from.
+EnvSource = str | EnvSpec | Callable[..., Any]
+
+
+def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
+    """The source of an environment, usable in processes without the driver's registrations.
+
+    A callable is returned as it is; a name registered with Tune becomes its creator, and a
+    Gymnasium id its spec. For `module:name`, the module is imported first: a callable attribute
+    `name` of it is returned, any other `name` is an id that the import registers.
+
+    Args:
+        env: value of the config key `env`.
+        allow_import: import the module of `module:name`. False for a name that the user did not
+            give, such as that of a checkpoint: then it has to be a registered id already.
+
+    Raises:
+        ConfigError: unknown id, with the nearest known one; a module that cannot be imported, or
+            must not be.
+    """
+    if callable(env) or isinstance(env, EnvSpec):
+        return env
+    if not isinstance(env, str):
+        raise ConfigError(
+            f"key 'env': got {env!r}; allowed: a Gymnasium id, a name registered with "
+            "ray.tune.registry.register_env, or a callable that makes an environment"
+        )
+    creator = _registered_with_tune(env)
+    if creator is not None:
+        return creator
+    module_name, _, name = env.rpartition(":")
+    if module_name and allow_import:
+        found = getattr(_import(module_name, env), name, None)
+        if callable(found):
+            creator = found
+            return creator
+    elif module_name and name not in gymnasium.registry:
+        raise ConfigError(
+            f"key 'env': got {env!r}; its module is imported only if the user names it, and "
+            f"without the import the id {name!r} is unknown"
+        )
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        raise ConfigError(
+            f"key 'env': got {env!r}{nearest(name, gymnasium.registry)} ({error})"
+        ) from None
+
+
+def env_name(source: EnvSource) -> str:
+    """The name of an environment in error messages and logs."""
+    if isinstance(source, EnvSpec):
+        return source.id
+    return source if isinstance(source, str) else getattr(source, "__name__", repr(source))
+
+
+def _import(module_name: str, env: str) -> Any:
+    importlib.invalidate_caches()  # the file may be newer than the last look at its folder
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"key 'env': got {env!r}; its module cannot be imported: {error}"
+        ) from None
+
+
+def _registered_with_tune(name: str) -> Callable[..., Any] | None:
+    """The creator given to `ray.tune.registry.register_env`, which has no public reader."""
+    # Importing Tune takes seconds; as long as it is not imported, nothing is registered with it.
+    registry = sys.modules.get("ray.tune.registry")
+    if registry is None:
+        return None
+    known = registry._global_registry
+    if not known.contains(registry.ENV_CREATOR, name):
+        return None
+    creator: Callable[..., Any] = known.get(registry.ENV_CREATOR, name)
+    return creator

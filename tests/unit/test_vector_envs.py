@@ -1,0 +1,157 @@
+"""Vectors of fault-tolerant environments behave as Gymnasium's plain vectors do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from toy_envs import AUTORESET, Clock, Drift
+
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.making import make_vector_env
+
+NUM_ENVS = 4
+every_mode = pytest.mark.parametrize("mode", AUTORESET)
+
+
+class InfoDrift(Drift):
+    """Returns infos of each kind that vectors batch, NumPy rewards and ends, and observations of a
+    wider dtype than its space."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        info: dict[str, Any] = {}
+        if self.np_random.random() < 0.3:
+            info = {"number": reward, "array": obs * 2, "deep": {"word": "so", "count": 3}}
+        return obs.astype(np.float64), np.float32(reward), np.bool_(terminated), truncated, info
+
+    def reset(self, **options: Any) -> Any:
+        obs, _ = super().reset(**options)
+        return obs, {"positive": True} if obs[0] > 0.0 else {}
+
+
+class ImageDrift(Drift):
+    """Observations are small images, actions are vectors."""
+
+    observation_space = spaces.Box(0, 255, (2, 3, 1), np.uint8)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        assert action.shape == (2,)
+        draw = self.np_random.random()
+        return self.image(), draw, draw < 0.1, draw > 0.9, {}
+
+    def reset(self, **options: Any) -> Any:
+        super().reset(**options)
+        return self.image(), {}
+
+    def image(self) -> np.ndarray:
+        return self.np_random.integers(0, 255, (2, 3, 1), dtype=np.uint8)
+
+
+class DictDrift(Drift):
+    """Observations are dicts."""
+
+    observation_space = spaces.Dict({"a": Drift.observation_space})
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return {"a": obs}, *rest
+
+    def reset(self, **options: Any) -> Any:
+        obs, info = super().reset(**options)
+        return {"a": obs}, info
+
+
+class DictActionDrift(Drift):
+    """Actions are dicts."""
+
+    action_space = spaces.Dict({"left": spaces.Discrete(2), "right": spaces.Discrete(2)})
+
+    def step(self, action: Any) -> Any:
+        draw = self.np_random.random()
+        obs = np.full(3, action["left"] - action["right"], np.float32)
+        return obs, draw, draw < 0.1, draw > 0.9, {}
+
+
+def clock() -> Clock:
+    return Clock(3, ends="both")
+
+
+CREATORS: list[Callable[[], Any]] = [
+    Drift,
+    InfoDrift,
+    ImageDrift,
+    DictDrift,
+    DictActionDrift,
+    clock,
+]
+
+
+def history(env: Any, steps: int = 60) -> list[Any]:
+    """Copies of all results of `steps` steps; halfway, two environments are reset alone."""
+    env.action_space.seed(5)
+    results = [deepcopy(env.reset(seed=[10, 11, 12, 13]))]
+    for t in range(steps):
+        if t == steps // 2:
+            mask = np.array([True, False, True, False])
+            results.append(deepcopy(env.reset(options={"reset_mask": mask})))
+        result = env.step(env.action_space.sample())
+        results.append(deepcopy(result))
+        if env.autoreset_mode == AutoresetMode.DISABLED and (ended := result[2] | result[3]).any():
+            results.append(deepcopy(env.reset(options={"reset_mask": ended})))
+    env.close()
+    return results
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Values, types, dtypes, keys and their order."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    elif isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if one.dtype == object:
+            assert_same(one.tolist(), other.tolist())
+        else:
+            np.testing.assert_array_equal(one, other)
+    else:
+        assert one == other
+
+
+def made(creator: Any, mode: str, **options: Any) -> VectorEnv[Any, Any, Any]:
+    options = {"env": creator, "autoreset_mode": mode, "num_envs_per_worker": NUM_ENVS, **options}
+    return make_vector_env(creator, RolloutConfig.parse(options))
+
+
+@every_mode
+@pytest.mark.parametrize("creator", CREATORS)
+def test_guarded_vector_equals_gymnasiums(creator: Callable[[], Any], mode: str) -> None:
+    plain = SyncVectorEnv([creator] * NUM_ENVS, autoreset_mode=AutoresetMode[mode.upper()])
+    expected = history(plain)
+    assert any(np.logical_or(*told[2:4]).any() for told in expected if len(told) == 5)  # some end
+    assert_same(history(made(creator, mode)), expected)
+
+
+@every_mode
+def test_guarded_processes_equal_gymnasiums(mode: str) -> None:
+    plain = AsyncVectorEnv([InfoDrift] * NUM_ENVS, autoreset_mode=AutoresetMode[mode.upper()])
+    assert_same(history(made(InfoDrift, mode, vectorization_mode="async"), 20), history(plain, 20))
+
+
+def test_max_frames_per_traj_truncates_every_environment() -> None:
+    env = made(lambda: Clock(100), "next_step", max_frames_per_traj=3)
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(NUM_ENVS, dtype=np.int64))[3] for _ in range(3)]
+    np.testing.assert_array_equal(np.array(ends), np.repeat([[False], [False], [True]], 4, axis=1))
