@@ -27,18 +27,32 @@ class Registry:
         self._base = base
         self._known: dict[str, Any] = dict(builtin)
 
-    def register(self, name: str, cls: type) -> None:
-        """Makes `cls` selectable as `name` in configs. A later call replaces an earlier one.
+    def register(self, name: str, cls: type, override: bool = False) -> None:
+        """Makes `cls` selectable as `name` in configs.
+
+        Args:
+            name: of the plugin.
+            cls: a subclass of the registry's base class.
+            override: replace the class that has this name.
 
         Raises:
-            ConfigError: if `cls` is not a class of the right kind.
+            ConfigError: if `cls` is not a class of the right kind, or if another class has the
+                name and `override` is False.
         """
-        base = _load(self._base)
-        if not (isinstance(cls, type) and issubclass(cls, base)):
+        self._check(name, cls)
+        known = self.paths().get(name)
+        if known is not None and known != _path(cls) and not override:
             raise ConfigError(
-                f"register {self._kind} {name!r}: got {cls!r}; allowed: a subclass of {self._base}"
+                f"register {self._kind} {name!r}: the name belongs to {known}. Allowed: another "
+                "name, or override=True"
             )
         self._known[name] = cls
+
+    def _check(self, name: str, cls: Any) -> None:
+        if not (isinstance(cls, type) and issubclass(cls, _load(self._base))):
+            raise ConfigError(
+                f"register {self._kind} {name!r}: got {cls!r}. Allowed: a subclass of {self._base}"
+            )
 
     def get(self, name: Any) -> Any:
         """The class registered as `name`, or `name` itself if it is such a class.
@@ -47,8 +61,9 @@ class Registry:
             ConfigError: unknown name, with the nearest known one.
         """
         if isinstance(name, type):
+            self._check(name.__name__, name)
             if self.name_of(name) is None:
-                self.register(name.__name__, name)
+                self._known.setdefault(name.__name__, name)
             return name
         if name not in self._known:
             self._load_entry_point(name)
@@ -62,8 +77,7 @@ class Registry:
 
     def name_of(self, cls: type) -> str | None:
         """A name that `cls` is known by; None if there is none."""
-        path = f"{cls.__module__}:{cls.__qualname__}"
-        return next((n for n, known in self._known.items() if known in (cls, path)), None)
+        return next((n for n, known in self._known.items() if known in (cls, _path(cls))), None)
 
     def names(self) -> list[str]:
         """All names that `get` knows, sorted."""
@@ -73,7 +87,7 @@ class Registry:
         """Names and where their classes are, as `module:Class`. Nothing is imported for it."""
         offered = {entry.name: entry.value for entry in metadata.entry_points(group=self._group)}
         known = {
-            name: cls if isinstance(cls, str) else f"{cls.__module__}:{cls.__qualname__}"
+            name: cls if isinstance(cls, str) else _path(cls)
             for name, cls in self._known.items()
         }
         return {**offered, **known}
@@ -87,7 +101,12 @@ class Registry:
                     f"{self._kind} {name!r} is installed as {entry.value}, which can not be "
                     f"imported: {type(error).__name__}: {error}"
                 ) from error
-            self.register(name, found)
+            self._check(str(name), found)
+            self._known[str(name)] = found
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _load(path: str) -> Any:

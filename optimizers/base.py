@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -210,54 +209,24 @@ class PolicyOptimizer(ABC):
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
         self.workers.forget_sent_weights()
         self.rollouts.clear()
-        self._begin_restored_run(_restore_count(state) + 1)
-
-    def _begin_restored_run(self, restore_count: int) -> None:
         if self.workers.remote:
             self.health.up()
-        self.workers.begin_restored_run(restore_count)
-        for worker in self.workers.remote:
-            call = worker.actor.begin_restored_run.remote(restore_count)
-            if worker.up:  # the others do so first of all when they come up
-                self.in_flight.launch(worker, call)
-        self._settle()
+        self.workers.begin_restored_run(_restore_count(state) + 1)
 
-    def _settle(self) -> dict[Any, Any]:
-        """Waits for all calls under way; what they returned, by tag. Failed workers are replaced,
-        and what they would have returned is missing."""
-        values: dict[Any, Any] = {}
-        while len(self.in_flight):
-            arrival = self.in_flight.wait()
-            if arrival.failure is None:
-                values[arrival.tag] = arrival.value
-            else:
-                self.workers.replace(arrival.worker, arrival.failure)
-        return values
-
-    def update_algorithm_parameter(self, name: str, value: Any) -> int:
-        """Changes an option of the policy everywhere: here, in all workers and those below them,
-        and in the torch optimizers. Waits until each has it.
+    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+        """Changes an option of the policy in this process, in all workers and in the workers below
+        them, torch optimizers included. Returns once each has it.
 
         Args:
-            name: key of an option of the policy, `lr` for one.
+            name: key of an option of the policy, for example `lr`.
             value: its new value.
 
-        Returns:
-            how many policies have it now.
-
         Raises:
-            ConfigError: wrong name or value; then nobody has it.
+            ConfigError: unknown name or wrong value; nothing has changed then.
         """
         self.drain()
         self.policy.set_option(name, value)
-        # A worker that fails is replaced by one that is made with the new option.
-        self.workers.config = dataclasses.replace(self.workers.config, policy=self.policy.config)
-        for worker in self.workers.remote:
-            call = worker.actor.update_algorithm_parameter.remote(name, value)
-            self.in_flight.launch(worker, call)
-        self._settle()
-        below = self.workers.config.rollout.num_workers_below
-        return 1 + len(self.workers.remote) * (1 + below)
+        self.workers.update_algorithm_parameter(name, value)
 
     @abstractmethod
     def drain(self) -> None:

@@ -167,7 +167,7 @@ class DealtOut(Gathering):
         """Each worker has at most one fragment under way, so those under way are of as many
         stragglers. They give up what they have not begun."""
         length = self.workers.config.rollout.rollout_fragment_length
-        late = [(w, number) for w, (_, number) in self.in_flight.under_way()]
+        late = [(w, number) for w, (_, number) in self.in_flight.pending()]
         for worker, _ in late:
             self._todo[worker.index].clear()
         self.num_early_stopped += self.stragglers.stop_early((w, n, length) for w, n in late)

@@ -96,7 +96,7 @@ class RankGroup:
         if not self._local_leads:
             for worker in workers:
                 self._calls.launch(worker, worker.actor.ping.remote(), worker.index)
-            versions = self._collect()
+            versions = self._calls.gather()
             if len(versions) < len(workers):
                 return self._last_failure()
             leader = self._leader(workers, versions)
@@ -112,7 +112,7 @@ class RankGroup:
             source = fetched[0]
         for worker in followers:
             self._calls.launch(worker, worker.actor.set_state.remote(source), worker.index)
-        if len(self._collect()) < len(followers):
+        if len(self._calls.gather()) < len(followers):
             return self._last_failure()
         self._local_leads = False
         return None
@@ -136,7 +136,7 @@ class RankGroup:
         """A worker's learner state, to pass on and to read; None if the worker failed."""
         source: ray.ObjectRef[Any] = worker.actor.get_learner_state.remote()
         self._calls.launch(worker, source, worker.index)
-        values = self._collect()
+        values = self._calls.gather()
         return (source, values[worker.index]) if values else None
 
     def _last_failure(self) -> str:
@@ -157,21 +157,7 @@ class RankGroup:
         )
         for rank, worker in enumerate(workers):
             self._calls.launch(worker, worker.actor.join_group.remote(spec, rank), worker.index)
-        problems = self._collect()
+        problems = self._calls.gather()
         if len(problems) < len(workers):
             return self._last_failure()
         return next((problem for problem in problems.values() if problem is not None), None)
-
-    def _collect(self) -> dict[int, Any]:
-        """Waits for the calls launched; what they returned, by worker index. Failed workers are
-        replaced and missing."""
-        values: dict[int, Any] = {}
-        while len(self._calls):
-            arrival = self._calls.wait()
-            if arrival.failure is None:
-                values[arrival.worker.index] = arrival.value
-                continue
-            self._workers.replace(arrival.worker, arrival.failure)
-            if arrival.worker in self.ranks:
-                self.broken = True
-        return values

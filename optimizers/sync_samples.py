@@ -127,12 +127,9 @@ class SyncSamples(PolicyOptimizer):
         weights, torch optimizer, schedules and counters go on, episodes start anew, and what was
         collected ahead is collected again."""
         state = super().get_state()
-        for worker in self.workers.remote:
-            if worker.up:
-                call = worker.actor.get_state.remote(False)
-                self.in_flight.launch(worker, call, str(worker.index))
-        states = {"0": self.workers.local.get_state(with_policy=False), **self._settle()}
-        return {**state, "workers": states}
+        up = {worker.index: (False,) for worker in self.workers.remote if worker.up}
+        states = {0: self.workers.local.get_state(False), **self.workers.call_each("get_state", up)}
+        return {**state, "workers": {str(index): saved for index, saved in states.items()}}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
@@ -140,11 +137,8 @@ class SyncSamples(PolicyOptimizer):
         states = state.get("workers", {})
         if "0" in states:
             self.workers.local.set_state(states["0"])
-        for worker in self.workers.remote:
-            if worker.up and str(worker.index) in states:
-                call = worker.actor.set_state.remote(states[str(worker.index)])
-                self.in_flight.launch(worker, call)
-        self._settle()
+        up = [w.index for w in self.workers.remote if w.up and str(w.index) in states]
+        self.workers.call_each("set_state", {index: (states[str(index)],) for index in up})
 
     def extra_stats(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,16 @@ POLICIES = Registry(
 )
 
 
-def register_policy(name: str, cls: type) -> None:
-    """Makes a policy class selectable as `config["policy"] = name`."""
-    POLICIES.register(name, cls)
+def register_policy(name: str, cls: type, override: bool = False) -> None:
+    """Makes a policy class selectable as `config["policy"] = name`.
+
+    Args:
+        name: of the policy.
+        cls: a subclass of `polopt.Policy`.
+        override: replace the class that has this name.
+
+    Raises:
+        ConfigError: if `cls` is no such class, or if another class has the name and `override` is
+            False.
+    """
+    POLICIES.register(name, cls, override)

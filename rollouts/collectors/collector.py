@@ -15,7 +15,6 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.config import CollectingConfig, CollectorConfig
 from polopt.rollouts.collectors.fragment_pipeline import FragmentPipeline
 from polopt.rollouts.collectors.state import (
-    call_all,
     load_collector_state,
     seed_workers,
     take_weights,
@@ -200,7 +199,7 @@ class Collector:
             the seed that the next environment would get.
         """
         self.pipeline.discard()
-        return seed_workers(self.workers, self.pipeline.calls, seed, static_seed)
+        return seed_workers(self.workers, seed, static_seed)
 
     # ---- state and end --------------------------------------------------------------------------
 
@@ -212,7 +211,7 @@ class Collector:
         under way; they are kept here, and not in the state.
         """
         self.pipeline.settle()
-        states = call_all(self.workers, self.pipeline.calls, "get_state", lambda _: (False,))
+        states = self.workers.call_all("get_state", False)
         states[0] = self.workers.local.get_state(with_policy=False)
         return {
             "num_frames": self.num_frames,
@@ -226,7 +225,7 @@ class Collector:
         self.pipeline.discard()
         self.pipeline.num_frames = int(state["num_frames"])
         self.weight_sync.handed = int(state["num_batches"])
-        load_collector_state(self.workers, self.pipeline.calls, state)
+        load_collector_state(self.workers, state)
         self.weight_sync.take_snapshot()
 
     def shutdown(self) -> None:

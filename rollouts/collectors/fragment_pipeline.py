@@ -140,7 +140,7 @@ class FragmentPipeline:
         sharers = len(self._landed) + len(self.calls)
         while len(self.calls):
             if self._stragglers.remain(sharers, len(self.calls)):
-                self._stop_early(self.calls.under_way(), self._stragglers)
+                self._stop_early(self.calls.pending(), self._stragglers)
             self._wait()
         landed = sorted(self._landed, key=lambda pair: pair[0])
         self._landed.clear()
@@ -153,8 +153,8 @@ class FragmentPipeline:
     def renew_old(self) -> None:
         """Cuts fragments short that would go on with weights that are too old, and waits for them:
         nobody acts on those any more when the batch at hand is handed out."""
-        old = self._weight_sync.too_old(worker for worker, _ in self.calls.under_way())
-        self._stop_early([c for c in self.calls.under_way() if c[0] in old], self._stragglers)
+        old = self._weight_sync.too_old(worker for worker, _ in self.calls.pending())
+        self._stop_early([c for c in self.calls.pending() if c[0] in old], self._stragglers)
         while any(self.calls.count(worker) for worker in old):
             self._wait()
 
@@ -165,7 +165,7 @@ class FragmentPipeline:
 
     def discard(self) -> None:
         """Ends all fragments under way and throws them away, and those that have landed."""
-        self._stop_early(self.calls.under_way(), Stragglers(1.0, 0.0))
+        self._stop_early(self.calls.pending(), Stragglers(1.0, 0.0))
         self.settle()
         self._landed.clear()
 
@@ -208,7 +208,7 @@ class FragmentPipeline:
 
     def stop_early(self, keep_steps: int) -> None:
         """Ends fragments under way once they have `keep_steps` steps. By any thread."""
-        for worker, asked in self.calls.under_way():
+        for worker, asked in self.calls.pending():
             call = worker.actor.stop_early.options(concurrency_group="control")
             call.remote(asked.number, keep_steps)
         self._workers.local.stop_early(self._local_number, keep_steps)
@@ -222,13 +222,13 @@ class FragmentPipeline:
         `interrupted` back and goes on.
         """
         self.interrupted = True
-        self._stop_early(self.calls.under_way(), Stragglers(1.0, 0.0))
+        self._stop_early(self.calls.pending(), Stragglers(1.0, 0.0))
         self._workers.local.stop_early(self._local_number, 1)
 
     def kill_busy(self) -> None:
         """Ends the workers that are busy, for they do not answer; they are replaced when they are
         next needed."""
-        for worker, _ in self.calls.under_way():
+        for worker, _ in self.calls.pending():
             ray.kill(worker.handle, no_restart=True)
 
     def _stop_if_interrupted(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,14 +16,11 @@ from polopt.common.weights import Gradients, Weights
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.sgd import reduce_gradient
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.state import call_all
 from polopt.rollouts.collectors.worker_factory import resolve_policy
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import probe_spaces
-from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.sampling.requests import RoundInfo, SampleRequest
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: How a worker's Collector collects, by the key `collection`.
@@ -143,9 +139,7 @@ class GradientWorker(RolloutWorker):
         """Also below: what is on its way there is thrown away."""
         self.collector.pipeline.discard()
         super().begin_restored_run(restore_count)
-        self.below.config = dataclasses.replace(self.below.config, restore_count=restore_count)
-        calls = self.collector.pipeline.calls
-        call_all(self.below, calls, "begin_restored_run", lambda _: (restore_count,))
+        self.below.begin_restored_run(restore_count)
 
     def reconfigure(self, config: WorkerConfig, index: int) -> None:
         """Becomes the worker that `config` makes, in the same process, and so do those below."""
@@ -217,16 +211,12 @@ class GradientWorker(RolloutWorker):
             self.policy.apply_gradients(unpack_gradients(gradients))
         return self.policy.version
 
-    def update_algorithm_parameter(self, name: str, value: Any) -> int:
+    def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy here, in its torch optimizer, and in all workers below.
-        Waits until each has it; returns how many policies that are."""
+        Returns once each has it."""
         self.policy.set_option(name, value)
-        self.below.config = dataclasses.replace(self.below.config, policy=self.policy.config)
-        pipeline = self.collector.pipeline
-        pipeline.settle()
-        # One that fails is replaced by one that is made with the new option.
-        call_all(self.below, pipeline.calls, "update_algorithm_parameter", lambda _: (name, value))
-        return 1 + len(self.below.remote)
+        self.collector.pipeline.settle()
+        self.below.update_algorithm_parameter(name, value)
 
     def save_model(self, fname: str) -> str:
         """Writes weights, torch optimizer, counters and schedules' clock; returns the path.
@@ -261,20 +251,9 @@ class GradientWorkerSet(WorkerSet):
             ConfigError: for whatever is wrong with any of them, before any actor starts.
         """
         rollout = RolloutConfig.parse({"env": create_env_fn, **options}, "GradientWorkerSet")
-        source = resolve_env(create_env_fn)
-        spaces = probe_spaces(source, rollout)
         policy_class, policy_config = resolve_policy(policy)
-        policy_class(*spaces, policy_config)
-        config = WorkerConfig(
-            rollout=rollout.model_copy(update={"env": None}),
-            env=source,
-            policy_class=policy_class,
-            policy=policy_config,
-            observation_space=spaces[0],
-            action_space=spaces[1],
-            seed=secrets.randbits(31) if rollout.seed is None else rollout.seed,
-            device="cuda" if rollout.num_gpus_per_worker else "cpu",
-        )
+        keys = ("create_env_fn", "env_config")
+        config = make_worker_config(rollout, policy_class, policy_config, keys=keys)
         return lambda: cls(config)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from polopt.common.weights import Weights
-from polopt.rollouts.workers.in_flight import InFlight
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 _LARGEST_SEED = 2**32 - 1
@@ -20,7 +19,7 @@ def next_seed(seed: int) -> int:
     return int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % _LARGEST_SEED
 
 
-def seed_workers(workers: WorkerSet, calls: InFlight, seed: int, static: bool) -> int:
+def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
     """Seeds every environment of every worker; the seed that would come next."""
     seeds: dict[int, list[int]] = {}
     for index in [worker.index for worker in workers.remote] or [0]:
@@ -30,7 +29,7 @@ def seed_workers(workers: WorkerSet, calls: InFlight, seed: int, static: bool) -
             seed = seed if static else next_seed(seed)
     if 0 in seeds:
         workers.local.set_seed(seeds[0])
-    call_all(workers, calls, "set_seed", lambda index: (seeds[index],))
+    workers.call_each("set_seed", {index: (mine,) for index, mine in seeds.items()})
     return seed
 
 
@@ -58,40 +57,11 @@ def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any])
     policy.version = own.version + 1
 
 
-def load_collector_state(workers: WorkerSet, calls: InFlight, state: Mapping[str, Any]) -> None:
+def load_collector_state(workers: WorkerSet, state: Mapping[str, Any]) -> None:
     """Gives policy and workers back what `Collector.state_dict` took. Workers that it does not know
     go on as they are."""
     saved = {int(index): parts for index, parts in state["collectors"].items()}
     workers.local.policy.set_state(state["policy"])
     workers.local.set_state(saved[0])
     workers.forget_sent_weights()
-    call_all(workers, calls, "set_state", lambda index: (saved[index],) if index in saved else None)
-
-
-def call_all(
-    workers: WorkerSet,
-    calls: InFlight,
-    method: str,
-    arguments: Callable[[int], tuple[Any, ...] | None],
-) -> dict[int, Any]:
-    """Calls a method of every remote worker; what it returned, by worker index. Those that fail are
-    replaced and missing.
-
-    Args:
-        workers: whose method.
-        calls: with nothing under way.
-        method: its name.
-        arguments: of the worker with this index; None: it is not called.
-    """
-    for worker in workers.remote:
-        args = arguments(worker.index)
-        if args is not None:
-            calls.launch(worker, getattr(worker.actor, method).remote(*args))
-    values = {}
-    while len(calls):
-        arrival = calls.wait()
-        if arrival.failure is None:
-            values[arrival.worker.index] = arrival.value
-        else:
-            workers.replace(arrival.worker, arrival.failure)
-    return values
+    workers.call_each("set_state", {index: (parts,) for index, parts in saved.items()})

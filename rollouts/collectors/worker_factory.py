@@ -3,7 +3,6 @@ before an actor starts."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,10 @@ from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.collectors.config import CollectorConfig
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import probe_spaces
 from polopt.rollouts.envs.resolving import EnvSource, resolve_env
 from polopt.rollouts.workers.ray_session import attach_or_start
 from polopt.rollouts.workers.remote_worker import WorkerSpec
-from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_config import checked_spaces, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: Options of `ActorClass.options` that make sense for a collector; the others are WorkerSet's.
@@ -36,6 +34,8 @@ REMOTE_OPTIONS = (
     "runtime_env",
     "scheduling_strategy",
 )
+#: What a Collector calls the environment and its options.
+ENV_KEYS = ("create_env_fn", "create_env_kwargs")
 
 
 class WorkerFactory:
@@ -64,12 +64,19 @@ class WorkerFactory:
             for given in _one_each(_as_list(config.remote_configs), max(1, count), "remote_configs")
         ]
         self.rollout = _rollout_config(config, count)
-        self.spaces = self._common_spaces(self.sources)
         self.policy_class, self.policy_config = resolve_policy(policy)
-        # Made once here: it refuses spaces that it does not support before any process starts.
-        self.policy_class(*self.spaces, self.policy_config)
+        self.worker_config = make_worker_config(
+            self.rollout,
+            self.policy_class,
+            self.policy_config,
+            env=self.sources[0],
+            keys=ENV_KEYS,
+            device=config.policy_device,
+            postproc=config.postproc,
+        )
+        self._check_spaces(self.sources[1:])
         if config.exploration_type == "mean":
-            _check_mean(self.policy_class(*self.spaces, self.policy_config))
+            _check_mean(self.policy_class(*self._spaces, self.policy_config))
 
     def connect(self) -> bool:
         """Connects to Ray if it is needed; whether this made the connection."""
@@ -80,23 +87,11 @@ class WorkerFactory:
 
     def make_workers(self) -> WorkerSet:
         """Starts the workers."""
-        config = self.config
-        worker_config = WorkerConfig(
-            rollout=self.rollout,
-            env=self.sources[0],
-            policy_class=self.policy_class,
-            policy=self.policy_config,
-            observation_space=self.spaces[0],
-            action_space=self.spaces[1],
-            seed=secrets.randbits(31) if config.seed is None else config.seed,
-            device=config.policy_device,
-            postproc=config.postproc,
-        )
         specs = [
             WorkerSpec(env=env, options=options)
             for env, options in zip(self.sources, self.options, strict=True)
         ]
-        workers = WorkerSet(worker_config, self._learner_device(), specs)
+        workers = WorkerSet(self.worker_config, self._learner_device(), specs)
         if self._given is not None:
             workers.local.adopt(self._given)
         return workers
@@ -108,10 +103,7 @@ class WorkerFactory:
         envs = [self.sources[0]] if create_env_fn is None else _as_list(create_env_fn)
         count = num_collectors or len(envs)
         sources = [resolve_env(env) for env in _one_each(envs, count, "create_env_fn")]
-        if self._common_spaces(sources) != self.spaces:
-            raise ConfigError(
-                f"create_env_fn: got environments with other spaces than {self.spaces}"
-            )
+        self._check_spaces(sources)
         given = self.options[0] if options is None else options
         each = _one_each(_as_list(given), count, "remote_configs")
         times = self.config.num_workers_per_collector
@@ -125,26 +117,20 @@ class WorkerFactory:
             return str(self._given.device)
         return self.config.policy_device if self.num_collectors == 0 else "cpu"
 
-    def _common_spaces(self, sources: Sequence[EnvSource]) -> tuple[Space[Any], Space[Any]]:
-        distinct = list({id(source): source for source in sources}.values())
-        found = []
-        for source in distinct:
-            try:
-                found.append(probe_spaces(source, self.rollout))
-            except ConfigError:
-                raise
-            except Exception as error:  # whatever somebody's environment raises
+    @property
+    def _spaces(self) -> tuple[Space[Any], Space[Any]]:
+        return self.worker_config.observation_space, self.worker_config.action_space
+
+    def _check_spaces(self, sources: Sequence[EnvSource]) -> None:
+        for source in {id(source): source for source in sources}.values():
+            if source is self.sources[0]:
+                continue
+            spaces = checked_spaces(source, self.rollout, ENV_KEYS)
+            if spaces != self._spaces:
                 raise ConfigError(
-                    f"create_env_fn: {source!r} can not be made with create_env_kwargs "
-                    f"{self.config.create_env_kwargs}: {type(error).__name__}: {error}"
-                ) from error
-        for spaces in found[1:]:
-            if spaces != found[0]:
-                raise ConfigError(
-                    f"create_env_fn: got environments with spaces {found[0]} and {spaces}; all "
-                    "collectors act by one policy, so they must have the same"
+                    f"create_env_fn: got environments with spaces {self._spaces} and {spaces}. All "
+                    "collectors use one policy, so their environments must have the same spaces"
                 )
-        return found[0]
 
 
 def resolve_policy(policy: Any) -> tuple[Any, Config]:
@@ -185,6 +171,7 @@ def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:
             "env_config": config.create_env_kwargs,
             "num_workers": count,
             "num_envs_per_worker": config.envs_per_collector,
+            "seed": config.seed,
         }
     )
 

@@ -1,25 +1,35 @@
-"""`InFlight`: the actor calls under way and whose they are.
-
-Every pipeline is built on it; nobody else waits on a worker, and nothing waits without a limit.
-"""
+"""`InFlight`: pending calls to workers; every wait for a worker is here, and has a deadline."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
 from polopt.rollouts.transport.line import DirectCall
-from polopt.rollouts.workers.failures import WorkerFailure
+from polopt.rollouts.workers.failures import FaultLog, WorkerFailure
 from polopt.rollouts.workers.placement import asked_and_free, waits_for_resources
 from polopt.rollouts.workers.remote_worker import RemoteWorker
-from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.rollouts.workers.worker_config import WorkerConfig
 
-#: What a call is known by: `ray.ObjectRef`, or `DirectCall`.
+#: Handle of a pending call: `ray.ObjectRef`, or `DirectCall`.
 Call = Any
+
+
+class Workers(Protocol):
+    """The part of `WorkerSet` that pending calls depend on."""
+
+    config: WorkerConfig
+    faults: FaultLog
+    switchboard: Any
+
+    def enough_up(self) -> bool: ...
+
+    def replace(self, worker: RemoteWorker, failure: WorkerFailure) -> RemoteWorker | None: ...
 
 
 @dataclass(slots=True)
@@ -36,11 +46,12 @@ class Arrival:
     """One call that has ended.
 
     Attributes:
-        worker: whose call it was. After a failure it is gone; `WorkerSet.replace` makes another.
-        tag: what it was launched with.
-        value: what it returned; None after a failure.
-        failure: why it returned nothing; None after success.
-        lost_tags: after a failure: tags of the worker's other calls, which are lost with it.
+        worker: the worker that was called. After a failure its process is no longer used;
+            `WorkerSet.replace` starts another.
+        tag: the tag given to `launch`.
+        value: return value; None after a failure.
+        failure: cause of the failure; None after success.
+        lost_tags: after a failure: tags of the worker's other pending calls, which are lost.
     """
 
     worker: RemoteWorker
@@ -51,20 +62,21 @@ class Arrival:
 
 
 class InFlight:
-    """Launched calls, first ready first served.
+    """Pending calls, served in the order in which they end.
 
-    A worker has failed when a call raised or its process died, and also when it has answered
-    nothing for `worker_timeout_s` (`worker_startup_timeout_s` before its first answer; while Ray
-    has no resources for it that counts only if the run can not go on without it). Calls to workers
-    that were removed are forgotten.
+    A worker has failed when a call raised, when its process died, and when it has not answered for
+    `worker_timeout_s` (`worker_startup_timeout_s` before its first answer; time during which Ray
+    has no resources for it counts only if the run cannot continue without it). Calls to removed
+    workers are dropped.
 
     Args:
-        workers: whose calls these are.
-        is_work: a call that succeeds shows that its worker works, and ends a row of failures.
-            False for calls that any process could answer, or whose success is decided elsewhere.
+        workers: the workers that are called.
+        is_work: a call that succeeds shows that its worker works, and resets the count of
+            consecutive failures. False for calls that any process could answer, or whose success
+            is decided elsewhere.
     """
 
-    def __init__(self, workers: WorkerSet, is_work: bool = True) -> None:
+    def __init__(self, workers: Workers, is_work: bool = True) -> None:
         self._workers = workers
         self._is_work = is_work
         self._calls: dict[Call, _Call] = {}
@@ -80,33 +92,34 @@ class InFlight:
         tag: Any = None,
         extra_timeout_s: float = 0.0,
     ) -> None:
-        """Takes note of a call that was just made.
+        """Adds a call that was just made.
 
         Args:
-            worker: whose call it is.
-            ref: what the call returned.
-            tag: comes back with the arrival.
-            extra_timeout_s: added to the limit, for a call that may itself have to wait for others.
+            worker: the worker that was called.
+            ref: result of the call (`WorkerSet.call`, or a Ray method's `remote`).
+            tag: returned with the arrival.
+            extra_timeout_s: added to the limit, for a call that itself waits for other workers.
         """
         self._calls[ref] = _Call(worker, tag, time.monotonic(), extra_timeout_s)
 
     def tighten_deadline(self, worker: RemoteWorker, within_s: float) -> None:
-        """The worker's calls have to end within so many seconds, if their limit is not earlier."""
+        """Limits the worker's pending calls to `within_s` seconds from now, unless their limit is
+        earlier."""
         for call in self._calls.values():
             if call.worker is worker:
                 call.latest_s = time.monotonic() + within_s
 
     def count(self, worker: RemoteWorker) -> int:
-        """How many calls to this worker are under way."""
+        """Number of pending calls to this worker."""
         return sum(call.worker is worker for call in self._calls.values())
 
     def tags(self) -> list[Any]:
-        """Tags of all calls under way, oldest first."""
+        """Tags of all pending calls, oldest first."""
         self._forget_removed()
         return [call.tag for call in self._calls.values()]
 
-    def under_way(self) -> list[tuple[RemoteWorker, Any]]:
-        """`(worker, tag)` of all calls under way, oldest first."""
+    def pending(self) -> list[tuple[RemoteWorker, Any]]:
+        """`(worker, tag)` of all pending calls, oldest first. May be called by any thread."""
         return [(call.worker, call.tag) for call in list(self._calls.values())]
 
     def any_ready(self) -> bool:
@@ -116,31 +129,50 @@ class InFlight:
         return bool(self._ready(list(self._oldest()), 0.0)) or self._overdue() is not None
 
     def wait(self) -> Arrival:
-        """The next call to end, in success or failure, at the latest when a limit is over.
+        """The next call to end, in success or failure, at the latest at its deadline.
 
         Raises:
-            RuntimeError: if no call is under way, for then it would wait for ever.
+            RuntimeError: if no call is pending: the wait would never end.
         """
         while True:
             arrival = self.wait_for(math.inf)
             if arrival is not None:
                 return arrival
 
+    def gather(self) -> dict[int, Any]:
+        """Waits for all pending calls, and replaces workers that fail.
+
+        Returns:
+            return value of the last call to each worker, by worker index, in ascending order.
+            Failed workers are missing.
+
+        Raises:
+            WorkersFailedError: if workers keep failing.
+        """
+        values: dict[int, Any] = {}
+        while len(self):
+            arrival = self.wait()
+            if arrival.failure is None:
+                values[arrival.worker.index] = arrival.value
+            else:
+                self._workers.replace(arrival.worker, arrival.failure)
+        return dict(sorted(values.items()))
+
     def wait_for(self, duration_s: float) -> Arrival | None:
         """As `wait`, but None if no call ends within `duration_s` seconds.
 
         Raises:
-            RuntimeError: if no call is under way.
+            RuntimeError: if no call is pending.
         """
         if not len(self):
-            raise RuntimeError("nothing is in flight to wait for")
+            raise RuntimeError("no call is in flight: the wait would never end")
         until_s = time.monotonic() + duration_s
         while True:
             oldest = self._oldest()
             limit_s = min(until_s, *(self._deadline_s(call) for call in oldest.values()))
-            # The dict keeps the order of launching, so nobody starves behind the others.
+            # The dict keeps the order of launching, so no worker starves behind the others.
             ready = self._ready(list(oldest), max(0.0, limit_s - time.monotonic()))
-            # Looked for even where others are ready: they might be for ever.
+            # Check deadlines even when results are ready; a busy queue could hide a hang.
             overdue = self._overdue() if time.monotonic() >= limit_s else None
             if overdue is not None:
                 return self._fail(overdue, self._hang(overdue))
@@ -158,19 +190,19 @@ class InFlight:
         return ready
 
     def drop(self, worker: RemoteWorker) -> tuple[Any, ...]:
-        """Forgets the calls to a worker; returns their tags."""
+        """Drops the pending calls to a worker; returns their tags."""
         mine = [ref for ref, call in self._calls.items() if call.worker is worker]
         return tuple(self._calls.pop(ref).tag for ref in mine)
 
     @property
     def num_begun(self) -> int:
-        """Calls under way to workers that are up. The others wait, maybe for long, until theirs
+        """Number of pending calls to workers that are up. The other calls begin when their worker
         is."""
         self._forget_removed()
         return sum(call.worker.up for call in self._calls.values())
 
     def clear(self) -> None:
-        """Forgets all calls; what they return is lost."""
+        """Drops all pending calls; their results are lost."""
         self._calls.clear()
 
     def _arrive(self, ref: Call) -> Arrival:
@@ -188,8 +220,8 @@ class InFlight:
         return Arrival(call.worker, call.tag, value)
 
     def _oldest(self) -> dict[Call, _Call]:
-        """The first call under way of each worker. A worker answers in order; that its answers
-        become known in order is not sure, and whoever applies gradients depends on it."""
+        """The first pending call of each worker. A worker answers in order, but its answers need
+        not become visible in order, and optimizers that apply gradients depend on the order."""
         seen: set[int] = set()
         oldest = {}
         for ref, call in self._calls.items():
@@ -219,8 +251,8 @@ class InFlight:
         return next((late[ref] for ref in pending if not self._is_waiting(late[ref])), None)
 
     def _is_waiting(self, call: _Call) -> bool:
-        """Whether Ray still looks for a place for the worker, and the run can go on meanwhile; then
-        its time begins anew."""
+        """Whether Ray has not placed the worker yet and the run can continue without it; if so, the
+        call's time limit starts again."""
         if call.worker.up or not waits_for_resources(call.worker.handle):
             return False
         if not self._workers.enough_up():
@@ -253,5 +285,11 @@ class InFlight:
         message = f"no answer for {silent_s:.1f} s"
         if not call.worker.up and waits_for_resources(call.worker.handle):
             asked = asked_and_free(self._workers.config.rollout)
-            message = f"Ray found no place for it within {silent_s:.1f} s: workers {asked}"
+            message = f"Ray did not place it within {silent_s:.1f} s: {asked}"
         return WorkerFailure("hang", call.worker.index, message)
+
+
+def wait_all(refs: Sequence[Any], timeout_s: float) -> None:
+    """Waits until all of Ray's calls have ended, in success or failure, at most `timeout_s`."""
+    if refs:
+        ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -175,11 +176,13 @@ class SamplingWorker:
         if self.sampler is not None:
             self.sampler.restart(seeds)
 
-    def update_algorithm_parameter(self, name: str, value: Any) -> int:
-        """Changes an option of the policy, see `Policy.set_option`; returns how many policies have
-        it now."""
+    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+        """Changes an option of the policy, see `Policy.set_option`."""
         self.policy.set_option(name, value)
-        return 1
+
+    def apply(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Returns `fn(self, *args)`; see `WorkerSet.apply`."""
+        return fn(self, *args)
 
     def serve(self, address: tuple[str, int], token: bytes) -> str:
         """Answers direct calls until the driver hangs up; see `Answering.serve`."""

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gymnasium import Space
 
-from polopt.common.config import Config
+from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.resolving import EnvSource
+from polopt.rollouts.envs.making import probe_spaces
+from polopt.rollouts.envs.resolving import EnvSource, resolve_env
+
+#: Keys of a trainer's config.
+ENV_KEYS = ("env", "env_config")
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """All a worker is made from. Small: weights are sent after construction.
+    """Everything a worker is made from. Small: weights are sent after construction.
 
     Attributes:
         rollout: options of sampling.
-        env: what `polopt.rollouts.envs.resolving.resolve_env` gave.
+        env: result of `polopt.rollouts.envs.resolving.resolve_env`.
         policy_class: the policy, or an adapter of `polopt.policies.actors`, which only acts.
         policy: its options.
         observation_space: of one environment.
         action_space: of one environment.
-        seed: the run's; workers derive their own from it.
-        restart_count: how many workers have stood at this index before; replacements must not
-            repeat the episodes of those they replace.
-        restore_count: how often the run has been restored from a checkpoint; likewise.
+        seed: of the run; workers derive their own seeds from it.
+        restart_count: number of earlier workers with this index. A replacement uses other random
+            numbers than the workers before it.
+        restore_count: number of times the run was restored from a checkpoint; a restored run uses
+            other random numbers than the run before it.
         device: where the policy learns.
-        postproc: what a `Collector`'s workers do to each batch, last of all.
+        postproc: applied to each batch of a `Collector`'s worker, after everything else.
     """
 
     rollout: RolloutConfig
@@ -44,3 +50,71 @@ class WorkerConfig:
     restore_count: int = 0
     device: str = "cpu"
     postproc: Callable[[SampleBatch], SampleBatch] | None = None
+
+
+def make_worker_config(
+    rollout: RolloutConfig,
+    policy_class: type[Any],
+    policy: Config,
+    *,
+    env: EnvSource | None = None,
+    keys: tuple[str, str] = ENV_KEYS,
+    device: str | None = None,
+    postproc: Callable[[SampleBatch], SampleBatch] | None = None,
+) -> WorkerConfig:
+    """Checks that environment and policy work together, and puts together what workers need.
+
+    Makes and closes one environment, and makes one policy for its spaces: a policy refuses spaces
+    that it does not support.
+
+    Args:
+        rollout: options of sampling; its `seed` None draws one.
+        policy_class: see `WorkerConfig`.
+        policy: options of the policy.
+        env: result of `resolve_env`; None resolves `rollout.env`.
+        keys: names of the user's keys for the environment and its options, for errors.
+        device: where the policy learns; None: `cuda` for workers with a GPU, else `cpu`.
+        postproc: see `WorkerConfig`.
+
+    Raises:
+        ConfigError: unknown environment, an environment that cannot be made, or spaces that the
+            policy does not support.
+    """
+    source = resolve_env(rollout.env) if env is None else env
+    observation_space, action_space = checked_spaces(source, rollout, keys)
+    policy_class(observation_space, action_space, policy)
+    return WorkerConfig(
+        rollout=rollout.model_copy(update={"env": None}),  # `env` replaces it
+        env=source,
+        policy_class=policy_class,
+        policy=policy,
+        observation_space=observation_space,
+        action_space=action_space,
+        seed=secrets.randbits(31) if rollout.seed is None else rollout.seed,
+        device=device or ("cuda" if rollout.num_gpus_per_worker else "cpu"),
+        postproc=postproc,
+    )
+
+
+def checked_spaces(
+    source: EnvSource, rollout: RolloutConfig, keys: tuple[str, str] = ENV_KEYS
+) -> tuple[Space[Any], Space[Any]]:
+    """Observation and action space of one environment, which is made and closed.
+
+    Args:
+        source: result of `resolve_env`.
+        rollout: options of sampling.
+        keys: names of the user's keys for the environment and its options, for errors.
+
+    Raises:
+        ConfigError: if the environment cannot be made.
+    """
+    try:
+        return probe_spaces(source, rollout)
+    except ConfigError:
+        raise
+    except Exception as error:  # an environment may raise anything
+        raise ConfigError(
+            f"key {keys[0]!r}: {rollout.env or source!r} cannot be made with {keys[1]} "
+            f"{rollout.env_config}: {type(error).__name__}: {error}"
+        ) from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import ray
 
 from polopt.rollouts.transport.switchboard import Switchboard
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError, logger
+from polopt.rollouts.workers.in_flight import InFlight, wait_all
 from polopt.rollouts.workers.placement import actor_argument, actor_options
 from polopt.rollouts.workers.remote_worker import RemoteWorker, WeightSnapshot, WorkerSpec
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -18,7 +19,9 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 #: Larger weights go through the object store once for all workers; smaller ones inside each call,
 #: which is what Ray does with arguments up to about this size anyway.
 INLINE_BYTES = 100_000
-#: What a worker's process is made with; a change needs other processes.
+#: Environments have this long to close before their process is killed.
+STOP_TIMEOUT_S = 1.0
+#: Options that a worker's process is started with; a change needs other processes.
 _PROCESS_KEYS = (
     "num_workers",
     "min_workers",
@@ -31,23 +34,24 @@ _PROCESS_KEYS = (
 
 
 class WorkerSet:
-    """The local worker, whose policy is the one that learns centrally, and the remote ones.
+    """The local worker, whose policy learns centrally, and the remote ones.
 
     Args:
         config: what every worker is made from.
         learner_device: device of the local worker's policy.
-        specs: in what the first workers differ from it, in order of index; the local worker, where
-            it is the only one, is made as the first.
-        local: the local worker, if there is one already; the set does not stop it.
+        specs: differences of the first workers from `config`, in order of index. A local worker
+            that is the only one is made from the first.
+        local: the local worker, if it exists already; the set does not stop it.
 
     Attributes:
-        remote: in order of index. Indices count from 1; that of a removed worker is not used again.
-        started: as many workers as the run needs have been up.
-        snapshot: the weights last sent out.
-        switchboard: makes direct calls; None: all go through Ray.
+        remote: in order of index. Indices count from 1; the index of a removed worker is not used
+            again.
+        started: at least once as many workers were up as the run needs.
+        snapshot: the weights that were last sent.
+        switchboard: makes direct calls; None: all calls go through Ray.
     """
 
-    #: What a remote worker is.
+    #: Class of the remote workers.
     actor_class: ClassVar[type[RolloutWorker]] = RolloutWorker
 
     def __init__(
@@ -87,8 +91,8 @@ class WorkerSet:
         options = actor_options(config.rollout, index)
         if index in self._specs:
             options.update(self._specs[index].options)
-        # A group of its own for calls that must get through while a long one runs.
-        as_actor: Any = ray.remote  # its annotations do not know the option
+        # Calls in the group "control" run while a long call runs in the default group.
+        as_actor: Any = ray.remote  # its annotations lack the option
         actor_class = as_actor(concurrency_groups={"control": 1})(self.actor_class)
         actor = actor_class.options(**options).remote(actor_argument(config), index)
         return RemoteWorker(index, actor)
@@ -126,8 +130,71 @@ class WorkerSet:
         worker.line = self.switchboard.line(worker.line, worker.handle)
         return worker.line.ask(method, args)
 
+    # ---- calls to all workers -------------------------------------------------------------------
+
+    def call_each(self, method: str, args: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Calls a method of several remote workers and waits for all of them.
+
+        Args:
+            method: name of the method.
+            args: its arguments, by worker index. Workers that are missing here are not called.
+
+        Returns:
+            return values by worker index. Workers that failed are replaced, and missing.
+
+        Raises:
+            WorkersFailedError: if workers keep failing.
+        """
+        calls = InFlight(self)
+        for worker in self.remote:
+            if worker.index in args:
+                calls.launch(worker, getattr(worker.actor, method).remote(*args[worker.index]))
+        return calls.gather()
+
+    def call_all(self, method: str, *args: Any) -> dict[int, Any]:
+        """As `call_each`, with the same arguments for every remote worker."""
+        return self.call_each(method, {worker.index: args for worker in self.remote})
+
+    def apply(self, fn: Callable[..., Any], *args: Any) -> dict[int, Any]:
+        """Runs `fn(worker, *args)` in the process of every remote worker, where `worker` is the
+        `RolloutWorker`; without remote workers, on the local one, whose index is 0.
+
+        Args:
+            fn: a function that cloudpickle can send.
+            args: further arguments; `ray.put` large ones once, and pass the reference.
+
+        Returns:
+            return values by worker index. Workers that failed are replaced, and missing.
+
+        Raises:
+            WorkersFailedError: if workers keep failing.
+        """
+        if not self.remote:
+            return {0: self.local.apply(fn, *args)}
+        return self.call_all("apply", fn, *args)
+
+    def begin_restored_run(self, restore_count: int) -> None:
+        """All workers, and later replacements, begin new episodes with random numbers that were
+        not used before the restore; see `RolloutWorker.begin_restored_run`."""
+        self.config = dataclasses.replace(self.config, restore_count=restore_count)
+        if self._owns_local:
+            self.local.begin_restored_run(restore_count)
+        for worker in self.remote:
+            if not worker.up:  # runs before any other call, once the worker is up
+                worker.actor.begin_restored_run.remote(restore_count)
+        up = {worker.index: (restore_count,) for worker in self.remote if worker.up}
+        self.call_each("begin_restored_run", up)
+
+    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+        """Changes an option of the policy in all remote workers, and later replacements."""
+        self.config = dataclasses.replace(self.config, policy=self.local.policy.config)
+        self.call_all("update_algorithm_parameter", name, value)
+
+    # ---- workers join, leave and are replaced ---------------------------------------------------
+
     def enough_up(self) -> bool:
-        """Whether so many workers have answered that a run can begin (`min_workers`), or go on."""
+        """Whether enough workers have answered for a run to begin (`min_workers`), or to
+        continue (one)."""
         up = sum(worker.up for worker in self.remote)
         needed = self.config.rollout.min_workers or len(self.remote)
         return up >= (1 if self.started else min(needed, len(self.remote)))
@@ -137,18 +204,18 @@ class WorkerSet:
         return self._config_of(index or 1).rollout.num_envs_per_worker
 
     def add_workers(self, more: int | Iterable[WorkerSpec]) -> list[RemoteWorker]:
-        """Starts more workers, also while a run goes on; does not wait for them. Optimizers give
-        them work once they are up.
+        """Starts more workers, also while a run continues, and does not wait for them. Optimizers
+        use them once they are up.
 
         Args:
-            more: how many, or in what each differs from the config.
+            more: number of workers, or the difference of each from the config.
 
         Raises:
             ValueError: if `more` is negative.
         """
         if isinstance(more, int):
             if more < 0:
-                raise ValueError(f"number of workers to add: got {more}; allowed: 0 or more")
+                raise ValueError(f"number of workers to add: got {more}. Allowed: 0 or more")
             more = [WorkerSpec()] * more
         added = []
         for spec in more:
@@ -159,30 +226,30 @@ class WorkerSet:
         return added
 
     def remove_workers(self, which: int | Iterable[int]) -> list[int]:
-        """Ends workers for good, also while a run goes on. What is in their hands is lost; who
-        does not want that drains the optimizer first.
+        """Stops workers permanently, also while a run continues. Their pending calls are lost; to
+        keep them, drain the optimizer first.
 
         Args:
-            which: how many, of which the latest are taken; or their indices.
+            which: number of workers, the latest first; or their indices.
 
         Returns:
-            the indices of those that were removed.
+            the indices of the removed workers.
 
         Raises:
-            KeyError: for an index that is not there.
+            KeyError: for an index that does not exist.
             ValueError: for more workers than there are.
         """
         present = {worker.index: worker for worker in self.remote}
         if isinstance(which, int):
             if not 0 <= which <= len(present):
                 raise ValueError(
-                    f"number of workers to remove: got {which}; allowed: 0 to {len(present)}"
+                    f"number of workers to remove: got {which}. Allowed: 0 to {len(present)}"
                 )
             which = list(present)[len(present) - which :]
         leaving = [present[index] for index in dict.fromkeys(which)]
         for worker in leaving:
             self._forget(worker)
-        _end(leaving)
+        _stop(leaving)
         return [worker.index for worker in leaving]
 
     def _forget(self, worker: RemoteWorker) -> None:
@@ -191,15 +258,15 @@ class WorkerSet:
         self._specs.pop(worker.index, None)
 
     def replace(self, worker: RemoteWorker, failure: WorkerFailure) -> RemoteWorker | None:
-        """Ends a failed worker and starts another in its place; does not wait for it.
+        """Kills a failed worker and starts another with the same index; does not wait for it.
 
         Returns:
-            the other; None if the worker is gone already, or is given up because it fails again
-            and again while others succeed.
+            the replacement; None if the worker was removed before, or is given up because it
+            fails again and again while others succeed.
 
         Raises:
-            WorkersFailedError: after too many failures in a row, of all workers, or of one without
-                which there are too few.
+            WorkersFailedError: after too many consecutive failures, of all workers, or of one
+                without which there are too few.
         """
         if worker not in self.remote:
             return None
@@ -223,20 +290,22 @@ class WorkerSet:
             allowed = "all of them" if rollout.min_workers is None else rollout.min_workers
             raise WorkersFailedError(
                 f"worker {worker.index} failed {rollout.max_consecutive_failures} times without "
-                "one success (max_consecutive_failures), while others succeeded, and without it "
-                f"there are {len(self.remote)} workers; min_workers: {allowed}. The last failure "
+                "a success in between (max_consecutive_failures) while others succeeded; "
+                f"{len(self.remote)} workers remain, min_workers is {allowed}. The last failure "
                 f"({failure.kind}):\n{failure.message}"
             )
         self.faults.give_up(worker.index)
 
+    # ---- weights --------------------------------------------------------------------------------
+
     def weights_for(self, worker: RemoteWorker) -> Any:
         """The local policy's weights as an argument for a call to `worker`: None if it has that
-        version already; for large ones a reference to one object shared by all."""
+        version; a reference to one shared object for large weights."""
         self.take_snapshot()
         return self.snapshot_for(worker)
 
     def take_snapshot(self) -> WeightSnapshot:
-        """Takes a copy of the local policy's weights, unless that version is out already."""
+        """Copies the local policy's weights, unless the snapshot has that version already."""
         version = self.local.policy.version
         if self.snapshot is None or self.snapshot.version != version:
             weights = self.local.get_weights()
@@ -245,35 +314,30 @@ class WorkerSet:
         return self.snapshot
 
     def snapshot_for(self, worker: RemoteWorker) -> Any:
-        """The weights last published, whatever the local policy has become since, as
-        `weights_for` gives them."""
+        """As `weights_for`, but with the weights of the last snapshot."""
         snapshot = self.snapshot or self.take_snapshot()
         if worker.known_version == snapshot.version:
             return None
         worker.known_version = snapshot.version
         return snapshot.argument
 
-    def begin_restored_run(self, restore_count: int) -> None:
-        """The local worker, and whatever replacement may come, begins another life of the run (see
-        `RolloutWorker.begin_restored_run`); the remote workers have to be called."""
-        self.config = dataclasses.replace(self.config, restore_count=restore_count)
-        self.local.begin_restored_run(restore_count)
-
     def forget_sent_weights(self) -> None:
-        """To be called when the local policy's weights change without a new version, as after a
-        restore: everybody needs them anew."""
+        """Sends weights anew to all workers. Needed when the local policy's weights change without
+        a new version, as after a restore."""
         self.snapshot = None
         for worker in self.remote:
             worker.known_version = None
 
+    # ---- life cycle -----------------------------------------------------------------------------
+
     def reconfigure(self, config: WorkerConfig, learner_device: str = "cpu") -> bool:
-        """Makes all workers anew inside the processes they have, which saves starting those.
+        """Makes all workers anew in their processes, which saves the start of processes.
 
         Returns:
-            False, with nothing done, if the new config wants other workers or other resources.
+            False, with nothing changed, if the new config needs other workers or resources.
 
         Raises:
-            WorkersFailedError: if a worker does not come up with the new config.
+            WorkersFailedError: if workers keep failing with the new config.
         """
         old, new = self.config.rollout, config.rollout
         if len(self.remote) != new.num_workers or any(
@@ -289,14 +353,11 @@ class WorkerSet:
         self._restart_counts.clear()
         self._specs.clear()
         self.forget_sent_weights()
-        calls = {w.actor.reconfigure.remote(config, w.index): w for w in self.remote}
-        timeout_s = new.worker_startup_timeout_s
-        ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
-        for call, worker in calls.items():
-            try:
-                ray.get(call, timeout=0)
-            except ray.exceptions.RayError as error:
-                self.replace(worker, WorkerFailure.from_error(worker.index, error))
+        calls = InFlight(self, is_work=False)
+        for worker in self.remote:
+            call = worker.actor.reconfigure.remote(config, worker.index)
+            calls.launch(worker, call, extra_timeout_s=new.worker_startup_timeout_s)
+        calls.gather()
         return True
 
     def stats(self) -> dict[str, Any]:
@@ -305,18 +366,16 @@ class WorkerSet:
         return {"num_healthy_workers": up, **self.faults.stats()}
 
     def stop(self) -> None:
-        """Ends all workers. Environments get a moment to close before their process goes."""
-        _end(self.remote)
+        """Stops all workers."""
+        _stop(self.remote)
         self.end_direct_calls()
         self.remote = []
         if self._owns_local:
             self.local.stop()
 
 
-def _end(workers: Sequence[RemoteWorker]) -> None:
-    goodbyes = [worker.actor.stop.remote() for worker in workers]
-    if goodbyes:
-        ray.wait(goodbyes, num_returns=len(goodbyes), timeout=1.0)
+def _stop(workers: Sequence[RemoteWorker]) -> None:
+    wait_all([worker.actor.stop.remote() for worker in workers], STOP_TIMEOUT_S)
     for worker in workers:
         worker.close_line()
         ray.kill(worker.handle, no_restart=True)

@@ -74,7 +74,7 @@ def test_nobody_starves_behind_others_that_are_always_ready(calls: InFlight) -> 
 
 
 def test_waiting_for_nothing_is_an_error(calls: InFlight) -> None:
-    with pytest.raises(RuntimeError, match="nothing is in flight"):
+    with pytest.raises(RuntimeError, match="no call is in flight"):
         calls.wait()
     assert not calls.any_ready()
 
@@ -188,6 +188,21 @@ def test_looking_for_the_ready_ends_no_call(fake: FakeRay, calls: InFlight) -> N
     ref.done = True
     assert calls.any_ready()
     assert len(calls) == 1
+
+
+def test_gather_is_in_worker_order_and_replaces(fake: FakeRay) -> None:
+    workers = make_set()
+    calls = InFlight(workers)
+    replaced: list[int] = []
+    workers.replace = lambda worker, failure: replaced.append(worker.index)
+    made = make_workers(3)
+    for worker in made:
+        launch(calls, worker, f"of {worker.index}")
+    launch(calls, made[1]).error = ray.exceptions.ActorDiedError()
+    fake.script = in_order([3, 2, 1, 2])
+    assert list(calls.gather().items()) == [(1, "of 1"), (2, "of 2"), (3, "of 3")]
+    assert replaced == [2]
+    assert len(calls) == 0
 
 
 # ---- with processes ----------------------------------------------------------------------

@@ -201,8 +201,7 @@ def test_a_cell_runs_and_counts_and_is_as_stale_as_it_should_be(
         local = optimizer.workers.local.checksum()
         assert set(ray.get(sums, timeout=30.0)) == {local}
     if rollout.num_workers_below and cell.collection.endswith(" sync"):
-        told = optimizer.update_algorithm_parameter("lr", 0.0)  # nothing moves any more
-        assert told == 1 + rollout.num_workers * (1 + rollout.num_workers_below)
+        optimizer.update_algorithm_parameter("lr", 0.0)  # weights do not change any more
         for _ in range(3):  # a rollout of two workers below takes two
             optimizer.step()
         optimizer.drain()

@@ -188,9 +188,9 @@ def test_calls_to_removed_workers_are_forgotten(fake: FakeRay) -> None:
 def test_what_can_not_be_added_or_removed(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config())
     for wrong in (-1, 3):
-        with pytest.raises(ValueError, match=f"got {wrong}; allowed: 0 to 2"):
+        with pytest.raises(ValueError, match=f"got {wrong}. Allowed: 0 to 2"):
             workers.remove_workers(wrong)
-    with pytest.raises(ValueError, match="got -1; allowed: 0 or more"):
+    with pytest.raises(ValueError, match="got -1. Allowed: 0 or more"):
         workers.add_workers(-1)
     with pytest.raises(KeyError):
         workers.remove_workers([1, 7])
@@ -208,7 +208,7 @@ def test_a_save_waits_for_nobody_who_is_not_up(fake: FakeRay) -> None:
     assert optimizer.step().updates == 2
     assert len(optimizer.in_flight) == 2, "the other begins as soon as it is up"
     optimizer.get_state()
-    assert [worker.index for worker, _ in optimizer.in_flight.under_way()] == [2]
+    assert [worker.index for worker, _ in optimizer.in_flight.pending()] == [2]
     assert workers.faults.num_restarts == 0
     assert optimizer.step().updates == 2
     assert len(optimizer.in_flight) == 2, "it is asked once"

@@ -103,6 +103,16 @@ def test_replacing_ends_with_an_error_when_it_does_not_help(fake: FakeRay) -> No
         workers.replace(workers.remote[0], FAILURE)
 
 
+def test_apply_runs_a_function_in_every_worker(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}))
+    workers.remote[1].actor.next_error = ray.exceptions.ActorDiedError()
+    seen = workers.apply(lambda worker, factor: factor * worker.index, 10)
+    assert list(seen.items()) == [(1, 10), (3, 30)]
+    assert workers.faults.num_restarts == 1
+    alone = FakeWorkerSet(worker_config(rollout={"num_workers": 0}))
+    assert alone.apply(lambda worker: worker.index) == {0: 0}
+
+
 def test_constructor_arguments_are_small_however_large_the_network() -> None:
     config = worker_config("ppo", model={"fcnet_hiddens": (1024, 1024)})
     assert len(ray.cloudpickle.dumps((config, 1))) < 100_000
