@@ -87,8 +87,7 @@ class Registry:
         """Names and where their classes are, as `module:Class`. Nothing is imported for it."""
         offered = {entry.name: entry.value for entry in metadata.entry_points(group=self._group)}
         known = {
-            name: cls if isinstance(cls, str) else _path(cls)
-            for name, cls in self._known.items()
+            name: cls if isinstance(cls, str) else _path(cls) for name, cls in self._known.items()
         }
         return {**offered, **known}
 

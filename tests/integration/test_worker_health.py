@@ -188,9 +188,9 @@ def test_calls_to_removed_workers_are_forgotten(fake: FakeRay) -> None:
 def test_what_can_not_be_added_or_removed(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config())
     for wrong in (-1, 3):
-        with pytest.raises(ValueError, match=f"got {wrong}. Allowed: 0 to 2"):
+        with pytest.raises(ValueError, match=rf"got {wrong}\. Allowed: 0 to 2"):
             workers.remove_workers(wrong)
-    with pytest.raises(ValueError, match="got -1. Allowed: 0 or more"):
+    with pytest.raises(ValueError, match=r"got -1\. Allowed: 0 or more"):
         workers.add_workers(-1)
     with pytest.raises(KeyError):
         workers.remove_workers([1, 7])
