@@ -210,14 +210,14 @@ def test_a_class_of_the_drivers_script_reaches_workers() -> None:
 @pytest.mark.parametrize("register", [register_policy, register_optimizer])
 @pytest.mark.parametrize("given", [int, "A2C", None, A3C])
 def test_only_classes_of_the_right_kind_are_registered(register: Any, given: Any) -> None:
-    with pytest.raises(ConfigError, match="Allowed: a subclass of polopt"):
+    with pytest.raises(ConfigError, match="a subclass of polopt"):
         register("wrong", given)
     assert "wrong" not in [*POLICIES.names(), *OPTIMIZERS.names()]
 
 
 def test_a_taken_name_is_refused_without_override() -> None:
     known = POLICIES.get("ppo")
-    with pytest.raises(ConfigError, match="'ppo': the name belongs to .* or override=True"):
+    with pytest.raises(ConfigError, match=r"'ppo': the name belongs to .* or override=True"):
         register_policy("ppo", Quiet)
     assert POLICIES.get("ppo") is known
     register_policy("ppo", Quiet, override=True)
