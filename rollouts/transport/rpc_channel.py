@@ -1,0 +1,146 @@
+"""`RpcChannel`: the driver's side of one worker's connection."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import zmq
+
+from polopt.rollouts.transport.messages import ANSWER, CALL, END, HELLO, Endpoint, decode, encode
+from polopt.rollouts.transport.router import Router
+from polopt.rollouts.transport.rpc_future import RpcError, RpcFuture, UndecodableAnswerError
+from polopt.rollouts.transport.wakeup import Wakeup
+
+
+class RpcChannel:
+    """Calls of one worker, over one connection.
+
+    Args:
+        router: to which the worker connects.
+        wakeup: written to when `serve` ends.
+        actor: handle of the worker; its class has `serve(endpoint)`.
+        name: of the worker, for messages.
+        heartbeat_timeout_s: see `Endpoint`.
+
+    Attributes:
+        name: of the worker.
+        open: the worker answers calls over the connection, or does so after it has finished what
+            Ray has sent it before. If not, it answers calls through Ray.
+        broken: the connection has ended for good.
+        through_ray: the worker cannot connect; all its calls go through Ray.
+        connected: the worker has connected and authenticated.
+        serving: the last `serve`; its end reports why the connection ended.
+    """
+
+    def __init__(
+        self, router: Router, wakeup: Wakeup, actor: Any, name: str, heartbeat_timeout_s: float
+    ) -> None:
+        self.name = name
+        self._router = router
+        self._wakeup = wakeup
+        self._actor = actor
+        public_key, secret_key = zmq.curve_keypair()
+        self._endpoint = Endpoint(
+            router.address, router.public_key, public_key, secret_key, heartbeat_timeout_s
+        )
+        self.user_id = public_key.decode()
+        router.admit(self.user_id)
+        self.open = self.broken = self.through_ray = False
+        self.serving: Future[Any] | None = None
+        self._routing_id: bytes | None = None  # known after HELLO
+        self._unsent: list[tuple[RpcFuture | None, list[Any]]] = []
+        self._pending: dict[bytes, RpcFuture] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def connected(self) -> bool:
+        return self._routing_id is not None
+
+    def call(self, method: str, args: tuple[Any, ...]) -> RpcFuture:
+        """Calls a method of the worker. Calls run in the order in which they are made.
+
+        Raises:
+            ValueError: an argument is larger than a message can be.
+        """
+        frames = encode((method, args))
+        if not self.open:
+            self.open = True
+            self.serving = self._wakeup.watch(self._actor.serve.remote(self._endpoint), self)
+        number = b"%d" % next(self._numbers)
+        assert self.serving is not None
+        future = self._pending[number] = RpcFuture(method, args, self.serving)
+        self._send(future, [CALL, number, *frames])
+        return future
+
+    def pause(self) -> None:
+        """The worker answers calls through Ray from now on, after the calls made so far."""
+        if self.open:
+            self.open = False
+            self._send(None, [END])
+
+    def _send(self, future: RpcFuture | None, message: list[Any]) -> None:
+        if self._routing_id is None:
+            self._unsent.append((future, message))
+            return
+        if future is not None:
+            future.sent_s = time.monotonic()
+        try:
+            self._router.send(self._routing_id, message)
+        except zmq.ZMQError as error:
+            self.fail(f"{self.name}: {error}")
+
+    def receive(self, routing_id: bytes, frames: list[zmq.Frame]) -> None:
+        """Takes a message that this channel's key has authenticated."""
+        kind = frames[0].bytes
+        if kind == HELLO and self._routing_id is None:
+            self._routing_id = routing_id
+            unsent, self._unsent = self._unsent, []
+            for item in unsent:
+                self._send(*item)
+        elif kind == ANSWER and len(frames) > 1:
+            future = self._pending.pop(frames[1].bytes, None)
+            if future is not None:
+                self._decode(future, frames[2:])
+        elif kind == END:
+            self.fail(f"{self.name} has ended its connection")
+
+    def _decode(self, future: RpcFuture, frames: list[zmq.Frame]) -> None:
+        try:
+            value = decode(frames)
+        except Exception as error:  # unpickling can raise anything; it is the worker's failure
+            text = f"{self.name}: its answer to {future.method} cannot be unpickled: {error!r}"
+            future.set_error(UndecodableAnswerError(text))
+        else:
+            future.set_value(value)
+
+    def go_through_ray(self) -> None:
+        """Makes the calls that wait for a connection through Ray, and all later ones."""
+        self._shut()
+        self.broken, self.through_ray = False, True
+        for future in self._pending.values():
+            ref = getattr(self._actor, future.method).remote(*future.args)
+            ended = self._wakeup.watch(ref)
+            assert ended is not None
+            future.set_ray_call(ref, ended)
+        self._pending.clear()
+
+    def fail(self, reason: str) -> None:
+        """Ends the connection and all calls that wait for an answer."""
+        self._shut()
+        for future in self._pending.values():
+            future.set_error(RpcError(reason))
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Ends the connection and forgets its calls; the worker returns from `serve`."""
+        self.pause()
+        self._pending.clear()
+        self._shut()
+
+    def _shut(self) -> None:
+        self.open, self.broken = False, True
+        self._unsent.clear()
+        self._router.revoke(self.user_id)

@@ -1,0 +1,147 @@
+"""`RpcServer`: answers a client's calls, in the process of a worker."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from polopt.rollouts.transport.messages import (
+    ANSWER,
+    CALL,
+    END,
+    HELLO,
+    Endpoint,
+    configure,
+    decode,
+    encode,
+)
+
+#: Limit for connecting and authenticating; afterwards the calls go through Ray.
+CONNECT_TIMEOUT_S = 4.0
+_OPEN = zmq.Event.HANDSHAKE_SUCCEEDED
+_CLOSED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
+_FAILED = (
+    zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+class RpcServer:
+    """A worker's connection to its driver, on which it answers calls.
+
+    `serve` runs inside one long actor call. Whatever ends that call (the client, an exception of a
+    method, a lost connection, the death of the process) is reported to the driver by Ray.
+    """
+
+    def __init__(self) -> None:
+        self._connection: _Connection | None = None
+
+    def serve(self, target: Any, endpoint: Endpoint) -> str:
+        """Answers calls in order, until the client ends serving.
+
+        Args:
+            target: object whose methods are called.
+            endpoint: address and keys; the connection of an earlier call with the same endpoint
+                stays in use.
+
+        Returns:
+            why there is no connection; empty after the client has ended serving.
+
+        Raises:
+            Exception: whatever a method raised, or the decoding of a call.
+        """
+        if self._connection is None or self._connection.endpoint != endpoint:
+            self.close()
+            self._connection = _Connection(endpoint)
+            problem = self._connection.open(CONNECT_TIMEOUT_S)
+            if problem:
+                self._connection.close(lost=True)
+                return problem
+        return self._connection.answer(target)
+
+    def close(self) -> None:
+        """Closes the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+class _Connection:
+    """One authenticated connection. It is never reestablished: ZeroMQ would lose messages in
+    between without notice."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = socket = self._context.socket(zmq.DEALER)
+        configure(socket, endpoint.heartbeat_timeout_s)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, endpoint.server_key)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, endpoint.public_key)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, endpoint.secret_key)
+        self._monitor = socket.get_monitor_socket(_OPEN | _CLOSED | _FAILED)
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def open(self, timeout_s: float) -> str:
+        """Connects and authenticates; why that failed, else empty."""
+        address = self.endpoint.address
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            return f"{address}: {error}"
+        if not self._monitor.poll(int(1e3 * timeout_s)):
+            return f"{address}: no connection within {timeout_s:g} s"
+        event = zmq.Event(recv_monitor_message(self._monitor)["event"])
+        if event != _OPEN:
+            return f"{address}: {str(event.name).lower().replace('_', ' ')}"
+        self._socket.send(HELLO)
+        return ""
+
+    def answer(self, target: Any) -> str:
+        """See `RpcServer.serve`."""
+        if self._socket.closed:
+            return "the connection has ended"
+        try:
+            while True:
+                # Limited by heartbeats: the monitor reports a client that answers none.
+                ready = dict(self._poller.poll())
+                if self._socket not in ready:
+                    self.close(lost=True)
+                    return "the connection was lost"
+                frames = self._socket.recv_multipart(copy=False)
+                if frames[0].bytes == END:
+                    return ""
+                self._answer_call(target, frames)
+        except BaseException:
+            self.close()
+            raise
+
+    def _answer_call(self, target: Any, frames: list[zmq.Frame]) -> None:
+        if frames[0].bytes != CALL or len(frames) < 3:
+            raise ValueError(f"message of unknown kind: {frames[0].bytes!r}")
+        method, args = decode(frames[2:])
+        answer = encode(getattr(target, method)(*args))
+        self._socket.send_multipart([ANSWER, frames[1].bytes, *answer])
+
+    def close(self, lost: bool = False) -> None:
+        """Sends the answers that are queued, and END behind them.
+
+        Args:
+            lost: there is no client to send them to.
+        """
+        if self._socket.closed:
+            return
+        lost = lost or bool(self._monitor.poll(0))
+        if not lost:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send(END, zmq.NOBLOCK)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0 if lost else None)
+        self._context.term()

@@ -1,0 +1,136 @@
+"""Fakes of Ray's actors, answering RPC calls on threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from polopt.rollouts.transport.messages import Endpoint
+from polopt.rollouts.transport.rpc_server import RpcServer
+
+
+class FakeRef:
+    """`ray.ObjectRef` of one actor call."""
+
+    def __init__(self) -> None:
+        self.ended: Future[Any] = Future()
+
+    def future(self) -> Future[Any]:
+        return self.ended
+
+
+class FakeMethod:
+    """`actor.method` with its `remote`."""
+
+    def __init__(self, actor: FakeActor, function: Callable[..., Any]) -> None:
+        self._actor = actor
+        self._function = function
+
+    def remote(self, *args: Any) -> FakeRef:
+        ref = FakeRef()
+        self._actor.calls.put((ref, self._function, args))
+        return ref
+
+
+class FakeActor:
+    """Actor that runs calls in order, on one thread.
+
+    Attributes:
+        endpoints: with which `serve` was called.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.server = RpcServer()
+        self.endpoints: list[Endpoint] = []
+        self.calls: queue.Queue[Any] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (call := self.calls.get()) is not None:
+            ref, function, args = call
+            try:
+                ref.ended.set_result(function(*args))
+            except Exception as error:
+                ref.ended.set_exception(error)
+        self.server.close()
+
+    def __getattr__(self, name: str) -> FakeMethod:
+        return FakeMethod(self, getattr(self.target, name))
+
+    @property
+    def serve(self) -> FakeMethod:
+        def serve(endpoint: Endpoint) -> str:
+            self.endpoints.append(endpoint)
+            return self.server.serve(self.target, endpoint)
+
+        return FakeMethod(self, serve)
+
+    def stop(self) -> None:
+        self.calls.put(None)
+        self._thread.join(30.0)
+
+
+class SilentActor:
+    """Actor whose `serve` does not return; a test plays the worker, with its keys."""
+
+    def __init__(self) -> None:
+        self.endpoints: list[Endpoint] = []
+
+    @property
+    def serve(self) -> SilentActor:
+        return self
+
+    def remote(self, endpoint: Endpoint) -> FakeRef:
+        self.endpoints.append(endpoint)
+        return FakeRef()
+
+
+class Proxy:
+    """TCP connection to `address` that forwards at most a number of bytes to it, and then stays
+    open in silence.
+
+    Attributes:
+        address: to connect to instead.
+    """
+
+    def __init__(self, address: str, forward_bytes: int = 1 << 40) -> None:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self._remote = socket.create_connection((host, int(port)))
+        self._listener = socket.create_server((host, 0))
+        self._local: socket.socket | None = None
+        self._left = forward_bytes
+        self.address = f"tcp://{host}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            self._local = self._listener.accept()[0]
+            threading.Thread(target=self._back, daemon=True).start()
+            while data := self._local.recv(1 << 16):
+                self._remote.sendall(data[: self._left])
+                self._left -= len(data[: self._left])
+
+    def _back(self) -> None:
+        assert self._local is not None
+        with contextlib.suppress(OSError):
+            while data := self._remote.recv(1 << 16):
+                if self._left > 0:
+                    self._local.sendall(data)
+
+    def stall(self, after_bytes: int = 0) -> None:
+        """Forwards only so many more bytes."""
+        self._left = after_bytes
+
+    def close(self) -> None:
+        for end in (self._remote, self._listener, self._local):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()

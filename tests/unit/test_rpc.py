@@ -1,0 +1,353 @@
+"""RPC over ZeroMQ: order, failures, limits; workers are threads of this process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import zmq
+from rpc_fakes import FakeActor
+
+from polopt.rollouts.transport import messages
+from polopt.rollouts.transport.messages import decode, encode
+from polopt.rollouts.transport.rpc_channel import RpcChannel
+from polopt.rollouts.transport.rpc_client import RpcClient, TransportError
+from polopt.rollouts.transport.rpc_future import RpcError, RpcFuture, UndecodableAnswerError
+
+HOST = "127.0.0.1"
+LIMIT_S = 60.0
+
+
+class Target:
+    """Object whose methods are called."""
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+        self.go_on = threading.Event()
+
+    def note(self, value: Any) -> Any:
+        self.notes.append(value)
+        return value
+
+    def wait(self) -> str:
+        assert self.go_on.wait(LIMIT_S)
+        return "waited"
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("division in the worker")
+
+    def large(self) -> np.ndarray:
+        return np.zeros(messages.MAX_FRAME_BYTES + 1, np.uint8)
+
+    def unpicklable(self) -> Any:
+        return threading.Lock()
+
+
+@pytest.fixture
+def client() -> Iterator[RpcClient]:
+    made = RpcClient(HOST, LIMIT_S)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def actor() -> Iterator[FakeActor]:
+    made = FakeActor(Target())
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def channel(client: RpcClient, actor: FakeActor) -> Iterator[RpcChannel]:
+    made = client.channel(None, actor, "worker 1")
+    yield made
+    made.close()  # ends `serve`, before the actor is stopped
+
+
+def wait_until(client: RpcClient, condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < until_s
+        client.poll(0.2)
+
+
+def result(client: RpcClient, future: RpcFuture) -> Any:
+    wait_until(client, lambda: future.done)
+    return future.result(LIMIT_S)
+
+
+# ---- messages ----------------------------------------------------------------------------------
+
+
+class Parcel(NamedTuple):
+    arrays: list[np.ndarray]
+    stats: dict[str, float]
+
+
+def test_arrays_arrive_equal_and_writable(client: RpcClient, channel: RpcChannel) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.standard_normal(9_155).astype(np.float32),
+        np.zeros(0),
+        rng.integers(0, 9, (3, 5), dtype=np.int8),
+        rng.standard_normal((4, 6)).T,
+    ]
+    got = result(client, channel.call("note", (Parcel(arrays, {"loss": 0.5}),)))
+    assert got.stats == {"loss": 0.5}
+    for array, sent in zip(got.arrays, arrays, strict=True):
+        assert array.dtype == sent.dtype
+        np.testing.assert_array_equal(array, sent)
+        assert array.flags.writeable
+        assert array.flags.aligned
+
+
+def test_large_arrays_are_frames_of_their_own() -> None:
+    array = np.arange(10_000.0)
+    frames = encode((array, "text"))
+    assert len(frames) == 2
+    assert memoryview(frames[1]).nbytes == array.nbytes
+    assert len(frames[0]) < 1_000
+
+
+def test_message_without_a_pickle_is_refused() -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        decode([])
+
+
+# ---- order and waiting -------------------------------------------------------------------------
+
+
+def test_calls_run_in_the_order_they_were_made(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor
+) -> None:
+    calls: list[Any] = []
+    for number in range(60):
+        if number % 7 in (2, 3):
+            channel.pause()
+            calls.append(actor.note.remote(number))
+        else:
+            calls.append(channel.call("note", (number,)))
+    answers = [
+        result(client, call) if isinstance(call, RpcFuture) else call.ended.result(LIMIT_S)
+        for call in calls
+    ]
+    assert answers == actor.target.notes == list(range(60))
+    assert len(set(actor.endpoints)) == 1, "one connection for all"
+
+
+def test_first_answer_ends_the_wait(client: RpcClient) -> None:
+    slow, quick = FakeActor(Target()), FakeActor(Target())
+    waiting = client.channel(None, slow, "worker 1").call("wait", ())
+    answered = client.channel(None, quick, "worker 2").call("note", (1,))
+    assert result(client, answered) == 1
+    assert not waiting.done
+    slow.target.go_on.set()
+    assert result(client, waiting) == "waited"
+    client.close()
+    slow.stop()
+    quick.stop()
+
+
+def test_end_of_a_watched_ray_call_ends_the_wait(client: RpcClient, actor: FakeActor) -> None:
+    ref = actor.wait.remote()
+    client.watch(ref)
+    threading.Timer(0.2, actor.target.go_on.set).start()
+    began_s = time.monotonic()
+    client.poll(LIMIT_S)
+    assert ref.ended.done()
+    assert time.monotonic() - began_s < LIMIT_S / 2.0
+
+
+def test_poll_returns_after_its_timeout(client: RpcClient) -> None:
+    client.poll(0.0)
+    began_s = time.monotonic()
+    client.poll(0.05)
+    assert time.monotonic() - began_s >= 0.05
+
+
+def test_waits_may_be_as_long_as_configs_allow(actor: FakeActor) -> None:
+    client = RpcClient(HOST, 1e7)
+    future = client.channel(None, actor, "worker 1").call("note", (1,))
+    until_s = time.monotonic() + LIMIT_S
+    while not future.done:
+        client.poll(1e7)
+        assert time.monotonic() < until_s
+    client.close()
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+def test_exception_ends_later_calls_and_none_before(client: RpcClient, channel: RpcChannel) -> None:
+    before, failing, after = (
+        channel.call("note", (1,)),
+        channel.call("fail", ()),
+        channel.call("note", (2,)),
+    )
+    assert result(client, before) == 1
+    for future in (failing, after):
+        with pytest.raises(ZeroDivisionError, match="in the worker"):
+            result(client, future)
+    assert channel.broken
+
+
+def test_exception_is_reported_after_the_channel_reopened(
+    client: RpcClient, channel: RpcChannel
+) -> None:
+    assert result(client, channel.call("note", (0,))) == 0
+    failing = channel.call("fail", ())
+    channel.pause()
+    again = channel.call("note", (1,))
+    with pytest.raises(ZeroDivisionError, match="in the worker"):
+        result(client, failing)
+    with pytest.raises(RpcError):
+        result(client, again)
+
+
+@pytest.mark.parametrize(("method", "error"), [("large", ValueError), ("unpicklable", TypeError)])
+def test_answer_that_cannot_be_sent_is_the_workers_error(
+    client: RpcClient, channel: RpcChannel, method: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        result(client, channel.call(method, ()))
+
+
+def test_too_large_argument_is_refused_before_it_is_sent(channel: RpcChannel) -> None:
+    with pytest.raises(ValueError, match="allowed: up to"):
+        channel.call("note", (np.zeros(messages.MAX_FRAME_BYTES + 1, np.uint8),))
+
+
+class Undecodable:
+    """Unpickles to an error, as a class does that this process cannot import."""
+
+    def __reduce__(self) -> Any:
+        return (_raise_import_error, ())
+
+
+def _raise_import_error() -> None:
+    raise ModuleNotFoundError("No module named 'statistics_of_mine'")
+
+
+def test_undecodable_answer_fails_only_its_call(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor
+) -> None:
+    actor.target.undecodable = Undecodable
+    bad, good = channel.call("undecodable", ()), channel.call("note", (1,))
+    with pytest.raises(UndecodableAnswerError, match=r"worker 1.*statistics_of_mine"):
+        result(client, bad)
+    assert result(client, good) == 1
+
+
+def test_new_channel_replaces_a_broken_one(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor
+) -> None:
+    assert client.channel(channel, actor, "worker 1") is channel
+    assert result(client, channel.call("note", (1,))) == 1
+    channel.close()
+    second = client.channel(channel, actor, "worker 1")
+    assert second is not channel
+    assert result(client, second.call("note", (2,))) == 2
+    second.close()
+    assert len(set(actor.endpoints)) == 2, "each connection has keys of its own"
+
+
+def test_lost_connection_ends_serve_with_a_reason(actor: FakeActor) -> None:
+    client = RpcClient(HOST, LIMIT_S)
+    channel = client.channel(None, actor, "worker 1")
+    assert result(client, channel.call("note", (1,))) == 1
+    serving = channel.serving
+    assert serving is not None
+    client._router.socket.close(0)  # as when the driver's process is killed
+    assert serving.result(LIMIT_S) == "the connection was lost"
+    client.close()
+
+
+def test_worker_that_cannot_connect_goes_through_ray(
+    client: RpcClient, actor: FakeActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = FakeActor(Target())
+    reachable = client.channel(None, other, "worker 2")
+    with zmq.Context() as context, context.socket(zmq.REP) as closed:
+        port = closed.bind_to_random_port(f"tcp://{HOST}")
+    client._router.address = f"tcp://{HOST}:{port}"
+    channel = client.channel(None, actor, "worker 1")
+    futures = [channel.call("note", (number,)) for number in range(3)]
+    wait_until(client, lambda: channel.through_ray)
+    assert [f.args[0] for f in futures] == [0, 1, 2]
+    wait_until(client, lambda: all(f.done for f in futures))
+    assert actor.target.notes == [0, 1, 2], "the calls went through Ray, in order"
+    assert result(client, reachable.call("note", (9,))) == 9
+    assert not reachable.through_ray
+    assert [r.message.count("worker 1 cannot connect") for r in caplog.records] == [1]
+    reachable.close()
+    other.stop()
+
+
+def test_required_transport_raises_where_a_worker_cannot_connect(actor: FakeActor) -> None:
+    client = RpcClient(HOST, LIMIT_S, required=True)
+    client._router.address = f"tcp://{HOST}:1"
+    channel = client.channel(None, actor, "worker 1")
+    channel.call("note", (1,))
+    with pytest.raises(TransportError, match=r"worker 1 cannot connect.*transport: auto"):
+        wait_until(client, lambda: channel.through_ray)
+    client.close()
+
+
+def test_address_of_another_machine_is_an_error() -> None:
+    with pytest.raises(zmq.ZMQError):
+        RpcClient("192.0.2.77", LIMIT_S)
+
+
+# ---- resources ---------------------------------------------------------------------------------
+
+
+def test_channels_leave_no_descriptors_and_threads() -> None:
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def run() -> None:
+        client = RpcClient(HOST, LIMIT_S)
+        actors = [FakeActor(Target()) for _ in range(4)]
+        for number, actor in enumerate(actors):
+            channel = client.channel(None, actor, f"worker {number}")
+            assert result(client, channel.call("note", (number,))) == number
+            channel.close()
+            channel = client.channel(channel, actor, f"worker {number}")
+            assert result(client, channel.call("note", (number,))) == number
+        client.close()
+        for actor in actors:
+            actor.stop()
+
+    run()
+    before = count()
+    for _ in range(3):
+        run()
+    assert count() == before
+
+
+def test_a_hundred_workers_connect(client: RpcClient) -> None:
+    actors = [FakeActor(Target()) for _ in range(100)]
+    channels = [client.channel(None, actor, "worker") for actor in actors]
+    futures = [channel.call("note", (i,)) for i, channel in enumerate(channels)]
+    assert [result(client, future) for future in futures] == list(range(100))
+    for channel, actor in zip(channels, actors, strict=True):
+        channel.close()
+        actor.stop()
+
+
+def test_fork_leaves_connections_to_the_parent(client: RpcClient, channel: RpcChannel) -> None:
+    assert result(client, channel.call("note", (1,))) == 1
+    child = os.fork()
+    if child == 0:
+        del client, channel
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert result(client, channel.call("note", (2,))) == 2

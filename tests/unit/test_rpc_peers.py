@@ -1,0 +1,309 @@
+"""RPC beside broken and hostile peers: raw TCP sockets, wrong keys, stalled connections."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from rpc_fakes import FakeActor, Proxy, SilentActor
+from zmq.utils.monitor import recv_monitor_message
+
+from polopt.rollouts.transport import messages, rpc_future
+from polopt.rollouts.transport.messages import ANSWER, HANDSHAKE_TIMEOUT_S, HELLO, Endpoint, encode
+from polopt.rollouts.transport.rpc_channel import RpcChannel
+from polopt.rollouts.transport.rpc_client import RpcClient
+from polopt.rollouts.transport.rpc_future import RpcError, RpcFuture
+from polopt.rollouts.transport.rpc_server import RpcServer
+
+HOST = "127.0.0.1"
+LIMIT_S = 60.0
+#: Greeting of ZMTP 3.1 with the CURVE mechanism, of a client (RFC 37).
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+class Echo:
+    """Object whose method is called."""
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+class Peer:
+    """Raw DEALER socket."""
+
+    def __init__(self, address: str, keys: Endpoint | None, routing_id: bytes = b"") -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.reconnect_ivl = -1
+        self.socket.rcvhwm = 1
+        if routing_id:
+            self.socket.routing_id = routing_id
+        if keys is not None:
+            self.socket.curve_serverkey = keys.server_key
+            self.socket.curve_publickey = keys.public_key
+            self.socket.curve_secretkey = keys.secret_key
+        events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+        self.monitor = self.socket.get_monitor_socket(events)
+        self.socket.connect(address)
+
+    def event(self, timeout_s: float = LIMIT_S) -> str:
+        """Name of the next event; empty: none within the timeout."""
+        if not self.monitor.poll(int(1e3 * timeout_s)):
+            return ""
+        return str(zmq.Event(recv_monitor_message(self.monitor)["event"]).name)
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def client() -> Iterator[RpcClient]:
+    made = RpcClient(HOST, LIMIT_S)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def worker(client: RpcClient) -> Iterator[RpcChannel]:
+    actor = FakeActor(Echo())
+    made = client.channel(None, actor, "worker 1")
+    yield made
+    made.close()
+    actor.stop()
+
+
+@pytest.fixture
+def peers() -> Iterator[list[Any]]:
+    made: list[Any] = []
+    yield made
+    for peer in made:
+        peer.close()
+
+
+def wait_until(client: RpcClient, condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < until_s
+        client.poll(0.1)
+
+
+def echo(client: RpcClient, channel: RpcChannel, value: Any) -> Any:
+    future = channel.call("echo", (value,))
+    wait_until(client, lambda: future.done)
+    return future.result(LIMIT_S)
+
+
+def port_of(client: RpcClient) -> tuple[str, int]:
+    return HOST, int(client.address.rpartition(":")[2])
+
+
+def silent_channel(client: RpcClient, name: str) -> tuple[RpcChannel, RpcFuture, Endpoint]:
+    """A channel whose worker the test plays, its first call, and the worker's keys."""
+    actor = SilentActor()
+    channel = client.channel(None, actor, name)
+    future = channel.call("echo", (name,))
+    return channel, future, actor.endpoints[0]
+
+
+class Trap:
+    """Unpickling it leaves a trace."""
+
+    sprung: list[int] = []  # noqa: RUF012
+
+    def __reduce__(self) -> Any:
+        return (Trap.sprung.append, (1,))
+
+
+# ---- without a key -----------------------------------------------------------------------------
+
+
+def test_silent_connections_delay_no_worker(client: RpcClient, worker: RpcChannel) -> None:
+    silent = [socket.create_connection(port_of(client)) for _ in range(100)]
+    began_s = time.monotonic()
+    assert echo(client, worker, 1) == 1
+    assert time.monotonic() - began_s < HANDSHAKE_TIMEOUT_S
+    for connection in silent:
+        connection.settimeout(LIMIT_S)
+        with connection:
+            while connection.recv(4096):  # the greeting; then the handshake times out
+                pass
+
+
+@pytest.mark.parametrize("keys", ["none", "unknown", "wrong server"])
+def test_unauthenticated_peer_reaches_no_deserialiser(
+    client: RpcClient, worker: RpcChannel, peers: list[Any], keys: str
+) -> None:
+    Trap.sprung.clear()
+    assert echo(client, worker, 1) == 1
+    endpoint = None
+    if keys != "none":
+        server_key = client._router.public_key if keys == "unknown" else zmq.curve_keypair()[0]
+        endpoint = Endpoint(client.address, server_key, *zmq.curve_keypair(), 60.0)
+    peers.append(Peer(client.address, endpoint))
+    peers[0].socket.send_multipart([HELLO])
+    peers[0].socket.send_multipart([ANSWER, b"1", *encode(Trap())])
+    pending = worker.call("echo", (2,))
+    assert peers[0].event() == "DISCONNECTED"
+    wait_until(client, lambda: pending.done)
+    assert pending.result(LIMIT_S) == 2
+    assert not Trap.sprung
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", GREETING + b"\x04\x26\x05READY" * 9])
+def test_malformed_bytes_disturb_no_worker(
+    client: RpcClient, worker: RpcChannel, sent: bytes
+) -> None:
+    with socket.create_connection(port_of(client)) as raw:
+        raw.sendall(sent)
+        assert echo(client, worker, 1) == 1
+
+
+def memory_peak() -> int:
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith("VmPeak"))
+    return int(line.split()[1]) * 1024
+
+
+def test_four_gib_header_allocates_nothing(client: RpcClient, worker: RpcChannel) -> None:
+    assert echo(client, worker, 1) == 1
+    before = memory_peak()
+    with socket.create_connection(port_of(client)) as raw:
+        raw.settimeout(LIMIT_S)
+        raw.sendall(GREETING + b"\x06" + struct.pack(">Q", 4 << 30))
+        while raw.recv(4096):
+            pass
+    assert echo(client, worker, 2) == 2
+    assert memory_peak() - before < 1 << 30
+
+
+# ---- with a key --------------------------------------------------------------------------------
+
+
+def test_worker_cannot_answer_for_another(client: RpcClient, peers: list[Any]) -> None:
+    _, first, keys_1 = silent_channel(client, "worker 1")
+    _, second, keys_2 = silent_channel(client, "worker 2")
+    for keys in (keys_1, keys_2):
+        peers.append(Peer(client.address, keys))
+        peers[-1].socket.send(HELLO)
+    wait_until(client, lambda: first.sent_s is not None and second.sent_s is not None)
+    peers[1].socket.send_multipart([ANSWER, b"1", *encode("of 2")])
+    wait_until(client, lambda: second.done)
+    assert second.result(LIMIT_S) == "of 2"
+    assert not first.done, "both calls have the same number"
+
+
+def test_routing_id_cannot_be_chosen_to_take_calls(client: RpcClient, peers: list[Any]) -> None:
+    _, first, keys_1 = silent_channel(client, "worker 1")
+    _, second, keys_2 = silent_channel(client, "worker 2")
+    peers.append(Peer(client.address, keys_2, routing_id=keys_1.public_key))
+    peers[0].socket.send(HELLO)
+    wait_until(client, lambda: second.sent_s is not None)
+    assert first.sent_s is None
+    peers.append(Peer(client.address, keys_1))
+    peers[1].socket.send(HELLO)
+    wait_until(client, lambda: first.sent_s is not None)
+    call = peers[1].socket.recv_multipart()
+    assert pickle.loads(call[2]) == ("echo", ("worker 1",))
+
+
+def test_key_of_a_closed_channel_is_refused(client: RpcClient, peers: list[Any]) -> None:
+    channel, _, keys = silent_channel(client, "worker 1")
+    peers.append(Peer(client.address, keys))
+    assert peers[0].event() == "HANDSHAKE_SUCCEEDED"
+    channel.close()
+    peers.append(Peer(client.address, keys))
+    assert peers[1].event() == "DISCONNECTED"
+
+
+def test_half_a_message_blocks_nothing(client: RpcClient, worker: RpcChannel) -> None:
+    actor = FakeActor(Echo())
+    proxy = Proxy(client.address)
+    address, client._router.address = client._router.address, proxy.address
+    stalled = client.channel(None, actor, "worker 2")
+    client._router.address = address
+    assert echo(client, stalled, 1) == 1
+    proxy.stall(after_bytes=20_000)
+    pending = stalled.call("echo", (np.zeros(10_000),))
+    for number in range(20):
+        began_s = time.monotonic()
+        client.poll(0.0)
+        assert echo(client, worker, number) == number
+        assert time.monotonic() - began_s < LIMIT_S / 4.0
+    assert not pending.done
+    proxy.close()
+    stalled.close()
+    actor.stop()
+
+
+def test_frame_over_the_limit_disconnects_its_peer(
+    client: RpcClient, worker: RpcChannel, peers: list[Any]
+) -> None:
+    _, future, keys = silent_channel(client, "worker 2")
+    peers.append(Peer(client.address, keys))
+    assert peers[0].event() == "HANDSHAKE_SUCCEEDED"
+    peers[0].socket.send_multipart([ANSWER, b"1", bytes(messages.MAX_FRAME_BYTES + 1)])
+    assert peers[0].event() == "DISCONNECTED"
+    assert echo(client, worker, 1) == 1
+    assert not future.done
+
+
+def test_peer_that_reads_nothing_fails_and_blocks_nothing(
+    client: RpcClient, peers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_future, "REASON_TIMEOUT_S", 0.1)
+    channel, first, keys = silent_channel(client, "worker 1")
+    peers.append(Peer(client.address, keys))
+    peers[0].socket.send(HELLO)
+    wait_until(client, lambda: first.sent_s is not None)
+    calls = 0
+    while not channel.broken:
+        channel.call("echo", (bytes(20_000),))
+        calls += 1
+        assert calls < 10 * messages.HIGH_WATER_MARK
+    with pytest.raises(RpcError, match="worker 1: Resource temporarily unavailable"):
+        first.result(LIMIT_S)
+    began_s = time.monotonic()
+    client.close()
+    assert time.monotonic() - began_s < LIMIT_S / 2.0, "LINGER limits closing"
+
+
+def test_call_to_a_disconnected_peer_fails_at_once(
+    client: RpcClient, peers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_future, "REASON_TIMEOUT_S", 0.1)
+    channel, first, keys = silent_channel(client, "worker 1")
+    peer = Peer(client.address, keys)
+    peer.socket.send(HELLO)
+    wait_until(client, lambda: first.sent_s is not None)
+    peer.close()
+    until_s = time.monotonic() + LIMIT_S
+    while not channel.broken:  # until ZeroMQ has noticed
+        assert time.monotonic() < until_s
+        last = channel.call("echo", (1,))
+    with pytest.raises(RpcError, match="worker 1"):
+        last.result(LIMIT_S)
+
+
+def test_missing_heartbeats_end_serve(client: RpcClient) -> None:
+    """The connection stays open, but forwards nothing: a host that lost its power."""
+    keys = silent_channel(client, "worker 1")[2]
+    proxy = Proxy(client.address)
+    endpoint = keys._replace(address=proxy.address, heartbeat_timeout_s=0.5)
+    server, ended = RpcServer(), []
+    thread = threading.Thread(target=lambda: ended.append(server.serve(Echo(), endpoint)))
+    thread.start()
+    wait_until(client, lambda: client.num_calls == 1)
+    proxy.stall()
+    thread.join(LIMIT_S)
+    assert ended == ["the connection was lost"]
+    proxy.close()
