@@ -24,6 +24,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 GOAL_RETURN = 475.0
 EPISODES = 100
 WARM_UP_S = 2.0
+#: Titles of processes of Ray's that are not actors of a run.
+RAY_OWN = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 
 
 class RateClock:
@@ -84,8 +86,8 @@ def processor_seconds() -> float:
 def worker_pids() -> list[int]:
     """Ray workers below this process, and their children.
 
-    Ray's own processes (raylet, GCS, idle workers) are left out: the title of a process with an
-    actor is `ray::CLASS`, that of one without work `ray::IDLE`.
+    The title of a process with an actor is `ray::CLASS` or `ray::CLASS.method`. Ray's own
+    processes (raylet, agents, idle workers) are left out.
     """
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -119,7 +121,7 @@ def _is_worker(pid: int) -> bool:
             title = file.read()
     except OSError:
         return False
-    return title.startswith(b"ray::") and not title.startswith(b"ray::IDLE")
+    return title.startswith(b"ray::") and not title.startswith(RAY_OWN)
 
 
 class GoalClock:
