@@ -1,61 +1,71 @@
-# `make run` and `make test` are each enough on a machine with Python 3.10 to 3.12 and nothing else:
-# whatever needs the environment depends on the stamp, which makes it, or remakes it when what it
-# was made from has changed.
+# Each target that needs the environment depends on the stamp, which creates the environment, and
+# updates it when the files that it was made from change. Needs only Python 3.10 to 3.12.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest $(ARGS)
+PYTEST := $(BIN)/python -m pytest
+# Shows each optimizer at work on Ray; part of `make test`, not of `make test-integration`.
+ON_RAY := tests/integration/test_optimizers_on_ray.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-chaos check lint format format-check types bench clean
+.PHONY: help run test test-integration test-slow test-chaos test-oldest check lint format \
+	format-check types bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
-	@echo "PYTHON=python3.12 picks the Python; ARGS='-k name' goes to pytest, and to the suite of make bench."
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
+	@echo "PYTHON=python3.12 selects the Python; ARGS='-k name' passes arguments to pytest or to the suite of make bench."
+	@echo "Tests: tests/unit starts no process; tests/integration uses Ray and the command line; tests/chaos kills workers repeatedly."
 
 run: $(STAMP) ## train CartPole with each policy optimizer and compare them
 	@$(BIN)/python -m polopt.tuned_examples.showcase
 
-test: $(STAMP) ## the quick tests
-	$(PYTEST)
+test: $(STAMP) ## unit tests, and each optimizer once on Ray (minutes)
+	$(PYTEST) tests/unit $(ON_RAY) $(ARGS)
 
-test-slow: $(STAMP) ## the learning tests, which take long
-	$(PYTEST) -m slow
+test-integration: $(STAMP) ## all other tests with Ray and the command line
+	$(PYTEST) tests/integration --ignore=$(ON_RAY) $(ARGS)
 
-test-chaos: $(STAMP) ## the tests that kill workers over and over
-	$(PYTEST) -m chaos
+test-slow: $(STAMP) ## learning tests
+	$(PYTEST) -m slow $(ARGS)
 
-check: lint format-check types test ## all that CI checks
+test-chaos: $(STAMP) ## tests that kill workers over and over
+	$(PYTEST) tests/chaos $(ARGS)
+
+test-oldest: ## unit tests and each optimizer on Ray, with the oldest versions in setup.cfg (not in CI)
+	$(PYTHON) tests/oldest.py $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pytest tests/unit $(ON_RAY) $(ARGS)
+
+check: lint format-check types test test-integration ## all that CI runs
 
 lint: $(STAMP) ## ruff's rules
 	$(BIN)/python -m ruff check .
 
-format-check: $(STAMP)
+format-check: $(STAMP) ## ruff's format, without changes
 	$(BIN)/python -m ruff format --check .
 
-format: $(STAMP) ## format the code, mend what ruff can mend
+format: $(STAMP) ## format the code and apply ruff's fixes
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
 
 types: $(STAMP) ## mypy, strict on the package
 	$(BIN)/python -m mypy
 
-bench: $(STAMP) ## measure speed beside peers (an hour; ARGS='--only ppo --repeats 1': minutes)
+bench: $(STAMP) ## compare with other libraries (an hour; ARGS='--only ppo --repeats 1': minutes)
 	$(BIN)/python benchmarks/suite.py $(ARGS)
 
-clean: ## remove what builds and tools left; the environment stays (rm -r .venv)
+clean: ## remove build and tool output, but not the environment (rm -r .venv)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A half-made environment is removed, or the next `make` would take it for a whole one.
+# A failed creation removes the environment, so that the next `make` does not use half of it.
 $(STAMP): setup.py setup.cfg pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { \
 	  $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || { \
 	    echo "polopt needs Python 3.10 to 3.12: make PYTHON=python3.12" >&2; exit 1; }; \
 	  $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }
-	@echo "Installing polopt and what it needs into $(VENV) (minutes, the first time) ..."
+	@echo "Installing polopt and its dependencies into $(VENV) (takes minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  -c constraints.txt -e '.[dev,atari]'
 	@touch $@

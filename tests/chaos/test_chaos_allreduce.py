@@ -24,7 +24,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 Report = Callable[[str, str], None]
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 KILLS = 20
 
 

@@ -19,7 +19,7 @@ import pytest
 ALL = ["async_gradients", "sync_samples", "decentralized_allreduce"]
 SCRIPT = Path(__file__).parents[1] / "chaos_scripts.py"
 Report = Callable[[str, str], None]
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 
 def command(*args: str) -> list[str]:

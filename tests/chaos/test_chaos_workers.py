@@ -41,7 +41,7 @@ EXAMPLES = {
 }
 Pool = Callable[[WorkerConfig], WorkerSet]
 Report = Callable[[str, str], None]
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,6 @@ def runs(ray_session: None, request: pytest.FixtureRequest) -> Iterator[dict[flo
         run.workers.stop()
 
 
-@pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "runs", [AsyncGradients, SyncSamples, DecentralizedAllReduce], indirect=True

@@ -1,0 +1,157 @@
+"""The modules of polopt as syntax trees, and what they import."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+#: Folders that hold the sub-packages of polopt.
+PACKAGE_FOLDERS = (
+    "common",
+    "metrics",
+    "policies",
+    "rollouts",
+    "optimizers",
+    "trainers",
+    "dashboards",
+    "tuned_examples",
+)
+
+
+class Module(NamedTuple):
+    """One source file.
+
+    Attributes:
+        name: import name, `polopt.common.config`.
+        path: relative to the root.
+        tree: parsed.
+        lines: number of lines.
+    """
+
+    name: str
+    path: Path
+    tree: ast.Module
+    lines: int
+
+    @property
+    def folder(self) -> str:
+        return self.path.parent.as_posix()
+
+    @property
+    def package(self) -> str:
+        """Import name that relative imports start from."""
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+
+def read(root: Path, path: Path) -> Module:
+    """Parses a file; `path` is below `root`."""
+    relative = path.relative_to(root)
+    parts = [part for part in relative.with_suffix("").parts if part != "__init__"]
+    if parts[0] in PACKAGE_FOLDERS:
+        parts = ["polopt", *parts]
+    source = path.read_text()
+    return Module(".".join(parts), relative, ast.parse(source), len(source.splitlines()))
+
+
+def modules(root: Path, folders: Iterable[str] = PACKAGE_FOLDERS) -> list[Module]:
+    """All modules below some folders, without those reached through a link."""
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+    return [
+        read(root, path)
+        for path in paths
+        if not any((root / parent).is_symlink() for parent in path.relative_to(root).parents)
+    ]
+
+
+@functools.cache
+def public_names() -> Mapping[str, str]:
+    """Public names of polopt and the module that each is imported from."""
+    tree = ast.parse((ROOT / "src/polopt/__init__.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.name: node.module
+        for node in imports
+        if node.module and node.module.startswith("polopt.")
+        for alias in node.names
+    }
+
+
+def imported_names(module: Module) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of each import, at any depth, `TYPE_CHECKING` included.
+
+    `import polopt` yields the attributes that the module uses of it, and `import_module("x")`
+    yields `x`.
+    """
+    aliases = {  # local names of the polopt package itself
+        alias.asname or "polopt"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "polopt" or (alias.name.startswith("polopt.") and not alias.asname)
+    }
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=source, names=names, level=level):
+                base = [source] if source else []
+                if level:
+                    parts = module.package.split(".")
+                    base = [*parts[: len(parts) - level + 1], *base]
+                yield from ((node.lineno, ".".join([*base, alias.name])) for alias in names)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in aliases:
+                yield node.lineno, f"polopt.{attr}"
+            case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]):
+                called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+                if called in {"import_module", "__import__"}:
+                    yield node.lineno, name
+
+
+def import_graph(found: Iterable[Module]) -> dict[str, set[str]]:
+    """Which of these modules imports which. The package `polopt` itself, whose public names are
+    imported on first use, stands for the modules that they come from."""
+    by_name = {module.name: module for module in found}
+    graph: dict[str, set[str]] = {}
+    for name, module in by_name.items():
+        targets = set()
+        for _, imported in imported_names(module):
+            first = imported.removeprefix("polopt.")
+            target = public_names().get(first, imported)
+            while target and target not in by_name:
+                target = target.rpartition(".")[0]
+            targets.add(target)
+        graph[name] = targets - {"", name}
+    return graph
+
+
+def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other (strongly connected components, Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in graph.get(node, ()):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            start = stack.index(node)
+            group = stack[start:]
+            del stack[start:]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
