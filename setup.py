@@ -1,4 +1,4 @@
-"""Everything is in setup.cfg; this file is for tools that still look for it."""
+"""The configuration is in setup.cfg; this file is for tools that need a setup.py."""
 
 from setuptools import setup
 

@@ -16,7 +16,7 @@ FIGURES = pytest.StashKey[list[tuple[str, str, str]]]()
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Takes a fault and what was measured, for the table at the end."""
+    """Adds a fault and its measured cost to the table at the end of the run."""
 
     def add(fault: str, figures: str) -> None:
         callspec = getattr(request.node, "callspec", None)
@@ -30,15 +30,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = config.stash.get(FIGURES, [])
     if not rows:
         return
-    terminalreporter.section("faults and what they cost")
+    terminalreporter.section("faults and their cost")
     for fault, which, figures in rows:
         terminalreporter.write_line(f"{fault:<32}{which:<25}{figures}")
 
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """One Ray for all tests of a session. Its CPUs are a number, not a promise, and so many that no
-    trial waits for one while the pool below holds its workers."""
+    """One Ray for all tests of a session.
+
+    `num_cpus` is a logical number, large enough that no trial waits for a CPU while `worker_pool`
+    holds its workers.
+    """
     import fakes
     import faulty_envs
     import toy_envs
@@ -54,7 +57,8 @@ def ray_session() -> Iterator[None]:
         configure_logging=False,
         log_to_driver=False,
         object_store_memory=200_000_000,
-        # Else Ray starts a process for each CPU ahead of time.
+        # Otherwise Ray starts one process per logical CPU, 32 here, before a test needs any. No
+        # public option prevents that.
         _system_config={"prestart_worker_first_driver": False},
     )
     yield
@@ -63,8 +67,11 @@ def ray_session() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def worker_pool(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSet]]:
-    """Makes worker sets, in the processes of an earlier one where those fit: to start some takes
-    seconds. A test that has asked for a set with N workers has it until another asks for N."""
+    """Returns a worker set for a config.
+
+    Processes of an earlier set with as many workers are used again where they fit, because a start
+    takes seconds. A set is valid until the next call with the same number of workers.
+    """
     pool: dict[int, WorkerSet] = {}
 
     def get(config: WorkerConfig) -> WorkerSet:
