@@ -1,4 +1,4 @@
-"""What numbers were measured with."""
+"""Commit, versions and hardware that figures were measured with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def about() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """As Linux tells it; elsewhere what Python knows."""
+    """Model name from /proc/cpuinfo; elsewhere what `platform` reports."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,17 +1,17 @@
-"""Frames per second of Collector beside TorchRL's RayCollector.
+"""Frames per second of Collector and of TorchRL's RayCollector.
 
-    .venv/bin/python benchmarks/collectors.py [--env ~/.cache/polopt-bench] [--repeats 3]
+    python benchmarks/collectors.py [--env ~/.cache/polopt-bench] [--repeats 3]
 
-TorchRL gets a virtual environment of its own, made on the first run. Each system is one process
-(`collectors_serving.py`) that collects when it is told to, so that they take turns (A B C A B C
-...) and a change in the machine's speed meets all alike. The same for all: two collectors, an MLP
-of 64x64 tanh units whose actions are drawn, one thread for each process, frames of a batch. Rates
-are over steady state and whole batches. Prints Markdown.
+TorchRL runs in a virtual environment of its own, made on the first run. Each system is one process
+(`collectors_serving.py`) that collects on request, so that systems alternate (A B C A B C) and
+changes of the machine's speed affect all of them. Common to all: two collectors, an MLP of 64x64
+tanh units whose actions are sampled, one thread per process, frames per batch. Rates are measured
+in steady state over whole batches. Prints Markdown.
 
-- *polopt*: the policy `a2c`, which also computes values and advantages of what was collected.
-- *polopt, module*: the same MLP as a `torch.nn.Module`, without values, as TorchRL has it.
+- *polopt*: the policy `a2c`, which also computes values and advantages.
+- *polopt, module*: the same MLP as a `torch.nn.Module`, without values, as in TorchRL.
 - *TorchRL*: `ProbabilisticActor`; several environments of a collector are a `SerialEnv`, the
-  fastest of the ways it has.
+  fastest of its options.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SYSTEMS = ("polopt", "polopt, module", "TorchRL")
 
 
 class Server:
-    """A process that makes collectors of one system and measures them when told to."""
+    """A process that makes collectors of one system and measures them on request."""
 
     def __init__(self, python: Path | str, system: str) -> None:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -51,7 +51,7 @@ class Server:
         self.versions = self._answer()
 
     def call(self, **request: Any) -> Any:
-        """Sends a request; its answer."""
+        """Sends a request and returns the answer."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -66,14 +66,14 @@ class Server:
         raise RuntimeError(f"{self._process.args} ended:\n{self._log.read()[-3000:]}")
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait(timeout=60.0)
 
 
 def measure(servers: dict[str, Server], case: dict[str, Any], args: Any) -> dict[str, list[float]]:
-    """Frames per second of each system, as often as asked for."""
+    """Frames per second of each system, `args.repeats` times."""
     for server in servers.values():
         server.call(make=case)
     rates: dict[str, list[float]] = {system: [] for system in servers}

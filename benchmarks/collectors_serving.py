@@ -1,7 +1,7 @@
-"""One system of `collectors.py`, in a process of its own; TorchRL's runs in another environment.
+"""One system of `collectors.py` in a process of its own.
 
-Reads requests from standard input, a line of JSON each: `make` makes collectors, `seconds` measures
-them for as long. Nothing is collected between requests.
+Reads requests from standard input, one JSON object per line: `make` creates a collector, `seconds`
+measures it for that long. TorchRL's process runs in another virtual environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOREVER = 10**12
 
 
 def mlp(env: str, outputs_per_action: int) -> nn.Module:
-    """The network that all act by."""
+    """The network of every system."""
     made = gymnasium.make(env)
     inputs = made.observation_space.shape[0]  # type: ignore[index]
     space: Any = made.action_space
@@ -34,7 +34,7 @@ def mlp(env: str, outputs_per_action: int) -> nn.Module:
 
 
 class Polopt:
-    """Collector, by a policy of polopt's or by a module."""
+    """polopt's Collector with a policy of polopt or with a module."""
 
     def __init__(self, case: dict[str, Any], module: bool) -> None:
         from polopt import Collector
@@ -55,7 +55,7 @@ class Polopt:
         return next(self._collector).env_steps
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends the collector."""
         self._collector.shutdown()
 
 
@@ -117,14 +117,16 @@ class TorchRL:
         return int(next(self._batches).numel())
 
     def stop(self) -> None:
-        """Ends it, but not Ray."""
+        """Ends the collector, but not Ray."""
         self._collector.shutdown()
 
 
 def measure(collecting: Polopt | TorchRL, seconds: float) -> float:
-    """Frames per second, from the end of one batch to that of another. What was ready before the
-    clock started does not count."""
-    for _ in range(2):  # one of each collector waits where batches are asynchronous
+    """Frames per second from the end of one batch to the end of another.
+
+    Batches that were ready before the clock started do not count.
+    """
+    for _ in range(2):  # asynchronous: a batch of each collector may be waiting
         collecting.next()
     started_s = now_s = time.perf_counter()
     frames = 0
@@ -135,7 +137,7 @@ def measure(collecting: Polopt | TorchRL, seconds: float) -> float:
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Answers requests until standard input ends."""
     system = sys.argv[1]
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -184,8 +184,8 @@ def main() -> int:
         )
         kept[name] = [pair._asdict() for pair in pairs]
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        told = {"about": facts, "command": command, "rows": kept}
-        args.out.write_text(json.dumps(told, indent=1))  # after each row: a run takes long
+        result = {"about": facts, "command": command, "rows": kept}
+        args.out.write_text(json.dumps(result, indent=1))  # after each row: a run takes long
         print(lines[-1], file=sys.stderr, flush=True)
     print("\n".join(lines))
     print(f"\n{args.pairs} pairs of {args.seconds:g} s. Medians. ", end="")

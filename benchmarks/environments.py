@@ -1,7 +1,7 @@
-"""A virtual environment for each peer, made once, from `peers/<peer>/requirements.txt`.
+"""Makes a virtual environment for each peer from `peers/<peer>/requirements.txt`.
 
-pip is asked for the builds it takes by itself. To spare the gigabytes of CUDA libraries, which
-nothing here uses: `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`.
+pip chooses its default builds. `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` avoids
+the CUDA libraries, several gigabytes that no benchmark uses.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ INSTALL_LIMIT_S = 3600.0
 
 
 class PeerError(Exception):
-    """A peer that can not be installed or does not run; the message is one line."""
+    """A peer cannot be installed or does not run; the message is one line."""
 
 
 def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Path:
-    """The Python of a peer's virtual environment, which is made if it is not there or if
+    """The Python of a peer's virtual environment, which is made if it is missing or if the
     requirements have changed.
 
     Args:
         peer: a folder of `peers`.
-        cache: where environments are kept.
-        python: that the environment is for.
+        cache: folder for environments.
+        python: interpreter of the environment.
 
     Raises:
-        PeerError: if it can not be made.
+        PeerError: the environment cannot be made.
     """
     requirements = PEERS / peer / "requirements.txt"
     folder = cache / peer
@@ -40,7 +40,7 @@ def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Pa
         return made
     print(f"installing {peer} into {folder}", file=sys.stderr, flush=True)
     if not _runs(python):
-        raise PeerError(f"there is no Python that runs as {python!r}")
+        raise PeerError(f"no Python runs as {python!r}")
     _call([python, "-m", "venv", "--clear", str(folder)])
     _call([str(made), "-m", "pip", "install", "--quiet", "-r", str(requirements)])
     done.write_text(requirements.read_text())
@@ -48,7 +48,7 @@ def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Pa
 
 
 def _runs(python: str) -> bool:
-    """A shim of a version manager can be on the path though it leads to nothing."""
+    """Whether the interpreter starts; a shim of a version manager may point to none."""
     if not shutil.which(python):
         return False
     return subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0
@@ -66,6 +66,6 @@ def _call(command: list[str]) -> None:
 
 
 def last_line(text: str) -> str:
-    """The last line of an output that says something."""
+    """The last line of an output that is not empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no output"

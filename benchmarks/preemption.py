@@ -1,10 +1,10 @@
-"""What one slow environment costs synchronous PPO, and what preemption saves.
+"""Cost of one slow environment for synchronous PPO, with and without preemption.
 
-    .venv/bin/python benchmarks/preemption.py [--seconds 4] [--repeats 3]
+    python benchmarks/preemption.py [--seconds 4] [--repeats 3]
 
 CartPole-v1, two workers of one environment, SyncPPO. The environment of the second worker takes
-10 ms for a step. RLlib 0.8's PPO on two cores fell from 3,404 steps per second to 173. Cases take
-turns; prints Markdown.
+10 ms per step. RLlib 0.8's PPO on two cores fell from 3,404 steps per second to 173. Cases
+alternate; prints Markdown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLOW_S = 0.010
 
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1, slow in the second worker if `slow` says so."""
+    """CartPole-v1, slow in the second worker if the config sets `slow`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -46,7 +46,7 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
 PREEMPTION = {"fraction_workers": 0.5}
 CASES: dict[str, dict[str, Any]] = {
     "no slow environment": {},
-    "one at 10 ms, all are waited for": {"env_config": {"slow": True}},
+    "one at 10 ms, no preemption": {"env_config": {"slow": True}},
     "one at 10 ms, preemption, stragglers keep 1/4": {
         "env_config": {"slow": True},
         "fraction_samples": 0.25,

@@ -1,12 +1,11 @@
-"""Throughput with 1, 2, 4 and 8 worker processes whose environments sleep, for each optimizer.
+"""Throughput of each optimizer with 1, 2, 4 and 8 workers whose environments sleep.
 
-    .venv/bin/python benchmarks/scaling.py [--workers 1 2 4 8] [--seconds 10] [--repeats 3]
+    python benchmarks/scaling.py [--workers 1 2 4 8] [--seconds 10] [--repeats 3]
 
-One environment in each worker takes 5 ms for a step, asleep, so that cores are not what limits, but
-what an optimizer makes workers wait for. The limit of N workers is N / 5 ms; a fixed number of
-steps is slower than that by what the clock adds to a sleep, so the share is of N times the rate of
-one bare environment, measured here. Logical CPUs are told to `ray.init`, for there are more workers
-than cores. Counts of workers take turns. Prints Markdown, writes JSON.
+Each worker has one environment whose step sleeps 5 ms, so that the cores are not the limit. N
+workers reach at most N / 5 ms; a sleep takes longer than requested, so the share is that of N times
+the rate of one bare environment, measured in the same run. `ray.init` gets enough logical CPUs for
+all workers. Numbers of workers alternate. Prints Markdown, writes JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import polopt
 
 STEP_S = 0.005
 GOAL = 0.9
-#: What is asked of each: preset and settings.
+#: Preset and settings of each optimizer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "AsyncGradients": ("A3C", {"rollout_fragment_length": 20, "grads_per_step": 20}),
     "DecentralizedAllReduce": (
@@ -53,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Sleepy(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 that takes its time."""
+    """CartPole-v1 whose step sleeps."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1", disable_env_checker=True))
@@ -64,7 +63,7 @@ class Sleepy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def bare(seconds: float) -> float:
-    """Steps per second of one environment that nobody else has anything to do with."""
+    """Steps per second of one environment without polopt."""
     env = Sleepy()
     env.reset(seed=0)
     steps, started_s = 0, time.perf_counter()
@@ -77,10 +76,10 @@ def bare(seconds: float) -> float:
 
 
 def measure(name: str, workers: int, seconds: float) -> tuple[float, dict[str, float]]:
-    """Steps per second, and what share of the time each phase of the optimizer took."""
+    """Steps per second, and the share of time of each phase of the optimizer."""
     preset, settings = CASES[name]
     config = {
-        "env": lambda: Sleepy(),  # travels as code: workers can not import this file
+        "env": lambda: Sleepy(),  # pickled by value: workers cannot import this file
         "num_workers": workers,
         "num_envs_per_worker": 1,
         "min_sample_timesteps_per_iteration": 0,

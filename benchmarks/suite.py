@@ -1,14 +1,14 @@
-"""polopt beside its peers, in turns on the same cores.
+"""Compares polopt with other libraries, in turns on the same cores.
 
-    make bench                                    # all; an hour
+    make bench                                    # all cases; an hour
     make bench ARGS='--only ppo --repeats 1'      # one comparison; minutes
     make bench ARGS='--markdown docs/benchmarks.md'
 
-Each turn is a process of its own (`peers/<peer>/run.py`), polopt's and then each peer's, and so on
-(A B A B). All have the same two cores and one thread for each process. Each peer has a virtual
-environment of its own, made on the first run. Where a peer has several settings that only speed
-depends on, all run in the first turn and the fastest goes on. What does not install, does not run
-or does not end is a row that says so, and the others go on.
+Each turn is a process of its own (`peers/<peer>/run.py`): polopt's, then each peer's, then again
+(A B A B). All run on the same two cores with one thread per process. Each peer has a virtual
+environment of its own, made on the first run. Where a peer has several settings that affect only
+speed, all run in the first turn and the fastest is used from then on. A peer that cannot be
+installed, fails, or does not end gets a row with the reason; the other rows are measured.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from suite_cases import CASES, Case, Opponent
 from verdicts import Row, floor_row, learn_rows, markdown, rate_row
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Where the table stands in a page.
+#: Marks around the table in a page.
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 
 
 @dataclass
 class Side:
-    """One system at one setting, and what it did turn by turn."""
+    """One system at one setting, and its results by turn."""
 
     peer: str
     case: str
@@ -48,7 +48,7 @@ class Runner:
     """Makes environments and runs scripts in them.
 
     Args:
-        args: of the command line.
+        args: parsed command line.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -56,7 +56,7 @@ class Runner:
         self._pythons: dict[str, Path | PeerError] = {}
 
     def turn(self, side: Side, turn: int, kind: str) -> None:
-        """One process; what it says, or why it says nothing, is kept in `side`."""
+        """Runs one process and stores its result, or the error, in `side`."""
         if side.error:
             return
         args = self._args
@@ -68,8 +68,8 @@ class Runner:
             side.turns[turn] = run(command, 2 * seconds + STARTUP_LIMIT_S, path)
         except PeerError as error:
             side.error = str(error)
-        told = side.error or json.dumps(side.turns[turn])
-        print(f"{side.peer} {side.case}, turn {turn + 1}: {told}", file=sys.stderr, flush=True)
+        result = side.error or json.dumps(side.turns[turn])
+        print(f"{side.peer} {side.case}, turn {turn + 1}: {result}", file=sys.stderr, flush=True)
 
     def _python(self, peer: str) -> Path:
         if peer == "polopt":
@@ -79,7 +79,7 @@ class Runner:
             try:
                 self._pythons[peer] = make_environment(peer, self._args.env, python)
             except PeerError as error:
-                self._pythons[peer] = error  # it is not tried again for every case
+                self._pythons[peer] = error  # not tried again for every case
         made = self._pythons[peer]
         if isinstance(made, PeerError):
             raise PeerError(f"not installed: {made}")
@@ -106,7 +106,7 @@ def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
 
 
 def best_of(sides: Sequence[Side]) -> Side:
-    """The fastest of those that ran; one that failed only if all did."""
+    """The fastest side; one that failed only if all failed."""
 
     def rate(side: Side) -> float:
         return max((turn.get("rate", 0.0) for turn in side.turns.values()), default=-1.0)
@@ -115,7 +115,7 @@ def best_of(sides: Sequence[Side]) -> Side:
 
 
 def compare(case: Case, opponent: Opponent, ours: Side, theirs: Side) -> list[Row]:
-    """Rows against one opponent."""
+    """Rows for one opponent."""
     who = f"{opponent.peer} {theirs.case}"
     if case.kind == "learn":
         rows = learn_rows(case, who, opponent.goal, ours.turns, theirs.turns)
@@ -126,10 +126,10 @@ def compare(case: Case, opponent: Opponent, ours: Side, theirs: Side) -> list[Ro
 
 
 def write_into(page: Path, text: str) -> None:
-    """Puts the table between the marks of a page.
+    """Replaces the text between the marks of a page.
 
     Raises:
-        ValueError: if the marks are not there.
+        ValueError: the page has no marks.
     """
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -139,15 +139,13 @@ def write_into(page: Path, text: str) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="*", help="cases by name, such as 'ppo' or '*ppo'")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
-    parser.add_argument("--seeds", type=int, default=5, help="turns of the case that learns")
+    parser.add_argument("--seeds", type=int, default=5, help="turns of the learning case")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument(
-        "--learning-seconds", type=float, default=120.0, help="after which learning is given up"
-    )
+    parser.add_argument("--learning-seconds", type=float, default=120.0, help="limit for learning")
     parser.add_argument("--env", type=Path, default=CACHE, help="folder of the peers' environments")
     parser.add_argument("--python37", default="python3.7", help="for RLlib 0.8.5")
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
@@ -164,15 +162,15 @@ def main() -> int:
         print(f"--only: got {args.only!r}; the cases are {names}", file=sys.stderr)
         return 2
     cores = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, cores)  # all that is started inherits it
+    os.sched_setaffinity(0, cores)  # inherited by every process that this one starts
     facts = {**about(), "pinned to cores": cores}
     command = " ".join(["python", "benchmarks/suite.py", *sys.argv[1:]])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     runner, rows = Runner(args), []
     for case in cases:
         rows += measure(case, args.seeds if case.kind == "learn" else args.repeats, runner)
-        told = {"about": facts, "command": command, "rows": [row.as_dict() for row in rows]}
-        args.out.write_text(json.dumps(told, indent=1))  # after each: a run takes long
+        result = {"about": facts, "command": command, "rows": [row.as_dict() for row in rows]}
+        args.out.write_text(json.dumps(result, indent=1))  # after each case: a run takes long
     words = ", ".join(f"{key} {value}" for key, value in facts.items())
     text = f"{markdown(rows)}\n\n{words}.\n\nCommand: `{command}`\n"
     print(text)

@@ -1,4 +1,4 @@
-"""What `suite.py` measures: the table of cases, with the goals that were set for each."""
+"""Cases of `suite.py`, with the goal of each comparison."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Opponent:
-    """A peer, and the ratio that is the goal against it.
+    """A peer, and the goal for the ratio to it.
 
     Attributes:
         peer: a folder of `peers`.
-        cases: of its `run.py`. Where there are several, the fastest of the first turn counts: they
-            differ in what only speed depends on.
-        goal: polopt's rate over the peer's (for `learn`, the peer's seconds over polopt's), at
-            least; None: it is shown without a goal.
+        cases: cases of its `run.py`. They differ only in settings that affect speed; the fastest
+            of the first turn is used.
+        goal: minimum of polopt's rate over the peer's (for `learn`: the peer's seconds over
+            polopt's). None: no goal.
     """
 
     peer: str
@@ -25,15 +25,15 @@ class Opponent:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured side by side.
+    """One comparison.
 
     Attributes:
-        name: that `--only` looks for.
-        what: in words.
+        name: matched by `--only`.
+        what: description.
         ours: case of `peers/polopt/run.py`.
-        opponents: whom it is compared with.
+        opponents: peers that it is compared with.
         kind: `rate`: environment steps per second. `learn`: seconds until CartPole-v1 is solved.
-        floor: goal for polopt's own rate; None: there is none.
+        floor: goal for polopt's own rate. None: no goal.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Runs tuned examples with several seeds; what their `measured` lines come from.
+"""Runs tuned examples with several seeds and prints their `measured` lines.
 
-    .venv/bin/python benchmarks/tuned_examples.py [NAME ...] [--seeds 0 1 2]
+    python benchmarks/tuned_examples.py [NAME ...] [--seeds 0 1 2]
 
-Seconds are all of a trial's, workers' start-up included.
+Seconds are the whole time of a trial, start-up of workers included.
 """
 
 from __future__ import annotations

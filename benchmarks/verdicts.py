@@ -1,4 +1,4 @@
-"""From what was measured to rows of a table: medians, ratios, and whether goals are reached."""
+"""Turns measurements into table rows: medians, ratios, and whether goals are reached."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from suite_cases import Case
 
-#: One process's result, by turn.
+#: Result of one process by turn.
 Turns = Mapping[int, Mapping[str, Any]]
 
 
 class Spread(NamedTuple):
-    """Of several turns."""
+    """Median and range of several turns."""
 
     median: float
     low: float
@@ -23,11 +23,11 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Median, least and largest."""
+        """Median, minimum and maximum."""
         return cls(statistics.median(values), min(values), max(values))
 
     def text(self, digits: int) -> str:
-        """As a table shows it."""
+        """Formats the spread for a table."""
         median, low, high = (
             "never" if math.isinf(value) else f"{value:,.{digits}f}" for value in self
         )
@@ -39,15 +39,15 @@ class Row:
     """One comparison.
 
     Attributes:
-        case: its name.
-        what: in words.
-        peer: and its case; empty where polopt is held against a number.
+        case: name of the case.
+        what: description.
+        peer: peer and its case; empty where polopt's rate is compared with a number.
         ours: steps per second, or seconds.
-        theirs: likewise.
-        ratio: how many times better polopt is.
-        goal: of the ratio, or of polopt's own rate.
-        reached: None: there is no goal, or nothing to hold against it.
-        note: what went wrong.
+        theirs: same unit.
+        ratio: polopt's advantage, above 1 if polopt is faster.
+        goal: minimum of the ratio, or of polopt's own rate.
+        reached: None: no goal, or no measurement.
+        note: reason for a missing measurement.
     """
 
     case: str
@@ -61,15 +61,15 @@ class Row:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Fields for JSON."""
         return asdict(self)
 
 
 def rate_row(case: Case, peer: str, goal: float | None, ours: Turns, theirs: Turns) -> Row:
-    """Compares rates turn by turn, so that a change in the machine's speed meets both."""
+    """Compares rates turn by turn, so that changes of the machine's speed affect both sides."""
     turns = sorted(ours.keys() & theirs.keys())
     if not turns:
-        return Row(case.name, case.what, peer, goal=goal, note="no turn has both")
+        return Row(case.name, case.what, peer, goal=goal, note="no turn measured both")
     mine = [float(ours[turn]["rate"]) for turn in turns]
     other = [float(theirs[turn]["rate"]) for turn in turns]
     ratio = Spread.of([a / b for a, b in zip(mine, other, strict=True)])
@@ -79,7 +79,7 @@ def rate_row(case: Case, peer: str, goal: float | None, ours: Turns, theirs: Tur
 
 
 def floor_row(case: Case, ours: Turns) -> Row:
-    """Holds polopt's own rate against a number."""
+    """Compares polopt's own rate with a number."""
     if not ours:
         return Row(case.name, case.what, "", goal=case.floor, note="no turn")
     rate = Spread.of([float(turn["rate"]) for turn in ours.values()])
@@ -89,14 +89,16 @@ def floor_row(case: Case, ours: Turns) -> Row:
 
 
 def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: Turns) -> list[Row]:
-    """Compares seconds to the goal: without start-up, and with it, where less is enough. The turns
-    are seeds, which two systems do not share, so it is medians that are compared."""
+    """Compares seconds to the goal, without and with start-up. The goal with start-up is 1.
+
+    Turns are seeds, and seeds of two systems are unrelated, so medians are compared.
+    """
     if not ours or not theirs:
-        return [Row(case.name, case.what, peer, goal=goal, note="no turn has both")]
+        return [Row(case.name, case.what, peer, goal=goal, note="no turn measured both")]
     rows = []
     for words, startup, needed in (("", False, goal), (", start-up included", True, 1.0)):
         mine, other = seconds(ours, startup), seconds(theirs, startup)
-        # Who never gets there is infinitely slower than who does.
+        # A system that does not reach the goal counts as infinitely slow.
         ratio = 0.0 if math.isinf(mine.median) else other.median / mine.median
         reached = None if needed is None else ratio >= needed
         spread = Spread(ratio, ratio, ratio)
@@ -105,7 +107,7 @@ def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: T
 
 
 def seconds(turns: Turns, startup: bool) -> Spread:
-    """To the goal; infinite where it was not reached."""
+    """Seconds to the goal; infinite where it was not reached."""
     return Spread.of(
         [
             turn["seconds_to_goal"] + (turn["startup_s"] if startup else 0.0)
@@ -117,7 +119,7 @@ def seconds(turns: Turns, startup: bool) -> Spread:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table."""
+    """Formats a table."""
     lines = [
         "| what | polopt | peer | its figure | times better | goal | reached |",
         "|---|---:|---|---:|---:|---:|---|",

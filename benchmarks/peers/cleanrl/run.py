@@ -1,13 +1,13 @@
-"""PPO in a single file, in CleanRL's manner, beside polopt.
+"""PPO in a single file in the manner of CleanRL.
 
     python benchmarks/peers/cleanrl/run.py CASE [--seconds 5] [--seed 0]
 
-CleanRL is not a library, so this is a file of our own that is written as its `ppo.py` is: one
-process, a `SyncVectorEnv`, an agent of two MLPs of 64x64 tanh units, `torch.distributions`,
-minibatches of a shuffled batch, Adam. One torch thread, Gymnasium's checker off.
+CleanRL is not a library; this file is written like its `ppo.py`: one process, a `SyncVectorEnv`, an
+agent of two MLPs of 64x64 tanh units, `torch.distributions`, minibatches of a shuffled batch, Adam.
+One torch thread, Gymnasium's checker off.
 
-- `ppo-8`, `ppo-16`: that many environments, 2,048 rows a batch, 4 epochs of minibatches of 256. 16
-  are as many as polopt's two workers have together; the faster counts.
+- `ppo-8`, `ppo-16`: number of environments; 2,048 rows per batch, 4 epochs of minibatches of 256.
+  16 is the total of polopt's two workers; the faster case counts.
 - `learn`: tuned for CartPole-v1: 8 environments x 64 steps, 8 epochs of minibatches of 128, a
   learning rate that falls from 2e-3 within 150,000 steps.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-import measuring  # first of all: it starts the clock
+import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import gymnasium
@@ -90,7 +90,7 @@ class Agent(nn.Module):
 
 
 def ppo(seed: int, options: Options) -> Iterator[tuple[int, float | None]]:
-    """Trains for ever; after each update yields the steps so far and the mean return of the last
+    """Trains without end; after each update yields the steps so far and the mean return of the last
     100 episodes."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -136,7 +136,7 @@ def ppo(seed: int, options: Options) -> Iterator[tuple[int, float | None]]:
 
 
 def make_envs(number: int) -> SyncVectorEnv:
-    """CartPole-v1, side by side."""
+    """A SyncVectorEnv of CartPole-v1."""
 
     def make() -> Any:
         return gymnasium.make("CartPole-v1", disable_env_checker=True)
@@ -152,7 +152,7 @@ def gae(
     next_done: Tensor,
     options: Options,
 ) -> Tensor:
-    """Advantages `[T, N]`. An end of an episode is one, whether terminated or truncated."""
+    """Advantages `[T, N]`. Truncated episodes count as terminated, as in CleanRL."""
     advantages = torch.zeros_like(rewards)
     last = torch.zeros_like(next_value)
     for t in reversed(range(len(rewards))):

@@ -1,6 +1,6 @@
-"""What every `run.py` beside shares: command line, clocks, and the line of JSON that ends it.
+"""Shared parts of the `run.py` scripts: command line, clocks, and the line of JSON at the end.
 
-Standard library only, and Python 3.7, for RLlib 0.8.5 runs on nothing later.
+Standard library only, and Python 3.7, which RLlib 0.8.5 requires.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 GOAL_RETURN = 475.0
 EPISODES = 100
 WARM_UP_S = 2.0
-#: Titles of processes of Ray's that are not actors of a run.
+#: Titles of Ray's own processes.
 RAY_OWN = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 
 
 class RateClock:
-    """Measures environment steps per second, once two seconds and two rounds are over.
+    """Measures environment steps per second after a warm-up of two seconds and two rounds.
 
-    Made when everything is built: until then is start-up.
+    Create it when everything is built; the time before is start-up.
 
     Args:
-        seconds: to measure for, at least; a measurement ends with a whole round.
+        seconds: minimum time to measure; a measurement ends with a whole round.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -45,8 +45,8 @@ class RateClock:
         self._result: dict[str, Any] = {}
 
     def tick(self, steps: int) -> bool:
-        """Call after each round, with the environment steps since the beginning of the run; whether
-        it is over."""
+        """Call after each round with the environment steps since the start of the run. Returns
+        whether the measurement is over."""
         now_s = time.perf_counter()
         self._rounds += 1
         if self._began is None:
@@ -64,13 +64,15 @@ class RateClock:
         return True
 
     def result(self) -> dict[str, Any]:
-        """Rate, steps and seconds of what was measured, and seconds of start-up.
+        """Rate, steps, seconds and processor time of the measurement, and seconds of start-up.
 
         Raises:
-            RuntimeError: if the run ended too soon.
+            RuntimeError: the run ended before the measurement did.
         """
         if not self._result:
-            raise RuntimeError(f"the run ended after {self._rounds} rounds, too soon")
+            raise RuntimeError(
+                f"the run ended after {self._rounds} rounds, before the measurement did"
+            )
         return {**self._result, "startup_s": self._made_s - STARTED_S}
 
 
@@ -125,10 +127,10 @@ def _is_worker(pid: int) -> bool:
 
 
 class GoalClock:
-    """Measures seconds until the mean return is `GOAL_RETURN`. Made when everything is built.
+    """Measures seconds until the mean return is `GOAL_RETURN`. Create it when everything is built.
 
     Args:
-        seconds: after so many it is given up.
+        seconds: limit.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -139,16 +141,16 @@ class GoalClock:
         self._reached = False
 
     def tick(self, steps: int, mean_return: float | None) -> bool:
-        """Call after each round, with the environment steps since the beginning of the run and the
-        mean return of the last `EPISODES` episodes (None: there are not so many yet); whether it
-        is over."""
+        """Call after each round with the environment steps since the start of the run and the mean
+        return of the last `EPISODES` episodes (None: there are fewer). Returns whether it is over.
+        """
         self._took_s = time.perf_counter() - self._made_s
         self._steps = steps
         self._reached = mean_return is not None and bool(mean_return >= GOAL_RETURN)
         return self._reached or self._took_s >= self._seconds
 
     def result(self) -> dict[str, Any]:
-        """Seconds and steps to the goal (or to where it was given up), and of start-up."""
+        """Seconds and steps to the goal or to the limit, and seconds of start-up."""
         return {
             "seconds_to_goal": self._took_s,
             "steps_to_goal": self._steps,
@@ -162,16 +164,18 @@ def main(
     cases: dict[str, Callable[[argparse.Namespace], dict[str, Any]]],
     packages: Sequence[str],
 ) -> None:
-    """Runs the case that the command line names, and prints its result as the last line.
+    """Runs the case that the command line names and prints its result as the last line.
 
     Args:
-        doc: of the script.
-        cases: functions of `seconds` and `seed`.
-        packages: whose versions are told.
+        doc: docstring of the script.
+        cases: functions of the parsed arguments, by name.
+        packages: packages whose versions are part of the result.
     """
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("case", choices=sorted(cases))
-    parser.add_argument("--seconds", type=float, default=5.0, help="to measure (or learn) for")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="time to measure, or limit for learning"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     result = cases[args.case](args)
@@ -180,7 +184,7 @@ def main(
 
 
 def version(package: str) -> str:
-    """The version installed."""
+    """The installed version."""
     try:
         from importlib import metadata
     except ImportError:  # Python 3.7

@@ -1,21 +1,22 @@
-"""polopt, beside the peers.
+"""polopt's cases.
 
     python benchmarks/peers/polopt/run.py CASE [--seconds 5] [--seed 0]
 
 Two workers, MLPs of 64x64 tanh units for policy and value. Environments are stepped one after
-another (`vectorization_mode: sync`) as those of the peers are, though CartPole-v1 has a vector
-implementation of its own that polopt would take by default; `a3c-vector` takes it, with 64
-environments for each worker. Hyper-parameters that cost time are those of each peer's script:
+another (`vectorization_mode: sync`), as those of the peers; CartPole-v1 has a faster vector
+implementation, which polopt uses by default and `a3c-vector` uses here. Hyper-parameters that
+affect speed are those of each peer's script:
 
-- `a3c`, `a2c`: 8 environments a worker, 20 steps.
-- `ppo`: 2,048 rows a batch, 4 epochs of minibatches of 256.
-- `ddppo`: RLlib 0.8.5's defaults: 5 environments a worker, 100 steps, 10 epochs of minibatches of
+- `a3c`, `a2c`: 8 environments per worker, 20 steps.
+- `ppo`: 2,048 rows per batch, 4 epochs of minibatches of 256.
+- `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
-- `sample`: one worker in this process, 8 environments, 128 steps at a time; values and advantages
-  are computed, too.
+- `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
+- `sample`: one worker in this process, 8 environments, 128 steps per fragment; values and
+  advantages are computed, too.
 - `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).
-- `pong-a3c`, `pong-ppo`: ALE/Pong-v5, 4 environments a worker, the network of Mnih et al. (2015),
-  ale-py's own vector environment; 20 and 128 steps.
+- `pong-a3c`, `pong-ppo`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015),
+  ale-py's vector environment; 20 and 128 steps.
 - `learn`: the tuned example below, to a mean return of 475.
 """
 
@@ -30,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-import measuring  # first of all: it starts the clock
+import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import ray
@@ -85,7 +86,7 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def start_ray() -> None:
-    """Ray on this machine alone."""
+    """Starts Ray on this machine."""
     ray.init(
         num_cpus=4,
         include_dashboard=False,
@@ -146,7 +147,7 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds until CartPole-v1 is solved."""
     example = yaml.safe_load(TUNED.read_text())
     start_ray()
-    # Results as often as there are updates, or the goal would be seen late.
+    # One result per update, so that the goal is seen when it is reached.
     config = {**example["config"], "min_sample_timesteps_per_iteration": 0}
     trainer = getattr(polopt, example["run"])(config={**config, **CARTPOLE, "seed": args.seed})
     clock = measuring.GoalClock(args.seconds)

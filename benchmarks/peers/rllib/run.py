@@ -1,17 +1,17 @@
-"""RLlib 2.60 on its new API stack, beside polopt.
+"""RLlib 2.60 on its new API stack.
 
     python benchmarks/peers/rllib/run.py CASE [--seconds 5] [--seed 0]
 
-Two EnvRunners in processes of their own and a learner in the driver, which is faster than one in a
-further process on two cores. MLPs of 64x64 tanh units for policy and value, not shared; Gymnasium's
-checker off; results are reported once for each update, as it does best.
+Two EnvRunners in processes of their own and a learner in the driver, which is faster on two cores
+than a learner in a further process. MLPs of 64x64 tanh units for policy and value, not shared;
+Gymnasium's checker off; one result per update, the fastest setting.
 
-- `sample`: one SingleAgentEnvRunner in this process, 8 environments, 128 steps of each at a time.
-- `ppo`, `ppo-pendulum`: 8 environments a runner, 2,048 rows a batch, 4 epochs of minibatches of
+- `sample`: one SingleAgentEnvRunner in this process, 8 environments, 128 steps of each per sample.
+- `ppo`, `ppo-pendulum`: 8 environments per runner, 2,048 rows per batch, 4 epochs of minibatches of
   256; no KL penalty (its default costs a little).
-- `pong-ppo`: ALE/Pong-v5, 4 environments a runner, 1,024 rows a batch, likewise; the network of
-  Mnih et al. (2015) over four grey frames of 84x84, of 4 frames each; ale-py's own vector
-  environment, as polopt has it, with its bytes turned into what RLlib's networks take.
+- `pong-ppo`: ALE/Pong-v5, 4 environments per runner, 1,024 rows per batch; the network of Mnih et
+  al. (2015) over four grey frames of 84x84; ale-py's vector environment, as in polopt, with uint8
+  images converted to the format of RLlib's networks.
 - `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-import measuring  # first of all: it starts the clock
+import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import ray
@@ -47,7 +47,7 @@ CNN = DefaultModelConfig(
 
 
 def base(env: str, envs: int, seed: int, **env_config: Any) -> PPOConfig:
-    """Two runners, the learner here."""
+    """Two runners, and the learner in this process."""
     return (
         PPOConfig()
         .environment(env, env_config=env_config)
@@ -59,7 +59,7 @@ def base(env: str, envs: int, seed: int, **env_config: Any) -> PPOConfig:
 
 
 def with_shared(config: PPOConfig, rows: int, model: DefaultModelConfig) -> PPOConfig:
-    """Hyper-parameters that are the same for all."""
+    """Hyper-parameters that all cases share."""
     return config.training(
         train_batch_size_per_learner=rows,
         minibatch_size=256,
@@ -74,7 +74,7 @@ def with_shared(config: PPOConfig, rows: int, model: DefaultModelConfig) -> PPOC
 
 
 def start_ray() -> None:
-    """Ray on this machine alone."""
+    """Starts Ray on this machine."""
     ray.init(
         num_cpus=4,
         include_dashboard=False,
@@ -85,9 +85,9 @@ def start_ray() -> None:
 
 
 def make_pong(context: Any) -> Any:
-    """ale-py's vector environment, with images as RLlib's networks take them: floats, channels
+    """ale-py's vector environment with images in the format of RLlib's networks: floats, channels
     last."""
-    import ale_py  # noqa: F401  # registers it
+    import ale_py  # noqa: F401  # registers the environments
     import gymnasium
     import numpy as np
     from gymnasium.wrappers.vector import TransformObservation
@@ -124,7 +124,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps_of(result: dict[str, Any]) -> int:
-    """Environment steps since the beginning."""
+    """Environment steps since the start."""
     return int(result["env_runners"]["num_env_steps_sampled_lifetime"])
 
 
@@ -137,7 +137,7 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
     while not clock.tick(steps):
         episodes = runner.sample(num_timesteps=8 * 128, random_actions=False)
         steps += sum(len(episode) for episode in episodes)
-        runner.get_metrics()  # or they would pile up
+        runner.get_metrics()  # otherwise they accumulate
     runner.stop()
     return clock.result()
 

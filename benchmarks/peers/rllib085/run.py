@@ -1,15 +1,14 @@
-"""RLlib 0.8.5, the last with policy optimizers as its default, beside polopt. Under Python 3.7.
+"""RLlib 0.8.5, the last version with policy optimizers as its default, under Python 3.7.
 
     python3.7 benchmarks/peers/rllib085/run.py CASE [--seconds 5] [--seed 0]
 
 Two rollout workers in processes of their own; MLPs of 64x64 tanh units for policy and value, not
-shared; its torch policies, one thread for each process; nothing is logged, and results are made
-once a second.
+shared; its torch policies, one thread per process; no logging, one result per second.
 
-- `a3c-8x20`, `a3c-8x10`, `a3c-1x20`, `a3c-1x10`: environments of a worker (8 as polopt, 1 as is its
-  default) and steps of a fragment (10 is its default, 20 as polopt). The fastest counts.
-- `ddppo`: DD-PPO at its defaults (5 environments a worker, 100 steps, 10 epochs of minibatches of
-  50 rows on each worker), but on the CPU.
+- `a3c-8x20`, `a3c-8x10`, `a3c-1x20`, `a3c-1x10`: environments per worker (8 as polopt, 1 is its
+  default) and steps per fragment (10 is its default, 20 as polopt). The fastest counts.
+- `ddppo`: DD-PPO with its defaults (5 environments per worker, 100 steps, 10 epochs of minibatches
+  of 50 rows on each worker), on the CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-import measuring  # first of all: it starts the clock
+import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import ray

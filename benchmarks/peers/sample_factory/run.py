@@ -1,20 +1,18 @@
-"""Sample Factory's APPO, beside polopt's AsyncGradients.
+"""Sample Factory's APPO.
 
     python benchmarks/peers/sample_factory/run.py CASE [--seconds 5] [--seed 0]
 
-Two rollout workers, one policy worker and one learner, each a process, which work asynchronously;
-each rollout worker has two groups of environments, one of which steps while the policy acts for the
-other. No recurrence, V-trace off, one epoch; nothing is normalised, nothing written within the
-measured time. Batch and rollout are its defaults (1,024 rows, 32 steps), with which it is faster
-than with polopt's fragments. Environments step in a process of theirs, so its counts are of what it
-learned from.
+Two rollout workers, one policy worker and one learner, each an asynchronous process; each rollout
+worker has two groups of environments, one of which steps while the policy acts for the other. No
+recurrence, no V-trace, one epoch, no normalisation, and nothing is written while the clock runs.
+Batch and rollout are its defaults (1,024 rows, 32 steps), which are faster than polopt's fragments.
+Environments step in processes of their own, so it counts the steps that it learned from.
 
-- `appo-8`, `appo-10`: CartPole-v1, that many environments a worker; MLPs of 64x64 tanh units for
-  policy and value. Gymnasium's checker off. The faster counts.
-- `pong`: ALE/Pong-v5, 4 environments a worker, the network of Mnih et al. (2015), shared by policy
-  and value, over four grey frames of 84x84 that are 4 frames each. Gymnasium's preprocessing: the
-  releases that it works with know no vector environment of ale-py's. Steps are not multiplied by
-  the frames skipped.
+- `appo-8`, `appo-10`: CartPole-v1, environments per worker; MLPs of 64x64 tanh units for policy
+  and value. Gymnasium's checker off. The faster case counts.
+- `pong`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015), shared by
+  policy and value, over four grey frames of 84x84. Gymnasium's preprocessing: the releases that it
+  supports have no vector environment of ale-py. Steps are not multiplied by the frames skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-import measuring  # first of all: it starts the clock
+import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import gymnasium
@@ -42,7 +40,7 @@ FOREVER = 10**10
 
 
 class Ticks(AlgoObserver):
-    """Tells a clock of each training iteration, and ends the run when it is over."""
+    """Reports each training iteration to a clock and ends the run when the clock is done."""
 
     def __init__(self, seconds: float) -> None:
         self._clock: measuring.RateClock | None = None
@@ -50,11 +48,11 @@ class Ticks(AlgoObserver):
         self.result: dict[str, Any] = {}
 
     def on_start(self, runner: Any) -> None:
-        """All is built."""
+        """Called when everything is built."""
         self._clock = measuring.RateClock(self._seconds)
 
     def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
-        """A batch has been learned from."""
+        """Called after each update."""
         assert self._clock is not None
         if self._clock.tick(sum(runner.env_steps.values())) and not self.result:
             self.result = self._clock.result()
@@ -67,7 +65,7 @@ def make_cartpole(name: str, cfg: Any, env_config: Any, render_mode: str | None 
 
 
 def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """ALE/Pong-v5, `[4, 84, 84]`. Not by its name, under which these releases do not know it."""
+    """ALE/Pong-v5, `[4, 84, 84]`; these releases have no registered name for it."""
     from ale_py.env import AtariEnv
     from gymnasium.wrappers import AtariPreprocessing, FrameStack, TimeLimit
     from sample_factory.envs.env_wrappers import NumpyObsWrapper
@@ -77,7 +75,7 @@ def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = No
 
 
 def config_of(case: str, seed: int, folder: str) -> Any:
-    """Its configuration."""
+    """Configuration of a case."""
     options = {
         "algo": "APPO",
         "env": "pong" if case == "pong" else "cartpole",
@@ -97,7 +95,7 @@ def config_of(case: str, seed: int, folder: str) -> Any:
         "train_for_seconds": FOREVER,
         "save_every_sec": FOREVER,
         "experiment_summaries_interval": FOREVER,
-        # It would give each worker a core, of all that the machine has.
+        # The default pins each worker to a core of the whole machine.
         "set_workers_cpu_affinity": False,
     }
     if case == "pong":
@@ -125,7 +123,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         runner.register_observer(ticks)
         runner.init()
         runner.run()
-        # Left alone, its learner process does not end now and then (2.1.1), and is waited for.
+        # Its learner process sometimes does not end (2.1.1), and the parent waits for it.
         for process in multiprocessing.active_children():
             process.kill()
     if not ticks.result:

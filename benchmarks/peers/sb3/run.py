@@ -1,16 +1,15 @@
-"""Stable-Baselines3, beside polopt.
+"""Stable-Baselines3.
 
     python benchmarks/peers/sb3/run.py CASE [--seconds 5] [--seed 0]
 
-One process, as it always learns; its environments are as many as polopt's two workers have
-together (16), and 8, which is what it is usually given; `subproc` steps them in processes of their
-own (one for each environment, as it does). The faster counts. MLPs of 64x64 tanh units for policy
-and value, one torch thread, Gymnasium's checker off.
+One process, its only mode. Environments: 16, the total of polopt's two workers, or 8, a usual
+setting; `subproc` steps each environment in a process of its own. The faster case counts. MLPs of
+64x64 tanh units for policy and value, one torch thread, Gymnasium's checker off.
 
-- `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows an update, as a gradient of A3C's has;
-  `a2c-16x20`: 320 rows, as a batch of A2C's has. Its default, 8 x 5, is slower. RMSprop.
-- `ppo-*`: 2,048 rows a batch, 4 epochs of minibatches of 256.
-- `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1, whose PPO learns
+- `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows per update, as a gradient of A3C;
+  `a2c-16x20`: 320 rows, as a batch of A2C. Its default, 8 x 5, is slower. RMSprop.
+- `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256.
+- `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1; its PPO learns
   for 100,000 steps with a falling learning rate and clip range.
 """
 
@@ -23,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-import measuring  # first of all: it starts the clock
+import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import torch
@@ -39,7 +38,7 @@ PPO_OPTIONS: dict[str, Any] = {"n_epochs": 4, "batch_size": 256, "learning_rate"
 
 
 class Ticks(BaseCallback):
-    """Tells a clock of each round: a rollout, and what was learned from it."""
+    """Reports each round, a rollout and its update, to a clock."""
 
     def __init__(self, clock: measuring.RateClock | measuring.GoalClock) -> None:
         super().__init__()
@@ -62,20 +61,20 @@ class Ticks(BaseCallback):
 
 
 def make_envs(env: str, number: int, seed: int, subproc: bool = False) -> Any:
-    """Environments side by side, each with its own statistics."""
+    """A vector environment with episode statistics."""
     return make_vec_env(
         env,
         number,
         seed=seed,
         env_kwargs={"disable_env_checker": True},
         vec_env_cls=SubprocVecEnv if subproc else DummyVecEnv,
-        # Its default starts a Python for each, which imports torch.
+        # The default start method starts a Python that imports torch for each.
         vec_env_kwargs={"start_method": "fork"} if subproc else None,
     )
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training; a case is algorithm-environments[-options]."""
+    """Environment steps per second in training; a case is `algorithm-environments[-options]`."""
     algorithm, size, *options = args.case.split("-")
     number, _, steps = size.partition("x")
     env = "Pendulum-v1" if "pendulum" in options else "CartPole-v1"

@@ -1,9 +1,9 @@
-"""TorchRL's RayCollector, beside polopt's Collector: two collectors of 8 environments each.
+"""TorchRL's RayCollector: two collectors of 8 environments each.
 
     python benchmarks/peers/torchrl/run.py CASE [--seconds 5] [--seed 0]
 
-Through `benchmarks/collectors_serving.py`, which says how it is set: a `SerialEnv`, the fastest of
-the ways it has, an MLP of 64x64 tanh units that only acts, batches of 2,000 frames.
+Settings are in `benchmarks/collectors_serving.py`: a `SerialEnv`, the fastest of its options, an
+MLP of 64x64 tanh units that only acts, batches of 2,000 frames.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-import measuring  # first of all: it starts the clock
+import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import ray
