@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import gymnasium
@@ -86,6 +87,33 @@ class Drift(gymnasium.Env[np.ndarray, int]):
     def set_state(self, state: dict[str, Any]) -> None:
         self.np_random.bit_generator.state = state["rng"]
         self.position = np.array(state["position"])
+
+
+class GlobalRandom(gymnasium.Env[np.ndarray, int]):
+    """Draws from the global generators of `random`, NumPy and torch and from its spaces, and not
+    from its own generator. An observation `[5]` is one number of each and one of the constructor.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (5,), np.float32)
+        self.action_space = spaces.Discrete(10**6)
+        self.layout = np.random.random()  # noqa: NPY002
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        return self.draw(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self.draw(), random.random(), False, random.random() < 0.1, {}
+
+    def draw(self) -> np.ndarray:
+        numbers = [
+            random.random(),
+            np.random.random(),  # noqa: NPY002
+            torch.rand(()).item(),
+            self.action_space.sample() / 10**6 + self.observation_space.sample()[0],
+            self.layout,
+        ]
+        return np.array(numbers, dtype=np.float32)
 
 
 class TwoNumbers(gymnasium.Env[np.ndarray, Any]):

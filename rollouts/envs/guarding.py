@@ -19,6 +19,7 @@ from polopt.rollouts.envs.checking import (
     check_step,
     traceback_of,
 )
+from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
 from polopt.rollouts.envs.saving import copy_statistics
 
 #: Where a fault is found in `infos`: an `EnvFault` for each environment that had one.
@@ -73,6 +74,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         max_failures: so many exceptions without one successful step in between are too many, and
             so many breaches of the API in all: those are no accidents.
         env: the first one, if it is there already.
+        process: of the environments of an `AsyncVectorEnv`.
 
     Raises:
         EnvironmentFailedError: too many; from every method that makes environments.
@@ -84,7 +86,11 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         place: EnvPlace,
         max_failures: int,
         env: Any = None,
+        process: ProcessSeed | None = None,
     ) -> None:
+        self._owns_process = process is not None and process.applies_here
+        if process is not None and self._owns_process:
+            seed_global_generators(process.seed)
         self._make = make
         self._place = place
         self._max_failures = max_failures
@@ -133,6 +139,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """As the environment's; see above for when that raises."""
         if seed is not None:
             self._seed = seed
+            self._seed_all(self.env, seed)
         if self._steps:
             self._in_a_row = 0
             self._steps = 0
@@ -156,6 +163,13 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         with suppress(Exception):
             self.env.close()  # type: ignore[no-untyped-call]
 
+    def _seed_all(self, env: Any, seed: int) -> None:
+        """Seeds what `reset(seed=...)` does not: the spaces, and the generators of a process that
+        belongs to this environment."""
+        seed_spaces(env, seed)
+        if self._owns_process:
+            seed_global_generators(seed)
+
     def _first(self) -> Any:
         count = 0
         while True:
@@ -178,7 +192,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 fresh = self._make()
                 copy_statistics(self.env, fresh)
                 self.env = fresh
-                result = self.env.reset(seed=self._fresh_seed())
+                seed = self._fresh_seed()
+                if seed is not None:
+                    seed_spaces(fresh, seed)
+                result = self.env.reset(seed=seed)
                 check_reset(result, self.env.observation_space)
             except Exception as another:
                 error, method = another, "reset"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,6 +14,7 @@ from polopt.common.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.creators import EnvContext, call_creator
 from polopt.rollouts.envs.guarding import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.envs.resolving import EnvSource, env_name
 
 _AUTORESET = {
@@ -59,29 +60,34 @@ def make_vector_env(
     def make() -> Any:
         return _limited(limit, gymnasium.make(spec, **options))
 
-    guards = [_guard(make, source, config, worker_index, i) for i in range(num_envs)]
-    return _side_by_side(guards, config)
+    return _vector_of([make] * num_envs, source, config, worker_index)
 
 
-def _guard(
-    make: Callable[[], Any],
+def _vector_of(
+    makers: Sequence[Callable[[], Any]],
     source: EnvSource,
     config: RolloutConfig,
     worker_index: int,
-    env_index: int,
-    env: Any = None,
-) -> Callable[[], FaultTolerantEnv]:
-    place = EnvPlace(env_name(source), worker_index, env_index)
-    return functools.partial(FaultTolerantEnv, make, place, config.max_consecutive_env_faults, env)
-
-
-def _side_by_side(
-    guards: list[Callable[[], FaultTolerantEnv]], config: RolloutConfig
+    first: Any = None,
 ) -> VectorEnv[Any, Any, Any]:
-    kind = AsyncVectorEnv if config.vectorization_mode == "async" else SyncVectorEnv
-    autoreset = _AUTORESET[config.autoreset_mode or "same_step"]
-    # The sampler copies what it keeps.
-    return kind(guards, copy=False, autoreset_mode=autoreset)
+    """A vector of fault-tolerant environments; `first` is the first of them, if it is made."""
+    num_envs, in_processes = len(makers), config.vectorization_mode == "async"
+    seeds = draw_process_seeds(num_envs) if in_processes else [None] * num_envs
+    envs = [first, *([None] * (num_envs - 1))]
+    guards = [
+        functools.partial(
+            FaultTolerantEnv,
+            makers[i],
+            EnvPlace(env_name(source), worker_index, i),
+            config.max_consecutive_env_faults,
+            envs[i],
+            seeds[i],
+        )
+        for i in range(num_envs)
+    ]
+    kind = AsyncVectorEnv if in_processes else SyncVectorEnv
+    # Without copies: the sampler copies what it keeps.
+    return kind(guards, copy=False, autoreset_mode=_AUTORESET[config.autoreset_mode or "same_step"])
 
 
 def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
@@ -123,9 +129,7 @@ def _around_callable(
         first.close()
         first = None
     makers = [functools.partial(make_one, i) for i in range(num_envs)]
-    envs = [first, *([None] * (num_envs - 1))]
-    guards = [_guard(makers[i], make, config, worker_index, i, envs[i]) for i in range(num_envs)]
-    return _side_by_side(guards, config)
+    return _vector_of(makers, make, config, worker_index, first)
 
 
 def _check_mode_of_callable(config: RolloutConfig) -> None:

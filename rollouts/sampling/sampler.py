@@ -13,6 +13,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.actors import Actor
 from polopt.rollouts.envs.guarding import FAULT_KEY
 from polopt.rollouts.envs.making import autoreset_mode
+from polopt.rollouts.envs.random_state import seed_spaces
 from polopt.rollouts.envs.saving import (
     get_env_state,
     get_env_statistics,
@@ -78,6 +79,8 @@ class VectorSampler:
             seeds: one for each environment; None: the environments' random numbers go on.
         """
         given: Any = None if seeds is None else env_seeds(self.env, seeds)
+        if seeds is not None:
+            seed_spaces(self.env, seeds[0])
         try:
             obs, infos = self.env.reset(seed=given)
         except Exception as error:

@@ -14,6 +14,7 @@ from polopt.common.threads import limit_threads
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.checking import EnvironmentFailedError
+from polopt.rollouts.envs.random_state import seed_global_generators
 from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.sampling.requests import Fragment, SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
@@ -41,6 +42,7 @@ class SamplingWorker:
         self.index = index
         rollout = config.rollout
         seeds = self._seeds()
+        self._seed_process(seeds)
         # Initial weights are from the run's seed alone, so that every worker starts alike.
         self.policy: Policy = config.policy_class(
             config.observation_space,
@@ -63,6 +65,14 @@ class SamplingWorker:
         return worker_seeds(
             config.seed, self.index, config.restart_count, envs, config.restore_count
         )
+
+    def _seed_process(self, seeds: Seeds) -> None:
+        """Seeds the global generators, which environments may draw from. Those of the driver's
+        process are the user's: they are seeded only for environments there, with an explicit seed,
+        as in RLlib."""
+        rollout = self.config.rollout
+        if self.index > 0 or (rollout.num_workers == 0 and rollout.seed is not None):
+            seed_global_generators(seeds.process)
 
     def adopt(self, policy: Policy) -> None:
         """Acts and learns by this very policy from now on."""
@@ -164,12 +174,17 @@ class SamplingWorker:
     def begin_restored_run(self, restore_count: int) -> None:
         """Begins new episodes with random numbers that no life of the run before has used."""
         self.config = dataclasses.replace(self.config, restore_count=restore_count)
-        self._restart(self._seeds())
+        seeds = self._seeds()
+        self._seed_process(seeds)
+        self._restart(seeds)
 
     def set_seed(self, env_seeds: list[int]) -> None:
         """Begins new episodes, each environment with a seed of its own; action noise and minibatch
         shuffling follow from those."""
-        self._restart(seeds_from(env_seeds, self.index))
+        seeds = seeds_from(env_seeds, self.index)
+        if self.sampler is not None:
+            seed_global_generators(seeds.process)
+        self._restart(seeds)
 
     def _restart(self, seeds: Seeds) -> None:
         self.policy.shuffle = np.random.default_rng(seeds.shuffle)

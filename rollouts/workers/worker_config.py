@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
+import ray
 from gymnasium import Space
 
 from polopt.common.config import Config, ConfigError
@@ -50,6 +53,19 @@ class WorkerConfig:
     restore_count: int = 0
     device: str = "cpu"
     postproc: Callable[[SampleBatch], SampleBatch] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles with the import path of this process, which `sys.path` gets before the rest is
+        unpickled: modules of the user's directory can be imported on every worker."""
+        path = [os.path.abspath(entry) for entry in sys.path]
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _unpickle, (path, ray.cloudpickle.dumps(options))
+
+
+def _unpickle(path: Sequence[str], options: bytes) -> WorkerConfig:
+    # At the end: the worker's own entries keep their priority.
+    sys.path += [entry for entry in path if entry not in sys.path]
+    return WorkerConfig(**ray.cloudpickle.loads(options))
 
 
 def make_worker_config(

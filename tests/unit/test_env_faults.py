@@ -18,7 +18,7 @@ from faulty_envs import (
     crashing_cartpole,
     guarded,
 )
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_value_function
 
@@ -114,12 +114,6 @@ def test_a_crash_taken_for_an_end_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(gae, "next_values", wrong)
     with pytest.raises(AssertionError):
         check_row_before_a_crash_is_bootstrapped(crash_batches("same_step", 30))
-
-
-def test_environments_in_processes_of_their_own_are_made_anew_there() -> None:
-    batches = crash_batches("same_step", 15, AsyncVectorEnv)
-    check_row_before_a_crash_is_bootstrapped(batches)
-    assert sum(batch.faults.env_faults for batch in batches) == 7  # 30 // 4
 
 
 # ---- workers ----------------------------------------------------------------------------------

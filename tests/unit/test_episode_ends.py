@@ -13,11 +13,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from toy_envs import (
     AUTORESET,
     POLICIES,
-    Clock,
     make_policy,
     make_sampler,
     set_value_function,
@@ -169,23 +167,6 @@ def known_by_time(mode: str, fragment: int, ends: str) -> VectorSampler:
 def test_episodes_and_steps_are_counted_exactly(mode: str, fragment: int) -> None:
     sampler = sampler_of(mode, "truncated", 0.0, fragment)
     check_counts(batches_of(sampler), resets_cost_a_row=mode == "next_step")
-
-
-@every_mode
-def test_processes_of_their_own_end_episodes_alike(mode: str) -> None:
-    makers = [lambda n=n: Clock(n, "truncated", longest=7) for n in LENGTHS]
-    env = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
-    policy = clock_policy(env)
-    sampler = make_sampler(env, policy, 6)
-    try:
-        batches = batches_of(sampler, rows=24)
-        set_value_function(policy, FOR_EVER)
-        check_worth([policy.postprocess(batch) for batch in batches], FOR_EVER)
-        set_value_function(policy, 0.0)
-        check_sums_to_the_end([policy.postprocess(batch) for batch in batches], 1.0)
-        check_counts(batches, resets_cost_a_row=mode == "next_step")
-    finally:
-        sampler.close()
 
 
 @pytest.mark.parametrize("fragment", [4, 7, 30])

@@ -14,9 +14,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
-from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, sync_clocks
+from toy_envs import (
+    AUTORESET,
+    Clock,
+    Drift,
+    GlobalRandom,
+    make_policy,
+    make_sampler,
+    sync_clocks,
+)
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
@@ -149,6 +157,57 @@ def test_workers_start_from_the_same_weights() -> None:
     np.testing.assert_array_equal(
         worker(index=1).get_weights().flat, worker(index=3, restart_count=2).get_weights().flat
     )
+
+
+def global_random(**options: Any) -> RolloutWorker:
+    return worker(env=GlobalRandom, rollout_fragment_length=20, **options)
+
+
+def test_seed_covers_global_generators_and_spaces() -> None:
+    one = global_random()
+    first = [one.sample() for _ in range(2)]
+    same = global_random()
+    for batch in first:
+        assert_same(same.sample(), batch)
+
+
+@pytest.mark.parametrize(
+    "other", [{"index": 2}, {"seed": 1}, {"restart_count": 1}], ids=lambda o: next(iter(o))
+)
+def test_global_generators_differ_between_workers(other: dict[str, int]) -> None:
+    one, another = (global_random(**options).sample().all_obs for options in ({}, other))
+    assert not np.isclose(one, another).any()
+
+
+def test_set_seed_covers_global_generators_and_spaces() -> None:
+    one = global_random()
+    batches = []
+    for _ in range(2):
+        one.set_seed([5, 6, 7])
+        batches.append(one.sample())
+    layout = 4  # drawn by the constructor, which does not run again
+    np.testing.assert_array_equal(
+        batches[0].all_obs[..., :layout], batches[1].all_obs[..., :layout]
+    )
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_driver_process_is_seeded_only_by_an_explicit_seed(seed: int | None) -> None:
+    np.random.seed(0)  # noqa: NPY002
+    expected = np.random.random()  # noqa: NPY002
+    np.random.seed(0)  # noqa: NPY002
+    config = rollout(Drift, num_workers=0, seed=seed)
+    policy = A2C.config_class.parse({})
+    RolloutWorker(WorkerConfig(config, Drift, A2C, policy, *probe_spaces(Drift, config), seed=3), 0)
+    assert (np.random.random() == expected) == (seed is None)  # noqa: NPY002
+
+
+def test_driver_without_environments_is_not_seeded() -> None:
+    np.random.seed(0)  # noqa: NPY002
+    expected = np.random.random()  # noqa: NPY002
+    np.random.seed(0)  # noqa: NPY002
+    worker(index=0, num_workers=2)
+    assert np.random.random() == expected  # noqa: NPY002
 
 
 # ---- fragments --------------------------------------------------------------------------------
@@ -416,18 +475,6 @@ def test_autoreset_mode_is_that_of_this_environment_and_not_of_the_last_made() -
     # Gymnasium writes the mode into the metadata that the environments' class shares.
     envs = [make_vector_env(Drift, rollout(autoreset_mode=mode)) for mode in AUTORESET]
     assert [autoreset_mode(env) for env in envs] == [AutoresetMode[m.upper()] for m in AUTORESET]
-
-
-def test_asynchronous_environments() -> None:
-    each = worker(env=Drift, vectorization_mode="async", num_envs_per_worker=2)
-    assert each.sampler is not None
-    try:
-        assert isinstance(each.sampler.env, AsyncVectorEnv)
-        batch = each.sample()
-    finally:
-        each.stop()
-    # The same seeds make the same episodes in this process.
-    assert_same(batch, worker(env=Drift, num_envs_per_worker=2).sample())
 
 
 def test_env_config_reaches_a_gymnasium_environment() -> None:

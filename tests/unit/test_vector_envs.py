@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from toy_envs import AUTORESET, Clock, Drift
 
 from polopt.rollouts.config import RolloutConfig
@@ -142,12 +142,6 @@ def test_guarded_vector_equals_gymnasiums(creator: Callable[[], Any], mode: str)
     expected = history(plain)
     assert any(np.logical_or(*told[2:4]).any() for told in expected if len(told) == 5)  # some end
     assert_same(history(made(creator, mode)), expected)
-
-
-@every_mode
-def test_guarded_processes_equal_gymnasiums(mode: str) -> None:
-    plain = AsyncVectorEnv([InfoDrift] * NUM_ENVS, autoreset_mode=AutoresetMode[mode.upper()])
-    assert_same(history(made(InfoDrift, mode, vectorization_mode="async"), 20), history(plain, 20))
 
 
 def test_max_frames_per_traj_truncates_every_environment() -> None:

@@ -1,0 +1,84 @@
+"""Worker processes find the modules that the driver's process finds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import ray
+from fakes import worker_config
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: An environment of the user's, whose numbers are those of the global generators.
+GAME = """
+import random
+import gymnasium
+import numpy as np
+
+class Game(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-10.0, 10.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.draw(), {}
+
+    def step(self, action):
+        return self.draw(), 1.0, False, random.random() < 0.1, {}
+
+    def draw(self):
+        return np.array([np.random.random(), random.random()], np.float32)
+
+gymnasium.register("Game-v0", "mygame:Game")
+"""
+
+
+@pytest.fixture
+def game_folder(ray_session: None, tmp_path: Path) -> Iterator[Path]:
+    """A folder with `mygame.py`, which Ray's workers do not have on their path: Ray started
+    before. The import path and the registry are restored afterwards."""
+    (tmp_path / "mygame.py").write_text(GAME)
+    before = list(sys.path)
+    yield tmp_path
+    sys.path[:] = before
+    sys.modules.pop("mygame", None)
+    gymnasium.registry.pop("Game-v0", None)
+
+
+def first_fragments(env: str, seed: int = 0) -> list[SampleBatch]:
+    """One fragment of each of two remote workers."""
+    workers = WorkerSet(worker_config("a2c", env, seed=seed))
+    try:
+        weights = workers.local.get_weights()
+
+        refs = [worker.actor.sample.remote(weights) for worker in workers.remote]
+        return ray.get(refs, timeout=120.0)
+    finally:
+        workers.stop()
+
+
+@pytest.mark.parametrize("env", ["mygame:Game-v0", "mygame:Game"])
+def test_env_of_the_current_directory_runs_in_workers(
+    game_folder: Path, monkeypatch: pytest.MonkeyPatch, env: str
+) -> None:
+    monkeypatch.chdir(game_folder)
+    sys.path.insert(0, "")  # the current directory, as Python has it for scripts
+    batches = first_fragments(env)
+    assert [batch.env_steps for batch in batches] == [10, 10]
+
+
+def test_seed_covers_global_generators_of_workers(game_folder: Path) -> None:
+    sys.path.append(str(game_folder))
+    first, same, other = (first_fragments("mygame:Game-v0", seed) for seed in (0, 0, 1))
+    for batch, again in zip(first, same, strict=True):
+        np.testing.assert_array_equal(batch.all_obs, again.all_obs)
+    observations = [batch.all_obs for batch in (*first, *other)]
+    for i, one in enumerate(observations):
+        for another in observations[i + 1 :]:
+            assert not (one == another).any()
