@@ -1,14 +1,13 @@
-"""`VectorSampler`: steps a vector environment with a policy and writes down what happened."""
+"""`VectorSampler`: steps a vector environment with a policy and records the transitions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from polopt.common.episodes import EpisodeStats, episodes_of
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.actors import Actor
 from polopt.rollouts.envs.guarding import FAULT_KEY
@@ -20,34 +19,37 @@ from polopt.rollouts.envs.saving import (
     set_env_state,
     set_env_statistics,
 )
+from polopt.rollouts.sampling.episode_counter import EpisodeCounter
+from polopt.rollouts.sampling.exploration import ActionChooser, action_chooser
 from polopt.rollouts.sampling.fault_handling import SamplerFaults, env_seeds, has_parts
+from polopt.rollouts.sampling.fragment_columns import FragmentColumns
 from polopt.rollouts.sampling.requests import Exploration
 from polopt.rollouts.sampling.seeding import Seeds
 
 
 class VectorSampler:
-    """Makes fragments `[T, N]`, written step by step into arrays made once for each fragment.
+    """Samples fragments `[T, N]` and records episode ends exactly in every autoreset mode of
+    Gymnasium:
 
-    Episode ends are exact in every autoreset mode of Gymnasium:
-
-    - *next-step*: the row after an end only resets; it is marked not `valid`. The observation it
-      starts from is the true last one of the episode, so nothing else is needed.
-    - *same-step*: the true last observation is taken from `infos["final_obs"]` and kept as the
+    - *next-step*: the row after an end only resets the environment, and is marked not `valid`. It
+      starts from the last observation of the episode, so that no other column is needed.
+    - *same-step*: the last observation is taken from `infos["final_obs"]` and stored as the
       successor of the row that ended.
-    - *disabled*: likewise, and the sampler resets what has ended itself.
+    - *disabled*: as same-step; the sampler resets the environments that ended.
 
-    An environment that raises (see `FaultTolerantEnv`) costs its episode, which is in no
-    statistics, and at most one row, which is not `valid`; the row before is bootstrapped from the
-    observation it led to. A vector implementation of the environment's own that raises costs that
-    for each of its environments.
+    An exception of an environment (see `FaultTolerantEnv`) discards its current episode, and at
+    most one row, which is not `valid`; the row before is bootstrapped from the observation that it
+    led to. An exception of an environment's own vector implementation does so for all N.
 
     Args:
-        env: of N environments. The sampler owns it and closes it.
-        policy: acts; its encoder turns observations into arrays.
+        env: of N environments. The sampler owns and closes it.
+        policy: chooses actions; its encoder converts observations to arrays.
         fragment_length: T.
-        seeds: for the environments and for action noise.
-        faults: what to do about environments that raise; None: what a vector environment raises
-            is raised.
+        seeds: of the environments and of the action noise.
+        faults: handles exceptions of the vector environment; None: they propagate.
+
+    Raises:
+        EnvironmentFailedError: if the environment cannot be reset.
     """
 
     def __init__(
@@ -67,16 +69,16 @@ class VectorSampler:
         self.restart(seeds)
 
     def restart(self, seeds: Seeds) -> None:
-        """Begins new episodes and new random numbers; those under way are dropped."""
+        """Starts new episodes and new random numbers; discards the current episodes."""
         self._rng = np.random.default_rng(seeds.actions)
         self._seeds = seeds
         self.reset(seeds.envs)
 
     def reset(self, seeds: list[int] | None = None) -> None:
-        """Begins new episodes in all environments; what was under way is not counted as one.
+        """Starts new episodes in all environments; discards the current episodes.
 
         Args:
-            seeds: one for each environment; None: the environments' random numbers go on.
+            seeds: `[N]`, of the environments; None: their generators continue.
         """
         given: Any = None if seeds is None else env_seeds(self.env, seeds)
         if seeds is not None:
@@ -89,16 +91,15 @@ class VectorSampler:
         self.faults.note(infos)
         self._obs = self.policy.encoder.encode(obs).copy()
         self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
-        self._returns = np.zeros(self.env.num_envs)
-        self._lengths = np.zeros(self.env.num_envs, dtype=np.int64)
+        self._episodes = EpisodeCounter(self.env.num_envs)
 
     def stop_early(self, keep_steps: int) -> None:
-        """Ends the fragment under way (or, if there is none, the next one) as soon as it has
-        `keep_steps` steps. Called from another thread than `sample`'s."""
+        """Ends the current fragment (or the next one, if none is being sampled) once it has
+        `keep_steps` steps, and at least 1. Safe to call from another thread than `sample`."""
         self._keep_steps = max(1, keep_steps)
 
     def go_on(self) -> None:
-        """Takes `stop_early` back."""
+        """Cancels `stop_early`."""
         self._keep_steps = None
 
     def sample(
@@ -107,116 +108,84 @@ class VectorSampler:
         steps: int | None = None,
         uniform: bool = False,
     ) -> SampleBatch:
-        """One fragment of `fragment_length` steps, fewer if `stop_early` was called.
+        """One fragment of `fragment_length` steps, fewer after `stop_early`.
 
         Args:
             explore: how actions are chosen; True is `random`, False is `mode`.
             steps: T, instead of `fragment_length`.
-            uniform: ignores the policy; actions are uniform over the action space. Their
-                `action_dist_inputs` are 0 (which for categories is that distribution).
+            uniform: ignore the policy; actions are uniform over the action space. Their
+                `action_dist_inputs` are 0 (for categories: the parameters of that distribution).
 
         Returns:
             `[T, N]`, with the columns that `SampleBatch` lists as made by sampling.
+
+        Raises:
+            EnvironmentFailedError: an environment fails repeatedly or breaks Gymnasium's API.
         """
         length, envs = steps or self.fragment_length, self.env.num_envs
-        dist, encode = self.policy.dist, self.policy.encoder.encode
-        choose = self._chooser(explore, uniform, length)
-        all_obs = np.empty((length + 1, *self._obs.shape), dtype=self._obs.dtype)
-        params = np.empty((length, envs, dist.num_params), dtype=np.float32)
-        actions = np.empty((length, envs, *dist.action_shape), dtype=dist.action_dtype)
-        rewards = np.empty((length, envs), dtype=np.float32)
-        terminated = np.empty((length, envs), dtype=bool)
-        truncated = np.empty((length, envs), dtype=bool)
-        valid = np.ones((length, envs), dtype=bool)
-        successors: list[tuple[int, np.ndarray]] = []  # (row number, observation)
-
-        obs = all_obs[0] = self._obs
-        resets = self._resets_next
-        next_step = self._mode == AutoresetMode.NEXT_STEP
-        sampled = length
-        for t in range(length):
-            if self._keep_steps is not None and t >= self._keep_steps:
-                sampled = t
+        choose = action_chooser(self.policy, self._rng, explore, uniform, (length, envs))
+        rows = FragmentColumns(length, self._obs, self.policy.dist)
+        sampled = 0
+        while sampled < length:
+            if self._keep_steps is not None and sampled >= self._keep_steps:
                 break
-            params[t], step_actions = choose(t, obs)
-            actions[t] = step_actions
-            try:
-                raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
-                    dist.to_env(step_actions)
-                )
-                if next_step:
-                    valid[t] = ~resets
-                    resets = terminated[t] | truncated[t]
-                elif np.count_nonzero(over := terminated[t] | truncated[t]):
-                    ended = np.flatnonzero(over)
-                    finals, raw = self._finish(ended, raw, infos)
-                    rows = (t * envs + ended).tolist()
-                    successors.extend(zip(rows, finals, strict=True))
-            except Exception as error:
-                self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
-                rewards[t], terminated[t], truncated[t] = 0.0, False, False
-                resets = truncated[t].copy()
-            if FAULT_KEY in infos:
-                lost = self.faults.note(infos)
-                valid[t] &= ~lost
-                truncated[t] |= lost
-            obs = all_obs[t + 1] = encode(raw)
+            raw = self._step(sampled, rows, choose)
+            sampled += 1
         self.faults.step += sampled
         self.faults.check(self.env, raw)
         self._keep_steps = None
-        self._obs, self._resets_next = obs.copy(), resets
-
-        columns = {
-            "actions": actions[:sampled],
-            "rewards": rewards[:sampled],
-            "terminated": terminated[:sampled],
-            "truncated": truncated[:sampled],
-            "valid": valid[:sampled],
-            "action_dist_inputs": params[:sampled],
-        }
-        if next_step:
-            columns["rewards"][~columns["valid"]] = 0.0  # what a reset row reports is no reward
-        empty = np.empty((0, *obs.shape[1:]), dtype=obs.dtype)
+        self._obs = rows.all_obs[sampled].copy()
+        columns = rows.columns(sampled)
+        if self._mode == AutoresetMode.NEXT_STEP:
+            columns["rewards"][~columns["valid"]] = 0.0  # a reset has no reward
         return SampleBatch(
-            all_obs=all_obs[: sampled + 1],
+            all_obs=rows.all_obs[: sampled + 1],
             columns=columns,
-            successor_index=np.array([row for row, _ in successors], dtype=np.int64),
-            successor_obs=np.stack([o for _, o in successors]) if successors else empty,
+            **rows.successors(),
             version=self.policy.version,
-            episodes=self._count_episodes(columns),
+            episodes=self._episodes.add(columns),
             faults=self.faults.take(),
         )
 
-    def _chooser(
-        self, explore: bool | Exploration, uniform: bool, length: int
-    ) -> Callable[[int, np.ndarray], tuple[Any, np.ndarray]]:
-        """`(t, observations) -> (distribution parameters, actions)`, with all random numbers of
-        the fragment drawn at once."""
-        policy, dist, envs = self.policy, self.policy.dist, self.env.num_envs
-        if uniform:
-            drawn = dist.random(self._rng, length, envs)
-            return lambda t, obs: (0.0, drawn[t])
-        if explore == "mean":
-
-            def by_mean(t: int, obs: np.ndarray) -> tuple[Any, np.ndarray]:
-                params = policy.action_params(obs)
-                return params, dist.mean(params)
-
-            return by_mean
-        draws = explore in (True, "random")
-        noise = dist.draw_noise(self._rng, length, envs) if draws else None
-
-        def by_policy(t: int, obs: np.ndarray) -> tuple[Any, np.ndarray]:
-            params = policy.action_params(obs)
-            return params, dist.sample(params, None if noise is None else noise[t])
-
-        return by_policy
+    def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
+        """Steps all environments once and records row `t` and the observations after it, which are
+        returned as the environment returned them."""
+        rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
+        rows.params[t], actions = choose(t, rows.all_obs[t])
+        rows.actions[t] = actions
+        try:
+            raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
+                self.policy.dist.to_env(actions)
+            )
+            if self._mode == AutoresetMode.NEXT_STEP:
+                rows.valid[t] = ~self._resets_next
+                self._resets_next = terminated[t] | truncated[t]
+            elif np.count_nonzero(over := terminated[t] | truncated[t]):
+                ended = np.flatnonzero(over)
+                finals, raw = self._finish(ended, raw, infos)
+                rows.add_finals(t, ended, finals)
+        except Exception as error:
+            self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
+            rewards[t], terminated[t], truncated[t] = 0.0, False, False
+            self._resets_next = np.zeros_like(truncated[t])
+        if FAULT_KEY in infos:
+            lost = self.faults.note(infos)
+            rows.valid[t] &= ~lost
+            truncated[t] |= lost
+        rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
+        return raw
 
     def _finish(
         self, ended: np.ndarray, raw: Any, infos: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], Any]:
-        """The true last observations of the environments that ended, and the batch of
-        observations with those of their next episodes in their place."""
+        """Last observations of episodes that ended, and the batch of observations in which those
+        environments have begun their next episode.
+
+        Args:
+            ended: `[K]`, indices of the environments.
+            raw: observations of the step, as the environment returns them.
+            infos: of the step.
+        """
         if self._mode == AutoresetMode.SAME_STEP:
             encode_one = self.policy.encoder.encode_one
             return [encode_one(infos["final_obs"][n]) for n in ended], raw
@@ -227,29 +196,11 @@ class VectorSampler:
         self.faults.note(reset_infos)
         return finals, raw
 
-    @np.errstate(over="ignore", invalid="ignore")  # whoever reads the numbers looks at them first
-    def _count_episodes(self, columns: Mapping[str, np.ndarray]) -> EpisodeStats:
-        """The episodes that ended, by time and then by environment; carries the rest over."""
-        returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)
-        lengths = self._lengths + np.cumsum(columns["valid"], axis=0)
-        returns_before, lengths_before = [0.0] * self.env.num_envs, [0] * self.env.num_envs
-        ended_returns, ended_lengths = [], []
-        ends = np.nonzero(columns["terminated"] | columns["truncated"])
-        told = (ends[1], returns[ends], lengths[ends], columns["valid"][ends])
-        for n, total, length, valid in zip(*(column.tolist() for column in told), strict=True):
-            if valid:  # else the environment raised: no end
-                ended_returns.append(total - returns_before[n])
-                ended_lengths.append(length - lengths_before[n])
-            returns_before[n], lengths_before[n] = total, length
-        self._returns = returns[-1] - returns_before
-        self._lengths = lengths[-1] - lengths_before
-        return episodes_of(ended_returns, ended_lengths)
-
     def reset_some(self, envs: np.ndarray) -> None:
-        """Begins new episodes; those under way are in no statistics.
+        """Starts new episodes in some environments; their current episodes are discarded.
 
         Args:
-            envs: `[N]` bool: in which environments. Where only all can be reset, all are.
+            envs: `[N]` bool, which. A vector implementation that can only reset all resets all.
         """
         try:
             if has_parts(self.env) or self._mode == AutoresetMode.DISABLED:
@@ -264,11 +215,11 @@ class VectorSampler:
         mask = envs.reshape(-1, *[1] * (self._obs.ndim - 1))
         self._obs = np.where(mask, self.policy.encoder.encode(raw), self._obs)
         self._resets_next = self._resets_next & ~envs
-        self._returns[envs], self._lengths[envs] = 0.0, 0
+        self._episodes.discard(envs)
 
     def get_state(self) -> dict[str, Any] | None:
-        """Where the environments stand, if they can say so (see `env_state`); None if not, and
-        then a restored sampler starts new episodes."""
+        """State of the environments (see `polopt.rollouts.envs.saving`), of the current episodes
+        and of the generator; None if the environments cannot return theirs."""
         env_state = get_env_state(self.env)
         if env_state is None:
             return None
@@ -276,26 +227,24 @@ class VectorSampler:
             "env": env_state,
             "obs": self._obs.copy(),
             "resets_next": self._resets_next.copy(),
-            "returns": self._returns.copy(),
-            "lengths": self._lengths.copy(),
+            **self._episodes.get_state(),
             "rng": self._rng.bit_generator.state,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `get_state` gave."""
+        """Restores what `get_state` returned."""
         set_env_state(self.env, state["env"])
         self._obs = np.asarray(state["obs"])
         self._resets_next = np.asarray(state["resets_next"])
-        self._returns = np.asarray(state["returns"])
-        self._lengths = np.asarray(state["lengths"])
+        self._episodes.set_state(state)
         self._rng.bit_generator.state = state["rng"]
 
     def get_statistics(self) -> list[dict[str, Any]]:
-        """What the environments' wrappers have learned; see `env_state`."""
+        """Running statistics of the environments' wrappers; see `get_env_statistics`."""
         return get_env_statistics(self.env)
 
     def set_statistics(self, saved: list[dict[str, Any]]) -> None:
-        """Takes back what `get_statistics` gave."""
+        """Restores what `get_statistics` returned."""
         set_env_statistics(self.env, saved)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ KNOWN_PRIVATE_NAMES = {
     "rollouts/workers/placement.py: ray._private",
 }
 KNOWN_LONG_FILES = {"policies/policy.py", "rollouts/workers/worker_set.py"}
-KNOWN_LONG_FUNCTIONS = {"rollouts/sampling/sampler.py:sample", "trainers/cli.py:train"}
+KNOWN_LONG_FUNCTIONS = {"trainers/cli.py:train"}
 KNOWN_LARGE_FOLDERS = {"trainers"}
 
 

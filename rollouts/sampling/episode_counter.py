@@ -1,0 +1,63 @@
+"""`EpisodeCounter`: returns and lengths of episodes across fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from polopt.common.episodes import EpisodeStats, episodes_of
+
+
+class EpisodeCounter:
+    """Sums rewards and counts steps of the current episode of each environment.
+
+    Args:
+        num_envs: N.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, dtype=np.int64)
+
+    @np.errstate(over="ignore", invalid="ignore")  # the caller checks that numbers are finite
+    def add(self, columns: Mapping[str, np.ndarray]) -> EpisodeStats:
+        """The episodes that end in a fragment, by time and then by environment.
+
+        Args:
+            columns: `rewards`, `terminated`, `truncated` and `valid` of the fragment, `[T, N]`. An
+                end in a row that is not valid discards the episode: its environment has failed.
+        """
+        returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)
+        lengths = self._lengths + np.cumsum(columns["valid"], axis=0)
+        returns_before, lengths_before = [0.0] * self._num_envs, [0] * self._num_envs
+        ended_returns, ended_lengths = [], []
+        ends = np.nonzero(columns["terminated"] | columns["truncated"])
+        at_ends = (ends[1], returns[ends], lengths[ends], columns["valid"][ends])
+        for n, total, length, valid in zip(*(column.tolist() for column in at_ends), strict=True):
+            if valid:
+                ended_returns.append(total - returns_before[n])
+                ended_lengths.append(length - lengths_before[n])
+            returns_before[n], lengths_before[n] = total, length
+        self._returns = returns[-1] - returns_before
+        self._lengths = lengths[-1] - lengths_before
+        return episodes_of(ended_returns, ended_lengths)
+
+    def discard(self, envs: np.ndarray) -> None:
+        """Discards the current episodes.
+
+        Args:
+            envs: `[N]` bool, of which environments.
+        """
+        self._returns[envs], self._lengths[envs] = 0.0, 0
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Returns and lengths `[N]` of the current episodes."""
+        return {"returns": self._returns.copy(), "lengths": self._lengths.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._returns = np.asarray(state["returns"])
+        self._lengths = np.asarray(state["lengths"])
