@@ -13,53 +13,81 @@ from polopt.rollouts.resources import Amount, Resources
 
 
 class RolloutConfig(Config):
-    """Which environments are sampled, by how many workers, and what those may use.
+    """Options of sampling: environments, workers, their resources and their failures.
+
+    "RLlib" names the key of RLlib with the same meaning; "0.8" the key of that release, where
+    today's differs. Keys of RLlib in `aliases` are accepted as they are.
 
     Attributes:
-        env: a Gymnasium id, a name given to `ray.tune.registry.register_env`, or a callable that
-            makes an environment; see `polopt.rollouts.envs.resolving.resolve_env`.
-        env_config: passed to the environment.
-        num_workers: remote rollout workers; 0 samples in the driver's own process.
-        min_workers: a run starts once so many of them are there, and grows to `num_workers` as
-            resources come, for example from a cluster that scales itself. None: all of them. It is
-            also how few a run may be left with; see `max_consecutive_failures`.
-        num_workers_below: remote rollout workers below each remote worker, which then samples
-            nothing itself, but computes gradients from what they collect (`GradientWorker`).
-        collection: how whoever computes gradients gets fragments of several workers. `sync`: one
-            of each, made with the newest weights. `overlapped`: likewise, but the next ones are
-            collected meanwhile, with weights that are one batch older. `async`: first ready,
-            first served, one at a time.
-        fraction_workers_below: in synchronous collection below a worker, the last fragments are cut
-            short once this share of the workers there has finished; 1: never.
-        fraction_samples_below: but a fragment that is cut short keeps at least this share.
-        compress_data: how fragments travel: see `polopt.common.compression`.
-        compress_gradients: how gradients travel.
-        topk_share: of its elements that `compress_gradients: topk` sends at once.
-        num_envs_per_worker: environments of one worker, N.
-        rollout_fragment_length: steps of each environment in one fragment, T.
-        vectorization_mode: as in `gymnasium.make_vec`; None takes the environment's own vector
-            implementation where it has one, else `sync`.
-        autoreset_mode: when an environment that ended is reset: in the `same_step`, in the
-            `next_step`, or by the sampler (`disabled`). None: the mode of the environment's own
-            vector implementation, else `same_step`, in which no row is lost to resets.
-        max_frames_per_traj: an episode is truncated after so many steps, if it has not ended
-            before; None: the environment's own limit alone.
-        num_cpus_per_worker: Ray CPUs.
-        num_gpus_per_worker: Ray GPUs; a worker with any acts and learns on CUDA.
-        custom_resources_per_worker: other Ray resources.
-        memory_per_worker: bytes that Ray reserves; 0: none.
-        worker_timeout_s: a call that takes longer counts as hanging, and its worker is replaced.
-        worker_startup_timeout_s: the same for the first call of a new worker. Time in which Ray has
-            no place for it counts only if the run can not go on without it.
-        max_consecutive_failures: so many failed calls without one success in between end the run.
-            A worker that fails so often while others succeed (its replacements included) is not
-            replaced again; the run goes on without it if at least `min_workers` are left, and
-            else ends.
-        max_consecutive_env_faults: so many exceptions of one environment without a step in between
-            are too many. Until then it is made anew, and nothing else happens.
-        max_consecutive_non_finite: so many fragments of one worker, or so many updates, in a row
-            that are not finite end the run. Until then they are left out.
-        seed: all random numbers derive from it; None takes a fresh one.
+        env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
+            `ray.tune.registry.register_env`, or a callable that makes an environment; see
+            `polopt.rollouts.envs.resolving.resolve_env`. RLlib: `env`.
+        env_config: options of the environment, a dict. A callable gets it as `EnvContext` or as
+            keyword arguments, a Gymnasium id as arguments of `gymnasium.make`. RLlib:
+            `env_config`.
+        num_workers: number of remote rollout workers; 0 samples in the driver's process. RLlib:
+            `num_env_runners` (0.8: `num_workers`).
+        min_workers: number of workers that have to be up before a run starts, and that have to
+            remain when workers are given up (see `max_consecutive_failures`). The run grows to
+            `num_workers` as resources become free, for example in an autoscaling cluster. None:
+            `num_workers`.
+        num_workers_below: number of remote rollout workers below each remote worker, which then
+            does not sample itself, but computes gradients from their fragments
+            (`GradientWorker`).
+        collection: how a process that computes gradients gathers the fragments of several workers.
+            `sync`: one fragment of each, sampled with the newest weights. `overlapped`: the same,
+            while the next ones are sampled with weights that are one batch older. `async`: one
+            fragment at a time, in order of arrival.
+        fraction_workers_below: in synchronous collection below a worker, share of the workers there
+            that have to finish before the fragments of the others are ended early, in (0, 1]. 1:
+            no fragment ends early.
+        fraction_samples_below: share of its steps that a fragment which is ended early keeps at
+            least, in [0, 1].
+        compress_data: codec of fragments on the network; see `polopt.common.compression`. RLlib
+            0.8: `compress_observations`.
+        compress_gradients: codec of gradients on the network.
+        topk_share: share of the elements that `compress_gradients: topk` sends, in (0, 1].
+        num_envs_per_worker: number of environments of one worker, N. RLlib:
+            `num_envs_per_env_runner` (0.8: `num_envs_per_worker`).
+        rollout_fragment_length: steps of each environment in one fragment, T; a fragment holds
+            T * N environment steps. RLlib: `rollout_fragment_length`.
+        vectorization_mode: `sync` steps the environments of a worker one after another, `async`
+            steps each in a process of its own, `vector_entry_point` uses the environment's own
+            vector implementation; as in `gymnasium.make_vec`. None: the own implementation if there
+            is one, else `sync`. RLlib: `gym_env_vectorize_mode`.
+        autoreset_mode: when an environment is reset after the end of an episode: in the
+            `same_step`, in the `next_step`, or by the sampler (`disabled`), as in
+            `gymnasium.vector.AutoresetMode`. None: the mode of the environment's own vector
+            implementation, else `same_step`, which loses no row to resets.
+        max_frames_per_traj: environment steps after which an episode is truncated; None: the
+            environment's own limit alone. RLlib 0.8: `horizon`.
+        num_cpus_per_worker: Ray CPUs of each remote worker: a fraction of 1, or a whole number.
+            RLlib: `num_cpus_per_env_runner`.
+        num_gpus_per_worker: Ray GPUs of each remote worker: a fraction of 1, or a whole number.
+            Above 0 its policy is on CUDA. RLlib: `num_gpus_per_env_runner`.
+        custom_resources_per_worker: amounts of other Ray resources of each remote worker, by name.
+            RLlib: `custom_resources_per_env_runner`.
+        memory_per_worker: bytes of memory that Ray reserves for each remote worker; 0: none. RLlib
+            0.8: `memory_per_worker`.
+        worker_timeout_s: seconds after which a call counts as hanging and its worker is replaced.
+            RLlib: `sample_timeout_s`, which does not replace the worker.
+        worker_startup_timeout_s: the same for the first call of a new worker, in seconds. Time in
+            which Ray has no resources for the worker counts only if the run cannot continue
+            without it.
+        max_consecutive_failures: failed calls without a success in between that end the run. A
+            worker that fails this often, its replacements included, while others succeed, is not
+            replaced again; the run continues without it if `min_workers` are left, and ends
+            otherwise. RLlib: `max_num_env_runner_restarts`, a total.
+        max_consecutive_env_faults: exceptions of one environment without a successful step in
+            between that end the run. Before that the environment is replaced in its worker. RLlib:
+            `restart_failed_sub_environments`, without a limit.
+        max_consecutive_non_finite: consecutive fragments of one worker, or consecutive updates,
+            that are not finite and end the run. Before that they are discarded.
+        seed: seed of all random numbers, from 0 to 2**63 - 1; None draws one. Each worker derives
+            seeds of its environments, of their spaces, and of the global generators of `random`,
+            NumPy and torch in its process. The driver's own process, where environments run with
+            `num_workers=0`, has its global generators seeded only if `seed` is given. RLlib:
+            `seed`.
     """
 
     env: Any = None

@@ -1,4 +1,4 @@
-"""Amounts of Ray resources, as Ray takes them."""
+"""Types of config keys that hold amounts of Ray resources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pydantic
 
-#: What Ray has options of their own for.
+#: Resources that Ray has separate options for.
 _OWN_OPTIONS = ("CPU", "GPU", "memory", "object_store_memory")
 
 
@@ -23,7 +23,7 @@ def _custom(resources: dict[str, float]) -> dict[str, float]:
     return resources
 
 
-#: Of one resource.
+#: Amount of one resource: a fraction of 1, or a whole number.
 Amount = Annotated[float, pydantic.Field(ge=0.0, le=1e6), pydantic.AfterValidator(_whole_above_one)]
-#: Of custom resources, by name.
+#: Amounts of custom resources, by name.
 Resources = Annotated[dict[str, Amount], pydantic.AfterValidator(_custom)]

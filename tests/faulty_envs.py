@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from toy_envs import Clock, Drift
 
-from polopt.rollouts.envs.guarding import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 
 
 class CrashingClock(Clock):

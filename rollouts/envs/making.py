@@ -12,37 +12,39 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from polopt.common.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.creators import EnvContext, call_creator
-from polopt.rollouts.envs.guarding import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.envs.resolving import EnvSource, env_name
 
-_AUTORESET = {
-    "next_step": AutoresetMode.NEXT_STEP,
-    "same_step": AutoresetMode.SAME_STEP,
-    "disabled": AutoresetMode.DISABLED,
-}
 _NO_LIMIT = (
-    "key 'max_frames_per_traj': got {} for {}, whose environments cannot be limited from "
-    "outside; allowed: None, or vectorization_mode 'sync' or 'async'"
+    "key 'max_frames_per_traj': got {} for {}, whose episodes cannot be truncated from outside; "
+    "allowed: None, or vectorization_mode 'sync' or 'async'"
 )
 
 
 def make_vector_env(
     source: EnvSource, config: RolloutConfig, worker_index: int = 0, num_envs: int | None = None
 ) -> VectorEnv[Any, Any, Any]:
-    """A vector environment of `num_envs` (default: as the config says) copies.
+    """Makes a vector of environments. Each environment that is made singly is a
+    `FaultTolerantEnv`.
 
-    Those that are made one by one are each a `FaultTolerantEnv`.
+    Args:
+        source: result of `resolve_env`.
+        config: options of sampling.
+        worker_index: of the worker, for `EnvContext` and errors.
+        num_envs: N; None: `num_envs_per_worker`.
 
     Raises:
-        ConfigError: for a mode that the environment does not have.
-        EnvironmentFailedError: if one cannot be made, however often it is tried.
+        ConfigError: the environment does not support an option.
+        EnvironmentFailedError: an environment cannot be made in `max_consecutive_env_faults`
+            attempts.
     """
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
     if callable(source):
-        return _around_callable(source, config, worker_index, num_envs)
+        return _vector_of_callable(source, config, worker_index, num_envs)
     spec = gymnasium.spec(source) if isinstance(source, str) else source
     limit = config.max_frames_per_traj
     if limit is not None and mode == "vector_entry_point":
@@ -54,13 +56,66 @@ def make_vector_env(
         )
         _check_autoreset(env, config)
         return env
-    # Gymnasium's checker is for finding bugs in one environment; `FaultTolerantEnv` checks less.
+    # Gymnasium's checker is for debugging one environment; `FaultTolerantEnv` has its own checks.
     options = {"disable_env_checker": True, **config.env_config}
 
     def make() -> Any:
         return _limited(limit, gymnasium.make(spec, **options))
 
     return _vector_of([make] * num_envs, source, config, worker_index)
+
+
+def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
+    """Observation and action space of one environment, which is made and closed.
+
+    Raises:
+        ConfigError: as `make_vector_env`.
+        Exception: from the environment.
+    """
+    if callable(source):
+        _check_mode_of_callable(config)
+        env = call_creator(source, EnvContext(config.env_config, 0, 0, config.num_workers))
+        _limited(config.max_frames_per_traj, env)  # raises here what a worker would raise
+    else:
+        mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
+        env = make_vector_env(source, config.model_copy(update={"vectorization_mode": mode}), 0, 1)
+    try:
+        if isinstance(env, VectorEnv):
+            if callable(source):
+                _check_vector_of_callable(env, config, config.num_envs_per_worker)
+            return env.single_observation_space, env.single_action_space
+        return env.observation_space, env.action_space
+    finally:
+        close_env(env, f"environment {env_name(source)!r}")
+
+
+def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """The autoreset mode of a vector environment; next-step where it declares none, the only mode
+    of Gymnasium 1.0."""
+    base = env.unwrapped
+    if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
+        # Their metadata is shared with the sub-environments' class: the last vector made sets it.
+        return base.autoreset_mode
+    return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+
+
+def _vector_of_callable(
+    make: Callable[..., Any], config: RolloutConfig, worker_index: int, num_envs: int
+) -> VectorEnv[Any, Any, Any]:
+    def make_one(vector_index: int) -> Any:
+        context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
+        return _limited(config.max_frames_per_traj, call_creator(make, context))
+
+    _check_mode_of_callable(config)
+    first = make_one(0)
+    if isinstance(first, VectorEnv):
+        _check_vector_of_callable(first, config, num_envs)
+        return first
+    if config.vectorization_mode == "async":
+        close_env(first, f"environment {env_name(make)!r}")
+        first = None
+    makers = [functools.partial(make_one, i) for i in range(num_envs)]
+    return _vector_of(makers, make, config, worker_index, first)
 
 
 def _vector_of(
@@ -86,50 +141,19 @@ def _vector_of(
         for i in range(num_envs)
     ]
     kind = AsyncVectorEnv if in_processes else SyncVectorEnv
+    mode = AutoresetMode[(config.autoreset_mode or "same_step").upper()]
     # Without copies: the sampler copies what it keeps.
-    return kind(guards, copy=False, autoreset_mode=_AUTORESET[config.autoreset_mode or "same_step"])
+    return kind(guards, copy=False, autoreset_mode=mode)
 
 
-def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
-    """Observation and action space of one environment, which is made and closed for it.
-
-    Raises:
-        ConfigError: as `make_vector_env` would.
-    """
-    if callable(source):
-        _check_mode_of_callable(config)
-        env = call_creator(source, EnvContext(config.env_config, 0, 0, config.num_workers))
-        _limited(config.max_frames_per_traj, env)  # refuses here what a worker would
-    else:
-        mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
-        env = make_vector_env(source, config.model_copy(update={"vectorization_mode": mode}), 0, 1)
-    try:
-        if isinstance(env, VectorEnv):
-            if callable(source):
-                _check_made_vector(env, config, config.num_envs_per_worker)
-            return env.single_observation_space, env.single_action_space
-        return env.observation_space, env.action_space
-    finally:
-        env.close()
-
-
-def _around_callable(
-    make: Callable[..., Any], config: RolloutConfig, worker_index: int, num_envs: int
-) -> VectorEnv[Any, Any, Any]:
-    def make_one(vector_index: int) -> Any:
-        context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
-        return _limited(config.max_frames_per_traj, call_creator(make, context))
-
-    _check_mode_of_callable(config)
-    first = make_one(0)
-    if isinstance(first, VectorEnv):
-        _check_made_vector(first, config, num_envs)
-        return first
-    if config.vectorization_mode == "async":
-        first.close()
-        first = None
-    makers = [functools.partial(make_one, i) for i in range(num_envs)]
-    return _vector_of(makers, make, config, worker_index, first)
+def _limited(limit: int | None, env: Any) -> Any:
+    """Truncates episodes with Gymnasium's wrapper, so that they end as all truncated episodes do in
+    each autoreset mode."""
+    if limit is None:
+        return env
+    if isinstance(env, VectorEnv):
+        raise ConfigError(_NO_LIMIT.format(limit, "a callable that makes a vector environment"))
+    return gymnasium.wrappers.TimeLimit(env, limit)
 
 
 def _check_mode_of_callable(config: RolloutConfig) -> None:
@@ -140,7 +164,9 @@ def _check_mode_of_callable(config: RolloutConfig) -> None:
         )
 
 
-def _check_made_vector(env: VectorEnv[Any, Any, Any], config: RolloutConfig, num_envs: int) -> None:
+def _check_vector_of_callable(
+    env: VectorEnv[Any, Any, Any], config: RolloutConfig, num_envs: int
+) -> None:
     if env.num_envs != num_envs:
         raise ConfigError(
             f"key 'num_envs_per_worker': got {num_envs}, but the callable in 'env' makes a "
@@ -149,31 +175,11 @@ def _check_made_vector(env: VectorEnv[Any, Any, Any], config: RolloutConfig, num
     _check_autoreset(env, config)
 
 
-def _limited(limit: int | None, env: Any) -> Any:
-    """Truncates episodes by Gymnasium's own wrapper, so that they end as all truncated ones do,
-    whatever the autoreset mode."""
-    if limit is None:
-        return env
-    if isinstance(env, VectorEnv):
-        raise ConfigError(_NO_LIMIT.format(limit, "a callable that makes a vector environment"))
-    return gymnasium.wrappers.TimeLimit(env, limit)
-
-
 def _check_autoreset(env: VectorEnv[Any, Any, Any], config: RolloutConfig) -> None:
-    wanted, own = config.autoreset_mode, autoreset_mode(env)
-    if wanted is not None and _AUTORESET[wanted] != own:
+    wanted, mode = config.autoreset_mode, autoreset_mode(env)
+    if wanted is not None and AutoresetMode[wanted.upper()] != mode:
         raise ConfigError(
             f"key 'autoreset_mode': got {wanted!r}, but the environment's own vector "
-            f"implementation resets in mode {own.value!r}; allowed: None, or "
+            f"implementation resets in mode {mode.value!r}; allowed: None, or "
             "vectorization_mode 'sync' or 'async'"
         )
-
-
-def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """The autoreset mode an environment declares; next-step where it declares none, as Gymnasium
-    1.0 had it."""
-    base = env.unwrapped
-    if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
-        # Their metadata is that of the sub-environments' class: the next one made overwrites it.
-        return base.autoreset_mode
-    return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))

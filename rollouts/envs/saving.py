@@ -1,12 +1,15 @@
-"""Saving where environments stand, for those that can say so.
+"""Saves and restores the state of environments that support it.
 
-Gymnasium has no such interface, and unpickling environments from a checkpoint is not safe. An
-environment takes part by two methods, on the vector environment or on each sub-environment of a
-`SyncVectorEnv`: `get_state()` returns arrays, numbers, strings, and lists and dicts of those, its
-random generator's state included; `set_state(state)` takes it back.
+Gymnasium has no interface for this, and unpickling environments from a checkpoint is not safe. An
+environment supports it with two methods, on the vector environment or on each sub-environment of a
+`SyncVectorEnv`: `get_state()` returns arrays, numbers, strings, and lists and dicts of those, the
+state of its random generator included; `set_state(state)` restores it.
 
-What wrappers have learned of environments (`NormalizeObservation`, `NormalizeReward`) is saved by
-itself, too, for it is worth keeping even where the environments start anew.
+Running statistics of wrappers (`NormalizeObservation`, `NormalizeReward`) are saved separately, and
+also restored where the environments start new episodes.
+
+Two private names of Gymnasium have no public equivalent and are used in this file alone: the step
+count of `TimeLimit`, and the flags of a vector's next-step resets.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-#: Running statistics that Gymnasium's wrappers keep, of the single and of the vector kind.
+#: Running statistics of Gymnasium's wrappers, of the single and of the vector kind.
 _STATISTICS = ("obs_rms", "return_rms")
 
 
 def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
-    """The state of all environments; None where they can not tell."""
+    """The state of all environments; None if one of them does not support it."""
     vector = env.unwrapped
     if hasattr(vector, "get_state"):
         return {"vector": vector.get_state()}
@@ -36,7 +39,7 @@ def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
 
 
 def set_env_state(env: VectorEnv[Any, Any, Any], state: dict[str, Any]) -> None:
-    """Takes back what `get_env_state` gave for environments of the same kind and number."""
+    """Restores what `get_env_state` returned for environments of the same kind and number."""
     vector: Any = env.unwrapped
     if "vector" in state:
         vector.set_state(state["vector"])
@@ -53,8 +56,9 @@ def _has_state(env: Any) -> bool:
 
 
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> list[dict[str, Any]]:
-    """Mean, variance and count of every wrapper that keeps them, the outermost first and then
-    environment by environment. Those of an `AsyncVectorEnv` are in other processes and missing."""
+    """Mean, variance and count of the running statistics of all wrappers: those of the vector, the
+    outermost first, then those of each environment. An `AsyncVectorEnv` has its environments in
+    other processes; their statistics are not included."""
     return [
         {"mean": np.array(s.mean), "var": np.array(s.var), "count": float(s.count)}
         for s in _statistics(env)
@@ -62,28 +66,28 @@ def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> list[dict[str, Any]]:
 
 
 def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: list[dict[str, Any]]) -> None:
-    """Takes back what `get_env_statistics` gave for environments wrapped alike.
+    """Restores what `get_env_statistics` returned for environments with the same wrappers.
 
     Raises:
-        ValueError: if they are wrapped otherwise.
+        ValueError: another number of statistics.
     """
-    own = list(_statistics(env))
-    if len(own) != len(saved):
-        raise ValueError(f"environments keep {len(own)} running statistics; got {len(saved)}")
-    for mine, theirs in zip(own, saved, strict=True):
-        mine.mean, mine.var = np.array(theirs["mean"]), np.array(theirs["var"])
-        mine.count = theirs["count"]
+    current = list(_statistics(env))
+    if len(current) != len(saved):
+        raise ValueError(f"environments keep {len(current)} running statistics; got {len(saved)}")
+    for target, source in zip(current, saved, strict=True):
+        target.mean, target.var = np.array(source["mean"]), np.array(source["var"])
+        target.count = source["count"]
 
 
 def copy_statistics(old: Any, new: Any) -> None:
-    """Gives the wrappers of one environment what those of another, wrapped alike, have learned.
-    Statistics that are not finite are left behind."""
-    for mine, theirs in zip(_wrappers(new), _wrappers(old), strict=False):
+    """Copies finite running statistics from the wrappers of one environment to those of another
+    with the same wrappers."""
+    for target, source in zip(_wrappers(new), _wrappers(old), strict=False):
         for name in _STATISTICS:
-            if type(mine) is type(theirs) and name in vars(theirs):
-                learned = vars(theirs)[name]
-                if np.isfinite(learned.mean).all() and np.isfinite(learned.var).all():
-                    setattr(mine, name, learned)
+            if type(target) is type(source) and name in vars(source):
+                statistics = vars(source)[name]
+                if np.isfinite(statistics.mean).all() and np.isfinite(statistics.var).all():
+                    setattr(target, name, statistics)
 
 
 def _statistics(env: VectorEnv[Any, Any, Any]) -> Iterator[Any]:
@@ -97,7 +101,7 @@ def _statistics(env: VectorEnv[Any, Any, Any]) -> Iterator[Any]:
 
 
 def _time_limits(env: Any) -> list[Any]:
-    """The wrappers that count steps; their counts are part of where the environment stands."""
+    """The wrappers that count steps; the counts belong to the environment's state."""
     return [wrapper for wrapper in _wrappers(env) if "_elapsed_steps" in vars(wrapper)]
 
 

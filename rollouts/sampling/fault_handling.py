@@ -1,24 +1,24 @@
-"""What a sampler does about environments that raise: vector environments are made anew, and every
-fault is written down until the fragment takes it along."""
+"""`SamplerFaults`: replaces a vector environment that raises, and collects the faults of a
+fragment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from polopt.common.data_faults import NO_FAULTS, DataFaults
-from polopt.rollouts.envs.checking import (
-    BrokenAPI,
+from polopt.rollouts.envs.checking import check_observation
+from polopt.rollouts.envs.closing import close_env
+from polopt.rollouts.envs.errors import (
+    APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,
-    check_observation,
     traceback_of,
 )
-from polopt.rollouts.envs.guarding import FAULT_KEY, EnvFault
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, EnvFault
 from polopt.rollouts.sampling.seeding import Seeds
 
 _Vector = VectorEnv[Any, Any, Any]
@@ -28,13 +28,13 @@ class SamplerFaults:
     """Faults of one sampler's environments since the last fragment.
 
     Args:
-        remake: makes the vector environment anew; None: what it raises is raised.
-        max_failures: so many exceptions of the vector environment as a whole, without one step in
-            between, are too many.
-        place: what to call it in errors.
+        remake: makes a new vector environment; None: exceptions of the vector propagate.
+        max_failures: consecutive exceptions of the vector environment as a whole, without a
+            successful step in between, that end in an error.
+        place: name of the vector environment in errors.
 
     Attributes:
-        step: steps before those of the fragment under way.
+        step: steps sampled before the current fragment.
     """
 
     def __init__(
@@ -44,46 +44,55 @@ class SamplerFaults:
         place: str = "vector environment",
     ) -> None:
         self.step = 0
+        self.place = place
         self._remake = remake
         self._max_failures = max_failures
-        self._place = place
         self._failed_at = -1
         self._in_a_row = 0
         self._rebuilt = 0
         self._faults = NO_FAULTS
 
     def note(self, infos: Mapping[str, Any]) -> np.ndarray:
-        """Writes down the faults that `infos` tell of; `[N]` bool: whose step was lost."""
-        told = infos.get(FAULT_KEY)
-        if told is None:
+        """Adds the faults in the infos of a step or a reset.
+
+        Returns:
+            `[N]` bool (`[1]` if there are none): environments whose step was lost.
+        """
+        reported = infos.get(FAULT_KEY)
+        # An environment's own vector implementation may use the key for something else.
+        if not isinstance(reported, np.ndarray) or reported.dtype != object:
             return np.zeros(1, dtype=bool)
-        for index, fault in enumerate(told):
-            if fault is not None:
+        lost = np.zeros(len(reported), dtype=bool)
+        for index, fault in enumerate(reported):
+            if isinstance(fault, EnvFault):
                 count = self._faults.env_faults + fault.count
                 self._faults = DataFaults(count, index, fault.traceback)
-        return np.array([fault is not None and fault.lost_step for fault in told])
+                lost[index] = fault.lost_step
+        return lost
 
     def take(self) -> DataFaults:
-        """The faults since it was last called."""
+        """Returns the faults since the last call."""
         taken, self._faults = self._faults, NO_FAULTS
         return taken
 
     def rebuild(
         self, env: _Vector, error: Exception, seeds: Seeds, step: int = 0
     ) -> tuple[_Vector, Any, dict[str, Any]]:
-        """Makes a vector environment anew after it has raised.
+        """Replaces a vector environment that has raised.
 
         Args:
-            env: the one that raised; it is closed.
-            error: what it raised.
-            seeds: that it was given; the new one takes others that derive from them.
-            step: of the fragment under way.
+            env: that raised; it is closed.
+            error: that it raised.
+            seeds: of that vector; the new one gets others that follow from them.
+            step: of the current fragment.
 
         Returns:
-            the new one, its first observations, and infos that tell of a lost step of each.
+            the new vector, its first observations, and infos that report a lost step of each
+            environment.
 
         Raises:
-            EnvironmentFailedError: too many; or one of its environments has had too many.
+            EnvironmentFailedError: too many exceptions; of the vector, or of one of its
+                environments.
         """
         if self._remake is None or isinstance(error, EnvironmentFailedError):
             raise error
@@ -91,7 +100,7 @@ class SamplerFaults:
         while True:
             failures += 1
             told = self._count(error, env, self.step + step)
-            _close(env)
+            close_env(env, self.place, terminate=True)
             try:
                 env = self._remake()
                 obs, infos = env.reset(seed=self._fresh_seeds(env, seeds))
@@ -107,19 +116,19 @@ class SamplerFaults:
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
-        """Looks at a batch of observations of an own vector implementation; those of environments
-        made one by one are looked at one by one.
+        """Checks a batch of observations of an environment's own vector implementation. Those of a
+        `SyncVectorEnv` or `AsyncVectorEnv` are checked one by one, by `FaultTolerantEnv`.
 
         Raises:
-            EnvironmentAPIError: it is not of the environment's space.
+            EnvironmentAPIError: the batch is not in the observation space.
         """
-        if has_parts(env):
+        if has_sub_envs(env):
             return
         try:
             check_observation(obs, env.observation_space, "a vector environment")
-        except BrokenAPI as error:
+        except APIViolation as error:
             raise EnvironmentAPIError(
-                f"{self._place}, about step {self.step}: {error}\n{traceback_of(error, env)}"
+                f"{self.place}, near step {self.step}: {error}\n{traceback_of(error, env)}"
             ) from None
 
     def _count(self, error: Exception, env: _Vector, step: int) -> str:
@@ -129,7 +138,7 @@ class SamplerFaults:
         self._rebuilt += 1
         if self._in_a_row >= self._max_failures:
             raise EnvironmentFailedError(
-                f"{self._place} failed {self._in_a_row} times without one step in "
+                f"{self.place} failed {self._in_a_row} times without one step in "
                 f"between (max_consecutive_env_faults={self._max_failures}), the last time at "
                 f"step {step}: {type(error).__name__}: {error}\n{told}"
             ) from None
@@ -138,26 +147,14 @@ class SamplerFaults:
     def _fresh_seeds(self, env: _Vector, seeds: Seeds) -> Any:
         root = np.random.SeedSequence(seeds.envs[0], spawn_key=(self._rebuilt,))
         fresh = (root.generate_state(env.num_envs) >> 1).tolist()
-        return env_seeds(env, fresh)
+        return seed_argument(env, fresh)
 
 
-def has_parts(env: _Vector) -> bool:
-    """Whether it takes a seed for each of its environments, and can reset some of them alone."""
+def has_sub_envs(env: _Vector) -> bool:
+    """Whether the vector takes a seed for each of its environments, and can reset some alone."""
     return isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
 
 
-def env_seeds(env: _Vector, seeds: list[int]) -> Any:
-    """What its `reset` takes: a seed for each of its environments, or one in all."""
-    return seeds if has_parts(env) else seeds[0]
-
-
-def _close(env: _Vector) -> None:
-    """Whatever state it is in. Its processes, where it has some, do not stay behind."""
-    with suppress(Exception):
-        if isinstance(env, AsyncVectorEnv):
-            env.close(terminate=True)
-        else:
-            env.close()
-    for process in getattr(env, "processes", ()):
-        with suppress(Exception):
-            process.terminate()
+def seed_argument(env: _Vector, seeds: list[int]) -> Any:
+    """The `seed` of the vector's `reset`: one for each environment, or one for all."""
+    return seeds if has_sub_envs(env) else seeds[0]

@@ -10,7 +10,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.actors import Actor
-from polopt.rollouts.envs.guarding import FAULT_KEY
+from polopt.rollouts.envs.checking import range_check
+from polopt.rollouts.envs.closing import close_env
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
 from polopt.rollouts.envs.making import autoreset_mode
 from polopt.rollouts.envs.random_state import seed_spaces
 from polopt.rollouts.envs.saving import (
@@ -21,7 +23,7 @@ from polopt.rollouts.envs.saving import (
 )
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
 from polopt.rollouts.sampling.exploration import ActionChooser, action_chooser
-from polopt.rollouts.sampling.fault_handling import SamplerFaults, env_seeds, has_parts
+from polopt.rollouts.sampling.fault_handling import SamplerFaults, has_sub_envs, seed_argument
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
 from polopt.rollouts.sampling.requests import Exploration
 from polopt.rollouts.sampling.seeding import Seeds
@@ -80,7 +82,7 @@ class VectorSampler:
         Args:
             seeds: `[N]`, of the environments; None: their generators continue.
         """
-        given: Any = None if seeds is None else env_seeds(self.env, seeds)
+        given: Any = None if seeds is None else seed_argument(self.env, seeds)
         if seeds is not None:
             seed_spaces(self.env, seeds[0])
         try:
@@ -91,6 +93,8 @@ class VectorSampler:
         self.faults.note(infos)
         self._obs = self.policy.encoder.encode(obs).copy()
         self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
+        integers = range_check(self.env.single_observation_space) is not None
+        self._checks_each_step = integers and not has_sub_envs(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
 
     def stop_early(self, keep_steps: int) -> None:
@@ -172,6 +176,8 @@ class VectorSampler:
             lost = self.faults.note(infos)
             rows.valid[t] &= ~lost
             truncated[t] |= lost
+        if self._checks_each_step:  # else once per fragment: integers out of range break encoding
+            self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
         return raw
 
@@ -203,7 +209,7 @@ class VectorSampler:
             envs: `[N]` bool, which. A vector implementation that can only reset all resets all.
         """
         try:
-            if has_parts(self.env) or self._mode == AutoresetMode.DISABLED:
+            if has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED:
                 raw, infos = self.env.reset(options={"reset_mask": envs.copy()})
             else:
                 envs = np.ones_like(envs)
@@ -248,5 +254,5 @@ class VectorSampler:
         set_env_statistics(self.env, saved)
 
     def close(self) -> None:
-        """Closes the environments."""
-        self.env.close()
+        """Closes the environments; logs what they raise."""
+        close_env(self.env, self.faults.place)

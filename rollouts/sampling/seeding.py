@@ -1,4 +1,4 @@
-"""Seeds: one number in, an independent stream for every use in every worker out."""
+"""Independent random streams of each worker from the seed of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Seeds(NamedTuple):
     """Seeds of one worker.
 
     Attributes:
-        envs: one for each environment.
-        actions: of the generator that action noise is drawn from.
+        envs: `[N]`, of the environments.
+        actions: of the generator of action noise.
         shuffle: of the generator that shuffles minibatches.
         process: of the global generators of the worker's process.
     """
@@ -26,9 +26,17 @@ class Seeds(NamedTuple):
 def worker_seeds(
     seed: int, worker_index: int, restart_count: int, num_envs: int, restore_count: int = 0
 ) -> Seeds:
-    """Streams that differ between workers, between a worker and its replacement (`restart_count`),
-    between a run and its continuation from a checkpoint (`life`), and between the environments of
-    a worker: whatever begins anew must not repeat the episodes that were learned from before."""
+    """Seeds that differ between workers, between a worker and its replacement, between a run and
+    its continuation from a checkpoint, and between the environments of a worker: new episodes must
+    not repeat those that the policy has learned from.
+
+    Args:
+        seed: of the run.
+        worker_index: of the worker; 0 is the driver's.
+        restart_count: number of workers at this index before.
+        num_envs: N.
+        restore_count: number of restores of the run from a checkpoint.
+    """
     root = np.random.SeedSequence(seed, spawn_key=(worker_index, restart_count, restore_count))
     envs, actions, shuffle, process = root.spawn(4)
     # Gymnasium's classic environments take non-negative seeds; 31 bits suit any library's.
@@ -37,8 +45,13 @@ def worker_seeds(
 
 
 def seeds_from(env_seeds: list[int], worker_index: int) -> Seeds:
-    """Streams from given seeds of environments. Workers whose environments have the same seeds
-    still draw noise of their own."""
+    """Seeds that follow from given seeds of environments. Workers whose environments have the same
+    seeds still have different action noise.
+
+    Args:
+        env_seeds: `[N]`.
+        worker_index: of the worker.
+    """
     root = np.random.SeedSequence(env_seeds, spawn_key=(worker_index,))
     actions, shuffle, process = root.spawn(3)
     return Seeds(env_seeds, actions, _number(shuffle), _number(process))

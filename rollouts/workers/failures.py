@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import ray
 
 from polopt.common.data_faults import DataFaults
-from polopt.rollouts.envs.checking import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.workers.data_fault_log import DataFaultLog
 
 logger = logging.getLogger("polopt")

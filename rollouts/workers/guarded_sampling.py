@@ -4,11 +4,14 @@ finite."""
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.actors import Actor
-from polopt.rollouts.envs.checking import EnvironmentFailedError, traceback_of
+from polopt.rollouts.envs.checking import same_encoding
+from polopt.rollouts.envs.closing import close_env
+from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
 from polopt.rollouts.envs.making import make_vector_env
 from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.sampling.fault_handling import SamplerFaults
@@ -34,7 +37,9 @@ def make_sampler(
     place = f"vector environment {env_name(config.env)!r} (of worker {index})"
     faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)
     try:
-        return VectorSampler(remake(), policy, rollout.rollout_fragment_length, seeds, faults), None
+        env = remake()
+        _check_spaces(env, config, place)
+        return VectorSampler(env, policy, rollout.rollout_fragment_length, seeds, faults), None
     except ConfigError:
         raise
     except EnvironmentFailedError as error:
@@ -43,6 +48,20 @@ def make_sampler(
         return None, EnvironmentFailedError(
             f"{place} can not be made: {type(error).__name__}: {error}\n{traceback_of(error)}"
         )
+
+
+def _check_spaces(env: Any, config: WorkerConfig, place: str) -> None:
+    """Raises `EnvironmentAPIError` if the policy is not made for the environment's spaces. They may
+    depend on the worker: an environment gets the worker's index."""
+    for name, space, expected in (
+        ("observation", env.single_observation_space, config.observation_space),
+        ("action", env.single_action_space, config.action_space),
+    ):
+        if not same_encoding(space, expected):
+            close_env(env, place)
+            raise EnvironmentAPIError(
+                f"{place} has {name} space {space}; the policy is made for {expected}"
+            )
 
 
 def check_batch(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:

@@ -13,7 +13,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs.checking import EnvironmentFailedError
+from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.envs.random_state import seed_global_generators
 from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.sampling.requests import Fragment, SampleRequest

@@ -19,7 +19,7 @@ from toy_envs import Clock
 
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_thread import CollectorEnded, CollectorThread
-from polopt.rollouts.envs.checking import EnvironmentFailedError
+from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.rollouts.workers.worker_set import WorkerSet
 

@@ -108,7 +108,7 @@ def test_environment_that_can_not_be_made_is_found_before_any_actor(env: Any, sa
 def test_what_travels_is_pickled_with_its_message(ray_session: None) -> None:
     @ray.remote(num_cpus=0)
     def fail() -> None:
-        from polopt.rollouts.envs.checking import EnvironmentAPIError
+        from polopt.rollouts.envs.errors import EnvironmentAPIError
 
         raise EnvironmentAPIError("environment 'E' broke")
 

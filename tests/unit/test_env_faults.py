@@ -26,7 +26,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.a2c import A2C
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.checking import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.making import make_vector_env, probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.sampling.fault_handling import SamplerFaults

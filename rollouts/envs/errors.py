@@ -1,0 +1,65 @@
+"""Errors of environments, and their tracebacks without polopt's own frames."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import traceback
+from types import TracebackType
+from typing import Any
+
+_ROLLOUTS = os.path.dirname(os.path.dirname(__file__))
+_formatted: dict[Any, str] = {}  # formatted tracebacks by exception and code positions
+_MAX_FORMATTED = 20
+
+
+class EnvironmentFailedError(RuntimeError):
+    """An environment fails repeatedly. The message names it, its worker and its step, and ends with
+    the environment's own traceback."""
+
+
+class EnvironmentAPIError(EnvironmentFailedError):
+    """An environment breaks Gymnasium's API; the message says how. Every worker would fail alike,
+    so the run ends without restarts."""
+
+
+class APIViolation(TypeError):
+    """A result of an environment that Gymnasium's API does not allow."""
+
+
+def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:
+    """The traceback of an exception from the environment's own code on. For an `APIViolation`,
+    which has none there, the place where `method` is defined.
+
+    Args:
+        error: its leading frames in `polopt.rollouts` are left out.
+        env: environment that returned the wrong result.
+        method: its method that returned it.
+    """
+    if isinstance(error, APIViolation):
+        return f"{_definition(env, method)}{type(error).__name__}: {error}"
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and _is_own(frames):
+        frames = frames.tb_next
+    if error.__cause__ is not None or error.__context__ is not None:
+        return "".join(traceback.format_exception(type(error), error, frames)).strip()
+    # Formatting takes milliseconds, and an environment that fails often fails in few ways.
+    lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(frames)]
+    key = (type(error), str(error), *lines)
+    if key not in _formatted:
+        if len(_formatted) >= _MAX_FORMATTED:
+            _formatted.clear()
+        _formatted[key] = "".join(traceback.format_exception(type(error), error, frames)).strip()
+    return _formatted[key]
+
+
+def _is_own(frames: TracebackType) -> bool:
+    return os.path.dirname(os.path.dirname(frames.tb_frame.f_code.co_filename)) == _ROLLOUTS
+
+
+def _definition(env: Any, method: str) -> str:
+    code = getattr(getattr(type(getattr(env, "unwrapped", env)), method, None), "__code__", None)
+    if code is None:
+        return ""
+    where = inspect.getfile(code)
+    return f'  File "{where}", line {code.co_firstlineno}, in {code.co_name}\n'

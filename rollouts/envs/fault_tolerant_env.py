@@ -1,0 +1,268 @@
+"""`FaultTolerantEnv`: replaces an environment that raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from polopt.rollouts.envs.checking import check_reset, check_step, range_check, reward_of
+from polopt.rollouts.envs.closing import close_env
+from polopt.rollouts.envs.errors import (
+    APIViolation,
+    EnvironmentAPIError,
+    EnvironmentFailedError,
+    traceback_of,
+)
+from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
+from polopt.rollouts.envs.saving import copy_statistics
+
+#: Key of `infos` with an `EnvFault` for each environment that had one.
+FAULT_KEY = "polopt_fault"
+#: Keys that the sampler or the autoreset of a vector reads; they are removed from users' infos.
+_RESERVED = frozenset(
+    prefix + key for key in (FAULT_KEY, "final_obs", "final_info") for prefix in ("", "_")
+)
+#: Types of rewards that need no conversion.
+_PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
+
+
+@dataclass(frozen=True)
+class EnvFault:
+    """One environment raised and was replaced.
+
+    Attributes:
+        lost_step: `step` raised: its row holds no transition, and the episode is discarded. False:
+            `reset` raised, between two episodes.
+        count: exceptions until an environment worked again.
+        traceback: of the last exception, after a line that names environment and step.
+    """
+
+    lost_step: bool
+    count: int
+    traceback: str
+
+
+class EnvPlace(NamedTuple):
+    """Identifies an environment in error messages.
+
+    Attributes:
+        name: the user's name of it.
+        worker_index: of its worker.
+        env_index: within the worker.
+    """
+
+    name: str
+    worker_index: int
+    env_index: int
+
+    def __str__(self) -> str:
+        return f"environment {self.name!r} (number {self.env_index} of worker {self.worker_index})"
+
+
+class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Catches exceptions of `step` and `reset`; closes the environment, makes and resets a new one.
+
+    A `step` that raised returns the first observation of the next episode, reward 0 and no end;
+    `info[FAULT_KEY]` says that the row holds no transition. Running statistics of wrappers (see
+    `copy_statistics`) are copied to the new environment. A result that violates Gymnasium's API is
+    not repaired: it is an error in the environment's code, which a new one has, too.
+
+    Also seeds what `reset(seed=...)` does not: the spaces, and the global generators of a process
+    that belongs to this environment. Converts rewards to plain numbers, copies last observations
+    (environments may reuse their arrays) and removes reserved keys from infos.
+
+    Args:
+        make: makes the environment.
+        place: see `EnvPlace`.
+        max_failures: consecutive exceptions, without a successful step in between, that end in an
+            error.
+        env: the first environment, if it has been made.
+        process: seed of the process, for the environments of an `AsyncVectorEnv`.
+
+    Raises:
+        EnvironmentFailedError: after `max_failures` exceptions; from `__init__`, `step`, `reset`.
+        EnvironmentAPIError: at the first violation of Gymnasium's API; from `step` and `reset`.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        place: EnvPlace,
+        max_failures: int,
+        env: Any = None,
+        process: ProcessSeed | None = None,
+    ) -> None:
+        self._owns_process = process is not None and process.applies_here
+        if process is not None and self._owns_process:
+            seed_global_generators(process.seed)
+        self._make = make
+        self._place = place
+        self._max_failures = max_failures
+        self._in_a_row = 0
+        self._total = 0
+        self._steps = 0  # since the last reset
+        self._seed: int | None = None
+        self._unreported: EnvFault | None = None  # of the constructor
+        super().__init__(self._first() if env is None else env)
+        space = self.env.observation_space
+        array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
+        self._shape = space.shape if array else ()
+        self._in_range = range_check(space)
+        self._type: Any = None  # type and dtype of the last observation that passed all checks
+        self._dtype: Any = None
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """One step of the environment; see the class for exceptions."""
+        try:
+            result = self.env.step(action)
+            # Cheap tests in each step; all checks once per episode and where a test fails.
+            if (
+                not self._steps
+                or type(result) is not tuple
+                or len(result) != 5
+                or type(result[1]) not in _PLAIN_NUMBERS
+                or type(result[4]) is not dict
+                or type(result[0]) is not self._type
+                or getattr(result[0], "shape", ()) != self._shape
+                or getattr(result[0], "dtype", self._dtype) != self._dtype
+                or (self._in_range is not None and not self._in_range(result[0]))
+            ):
+                result = self._checked(result)
+        except Exception as error:
+            raised = error  # handled below, where it is not the context of other exceptions
+        else:
+            self._steps += 1
+            if result[4] or result[2] or result[3]:
+                return _cleaned(result)
+            return result
+        fault, observation, info = self._replace(raised)
+        return observation, 0.0, False, False, {**info, FAULT_KEY: fault}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets the environment; see the class for exceptions."""
+        if seed is not None:
+            self._seed = seed
+            seed_spaces(self.env, seed)
+            if self._owns_process:
+                seed_global_generators(seed)
+        if self._steps:
+            self._in_a_row = 0
+            self._steps = 0
+        raised = fault = None
+        try:
+            result = self.env.reset(seed=seed, options=options)
+            check_reset(result, self.env.observation_space)
+            observation, info = result
+        except Exception as error:
+            raised = error
+        if raised is not None:
+            fault, observation, info = self._replace(raised, "reset")
+        info = _without_reserved(info)
+        if self._unreported is not None:
+            earlier, self._unreported = self._unreported, None
+            count = earlier.count + (fault.count if fault else 0)
+            fault = EnvFault(False, count, fault.traceback if fault else earlier.traceback)
+        return observation, info if fault is None else {**info, FAULT_KEY: fault}
+
+    def close(self) -> None:
+        """Closes the environment; logs what it raises."""
+        close_env(self.env, str(self._place))
+
+    def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        check_step(result, self.env.observation_space)
+        observation, reward, terminated, truncated, info = result
+        self._type = type(observation)
+        self._dtype = getattr(observation, "dtype", None)
+        return observation, reward_of(reward), terminated, truncated, info
+
+    def _first(self) -> Any:
+        count = 0
+        while True:
+            try:
+                return self._make()
+            except Exception as error:
+                raised = error
+            count += 1
+            told = self._count(raised, None, "__init__")
+            self._unreported = EnvFault(False, count, told)
+
+    def _replace(
+        self, error: Exception, method: str = "step"
+    ) -> tuple[EnvFault, Any, dict[str, Any]]:
+        """Makes environments until one can be reset; returns its first observation and info."""
+        lost_step = method == "step"
+        count = 0
+        while True:
+            count += 1
+            last = self._count(error, self.env, method)
+            self.close()
+            try:
+                fresh = self._make()
+                copy_statistics(self.env, fresh)
+                self.env = fresh
+                seed = self._fresh_seed()
+                if seed is not None:
+                    seed_spaces(fresh, seed)
+                result = self.env.reset(seed=seed)
+                check_reset(result, self.env.observation_space)
+            except Exception as another:
+                error, method = another, "reset"
+                continue
+            observation, info = result
+            return EnvFault(lost_step, count, last), observation, _without_reserved(info)
+
+    def _count(self, error: Exception, env: Any, method: str) -> str:
+        """Counts an exception and returns its traceback.
+
+        Raises:
+            EnvironmentFailedError: too many.
+            EnvironmentAPIError: the exception is an `APIViolation`.
+        """
+        self._in_a_row = 1 if self._steps else self._in_a_row + 1
+        self._total += 1
+        step, self._steps = self._steps + (method == "step"), 0
+        where = f"in {method}() at step {step} of its episode"
+        told = traceback_of(error, env, method)
+        if isinstance(error, APIViolation):
+            raise EnvironmentAPIError(
+                f"{self._place} breaks Gymnasium's API {where}: {error}\n{told}"
+            ) from None
+        if self._in_a_row >= self._max_failures:
+            raise EnvironmentFailedError(
+                f"{self._place} failed {self._in_a_row} times without one successful step in "
+                f"between (max_consecutive_env_faults={self._max_failures}), the last time "
+                f"{where}: {type(error).__name__}: {error}\n{told}"
+            ) from None
+        return f"{self._place} {where}:\n{told}"
+
+    def _fresh_seed(self) -> int | None:
+        """Differs from the first seed, so that episodes are not repeated, and follows from it, so
+        that runs are reproducible."""
+        if self._seed is None:
+            return None
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(self._total,))
+        return int(sequence.generate_state(1)[0] >> 1)
+
+
+def _cleaned(
+    result: tuple[Any, Any, Any, Any, dict[str, Any]],
+) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """Copies the last observation of an episode, and removes reserved keys from the info."""
+    observation, reward, terminated, truncated, info = result
+    if terminated or truncated:
+        observation = deepcopy(observation)
+    return observation, reward, terminated, truncated, _without_reserved(info)
+
+
+def _without_reserved(info: dict[str, Any]) -> dict[str, Any]:
+    if not info or _RESERVED.isdisjoint(info):
+        return info
+    return {key: value for key, value in info.items() if key not in _RESERVED}
