@@ -1,14 +1,14 @@
-"""Checkpoints: a directory of tensors and JSON. Nothing in one can execute.
+"""Checkpoints: a directory of tensors and JSON. Loading one executes nothing that it contains.
 
 tensors.pt     a flat dict of tensors, read with `torch.load(..., weights_only=True)`
-state.json     everything else; `{"__tensor__": name}` stands where a tensor was
-manifest.json  SHA-256 of both and of itself; written last, so that a directory without one is
-               incomplete
+state.json     everything else; `{"__tensor__": name}` stands for a tensor
+manifest.json  SHA-256 of both and of itself; written last, so a directory without one is incomplete
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -19,55 +19,88 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Raised with each change that older code could not read.
+#: Incremented by each change that older code cannot read.
 FORMAT = 1
 _FILES = ("tensors.pt", "state.json")
-_PICKLED = "_dict_checkpoint.pkl"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, incomplete, damaged or of another format; the message says which."""
+    """A checkpoint is missing, incomplete, damaged, of another format, or cannot be written. The
+    message names the file and the reason."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """It was whole once, or was to be, and is not: another one can take its place."""
+    """A checkpoint is incomplete or was changed after it was written; an older one can replace
+    it."""
 
 
 def write_checkpoint(directory: str | Path, state: Mapping[str, Any]) -> None:
     """Writes `state` (tensors, arrays, numbers, strings, None, lists and dicts of those).
 
-    Each file is written aside and renamed, the manifest last: a kill at any moment leaves a
-    directory that is whole or plainly incomplete.
+    Each file is written under a temporary name and renamed, the manifest last: a kill at any moment
+    leaves a complete checkpoint or a directory without a manifest.
 
     Raises:
-        TypeError: for anything in `state` that is not data.
+        TypeError: `state` holds anything else.
+        CheckpointError: a file cannot be written; no temporary file is left.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, tensors, "")
-    # From here to the new manifest the directory is incomplete, and says so.
-    (directory / "manifest.json").unlink(missing_ok=True)
-    _write_aside(directory / "tensors.pt", lambda path: torch.save(tensors, path))
-    text = json.dumps(tree, indent=1)
-    _write_aside(directory / "state.json", lambda path: path.write_text(text))
-    sums = {name: _sha256(directory / name) for name in _FILES}
-    manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
-    _write_aside(directory / "manifest.json", lambda path: path.write_text(json.dumps(manifest)))
+    packed = io.BytesIO()  # torch reports a full disk without the reason
+    torch.save(tensors, packed)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Until the new manifest exists, the directory counts as incomplete.
+        (directory / "manifest.json").unlink(missing_ok=True)
+        _write(directory / "tensors.pt", packed.getbuffer())
+        _write(directory / "state.json", json.dumps(tree, indent=1).encode())
+        sums = {name: _sha256(directory / name) for name in _FILES}
+        manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
+        _write(directory / "manifest.json", json.dumps(manifest).encode())
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {directory} cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def read_checkpoint(directory: str | Path) -> dict[str, Any]:
     """Reads what `write_checkpoint` wrote.
 
     Raises:
-        CheckpointError: says what is wrong with it.
+        CheckpointError: names the file and the reason.
     """
     directory = Path(directory)
+    _check_manifest(directory)
+    try:
+        tensors = torch.load(directory / "tensors.pt", weights_only=True, map_location="cpu")
+    except Exception as error:  # a file of arbitrary bytes can raise anything
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"checkpoint {directory}: tensors.pt does not hold plain tensors: {first_line}"
+        ) from None
+    if not isinstance(tensors, dict):
+        raise CheckpointError(f"checkpoint {directory}: tensors.pt does not hold a dict of tensors")
+    for name, tensor in tensors.items():
+        _check_tensor(directory, name, tensor)
+    tree = _read_json(directory / "state.json")
+    try:
+        state: dict[str, Any] = _decode(tree, tensors)
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"checkpoint {directory}: state.json names tensors that tensors.pt does not hold"
+        ) from None
+    except RecursionError:
+        raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
+    return state
+
+
+def _check_manifest(directory: Path) -> None:
     manifest = _read_json(directory / "manifest.json")
     seal = _seal(manifest.get("format"), manifest.get("sha256"))
     if manifest.get("seal", seal) != seal:
         raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: manifest.json is not what was written"
+            f"checkpoint {directory} is damaged: the SHA-256 of manifest.json differs"
         )
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
@@ -83,66 +116,40 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
             raise DamagedCheckpoint(f"checkpoint {directory} is incomplete: {name} is missing")
         if _sha256(path) != sums.get(name):
             raise DamagedCheckpoint(
-                f"checkpoint {directory} is damaged: {name} is not what was written "
-                "(its SHA-256 differs from the manifest's)"
+                f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
+                "manifest's"
             )
-    try:
-        tensors = torch.load(directory / "tensors.pt", weights_only=True, map_location="cpu")
-    except Exception as error:  # whatever comes of reading what may be anything
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"checkpoint {directory}: tensors.pt does not hold plain tensors: {first_line}"
-        ) from None
-    try:
-        state: dict[str, Any] = _decode(_read_json(directory / "state.json"), tensors)
-    except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"checkpoint {directory}: state.json names tensors that tensors.pt does not hold"
-        ) from None
-    return state
 
 
-def read_trainer_state(directory: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint that a trainer wrote: `trainer`, `config` and `optimizer`.
-
-    Raises:
-        CheckpointError: says what is wrong with it.
-    """
-    state = read_checkpoint(directory)
-    if not isinstance(state.get("config"), dict) or "policy" not in state.get("optimizer", ()):
-        raise CheckpointError(f"checkpoint {directory} is not one of a polopt trainer")
-    return state
-
-
-def refuse_pickled(checkpoint: Any) -> None:
-    """Tune reads a file of a certain name in a checkpoint with pickle before it asks the trainer;
-    polopt writes none, and who put it there could have it do anything.
-
-    Args:
-        checkpoint: a path, a Tune checkpoint, or what `Trainable.save` returned.
-
-    Raises:
-        CheckpointError: if the file is there.
-    """
-    checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
-    if isinstance(checkpoint, str | Path):
-        found = Path(checkpoint, _PICKLED).exists()
+def _check_tensor(directory: Path, name: Any, tensor: Any) -> None:
+    """Refuses what no part of polopt saves and what would fail late, far from the checkpoint."""
+    if not isinstance(tensor, Tensor):
+        problem = f"a {type(tensor).__name__}"
+    elif tensor.layout != torch.strided:
+        problem = "a sparse tensor"
+    elif tensor.is_complex():
+        problem = "a complex tensor"
+    elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        problem = "NaN or infinite numbers"
     else:
-        info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{_PICKLED}")
-        found = info.type.name != "NotFound"
-    if found:
-        raise CheckpointError(
-            f"checkpoint {getattr(checkpoint, 'path', checkpoint)} holds {_PICKLED}, a pickle, "
-            "which is not read because it could execute anything; polopt did not write it"
-        )
+        return
+    raise CheckpointError(
+        f"checkpoint {directory}: tensors.pt: field {name!r}: got {problem}. Allowed: a dense "
+        "tensor of finite real numbers"
+    )
 
 
-def _write_aside(path: Path, write: Any) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    write(aside)
-    with aside.open("rb") as file:
-        os.fsync(file.fileno())
-    aside.replace(path)
+def _write(path: Path, data: bytes | memoryview) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -152,17 +159,23 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(
             f"{path.parent} is not a complete checkpoint: {path.name} is missing"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise DamagedCheckpoint(
+            f"checkpoint {path.parent} is damaged: {path.name} is nested too deeply"
+        ) from None
+    except ValueError as error:  # not JSON, not UTF-8, or an integer of thousands of digits
         raise DamagedCheckpoint(
             f"checkpoint {path.parent} is damaged: {path.name}: {error}"
         ) from None
     if not isinstance(read, dict):
-        raise DamagedCheckpoint(f"checkpoint {path.parent} is damaged: {path.name} is no mapping")
+        raise DamagedCheckpoint(
+            f"checkpoint {path.parent} is damaged: {path.name} is not a mapping"
+        )
     return read
 
 
 def _seal(*parts: Any) -> str:
-    """Of the manifest itself: a flipped bit in it must not pass for another version."""
+    """SHA-256 of the manifest's content: a flipped bit must not pass for another format."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

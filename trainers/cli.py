@@ -1,12 +1,14 @@
 """The command line: `polopt train`, `polopt evaluate` and `polopt list`.
 
-What a command needs is imported within it, so that `--help` and `list` wait for neither Ray nor
-torch.
+Each command imports what it needs, so that `--help` loads neither Ray nor torch.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +26,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-#: Exit codes: of a run that failed, of bad input, and of Ctrl-C as shells have it.
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+#: Exit codes of a run that failed and of bad input. After a signal it is 128 plus its number.
+FAILED, BAD_INPUT = 1, 2
+#: Read by Ray when it is imported.
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # and the notice about it
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a FutureWarning for each actor
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in `env_config` mean the current directory
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+}
 
 
 @app.command()
@@ -45,73 +55,91 @@ def train(
             "stop.training_iteration=10.",
         ),
     ] = None,
-    results_dir: Annotated[Path, typer.Option(help="Where results and checkpoints go.")] = Path(
+    results_dir: Annotated[Path, typer.Option(help="Directory of results and checkpoints.")] = Path(
         "~/ray_results/polopt"
     ),
     checkpoint_every: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="Iterations between checkpoints; 0: none but the last."
+            min=0, metavar="N", help="Iterations between checkpoints; 0: only at the end."
         ),
     ] = 20,
     restore: Annotated[
         Path | None,
-        typer.Option(metavar="CHECKPOINT", help="Go on from it, or from the newest below it."),
+        typer.Option(metavar="CHECKPOINT", help="Start from it, or from the newest below it."),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what Ray and the workers print.")
+        bool, typer.Option("--verbose", help="Show the output of Ray and of the workers.")
     ] = False,
 ) -> None:
-    """Train an experiment; Ctrl-C stops it with a checkpoint."""
-    with _bad_input():
-        # Thousands of modules leave no garbage, but it is looked for again and again meanwhile.
-        gc.disable()
-        from polopt.trainers.planning import plan
-        from polopt.trainers.running import RunOptions, run
+    """Train an experiment; Ctrl-C, SIGTERM and SIGHUP stop it with a checkpoint."""
+    from polopt.trainers.signals import Stopped, StopSignals
 
-        gc.enable()
-        planned = plan(experiment, changes or [], restore)
-        outcome = run(planned, RunOptions(results_dir, checkpoint_every, verbose), _console())
+    signals = StopSignals()
+    signals.install()
+    try:
+        with _bad_input():
+            _import_from_working_directory()
+            gc.disable()  # collections during thousands of imports find no garbage
+            from polopt.trainers import tune_run
+
+            gc.enable()
+            planned = tune_run.plan(experiment, changes or [], restore)
+            options = tune_run.RunOptions(results_dir, checkpoint_every, verbose)
+            outcome = tune_run.run(planned, options, _console(), signals)
+    except Stopped:
+        signals.finish()
+        _say("stopped before the first result; nothing was saved")
+        raise typer.Exit(signals.exit_code) from None
     if outcome.results is not None:
         _say(f"results     {outcome.results}")
     if outcome.checkpoint is not None:
         _say(f"checkpoint  {outcome.checkpoint}")
-        _say(f"next        polopt evaluate {_quoted(outcome.checkpoint)}")
+        _say(_next_step(outcome.checkpoint, planned.experiment.rollout.env))
+    elif signals.number:
+        before = "" if outcome.results else " before the first result"
+        _say(f"stopped{before}; nothing was saved")
     if outcome.error:
         _fail(outcome.error, FAILED)
-    if outcome.interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if signals.number:
+        raise typer.Exit(signals.exit_code)
 
 
 @app.command()
 def evaluate(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint, or a directory with some: the newest is taken.")
+        Path, typer.Argument(help="A checkpoint, or a directory of which the newest is used.")
     ],
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 10,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 10,
     stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Draw actions instead of taking the likeliest.")
+        bool, typer.Option("--stochastic", help="Sample actions instead of using the mode.")
     ] = False,
     video: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Record every episode there.")
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option(metavar="ENV", help="Another environment: an id, or module:callable."),
+        typer.Option(
+            metavar="ENV",
+            help="Environment instead of the checkpoint's: an id, module:id, module:callable, or "
+            "FILE.py:callable. No module is imported that is not named here.",
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of the environment and of the actions.")
+        int | None, typer.Option(min=0, help="Seed of the environment and of the actions.")
     ] = None,
 ) -> None:
     """Play episodes with a trained policy."""
     with _bad_input():
+        _import_from_working_directory()
         from polopt.trainers import evaluation
+        from polopt.trainers.restoring import find_checkpoint
 
-        found = evaluation.find_checkpoint(checkpoint.expanduser())
+        found = find_checkpoint(checkpoint.expanduser())
         state, experiment = evaluation.load(found, env)
-        with evaluation.environment(experiment, video) as playground:
-            policy = evaluation.make_policy(experiment, state, playground)
-            played = evaluation.play(policy, playground, episodes, stochastic, seed)
+        with evaluation.environment(experiment, video) as single_env:
+            policy = evaluation.make_policy(experiment, state, single_env)
+            played = evaluation.play(policy, single_env, episodes, stochastic, seed)
     _say(f"checkpoint  {found}")
     for name, values in (("return", played.returns), ("length", played.lengths)):
         _say(f"{name:<11} {evaluation.summary(values)}  ({episodes} episodes)")
@@ -122,10 +150,8 @@ def evaluate(
 @app.command("list")
 def list_() -> None:
     """List presets, optimizers, policies and tuned examples."""
-    from polopt.trainers.catalogue import catalogue
-
     with _bad_input():
-        for number, (kind, entries) in enumerate(catalogue().items()):
+        for number, (kind, entries) in enumerate(_catalogue().items()):
             _say(("\n" if number else "") + kind)
             width = max((len(name) for name in entries), default=0)
             for name, description in entries.items():
@@ -134,13 +160,38 @@ def list_() -> None:
 
 def main() -> None:
     """Entry point of the `polopt` command."""
-    sys.unraisablehook = _unraisable
+    os.environ.update(_RAY_ENVIRONMENT)
     app(prog_name="polopt")
+
+
+def _catalogue() -> dict[str, dict[str, str]]:
+    from polopt.optimizers.registry import OPTIMIZERS
+    from polopt.policies.registry import POLICIES
+    from polopt.trainers.examples import example_names, load_example
+    from polopt.trainers.presets import PRESETS
+
+    listed = {
+        "presets": {name: _first_sentence(cls) for name, cls in PRESETS.items()},
+        "examples": {name: load_example(name).description for name in example_names()},
+    }
+    for kind, registry in (("optimizers", OPTIMIZERS), ("policies", POLICIES)):
+        listed[kind] = {}
+        for name in registry.names():
+            try:
+                listed[kind][name] = _first_sentence(registry.get(name))
+            except ConfigError as error:  # a plugin that cannot be imported
+                listed[kind][name] = f"({error})"
+    return listed
+
+
+def _first_sentence(cls: type) -> str:
+    paragraph = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].removesuffix(".").replace("`", "")
 
 
 @contextmanager
 def _bad_input() -> Iterator[None]:
-    """Errors of configs and checkpoints are the user's to read, in one line."""
+    """Reports errors of configs and checkpoints in one line."""
     try:
         yield
     except ConfigError as error:
@@ -153,11 +204,31 @@ def _bad_input() -> Iterator[None]:
         _fail(str(error), BAD_INPUT)
 
 
-def _unraisable(problem: sys.UnraisableHookArgs) -> None:
-    # Gymnasium's vector environments close themselves when they are collected, which those that
-    # could not be made can not; the error that matters has been told.
-    if getattr(problem.object, "__qualname__", "") != "VectorEnv.__del__":
-        sys.__unraisablehook__(problem)
+def _import_from_working_directory() -> None:
+    """A console script has its own directory on the path instead. Ray does the same in workers."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _next_step(checkpoint: Path, env: Any) -> str:
+    """Returns the command that evaluates a checkpoint, runnable in the current directory."""
+    from polopt.trainers.evaluation import env_argument
+
+    command = [*_program(), "evaluate", str(checkpoint)]
+    argument = env_argument(env)
+    if argument is None:
+        return "next        polopt evaluate needs --env: the environment is a local function"
+    if argument:
+        command += ["--env", argument]
+    return f"next        {shlex.join(command)}"
+
+
+def _program() -> list[str]:
+    """Returns how this command was started."""
+    script = Path(sys.argv[0])
+    if script.name == "polopt":
+        return ["polopt"] if shutil.which("polopt") else [str(script.absolute())]
+    return [sys.executable, "-m", "polopt.trainers.cli"]
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -167,12 +238,6 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _quoted(path: Path) -> str:
-    import shlex
-
-    return shlex.quote(str(path))
 
 
 def _console() -> Any:

@@ -1,14 +1,15 @@
-"""From one flat dict, as Tune's search spaces and YAML files have it, to each owner's config."""
+"""`Experiment`: one flat config dict, parsed by the classes that own its keys."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pydantic
 
-from polopt.common.config import Config, ConfigError, canonical, differ, nearest_of
+from polopt.common.config import Config, ConfigError, canonical, differ, nearest_of, shown
 from polopt.common.registry import Registry
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
@@ -23,12 +24,12 @@ class TrainerConfig(Config):
     """Options of the trainer itself.
 
     Attributes:
-        min_sample_timesteps_per_iteration: environment steps of one training iteration, at least.
-            Optimizer steps can be milliseconds long; a Tune result for each would cost more.
-        min_time_s_per_iteration: seconds of one training iteration, at least. Other than steps,
-            it makes what an iteration holds depend on the machine.
-        num_cpus_for_driver: Ray CPUs of the trainer's own process.
-        num_gpus: Ray GPUs of the trainer's own process; with any, it learns on CUDA.
+        min_sample_timesteps_per_iteration: lower bound of the environment steps of one training
+            iteration. An optimizer step can last a few milliseconds, less than a Tune result costs.
+        min_time_s_per_iteration: lower bound of the duration of one training iteration in seconds.
+            With it, the content of an iteration depends on the speed of the machine.
+        num_cpus_for_driver: Ray CPUs of the trainer's process.
+        num_gpus: Ray GPUs of the trainer's process; above 0, it learns on CUDA.
     """
 
     min_sample_timesteps_per_iteration: int = pydantic.Field(4000, ge=0, le=2**62)
@@ -46,7 +47,7 @@ class TrainerConfig(Config):
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a trainer is made from, each part checked by its owner."""
+    """The parsed config of a trainer; each part is validated by the class that owns it."""
 
     trainer: TrainerConfig
     rollout: RolloutConfig
@@ -59,12 +60,12 @@ class Experiment:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], preset: Mapping[str, Any]) -> Experiment:
-        """Hands each key to the config class that owns it.
+        """Passes each key to the config class that owns it.
 
         Args:
-            options: the user's flat dict. `optimizer` and `policy` name a registered one, or are
-                a dict of `name` and options of that one alone, or a class.
-            preset: what differs from the owners' defaults; `options` come first.
+            options: the user's flat dict. `optimizer` and `policy` are a registered name, a dict of
+                `name` and options of that plugin alone, or a class.
+            preset: options that differ from the defaults; `options` override them.
 
         Raises:
             ConfigError: unknown key, wrong value or impossible combination.
@@ -95,20 +96,33 @@ class Experiment:
         experiment._check_combinations()
         return experiment
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a flat config of JSON values that `parse` accepts.
+
+        Values that JSON cannot hold (a callable environment) are left out.
+        """
+        flat: dict[str, Any] = {
+            **self.trainer.to_dict(),
+            **self.rollout.to_dict(),
+            "policy": {"name": self.policy_name, **self.policy.to_dict()},
+            "optimizer": {"name": self.optimizer_name, **self.optimizer.to_dict()},
+        }
+        return {key: value for key, value in flat.items() if _is_json(value)}
+
     def _check_combinations(self) -> None:
         if self.rollout.env is None:
             raise ConfigError(
-                "key 'env' is missing; allowed: a Gymnasium id, a name registered with "
+                "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
         self.optimizer_class.check(self.rollout, self.optimizer)
 
 
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
-    """Other names of keys to the keys, for the optimizer and policy that `options` choose.
+    """Returns aliases and the keys they stand for, for the chosen optimizer and policy.
 
     Raises:
-        ConfigError: if they choose an unknown one.
+        ConfigError: unknown optimizer or policy.
     """
     optimizer_name, _ = _plugin("optimizer", options, preset)
     policy_name, _ = _plugin("policy", options, preset)
@@ -132,10 +146,10 @@ def _aliases(owners: Mapping[str, type[Config]]) -> dict[str, str]:
 
 def _check_mapping(options: Any) -> None:
     if not isinstance(options, Mapping):
-        raise ConfigError(f"config: got {options!r}; allowed: a dict of keys to values")
+        raise ConfigError(f"config: got {shown(options)}. Allowed: a dict of keys to values")
     for key in options:
         if not isinstance(key, str):
-            raise ConfigError(f"config: got key {key!r}; allowed: strings")
+            raise ConfigError(f"config: got key {shown(key)}. Allowed: strings")
 
 
 def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
@@ -143,7 +157,7 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
     name = given.get("name", fixed) if isinstance(given, Mapping) else given
     if name is not None and fixed is not None and differ(name, fixed):
         raise ConfigError(
-            f"key {plugin!r}: got {name!r}, but this preset is {fixed!r}; to choose another, "
+            f"key {plugin!r}: got {shown(name)}, but this preset is {fixed!r}. To choose another, "
             "use PolicyOptimizerTrainer"
         )
 
@@ -151,25 +165,27 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
 def _plugin(
     key: str, options: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any]]:
-    """What is named, and the options given to it alone."""
+    """Returns the name or class of a plugin, and the options given to it alone."""
     fixed = preset.get(key)
     chosen = options.get(key, fixed or _DEFAULT_PLUGINS[key])
     name, only = chosen, {}
     if isinstance(chosen, Mapping):
         name, only = chosen.get("name", fixed), {k: v for k, v in chosen.items() if k != "name"}
     if not isinstance(name, str | type):
-        raise ConfigError(f"key {key!r}: got {chosen!r}; allowed: a name, or a dict with a 'name'")
+        raise ConfigError(
+            f"key {key!r}: got {shown(chosen)}. Allowed: a name, or a dict with a 'name'"
+        )
     return name, only
 
 
 def _name(plugin: Any, registry: Registry) -> str:
-    """What a checkpoint calls it; for a class, a name by which others may know it too."""
+    """Returns the name that checkpoints use for a plugin; for a class, its registered one."""
     if isinstance(plugin, type):
         return registry.name_of(plugin) or plugin.__name__
     return str(plugin)
 
 
-#: What `PolicyOptimizerTrainer` is where the config does not say.
+#: Defaults of `PolicyOptimizerTrainer`.
 _DEFAULT_PLUGINS = {"optimizer": "sync_samples", "policy": "ppo"}
 
 
@@ -186,7 +202,7 @@ def _owner(key: str, owners: Mapping[str, type[Config]]) -> str:
     if elsewhere:
         raise ConfigError(
             f"key {key!r} is an option of {', '.join(elsewhere)}, which this config does not "
-            "choose; leave it out, or give it with the name: "
+            "choose. Leave it out, or give it with the name: "
             '{"optimizer": {"name": ..., "' + key + '": ...}}'
         )
     known = [k for owner in owners.values() for k in _keys(owner)] + ["optimizer", "policy"]
@@ -195,3 +211,11 @@ def _owner(key: str, owners: Mapping[str, type[Config]]) -> str:
 
 def _keys(owner: type[Config]) -> list[str]:
     return [*owner.keys(), *owner.aliases]
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True

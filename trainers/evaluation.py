@@ -1,16 +1,17 @@
-"""Playing episodes with the policy of a checkpoint; Ray is not started."""
+"""Evaluation: plays episodes with the policy of a checkpoint, without Ray."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -21,16 +22,14 @@ from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.creators import EnvContext, call_creator
 from polopt.rollouts.envs.resolving import resolve_env
-from polopt.trainers.checkpoint_fallback import name_previous
-from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, read_trainer_state
+from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.config import Experiment
-
-logger = logging.getLogger("polopt")
+from polopt.trainers.restoring import name_previous, network_mismatch, read_trainer_state
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """What was played.
+    """Episodes that were played.
 
     Attributes:
         returns: undiscounted sum of rewards of each episode.
@@ -41,83 +40,73 @@ class Episodes:
     lengths: list[int]
 
 
-def find_checkpoint(path: Path) -> Path:
-    """`path` itself if it is a checkpoint, else the newest whole one below it (a trial's or an
-    experiment's directory); damaged ones that are newer are warned of.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if (path / "manifest.json").is_file():
-        return path
-    if not path.is_dir():
-        raise CheckpointError(f"no such directory: {path}")
-    # One whose saving was cut off has no manifest.
-    manifests = list(path.glob("**/manifest.json"))
-    manifests.sort(key=lambda manifest: (manifest.stat().st_mtime_ns, str(manifest)), reverse=True)
-    for manifest in manifests:
-        try:
-            read_checkpoint(manifest.parent)
-        except CheckpointError as error:
-            logger.warning("%s; taking the one before", error)
-        else:
-            return manifest.parent
-    raise CheckpointError(f"no complete checkpoint in or below {path}")
-
-
 def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Experiment]:
-    """State and experiment of a checkpoint.
+    """Returns state and experiment of a checkpoint.
 
     Args:
         checkpoint: its directory.
-        env: in place of the environment it was trained on; required if that was a callable.
+        env: replaces the environment of the checkpoint; required if that is a callable, or in a
+            module, which is imported only if the user names it.
 
     Raises:
         CheckpointError: missing, incomplete, damaged, or not one of a trainer.
-        ConfigError: its environment or a plugin is not known here.
+        ConfigError: unknown environment or plugin, or `env` is required.
     """
     try:
         state = read_trainer_state(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{name_previous(checkpoint)}") from None
-    # What optimized it does not matter any more, and may not be installed here.
+    # The optimizer has no effect on evaluation, and may not be installed here.
     config = {key: value for key, value in state["config"].items() if key != "optimizer"}
     if env is not None:
         config["env"] = _named_env(env)
     if config.get("env") is None:
         raise ConfigError(
-            f"checkpoint {checkpoint} was trained on a callable environment, which it can not "
+            f"checkpoint {checkpoint} was trained on a callable environment, which it cannot "
             "hold; name it with --env module:callable"
+        )
+    if env is None and ":" in str(config["env"]):
+        raise ConfigError(
+            f"checkpoint {checkpoint} was trained on {config['env']!r}; its module is not imported "
+            f"unless you name it: --env {shlex.quote(str(config['env']))}"
         )
     return state, Experiment.parse(config, {})
 
 
 def make_policy(experiment: Experiment, state: dict[str, Any], env: Any) -> Policy:
-    """The policy of a checkpoint, for an environment.
+    """Returns the policy of a checkpoint for an environment.
 
     Raises:
         ConfigError: the environment's spaces are not supported.
-        CheckpointError: the checkpoint's network is not made for them.
+        CheckpointError: the checkpoint is of another network.
     """
     spaces = env.observation_space, env.action_space
     policy: Policy = experiment.policy_class(*spaces, experiment.policy)
+    network = policy.get_state()["network"]
+    problem = network_mismatch(state, network, experiment.policy.model.to_dict())
     try:
-        policy.set_state(state["optimizer"]["policy"])
-    except ValueError as error:
+        if not problem:
+            policy.set_state(state["optimizer"]["policy"])
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
         raise CheckpointError(
-            f"the checkpoint's policy does not fit observation space {spaces[0]} and action "
-            f"space {spaces[1]}: {error}"
-        ) from None
+            f"the checkpoint's policy does not fit observation space {spaces[0]!s:.200} and action "
+            f"space {spaces[1]!s:.200}: {problem}"
+        )
     return policy
 
 
 @contextmanager
 def environment(experiment: Experiment, video: Path | None = None) -> Iterator[Any]:
-    """One environment, not vectorised, closed at the end; with `video` it records every episode
-    there.
+    """Makes one environment that is not vectorised, and closes it at the end.
+
+    Args:
+        experiment: names the environment.
+        video: directory in which every episode is recorded.
 
     Raises:
-        ConfigError: it can not be made, or can not be recorded.
+        ConfigError: it cannot be made, or cannot be recorded.
     """
     if video is not None and importlib.util.find_spec("moviepy") is None:
         raise ConfigError("--video needs moviepy, which is not installed: pip install moviepy")
@@ -128,7 +117,7 @@ def environment(experiment: Experiment, video: Path | None = None) -> Iterator[A
             yield env
         finally:
             env.close()
-    except gymnasium.error.Error as error:  # also of what drawing needs, which shows late
+    except gymnasium.error.Error as error:  # rendering may fail at the first frame
         raise ConfigError(f"environment {experiment.rollout.env!r}: {error}") from error
 
 
@@ -141,7 +130,7 @@ def _make(source: Any, env_config: dict[str, Any], video: Path | None) -> Any:
         else:
             env = gymnasium.make(source, **env_config)
     except (TypeError, ImportError) as error:
-        raise ConfigError(f"environment {source!r} can not be made: {error}") from error
+        raise ConfigError(f"environment {source!r} cannot be made: {error}") from error
     if isinstance(env, VectorEnv):
         raise ConfigError(
             f"{source!r} makes a vector environment; evaluation takes a single one: give --env"
@@ -152,13 +141,13 @@ def _make(source: Any, env_config: dict[str, Any], video: Path | None) -> Any:
 def play(
     policy: Policy, env: Any, episodes: int, stochastic: bool = False, seed: int | None = None
 ) -> Episodes:
-    """Plays whole episodes.
+    """Plays complete episodes.
 
     Args:
-        policy: acts.
+        policy: of the checkpoint.
         env: not vectorised.
-        episodes: how many.
-        stochastic: draw actions; else the mode of the policy's distribution.
+        episodes: number of episodes.
+        stochastic: sample actions; else the mode of the policy's distribution.
         seed: of the environment and of the actions.
     """
     rng = np.random.default_rng(seed)
@@ -178,7 +167,7 @@ def play(
 
 
 def summary(values: Sequence[float]) -> str:
-    """Mean, standard deviation and range in one line."""
+    """Returns mean, standard deviation and range in one line."""
     return (
         f"mean {np.mean(values):.2f}  std {np.std(values):.2f}  "
         f"min {np.min(values):.2f}  max {np.max(values):.2f}"
@@ -190,22 +179,60 @@ def _recorded(env: Any, video: Path) -> Any:
         raise ConfigError(
             f"--video needs an environment with render_mode 'rgb_array'; got {env.render_mode!r}"
         )
-    # No window and no sound card for environments that draw with pygame.
+    # pygame needs neither a window nor a sound card.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     return gymnasium.wrappers.RecordVideo(env, str(video), episode_trigger=lambda _: True)
 
 
 def _named_env(name: str) -> Any:
-    """`module:attribute` gives the attribute if it is callable; everything else is an id."""
-    module_name, colon, attribute = name.partition(":")
+    """`module:name` and `FILE.py:name` give the callable of that name; all else is an id. Importing
+    `module` may register it."""
+    module_name, colon, attribute = name.rpartition(":")
     if not colon:
         return name
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # a console script does not look where it is called
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
+        if module_name.endswith(".py"):
+            module = _module_of_file(Path(module_name))
+        else:
+            module = importlib.import_module(module_name)
+    except (ImportError, OSError, SyntaxError) as error:
         raise ConfigError(f"--env {name}: {error}") from None
     found = getattr(module, attribute, None)
-    return found if callable(found) else name
+    if callable(found):
+        return found
+    if module_name.endswith(".py"):
+        raise ConfigError(f"--env {name}: {module_name} defines no callable {attribute!r}")
+    return name
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(f"polopt_env_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def env_argument(env: Any) -> str | None:
+    """Returns the value of `--env` with which `polopt evaluate` finds an environment; empty if the
+    checkpoint is enough, None if there is no such value (a local function or a lambda)."""
+    if isinstance(env, str):
+        return env if ":" in env else ""
+    name, module = getattr(env, "__qualname__", ""), sys.modules.get(getattr(env, "__module__", ""))
+    if not name.isidentifier() or getattr(module, name, None) is not env:
+        return None
+    file = Path(getattr(module, "__file__", None) or "")
+    # The name is enough for installed modules and those of the current directory.
+    if file.parent == Path.cwd() or "site-packages" in file.parts:
+        return f"{_import_name(module)}:{name}"
+    return f"{file}:{name}"
+
+
+def _import_name(module: Any) -> str:
+    name = str(module.__name__)
+    return Path(module.__file__).stem if name.startswith("polopt_config_") else name

@@ -1,19 +1,19 @@
-"""Experiments in files: tuned examples, YAML and Python configs, and `key=value` changes to them.
+"""Experiments in files: tuned examples, YAML and Python configs, and `key=value` changes.
 
     description: A3C on CartPole      # one line
     run: A3C                          # a preset
-    config: {env: CartPole-v1}        # what the preset takes
+    config: {env: CartPole-v1}        # options of the preset
     stop: {env_runners/episode_return_mean: 450, num_env_steps_sampled_lifetime: 500000}
-    goal: ...                         # for readers and for tests: what it should reach,
-    measured: ...                     # and what it did reach, on what machine
+    goal: ...                         # free-form: the return to reach,
+    measured: ...                     # and the return that was measured, with the machine
 
-Only `run` and, as a rule, `config` are needed. Whichever limit of `stop` is reached first ends it.
+Only `run` and, as a rule, `config` are needed. The first limit of `stop` that is reached ends the
+run. A Python file may also define `callbacks`, a list of `ray.tune.Callback`.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,21 +25,23 @@ from polopt.common.config import ConfigError, nearest
 from polopt.trainers.yaml_reader import read_yaml
 
 _PACKAGE = "polopt.tuned_examples"
-_KEYS = ("run", "config", "stop", "goal", "measured", "description")
+_KEYS = ("run", "config", "stop", "goal", "measured", "description", "callbacks")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One experiment as a file describes it; its config is not checked yet.
+    """One experiment as a file describes it; its config is not parsed yet.
 
     Attributes:
         name: of the file, without suffix.
         run: name of a preset.
-        config: what the preset takes.
+        config: options of the preset.
         stop: result key to the value at which training ends.
         goal: free-form.
         measured: free-form.
         description: one line.
+        callbacks: of Tune, in addition to its loggers.
+        folder: directory of a Python file, whose modules workers import; None for other examples.
     """
 
     name: str
@@ -49,10 +51,12 @@ class Example:
     goal: Any = None
     measured: Any = None
     description: str = ""
+    callbacks: Sequence[Any] = ()
+    folder: Path | None = None
 
 
 def example_names() -> list[str]:
-    """Names of the tuned examples that are installed, sorted."""
+    """Returns the names of the installed tuned examples, sorted."""
     files = resources.files(_PACKAGE).iterdir()
     return sorted(Path(f.name).stem for f in files if f.name.endswith((".yaml", ".yml")))
 
@@ -60,23 +64,24 @@ def example_names() -> list[str]:
 def load_example(name_or_path: str, presets: Sequence[str] = ()) -> Example:
     """Reads a tuned example by its name, or a YAML or Python file by its path.
 
-    A Python file is run. It defines `config`, `run` (or `preset`) and perhaps the other keys as
-    variables, or a function `experiment()` that returns a dict of them; its environments may be
-    callables.
+    A Python file is executed. It defines `config`, `run` (or `preset`) and optionally the other
+    keys as variables, or a function `experiment()` that returns a dict of them. Its environments
+    may be callables.
 
     Args:
-        name_or_path: what to read.
-        presets: names that stand for themselves, with an empty config.
+        name_or_path: a name, or the path of a file.
+        presets: names of presets, which have an empty config.
 
     Raises:
-        ConfigError: nothing is there, or it does not say what it should.
+        ConfigError: no such example or file, or its content is not an experiment.
     """
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml", ".py") or path.exists():
         if not path.is_file():
             raise ConfigError(f"no such file: {name_or_path}")
         described = _run_python(path) if path.suffix == ".py" else _read(path, str(path))
-        return _example(path.stem, described, str(path))
+        example = _example(path.stem, described, str(path))
+        return replace(example, folder=path.resolve().parent) if path.suffix == ".py" else example
     names = example_names()
     if name_or_path in names:
         resource = resources.files(_PACKAGE) / f"{name_or_path}.yaml"
@@ -84,33 +89,33 @@ def load_example(name_or_path: str, presets: Sequence[str] = ()) -> Example:
     if name_or_path in presets:
         return Example(name_or_path, name_or_path)
     raise ConfigError(
-        f"{name_or_path!r} is no tuned example, preset or file"
+        f"{name_or_path!r} is not a tuned example, a preset or a file"
         f"{nearest(name_or_path, [*names, *presets])} Examples: {', '.join(names) or 'none'}; "
         f"presets: {', '.join(presets)}; or the path of a .yaml or .py file"
     )
 
 
 def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, dict[str, Any]]:
-    """Takes `key=value` arguments apart; the values are YAML.
+    """Parses `key=value` arguments; the values are YAML.
 
-    `run=...` and `stop.KEY=...` change the example (`stop.KEY=null` takes a limit away). The rest
-    is for its config; a dotted key goes into nested dicts.
+    `run=...` and `stop.KEY=...` change the example (`stop.KEY=null` removes a limit). The other
+    keys change its config; a dotted key changes nested dicts.
 
     Returns:
         the changed example, and the changes to its config as a nested dict.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: an argument has another form.
     """
     config_changes: dict[str, Any] = {}
     stop = dict(example.stop)
     for change in changes:
         key, equals, text = change.partition("=")
         if not (equals and key):
-            raise ConfigError(f"argument {change!r}: allowed: key=value, such as lr=0.001")
+            raise ConfigError(f"argument {change!r}. Allowed: key=value, such as lr=0.001")
         value = read_yaml(text, f"argument {change!r}")
         if key == "stop":
-            raise ConfigError(f"argument {change!r}: allowed: stop.KEY=limit, KEY of a result")
+            raise ConfigError(f"argument {change!r}. Allowed: stop.KEY=limit, KEY of a result")
         if key == "run":
             example = replace(example, run=value)
         elif key.startswith("stop."):
@@ -123,9 +128,9 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` in it, dict by dict.
+    """Returns `base` updated with `changes`, nested dicts included.
 
-    A dict that meets a plugin's name (`optimizer: sync_samples`) becomes options of that plugin.
+    A dict in place of a plugin's name (`optimizer: sync_samples`) becomes options of that plugin.
     """
     merged = dict(base)
     for key, value in changes.items():
@@ -144,10 +149,10 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, change: str) -> None
     for part in parents:
         below = tree.setdefault(part, {})
         if not isinstance(below, dict):
-            raise ConfigError(f"argument {change!r}: another one gives {part!r} a value of its own")
+            raise ConfigError(f"argument {change!r}: another argument sets {part!r} itself")
         tree = below
     if not last:
-        raise ConfigError(f"argument {change!r}: allowed: key=value, such as lr=0.001")
+        raise ConfigError(f"argument {change!r}. Allowed: key=value, such as lr=0.001")
     tree[last] = value
 
 
@@ -155,16 +160,13 @@ def _read(path: Any, where: str) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: can not be read: {error}") from None
+        raise ConfigError(f"{where}: cannot be read: {error}") from None
     return read_yaml(text, where)
 
 
 def _run_python(path: Path) -> dict[str, Any]:
-    # What lies beside it can be imported, here and by workers, which inherit the environment.
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    beside = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(beside)
+    # Modules in the same directory can be imported; workers get the directory from `start_ray`.
+    sys.path.insert(0, str(path.resolve().parent))
     name = f"polopt_config_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -176,7 +178,7 @@ def _run_python(path: Path) -> dict[str, Any]:
         described = module.experiment() if hasattr(module, "experiment") else _variables(module)
     except Exception as error:
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
-    # Other processes can not import it under that name: its classes and functions go as code.
+    # Other processes cannot import it under that name, so its classes are pickled by value.
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)
@@ -190,7 +192,7 @@ def _variables(module: Any) -> dict[str, Any]:
 
 def _example(name: str, described: Any, where: str) -> Example:
     if not isinstance(described, Mapping):
-        raise ConfigError(f"{where}: got {described!r}; allowed: a mapping with 'run' and 'config'")
+        raise ConfigError(f"{where}: got {described!r}. Allowed: a mapping with 'run' and 'config'")
     parts = dict(described)
     if "preset" in parts:
         parts.setdefault("run", parts.pop("preset"))
@@ -202,11 +204,11 @@ def _example(name: str, described: Any, where: str) -> Example:
     parts = {key: value for key, value in parts.items() if value is not None}
     if not isinstance(parts.get("run"), str):
         raise ConfigError(
-            f"{where}: key 'run': got {parts.get('run')!r}; allowed: the name of a preset"
+            f"{where}: key 'run': got {parts.get('run')!r}. Allowed: the name of a preset"
         )
     if not isinstance(parts.get("config", {}), Mapping):
         raise ConfigError(
-            f"{where}: key 'config': got {parts['config']!r}; allowed: a mapping of keys to values"
+            f"{where}: key 'config': got {parts['config']!r}. Allowed: a mapping of keys to values"
         )
     _check_stop(parts.get("stop", {}), f"{where}: key 'stop'")
     return Example(name, **parts)
@@ -214,7 +216,7 @@ def _example(name: str, described: Any, where: str) -> Example:
 
 def _check_stop(stop: Any, where: str) -> None:
     if not isinstance(stop, Mapping):
-        raise ConfigError(f"{where}: got {stop!r}; allowed: a mapping of result keys to limits")
+        raise ConfigError(f"{where}: got {stop!r}. Allowed: a mapping of result keys to limits")
     for key, limit in stop.items():
         if isinstance(limit, bool) or not isinstance(limit, int | float):
-            raise ConfigError(f"{where}: got {key!r}: {limit!r}; allowed: a number")
+            raise ConfigError(f"{where}: got {key!r}: {limit!r}. Allowed: a number")

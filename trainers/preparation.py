@@ -1,23 +1,23 @@
-"""From a checked experiment to what workers are made from, and everything that can still be wrong
-with it before a process starts."""
+"""Checks of an experiment that need an environment and a policy, before any process starts."""
 
 from __future__ import annotations
 
 import secrets
 
-from polopt.common.config import ConfigError
-from polopt.rollouts.envs.making import probe_spaces
-from polopt.rollouts.envs.resolving import resolve_env
+import torch
+
+from polopt.common.config import ConfigError, shown
+from polopt.rollouts.envs.making import probe_spaces, resolve_env
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.trainers.config import Experiment
 
 
 def prepare(experiment: Experiment) -> WorkerConfig:
-    """Makes and closes one environment, and one policy for its spaces.
+    """Returns the config of the workers. Makes and closes one environment, and makes one policy for
+    its spaces.
 
     Raises:
-        ConfigError: unknown environment, one that can not be made, or a space that is not
-            supported.
+        ConfigError: unknown environment, one that cannot be made, or an unsupported space.
     """
     rollout = experiment.rollout
     env = resolve_env(rollout.env)
@@ -25,14 +25,14 @@ def prepare(experiment: Experiment) -> WorkerConfig:
         observation_space, action_space = probe_spaces(env, rollout)
     except ConfigError:
         raise
-    except Exception as error:  # whatever somebody's environment raises
+    except Exception as error:  # an environment may raise anything
         raise ConfigError(
-            f"key 'env': {rollout.env!r} can not be made with env_config {rollout.env_config}: "
-            f"{type(error).__name__}: {error}"
+            f"key 'env': {rollout.env!r} cannot be made with env_config "
+            f"{shown(rollout.env_config)}: {type(error).__name__}: {error}"
         ) from error
     seed = rollout.seed
     config = WorkerConfig(
-        rollout=rollout.model_copy(update={"env": None}),  # `env` below is what is made of it
+        rollout=rollout.model_copy(update={"env": None}),  # `env` below is the resolved one
         env=env,
         policy_class=experiment.policy_class,
         policy=experiment.policy,
@@ -41,6 +41,18 @@ def prepare(experiment: Experiment) -> WorkerConfig:
         seed=secrets.randbits(31) if seed is None else seed,
         device="cuda" if rollout.num_gpus_per_worker else "cpu",
     )
-    # A policy is cheap, and refuses what it does not support before any process starts.
+    # Refuses unsupported spaces and models before any process starts.
     experiment.policy_class(observation_space, action_space, experiment.policy)
     return config
+
+
+def check_learner_device(experiment: Experiment) -> str:
+    """Returns the device that the driver learns on.
+
+    Raises:
+        ConfigError: `num_gpus` is above 0, and torch finds no GPU.
+    """
+    num_gpus = experiment.trainer.num_gpus
+    if num_gpus and not torch.cuda.is_available():
+        raise ConfigError(f"key 'num_gpus': got {num_gpus:g}, but torch finds no GPU. Allowed: 0")
+    return "cuda" if num_gpus else "cpu"

@@ -1,35 +1,42 @@
-"""Presets: an optimizer and a policy under the name the field knows them by."""
+"""Presets: an optimizer and a policy under the name of the published algorithm."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from polopt.trainers.preset_options import PRESET_OPTIONS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 class A3C(PolicyOptimizerTrainer):
     """Asynchronous advantage actor-critic (Mnih et al., 2016)."""
 
-    preset: ClassVar[dict[str, Any]] = PRESET_OPTIONS["A3C"]
+    preset: ClassVar[dict[str, Any]] = {"optimizer": "async_gradients", "policy": "a3c"}
 
 
 class A2C(PolicyOptimizerTrainer):
     """Advantage actor-critic: A3C's loss on synchronous samples."""
 
-    preset: ClassVar[dict[str, Any]] = PRESET_OPTIONS["A2C"]
+    preset: ClassVar[dict[str, Any]] = {"optimizer": "sync_samples", "policy": "a2c"}
 
 
 class SyncPPO(PolicyOptimizerTrainer):
     """Proximal policy optimization (Schulman et al., 2017) on synchronous samples."""
 
-    preset: ClassVar[dict[str, Any]] = PRESET_OPTIONS["SyncPPO"]
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_samples",
+        "policy": "ppo",
+        "rollout_fragment_length": 128,
+    }
 
 
 class DDPPO(PolicyOptimizerTrainer):
     """Decentralized distributed PPO (Wijmans et al., 2020)."""
 
-    preset: ClassVar[dict[str, Any]] = PRESET_OPTIONS["DDPPO"]
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "decentralized_allreduce",
+        "policy": "ppo",
+        "rollout_fragment_length": 128,
+    }
 
 
 PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
@@ -38,8 +45,21 @@ PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
 
 
 def register() -> None:
-    """Registers every preset with Tune under its class name, so that `tune.run("A3C", ...)` and
-    `Tuner("A3C", ...)` find it."""
+    """Registers every preset with Tune under its class name, for `Tuner("A3C", ...)`.
+
+    Stop conditions use the result keys of RLlib 2.60. Tune ignores a key that no result holds, so
+    old names never stop a run:
+
+    | old key | key |
+    |---|---|
+    | `episode_reward_mean` (also `_min`, `_max`) | `env_runners/episode_return_mean` |
+    | `episode_len_mean` | `env_runners/episode_len_mean` |
+    | `episodes_total` | `env_runners/num_episodes_lifetime` |
+    | `num_env_steps_sampled`, `agent_timesteps_total` | `num_env_steps_sampled_lifetime` |
+    | `num_env_steps_trained` | `num_env_steps_trained_lifetime` |
+
+    `docs/results.md` lists all keys.
+    """
     from ray.tune.registry import register_trainable
 
     for name, cls in PRESETS.items():

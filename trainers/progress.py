@@ -1,5 +1,4 @@
-"""What a terminal shows of a run: a table that renews itself, or plain lines where output goes to a
-file or a pipe."""
+"""The terminal output of a run: a live table on a terminal, labelled lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,8 +6,11 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from ray import tune
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
@@ -16,100 +18,205 @@ from rich.table import Table
 from rich.text import Text
 
 _logger = logging.getLogger("polopt")
-#: What a run does first.
-STARTING_RAY = "starting Ray"
-#: Rows of the table: enough to see where it is going.
-_ROWS = 10
-_COLUMNS = ("iteration", "env steps", "return", "steps/s", "lag", "seconds")
+#: Rows of the table.
+_ROWS = 8
+COLUMNS = ("return", "steps", "steps/s", "left", "workers", "lag", "longest phase")
 
 
-class Progress(logging.Handler):
-    """Shows each result of a run as one row, and what is logged meanwhile, such as the failure of a
-    worker, as one line.
+def time_left_s(result: Mapping[str, Any], limits: Mapping[str, float]) -> float:
+    """Returns the estimated seconds until the first limit on steps, iterations or seconds is
+    reached at the present rate; NaN without such a limit."""
+    rates = {
+        "num_env_steps_sampled_lifetime": result["num_env_steps_sampled_per_second"],
+        "timesteps_total": result["num_env_steps_sampled_per_second"],
+        "training_iteration": 1.0 / max(result["time_this_iter_s"], 1e-9),
+        "time_total_s": 1.0,
+    }
+    left = [
+        (limit - result[key]) / max(rates[key], 1e-9)
+        for key, limit in limits.items()
+        if key in rates
+    ]
+    return max(0.0, min(left)) if left else math.nan
 
-    Use as a context manager, so that the terminal is given back whatever happens.
+
+def longest_phase(result: Mapping[str, Any]) -> str:
+    """Returns the phase of the optimizer with the longest mean, and its share of their sum."""
+    block = result["optimizer"]
+    means = {
+        key.removesuffix("_time_ms"): value
+        for key, value in block.items()
+        if key.endswith("_time_ms")
+    }
+    total = sum(means.values())
+    if not total:
+        return "-"
+    name = max(means, key=lambda phase: means[phase])
+    return f"{name} {means[name] / total:.0%}"
+
+
+def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, str]:
+    """Returns one row of the table, by column."""
+    mean = result["env_runners"]["episode_return_mean"]
+    faults, config = result["fault_tolerance"], result["config"]
+    wanted = config.get("num_workers", config.get("num_env_runners"))
+    up = faults["num_healthy_workers"]
+    values = (
+        "-" if math.isnan(mean) else f"{mean:.1f}",
+        f"{result['num_env_steps_sampled_lifetime']:,}",
+        f"{result['num_env_steps_sampled_per_second']:,.0f}",
+        duration(time_left_s(result, limits)),
+        f"{up}" if wanted is None else f"{up}/{wanted}",
+        f"{result['optimizer']['policy_lag']['mean']:.1f}",
+        longest_phase(result),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def line(row: Mapping[str, str]) -> str:
+    """Returns a row as labelled text of at most about 80 characters."""
+    up, _, wanted = row["workers"].partition("/")
+    labels = [f"{key} {row[key]}" for key in ("return", "steps", "steps/s")]
+    labels += [f"left {row['left']}"] if row["left"] != "-" else []
+    labels += [f"workers {row['workers']}"] if up != wanted else []
+    return "  ".join([*labels, f"lag {row['lag']}", row["longest phase"]])
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds as `45s`, `12m05s` or `3h07m`; `-` for NaN."""
+    if math.isnan(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
+
+
+class Progress(tune.Callback):
+    """Shows each result as one row, and each warning of polopt, here or in the trial, as one line.
+
+    A context manager that gives the terminal back at its end. Tune pickles callbacks with the
+    experiment; an unpickled one prints lines to standard output.
 
     Args:
         console: of standard output.
-        title: what runs.
+        title: of the table.
+        limits: stop conditions.
+        log_file: warnings of the trial; may not exist yet.
 
     Attributes:
-        state: what is happening now, in a few words.
+        num_results: results shown.
+        stopping: text that replaces the state once a stop is requested; empty before.
     """
 
-    def __init__(self, console: Console, title: str) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(
+        self, console: Console, title: str, limits: Mapping[str, float], log_file: Path
+    ) -> None:
+        self._arguments = (title, dict(limits), log_file)
         self._console = console
-        self._title = title
-        self._rows: deque[tuple[str, ...]] = deque(maxlen=_ROWS)
-        self.state = STARTING_RAY
+        self._rows: deque[dict[str, str]] = deque(maxlen=_ROWS)
         self._live: Live | None = None
+        self._state = "starting"
+        self._log_position = 0
+        self._handler = _Handler(self)
+        self.num_results = 0
+        self.stopping = ""
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._arguments
+
+    def __setstate__(self, arguments: tuple[Any, ...]) -> None:
+        self.__init__(Console(), *arguments)  # type: ignore[misc]
 
     def __enter__(self) -> Progress:
-        _logger.addHandler(self)
+        _logger.addHandler(self._handler)
         if self._console.is_terminal:
             self._live = Live(
-                self._view(running=True),
+                self._view(),
                 console=self._console,
-                refresh_per_second=8,
+                refresh_per_second=4,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
             self._live.start()
         else:
-            self._console.print(self._title, highlight=False, markup=False, soft_wrap=True)
+            self.note(self._arguments[0])
         return self
 
     def __exit__(self, *_: object) -> None:
-        _logger.removeHandler(self)
+        self._follow_log()
+        _logger.removeHandler(self._handler)
         if self._live is not None:
-            self._live.update(self._view(running=False))
+            self._state = self.stopping = ""
+            self._live.update(self._view())
             self._live.stop()
 
     def say(self, state: str) -> None:
-        """What is happening now, in a few words."""
-        self.state = state
+        """Shows what the run is doing."""
+        self._state = state
         if self._live is not None:
-            self._live.update(self._view(running=True))
+            self._live.update(self._view())
         else:
-            self._line(state)
+            self.note(state)
 
-    def show(self, result: Mapping[str, Any]) -> None:
-        """A result."""
-        self._rows.append(_row(result))
-        if self._live is not None:
-            if self.state.startswith("starting"):
-                self.state = "training; Ctrl-C stops and saves"
-            self._live.update(self._view(running=True))
-        else:
-            self._line("  ".join(f"{k} {v}" for k, v in zip(_COLUMNS, _row(result), strict=True)))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """A message of polopt's."""
-        self._line(" ".join(record.getMessage().split()))
-
-    def _line(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Prints one line, above the table where there is one."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def _view(self, running: bool) -> Group:
-        table = Table(*_COLUMNS, title=Text(self._title, style="bold"), title_justify="left")
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Called by Tune several times a second."""
+        self._follow_log()
+        if self.stopping and self._state != self.stopping:
+            self.say(self.stopping)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Called by Tune once workers have started."""
+        self.say("training; Ctrl-C stops and saves")
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Called by Tune with each result."""
+        self.num_results += 1
+        self._rows.append(cells(result, self._arguments[1]))
+        if self._live is not None:
+            self._live.update(self._view())
+        else:
+            self.note(line(self._rows[-1]))
+
+    def _follow_log(self) -> None:
+        """Prints what the trial has logged since the last call."""
+        log_file: Path = self._arguments[2]
+        try:
+            with log_file.open() as file:
+                file.seek(self._log_position)
+                text = file.read()
+                self._log_position = file.tell()
+        except OSError:  # not created yet
+            return
+        for message in text.splitlines():
+            self.note(message)
+
+    def _view(self) -> Group:
+        title = Text(self._arguments[0], style="bold")
+        table = Table(*COLUMNS, title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
         for column in table.columns:
             column.justify = "right"
         for row in self._rows:
-            table.add_row(*row)
-        parts: list[Any] = [table] if self._rows else [Text(self._title, style="bold")]
-        if running:
-            parts.append(Spinner("dots", Text(self.state, style="dim")))
+            table.add_row(*row.values())
+        parts: list[Any] = [table] if self._rows else [title]
+        if self._state:
+            parts.append(Spinner("dots", Text(self._state, style="dim")))
         return Group(*parts)
 
 
-def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
-    mean = result["env_runners"]["episode_return_mean"]
-    return (
-        str(result["training_iteration"]),
-        f"{result['num_env_steps_sampled_lifetime']:,}",
-        "-" if math.isnan(mean) else f"{mean:.2f}",
-        f"{result['num_env_steps_sampled_per_second']:,.0f}",
-        f"{result['optimizer']['policy_lag']['mean']:.2f}",
-        f"{result['time_total_s']:.1f}",
-    )
+class _Handler(logging.Handler):
+    """Prints warnings of this process."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.note(" ".join(record.getMessage().split()))

@@ -1,24 +1,62 @@
-"""The result dict of one training iteration, under the keys RLlib 2.60 and Tune users filter on."""
+"""The result dict of one training iteration, under the keys of RLlib 2.60 and Tune."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.optimizers.base import PolicyOptimizer
+
+_TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
+_COUNTS = (
+    "num_env_steps_sampled_lifetime",
+    "num_env_steps_trained_lifetime",
+    "num_env_steps_sampled_per_second",
+    "env_runners/num_env_steps_sampled",
+    "env_runners/num_env_steps_sampled_lifetime",
+)
+#: Blocks whose keys depend on the optimizer and the policy.
+_OPEN_BLOCKS = ("optimizer/", "timers/", "learners/", "info/", "fault_tolerance/")
+#: Keys of RLlib's old API stack and of polopt 0.1, and the keys that replace them.
+RENAMED_KEYS = {
+    "episode_reward_mean": "env_runners/episode_return_mean",
+    "episode_reward_min": "env_runners/episode_return_min",
+    "episode_reward_max": "env_runners/episode_return_max",
+    "episode_return_mean": "env_runners/episode_return_mean",
+    "env_runners/episode_reward_mean": "env_runners/episode_return_mean",
+    "env_runners/episode_reward_min": "env_runners/episode_return_min",
+    "env_runners/episode_reward_max": "env_runners/episode_return_max",
+    "sampler_results/episode_reward_mean": "env_runners/episode_return_mean",
+    "episode_len_mean": "env_runners/episode_len_mean",
+    "episodes_total": "env_runners/num_episodes_lifetime",
+    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
+    "num_env_steps_trained": "num_env_steps_trained_lifetime",
+    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_trained": "num_env_steps_trained_lifetime",
+    "info/num_steps_sampled": "num_env_steps_sampled_lifetime",
+    "info/num_steps_trained": "num_env_steps_trained_lifetime",
+    "optimizer/num_cut_short": "optimizer/num_early_stopped",
+    "fault_tolerance/num_bad_numbers": "fault_tolerance/num_non_finite",
+    "fault_tolerance/last_bad_numbers": "fault_tolerance/last_non_finite",
+    "fault_tolerance/last_bad_numbers_worker": "fault_tolerance/last_non_finite_worker",
+}
 
 
 def make_result(
     optimizer: PolicyOptimizer, sampled_before: int, iteration_s: float, steps: int
 ) -> dict[str, Any]:
-    """Everything that is reported; every key is there from the first result on, because Tune's
-    CSV logger fixes its columns then.
+    """Returns the result of one iteration.
+
+    Every key is present from the first result on, because Tune's CSV logger fixes its columns then.
 
     Args:
-        optimizer: whose iteration it was.
-        sampled_before: its `num_env_steps_sampled` when the iteration began.
-        iteration_s: seconds the iteration took.
-        steps: optimizer steps within it.
+        optimizer: after the iteration.
+        sampled_before: its `num_env_steps_sampled` before the iteration.
+        iteration_s: duration in seconds.
+        steps: optimizer steps of the iteration.
     """
     sampled, trained = optimizer.num_env_steps_sampled, optimizer.num_env_steps_trained
     block = optimizer.stats()
@@ -49,23 +87,37 @@ def make_result(
 
 
 def result_keys() -> list[str]:
-    """Paths of the numbers that every result has, whatever the optimizer and the policy."""
+    """Returns the paths of the numbers that every result holds, whatever the optimizer."""
     episodes = [f"env_runners/{key}" for key in EpisodeWindow().report()]
     return [*_TUNE_KEYS, *_COUNTS, *episodes]
 
 
-def is_result_key(path: str) -> bool:
-    """Whether results may have something at this path; what optimizers and policies report of
-    their own is not known before they do."""
-    return path in result_keys() or path.startswith(_OWN_BLOCKS)
+def check_stop_key(path: str) -> None:
+    """Refuses a stop key that no result holds. Keys of the optimizer and the policy are not known
+    before the first result, so all paths in their blocks pass.
+
+    Raises:
+        ConfigError: with the new name of a renamed key, or the nearest known key.
+    """
+    if path in RENAMED_KEYS:
+        raise ConfigError(f"stop: result key {path!r} is now {RENAMED_KEYS[path]!r}")
+    if path not in result_keys() and not path.startswith(_OPEN_BLOCKS):
+        raise ConfigError(
+            f"stop: unknown result key {path!r}{nearest_of(path, result_keys())}, and optimizer/..."
+        )
 
 
-_TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
-_COUNTS = (
-    "num_env_steps_sampled_lifetime",
-    "num_env_steps_trained_lifetime",
-    "num_env_steps_sampled_per_second",
-    "env_runners/num_env_steps_sampled",
-    "env_runners/num_env_steps_sampled_lifetime",
-)
-_OWN_BLOCKS = ("optimizer/", "timers/", "learners/", "info/", "fault_tolerance/")
+def look_up(result: Mapping[str, Any], path: str) -> float:
+    """Returns the number at a path such as `env_runners/episode_return_mean`.
+
+    Raises:
+        ConfigError: the result holds no number there.
+    """
+    value: Any = result
+    for part in path.split("/"):
+        if not isinstance(value, Mapping) or part not in value:
+            raise ConfigError(f"stop: results have no key {path!r}")
+        value = value[part]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"stop: result key {path!r} is {value!r}, which is not a number")
+    return float(value)

@@ -1,21 +1,39 @@
-"""`PolicyOptimizerTrainer`: a thin Tune trainable around one policy optimizer."""
+"""`PolicyOptimizerTrainer`: the Tune trainable around one policy optimizer."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import ray
 from ray import tune
 
+from polopt.common.threads import limit_threads
 from polopt.policies.policy import Policy
-from polopt.trainers.checkpoint_fallback import read_or_fall_back
-from polopt.trainers.checkpoints import refuse_pickled
+from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.config import Experiment
-from polopt.trainers.training import Training
+from polopt.trainers.preparation import check_learner_device, prepare
+from polopt.trainers.restoring import (
+    name_previous,
+    network_mismatch,
+    read_or_fall_back,
+    refuse_pickled,
+)
+from polopt.trainers.results import make_result
+from polopt.trainers.run_context import RunContext
+
+#: Interval at which a long iteration looks for the stop file.
+_STOP_CHECK_S = 0.25
+#: Errors of `set_state` for a state that is not of this trainer.
+_MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError)
 
 
 class PolicyOptimizerTrainer(tune.Trainable):
-    """Trains the policy that the config names with the optimizer that it names.
+    """Trains the policy that the config names with the optimizer that the config names.
 
         tune.Tuner(
             PolicyOptimizerTrainer,
@@ -26,24 +44,45 @@ class PolicyOptimizerTrainer(tune.Trainable):
             },
         ).fit()
 
-    Works without Tune too: `trainer = PolicyOptimizerTrainer(config); trainer.train()`.
+    Also works without Tune: `trainer = PolicyOptimizerTrainer(config); trainer.train()`. With
+    `num_workers=0` that needs no Ray either.
 
-    Checkpoints hold weights, torch optimizer, schedules, counters and random numbers, and can be
-    restored under another optimizer. What a resumed run repeats bit for bit is said at each
-    optimizer's `get_state`.
+    Checkpoints hold weights, torch optimizer, schedules, counters and random generators, and can be
+    restored under another optimizer. `get_state` of each optimizer documents what a resumed run
+    repeats bit for bit.
 
-    Class attribute `preset`: what differs from the defaults of the config classes.
+    Class attribute `preset`: options that differ from the defaults of the config classes.
+
+    Attributes:
+        experiment: the parsed config.
+        workers: the WorkerSet; its local worker holds the policy that is saved.
+        optimizer: the policy optimizer; None after `stop`.
 
     Raises:
         ConfigError: before any worker starts.
     """
 
     preset: ClassVar[dict[str, Any]] = {}
+    experiment: Experiment
+    workers: Any = None
+    optimizer: Any = None
+    _run: RunContext | None = None
+    #: Counted before `restore`, where Tune does not go on counting by itself.
+    _earlier_iterations = 0
+    _earlier_s = 0.0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
+        # calls before it starts an actor. The subclass still has to refuse bad configs there.
+        super().__init_subclass__(**kwargs)
+        request = cls.__dict__.get("default_resource_request")
+        if request is not None:
+            cls.default_resource_request = _checked_first(request.__func__)  # type: ignore[method-assign]
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """One bundle for the driver and one for each worker that the run can not start without, and
-        for those below them."""
+        """Returns one bundle for the driver and one for each worker that the run cannot start
+        without, the workers below them included."""
         experiment = Experiment.parse(config, cls.preset)
         driver, rollout = experiment.trainer, experiment.rollout
         head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
@@ -57,51 +96,139 @@ class PolicyOptimizerTrainer(tune.Trainable):
         bundles = [head, *([worker] * places)]
         nonzero = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
         if not any(nonzero):
-            nonzero = [{"CPU": 0.001}]  # Tune has no way to ask for nothing
+            nonzero = [{"CPU": 0.001}]  # Tune does not accept an empty request
         return tune.PlacementGroupFactory([nonzero[0], *(b for b in nonzero[1:] if b)])
 
-    def setup(self, config: dict[str, Any]) -> None:
-        """Builds workers and optimizer."""
-        experiment = Experiment.parse(config, self.preset)
-        self.training = Training(experiment, type(self).__name__)
+    def setup(self, config: dict[str, Any], run: RunContext | None = None) -> None:
+        """Creates workers and optimizer.
 
-    @property
-    def experiment(self) -> Experiment:
-        """What is trained."""
-        return self.training.experiment
+        Args:
+            config: flat dict; see `Experiment.parse`.
+            run: set by the command line.
+        """
+        if run is not None:
+            self._run = run
+            run.enter()
+        self.experiment = Experiment.parse(config, self.preset)
+        self._build()
+        if run is not None and run.restore is not None:
+            self.load_checkpoint(run.restore)
 
-    @property
-    def workers(self) -> Any:
-        """The WorkerSet."""
-        return self.training.workers
+    def _build(self) -> None:
+        experiment = self.experiment
+        device = check_learner_device(experiment)
+        # torch's idle threads spin, so the driver uses no more threads than it reserves CPUs.
+        threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
+        limit_threads(max(1, threads))
+        worker_config = prepare(experiment)
+        _ensure_ray(experiment)
+        self.workers = make_workers(worker_config, device)
+        try:
+            self.optimizer = self._make_optimizer()
+        except BaseException:
+            self.workers.stop()
+            raise
 
-    @property
-    def optimizer(self) -> Any:
-        """The policy optimizer."""
-        return self.training.optimizer
+    def _make_optimizer(self) -> Any:
+        return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
 
     def step(self) -> dict[str, Any]:
-        """One training iteration: optimizer steps until it is long enough."""
-        return self.training.step()
+        """Runs one training iteration: optimizer steps until it holds
+        `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`."""
+        limits = self.experiment.trainer
+        started_s, sampled_before = time.perf_counter(), self.optimizer.num_env_steps_sampled
+        next_check_s, steps = _STOP_CHECK_S, 0
+        while True:
+            self.optimizer.step()
+            steps += 1
+            sampled = self.optimizer.num_env_steps_sampled - sampled_before
+            elapsed_s = time.perf_counter() - started_s
+            if (
+                sampled >= limits.min_sample_timesteps_per_iteration
+                and elapsed_s >= limits.min_time_s_per_iteration
+            ):
+                break
+            if self._run is not None and elapsed_s >= next_check_s:
+                next_check_s = elapsed_s + _STOP_CHECK_S
+                if self._run.stop_file.exists():
+                    break
+        result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
+        # `Trainable.train` keeps what is there already.
+        result["training_iteration"] = self.iteration + 1
+        result["timesteps_total"] = self.optimizer.num_env_steps_sampled
+        return result
+
+    @property
+    def iteration(self) -> int:
+        """Iterations trained, those before `restore` included."""
+        return int(super().iteration) + self._earlier_iterations
+
+    @property
+    def training_iteration(self) -> int:
+        """As `iteration`."""
+        return self.iteration
+
+    def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Adds the seconds before `restore` to Tune's own metrics."""
+        metrics: dict[str, Any] = super().get_auto_filled_metrics(*args, **kwargs)
+        if "time_total_s" in metrics:
+            metrics["time_total_s"] += self._earlier_s
+        return metrics
+
+    def _counted_s(self) -> float:
+        state: dict[str, Any] = super().get_state()  # type: ignore[no-untyped-call]
+        return float(state["time_total"])
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
-        self.training.save(checkpoint_dir)
+        state = {
+            "trainer": type(self).__name__,
+            # With the seed that was drawn, where the config leaves it open.
+            "config": self.experiment.to_dict() | {"seed": self.workers.config.seed},
+            "training_iteration": self.iteration,
+            "time_total_s": self._counted_s() + self._earlier_s,
+            "optimizer": self.optimizer.get_state(),
+        }
+        write_checkpoint(checkpoint_dir, state)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Takes back a checkpoint of any trainer whose policy has the same network; if it is
-        damaged, the one before it, with a warning that names both.
+        """Restores a checkpoint of any trainer whose policy has the same network. If it is
+        damaged, restores the one before it, with a warning that names both.
+
+        Args:
+            checkpoint: its directory.
 
         Raises:
-            CheckpointError: see `Training.load`.
+            CheckpointError: missing, incomplete or damaged, and no whole one before it; or of
+                another network, version or program.
         """
-        self.training.load(checkpoint)
+        found, state = read_or_fall_back(checkpoint)
+        network = self.get_policy().get_state()["network"]
+        problem = network_mismatch(state, network, self.experiment.policy.model.to_dict())
+        try:
+            if not problem:
+                self.optimizer.set_state(state["optimizer"])
+        except _MISFITS as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            previous = name_previous(
+                found, lambda s: s["optimizer"]["policy"].get("network") == network
+            )
+            raise CheckpointError(f"checkpoint {found} does not fit: {problem}{previous}")
+        # Checkpoints before 0.2 do not hold these two.
+        counted, seconds = super().iteration, self._counted_s()
+        self._earlier_iterations = int(state.get("training_iteration", counted)) - counted
+        self._earlier_s = float(state.get("time_total_s", seconds)) - seconds
 
     def restore(self, checkpoint_path: Any) -> None:
-        """As every trainable, but for the file that Tune would unpickle if it lay there.
+        """Restores a checkpoint, and goes on counting its iterations, steps and seconds.
+
+        Args:
+            checkpoint_path: a directory, a Tune checkpoint, or what `save` returned.
 
         Raises:
-            CheckpointError: see `load_checkpoint`.
+            CheckpointError: see `load_checkpoint`; also for a checkpoint with the pickle file that
+                Tune would load.
         """
         if isinstance(checkpoint_path, str | Path) and not Path(checkpoint_path).is_dir():
             checkpoint_path = str(read_or_fall_back(checkpoint_path)[0])
@@ -109,22 +236,56 @@ class PolicyOptimizerTrainer(tune.Trainable):
         super().restore(checkpoint_path)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Becomes the trainer that `new_config` makes; worker processes go on being used."""
-        self.training.reset(Experiment.parse(new_config, self.preset))
+        """Becomes the trainer of `new_config`; worker processes are reused where they fit."""
+        self.experiment = Experiment.parse(new_config, self.preset)
+        self._earlier_iterations, self._earlier_s = 0, 0.0
+        device = check_learner_device(self.experiment)
+        self.optimizer.stop()
+        worker_config = prepare(self.experiment)
+        if not self.workers.reconfigure(worker_config, device):
+            self.workers.stop()
+            self.workers = make_workers(worker_config, device)
+        self.optimizer = self._make_optimizer()
         return True
 
     def cleanup(self) -> None:
-        """Ends the workers."""
-        if hasattr(self, "training"):
-            self.training.stop()
+        """Stops the workers, and releases the handles of their actors while Ray is still up."""
+        optimizer, self.optimizer = self.optimizer, None
+        try:
+            if optimizer is not None:
+                optimizer.stop()
+        finally:
+            if self.workers is not None:
+                self.workers.stop()
 
     def get_policy(self) -> Policy:
-        """The policy that is learned."""
-        return self.workers.local.policy
+        """Returns the policy that is learned."""
+        policy: Policy = self.workers.local.policy
+        return policy
 
     def compute_single_action(self, observation: Any, explore: bool = False) -> Any:
-        """The action for one observation of the environment's space, ready for `env.step`."""
+        """Returns the action for one observation of the environment's space, for `env.step`."""
         policy = self.get_policy()
         encoded = policy.encoder.encode_one(observation)[None]
         actions, _, _ = policy.compute_actions(encoded, explore=explore)
         return actions[0]
+
+
+def _checked_first(request: Callable[..., Any]) -> Any:
+    def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
+        Experiment.parse(config, cls.preset)
+        return request(cls, config)
+
+    return classmethod(checked)
+
+
+def _ensure_ray(experiment: Experiment) -> None:
+    """Attaches to the cluster that `RAY_ADDRESS` names, else starts Ray with as many logical CPUs
+    as the workers need, as RLlib does. Does nothing where Ray runs, or without workers."""
+    rollout = experiment.rollout
+    if ray.is_initialized() or rollout.num_workers == 0:
+        return
+    num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
+    needed = num_workers * rollout.num_cpus_per_worker
+    cpus = None if "RAY_ADDRESS" in os.environ else max(os.cpu_count() or 1, int(needed) + 1)
+    ray.init(num_cpus=cpus, include_dashboard=False if cpus else None)

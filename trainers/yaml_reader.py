@@ -1,4 +1,4 @@
-"""YAML as people write it: safe, with `1e-3` a number and no key twice."""
+"""Safe YAML, in which `1e-3` is a number and a duplicate key is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polopt.common.config import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, where it differs from what a reader of the file would expect."""
+    """PyYAML's safe loader without duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1, which PyYAML reads, takes `1e-3` for a string because it has no point.
+# PyYAML implements YAML 1.1, in which `1e-3` is a string because it has no point.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
@@ -35,14 +35,14 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(text: str, where: str) -> Any:
-    """What `text` says; tags that would build objects are refused.
+    """Returns the value of a YAML document. Tags that would construct objects are refused.
 
     Args:
         text: YAML.
-        where: what to call it in errors.
+        where: name of the document in errors.
 
     Raises:
-        ConfigError: if it is no YAML.
+        ConfigError: not YAML, or nested too deeply.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -50,5 +50,7 @@ def read_yaml(text: str, where: str) -> Any:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{where}{line}: {error.problem}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None

@@ -1,8 +1,7 @@
 """Distributed reinforcement learning with interchangeable policy optimizers on Ray.
 
-The names below are the public ones. Each is imported when it is first used, so that
-`import polopt` costs milliseconds and loads neither Ray nor torch: a command line that only lists
-its presets, and a driver that only registers them, should not wait for either.
+The names below are the public ones. Each is imported on first use, so that `import polopt` takes
+milliseconds and loads neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -20,9 +19,12 @@ if TYPE_CHECKING:
     from polopt.common.sample_batch import SampleBatch as SampleBatch
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
+    from polopt.optimizers.base import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
+    from polopt.optimizers.base import StepResult as StepResult
     from polopt.optimizers.registry import register_optimizer as register_optimizer
     from polopt.optimizers.scheme import scheme_config as scheme_config
+    from polopt.policies.acting import PolicyConfig as PolicyConfig
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
     from polopt.rollouts.collectors.collector import Collector as Collector
@@ -54,11 +56,14 @@ _MODULE_OF = {
     "GradientWorker": "polopt.rollouts.collectors.gradient_worker",
     "GradientWorkerSet": "polopt.rollouts.collectors.gradient_worker",
     "Gradients": "polopt.common.weights",
+    "OptimizerConfig": "polopt.optimizers.base",
     "Policy": "polopt.policies.policy",
+    "PolicyConfig": "polopt.policies.acting",
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "SampleBatch": "polopt.common.sample_batch",
+    "StepResult": "polopt.optimizers.base",
     "SyncPPO": "polopt.trainers.presets",
     "Weights": "polopt.common.weights",
     "WorkerSet": "polopt.rollouts.workers.worker_set",
@@ -75,7 +80,7 @@ __all__ = ["__version__", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name on first use and keep it, so that it is looked up here only once."""
+    """Imports a public name on first use and keeps it."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)

@@ -1,4 +1,4 @@
-"""One flat dict goes to its owners, and what is wrong with it is one error before Ray starts."""
+"""The flat config of a trainer: parsed by the owners of its keys, refused before Ray starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.policies.ppo import PPO
 from polopt.trainers.config import Experiment, aliases_for
-from polopt.trainers.portable import portable_config
 from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -58,14 +57,14 @@ def test_each_key_goes_to_its_owner() -> None:
         ("num_gpus_per_learner", "num_gpus", 0.5),
     ],
 )
-def test_todays_names_of_rllib_are_aliases(alias: str, key: str, value: float) -> None:
-    assert portable_config(parse({alias: value})) == portable_config(parse({key: value}))
+def test_rllib_names_are_aliases(alias: str, key: str, value: float) -> None:
+    assert parse({alias: value}).to_dict() == parse({key: value}).to_dict()
     assert aliases_for({}, {})[alias] == key
     with pytest.raises(ConfigError, match="two names"):
         parse({alias: value, key: value / 2})
 
 
-def test_preset_is_a_difference_that_the_user_overrules() -> None:
+def test_user_options_override_the_preset() -> None:
     assert parse({}, SyncPPO.preset).rollout.rollout_fragment_length == 128
     assert (
         parse({"rollout_fragment_length": 9}, SyncPPO.preset).rollout.rollout_fragment_length == 9
@@ -73,7 +72,7 @@ def test_preset_is_a_difference_that_the_user_overrules() -> None:
     assert parse({}).rollout.rollout_fragment_length == 20
 
 
-def test_plugin_by_name_by_dict_and_by_class() -> None:
+def test_plugin_by_name_dict_or_class() -> None:
     by_dict = parse({"optimizer": {"name": "async_gradients", "grads_per_step": 3}})
     assert by_dict.optimizer_class is AsyncGradients
     assert by_dict.optimizer.to_dict()["grads_per_step"] == 3
@@ -112,10 +111,10 @@ def test_plugin_by_name_by_dict_and_by_class() -> None:
         ({"env": None}, {}, "key 'env' is missing"),
         ({"num_workers": 0}, A3C.preset, "'async_gradients' with num_workers=0"),
         ({"num_workers": 0}, DDPPO.preset, "'decentralized_allreduce' with num_workers=0"),
-        ({3: 4}, {}, "got key 3; allowed: strings"),
+        ({3: 4}, {}, "got key 3. Allowed: strings"),
     ],
 )
-def test_bad_config(options: dict[Any, Any], preset: dict[str, Any], said: str) -> None:
+def test_bad_config_is_one_error(options: dict[Any, Any], preset: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         parse(options, preset)
     assert "\n" not in str(caught.value)
@@ -127,16 +126,16 @@ def test_config_must_be_a_dict() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS.values())
-def test_portable_config_is_taken_back_by_preset_and_by_general_trainer(
+def test_parse_accepts_what_to_dict_returns(
     preset: type[PolicyOptimizerTrainer],
 ) -> None:
-    portable = json.dumps(portable_config(parse({"seed": 3}, preset.preset)))
+    portable = json.dumps(parse({"seed": 3}, preset.preset).to_dict())
     for again in (preset.preset, {}):
         assert (
-            json.dumps(portable_config(Experiment.parse(json.loads(portable), again))) == portable
+            json.dumps(Experiment.parse(json.loads(portable), again).to_dict()) == portable
         )
     callable_env = Experiment.parse({"env": lambda: None, "num_workers": 1}, preset.preset)
-    assert "env" not in portable_config(callable_env)
+    assert "env" not in callable_env.to_dict()
 
 
 class Unsupported(gymnasium.Env[Any, Any]):
@@ -172,21 +171,21 @@ def broken_env() -> Any:
         ({"env": 7}, "'env': got 7"),
         ({"env": Unsupported}, "observation space Text"),
         ({"env": UnsupportedActions}, "Sequence"),
-        ({"env": broken_env}, "can not be made .* OSError: no such simulator"),
-        ({"env_config": {"no_such": 1}}, "can not be made with env_config .*'no_such'"),
+        ({"env": broken_env}, "cannot be made .* OSError: no such simulator"),
+        ({"env_config": {"no_such": 1}}, "cannot be made with env_config .*'no_such'"),
         ({"vectorization_mode": "vector_entry_point", "env": cartpole}, "vectorization_mode"),
         ({"env": two_cartpoles}, "num_envs_per_worker.: got 8"),
         ({"autoreset_mode": "same_step"}, "resets in mode"),
         ({"gama": 1}, "gamma"),
     ],
 )
-def test_every_error_comes_before_ray_starts(
+def test_error_comes_before_ray_starts(
     preset: type[PolicyOptimizerTrainer], options: dict[str, Any], said: str, monkeypatch: Any
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("Ray was started, or a worker, for a config that is wrong")
 
     monkeypatch.setattr(ray, "init", refuse)
-    monkeypatch.setattr("polopt.trainers.training.make_workers", refuse)
+    monkeypatch.setattr("polopt.trainers.trainer.make_workers", refuse)
     with pytest.raises(ConfigError, match=said):
         preset({**ENV, **options})

@@ -1,0 +1,304 @@
+"""One experiment of the command line: read, checked, and run as a `tune.Tuner`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from rich.console import Console
+
+from polopt.common.config import ConfigError, canonical, nearest
+from polopt.trainers.checkpoints import CheckpointError
+from polopt.trainers.config import Experiment, aliases_for
+from polopt.trainers.examples import Example, apply_changes, load_example, merge
+from polopt.trainers.preparation import check_learner_device, prepare
+from polopt.trainers.presets import PRESETS
+from polopt.trainers.progress import Progress
+from polopt.trainers.restoring import find_checkpoint, network_mismatch, read_or_fall_back
+from polopt.trainers.results import check_stop_key, look_up
+from polopt.trainers.run_context import RunContext
+from polopt.trainers.signals import Stopped, StopSignals
+
+#: Checkpoints that a run keeps, the newest ones.
+_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked experiment.
+
+    Attributes:
+        example: as read, with the changes to its `run` and `stop`.
+        config: with changes, under the canonical keys.
+        experiment: the parsed config.
+        restore: a complete checkpoint to start from; None: train from scratch.
+    """
+
+    example: Example
+    config: dict[str, Any]
+    experiment: Experiment
+    restore: Path | None
+
+
+def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = None) -> Plan:
+    """Reads, changes and checks an experiment; starts no process.
+
+    Raises:
+        ConfigError: wrong config, stop condition or environment, or `num_gpus` without a GPU.
+        CheckpointError: `restore` is not a complete checkpoint, or is of another network.
+    """
+    loaded = load_example(example_or_config, list(PRESETS))
+    example, config_changes = apply_changes(loaded, changes)
+    if example.run not in PRESETS:
+        raise ConfigError(
+            f"key 'run': got {example.run!r}{nearest(example.run, PRESETS) or '.'} "
+            f"Allowed: {', '.join(PRESETS)}"
+        )
+    preset = PRESETS[example.run].preset
+    aliases = aliases_for(merge(example.config, config_changes), preset)
+    config = merge(canonical(example.config, aliases), canonical(config_changes, aliases))
+    experiment = Experiment.parse(config, preset)
+    for key in example.stop:
+        check_stop_key(key)
+    if "RAY_ADDRESS" not in os.environ:  # in a cluster the trial may run on another machine
+        check_learner_device(experiment)
+    worker_config = prepare(experiment)
+    if restore is not None:
+        restore, state = read_or_fall_back(find_checkpoint(restore))
+        spaces = worker_config.observation_space, worker_config.action_space
+        network = experiment.policy_class(*spaces, experiment.policy).get_state()["network"]
+        mismatch = network_mismatch(state, network, experiment.policy.model.to_dict())
+        if mismatch:
+            raise CheckpointError(f"checkpoint {restore} does not fit: {mismatch}")
+        restore = restore.resolve()
+    return Plan(example, config, experiment, restore)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of the command line besides the experiment.
+
+    Attributes:
+        results_dir: directory of results and checkpoints.
+        checkpoint_every: iterations between checkpoints; 0: only at the end.
+        verbose: show the output of Ray and of the workers.
+    """
+
+    results_dir: Path
+    checkpoint_every: int = 20
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        results: directory of the trial; None if there is no result.
+        checkpoint: the newest complete one; None if there is none.
+        error: what ended the run early; empty if nothing did.
+    """
+
+    results: Path | None
+    checkpoint: Path | None
+    error: str = ""
+
+
+class StopWhen(tune.Stopper):
+    """Stops the trial at the first limit that it reaches, or after the iteration in which `request`
+    was called. Tune then saves a checkpoint, which it does neither for `stop_all` nor on a signal.
+
+    Args:
+        limits: result key to the value that ends the run.
+        stop_file: created by `request`; the trainer ends its iteration early once it exists.
+
+    Attributes:
+        error: why the limits could not be compared; None if they could.
+    """
+
+    def __init__(self, limits: Mapping[str, float], stop_file: Path) -> None:
+        self._limits = dict(limits)
+        self._stop_file = stop_file
+        self._requested = False
+        self.error: ConfigError | None = None
+
+    def request(self) -> None:
+        """Stops the trial after the current iteration; may be called in a signal handler."""
+        self._requested = True
+        try:
+            self._stop_file.touch()
+        except OSError:  # disk full: the iteration is not shortened
+            return
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Called by Tune with each result."""
+        if self._requested:
+            return True
+        try:
+            return any(look_up(result, key) >= limit for key, limit in self._limits.items())
+        except ConfigError as error:
+            self.error = error
+            return True
+
+    def stop_all(self) -> bool:
+        """Never: Tune saves no checkpoint then."""
+        return False
+
+
+def run(planned: Plan, options: RunOptions, console: Console, signals: StopSignals) -> Outcome:
+    """Trains until a limit is reached, a signal arrives, or something fails. Ray, if it was started
+    here, has ended when this returns."""
+    if not options.verbose:
+        _silence()
+    folder = _new_folder(planned.example, options.results_dir)
+    context = RunContext(folder, Path.cwd(), planned.restore)
+    stop = StopWhen(planned.example.stop, context.stop_file)
+    error = ""
+    with Progress(console, _title(planned), planned.example.stop, context.log_file) as progress:
+
+        def request() -> None:
+            if not progress.num_results:
+                signals.end_now()
+            progress.stopping = "stopping with a checkpoint; a second Ctrl-C stops at once"
+            stop.request()
+
+        try:
+            progress.say("starting Ray")
+            with _ray_for(planned, options.verbose, signals), signals.during(request):
+                progress.say("starting workers")
+                results = _tuner(planned, options, context, (stop, progress)).fit()
+                error = _error_of(results)
+                # Reached or failed: a signal from here on changes nothing.
+                signals.finish()
+        except Stopped:
+            signals.finish()
+        except Exception as caught:  # a callback or a full disk may raise anything
+            error = f"{type(caught).__name__}: {caught}"
+    context.stop_file.unlink(missing_ok=True)
+    if stop.error is not None:
+        error = str(stop.error)
+    return _outcome(folder, progress.num_results, "" if signals.number else error)
+
+
+def _tuner(
+    planned: Plan, options: RunOptions, context: RunContext, hooks: tuple[StopWhen, Progress]
+) -> tune.Tuner:
+    stop, progress = hooks
+    return tune.Tuner(
+        tune.with_parameters(PRESETS[planned.example.run], run=context),
+        param_space=planned.config,
+        tune_config=tune.TuneConfig(trial_dirname_creator=_trial_name),
+        run_config=tune.RunConfig(
+            name=context.folder.name,
+            storage_path=str(context.folder.parent),
+            stop=stop,
+            callbacks=[progress, *planned.example.callbacks],
+            checkpoint_config=tune.CheckpointConfig(
+                num_to_keep=_KEPT,
+                checkpoint_frequency=options.checkpoint_every,
+                checkpoint_at_end=True,
+            ),
+            verbose=0,
+        ),
+    )
+
+
+def _trial_name(trial: Any) -> str:
+    return f"{trial.trainable_name}_{trial.trial_id}"
+
+
+def _new_folder(example: Example, results_dir: Path) -> Path:
+    name = f"{example.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    folder = results_dir.expanduser().resolve() / name
+    try:
+        for number in range(1, 1000):  # runs that start in the same second
+            if not folder.exists():
+                break
+            folder = folder.with_name(f"{name}_{number}")
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"--results-dir {results_dir}: {error.strerror or error}") from None
+    return folder
+
+
+def _outcome(folder: Path, num_results: int, error: str) -> Outcome:
+    if not num_results and not error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return Outcome(None, None)
+    trials = [path for path in folder.iterdir() if path.is_dir()]
+    try:
+        checkpoint = find_checkpoint(folder)
+    except CheckpointError:
+        checkpoint = None
+    return Outcome(trials[0] if trials else folder, checkpoint, error)
+
+
+def _error_of(results: tune.ResultGrid) -> str:
+    """Returns the last line of the trial's traceback and the file that holds all of it."""
+    if not results.errors:
+        return ""
+    lines = [line.strip() for line in str(results.errors[0]).splitlines() if line.strip()]
+    last = lines[-1] if lines else type(results.errors[0]).__name__
+    return f"{last} (traceback: {Path(results[0].path, 'error.txt')})"
+
+
+@contextmanager
+def _ray_for(planned: Plan, verbose: bool, signals: StopSignals) -> Iterator[None]:
+    """Ray for the time of the run; one that a Python config has started is used and left."""
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        with signals.during(lambda: None), signals.inherited_block():
+            start_ray(planned, verbose)
+        signals.install()  # ray.init replaces the handler of SIGTERM
+        yield
+    finally:
+        ray.shutdown()
+
+
+def start_ray(planned: Plan, verbose: bool = False) -> None:
+    """Starts Ray here, or attaches to the cluster that `RAY_ADDRESS` names.
+
+    Ray started here has at least as many logical CPUs as the trial reserves: on a small machine
+    processes share CPUs instead of waiting for CPUs that never come.
+    """
+    trainer, rollout = planned.experiment.trainer, planned.experiment.rollout
+    places = rollout.num_workers * (1 + rollout.num_workers_below)
+    needed = trainer.num_cpus_for_driver + places * rollout.num_cpus_per_worker
+    num_cpus = max(os.cpu_count() or 1, math.ceil(needed))
+    here: dict[str, Any] = {"num_cpus": num_cpus, "include_dashboard": False}
+    folder = planned.example.folder
+    environment: dict[str, Any] | None = None
+    if folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
+        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
+    ray.init(
+        **({} if "RAY_ADDRESS" in os.environ else here),
+        runtime_env=environment,
+        log_to_driver=verbose,
+        logging_level=logging.INFO if verbose else logging.ERROR,
+    )
+
+
+def _silence() -> None:
+    """Hides messages of Ray about itself."""
+    warnings.filterwarnings("ignore", module=r"(ray|tensorboardX)(\..*)?")
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+
+
+def _title(planned: Plan) -> str:
+    env = planned.experiment.rollout.env
+    named = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    return f"{planned.example.name}: {planned.example.run} on {named}"
