@@ -86,19 +86,22 @@ def train(
             gc.enable()
             planned = tune_run.plan(experiment, changes or [], restore)
             options = tune_run.RunOptions(results_dir, checkpoint_every, verbose)
-            outcome = tune_run.run(planned, options, _console(), signals)
+
+            def report(outcome: Any) -> None:
+                if outcome.results is not None:
+                    _say(f"results     {outcome.results}")
+                if outcome.checkpoint is not None:
+                    _say(f"checkpoint  {outcome.checkpoint}")
+                    _say(_next_step(outcome.checkpoint, planned.experiment.rollout.env))
+                elif signals.number:
+                    before = "" if outcome.results else " before the first result"
+                    _say(f"stopped{before}; nothing was saved")
+
+            outcome = tune_run.run(planned, options, _console(), signals, report)
     except Stopped:
         signals.finish()
         _say("stopped before the first result; nothing was saved")
         raise typer.Exit(signals.exit_code) from None
-    if outcome.results is not None:
-        _say(f"results     {outcome.results}")
-    if outcome.checkpoint is not None:
-        _say(f"checkpoint  {outcome.checkpoint}")
-        _say(_next_step(outcome.checkpoint, planned.experiment.rollout.env))
-    elif signals.number:
-        before = "" if outcome.results else " before the first result"
-        _say(f"stopped{before}; nothing was saved")
     if outcome.error:
         _fail(outcome.error, FAILED)
     if signals.number:

@@ -145,12 +145,17 @@ class Progress(tune.Callback):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the output; may be called twice."""
         self._follow_log()
         _logger.removeHandler(self._handler)
         if self._live is not None:
             self._state = self.stopping = ""
             self._live.update(self._view())
             self._live.stop()
+            self._live = None
 
     def say(self, state: str) -> None:
         """Shows what the run is doing."""

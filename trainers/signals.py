@@ -31,12 +31,15 @@ class StopSignals:
 
     Attributes:
         number: of the first signal; 0 before.
+        before_exit: called before the process exits after `EXIT_S` seconds.
     """
 
     def __init__(self) -> None:
         self.number = 0
+        self.before_exit: Callable[[], None] = lambda: None
         self._request: Callable[[], None] | None = None
         self._raised = False
+        self._timer: threading.Timer | None = None
 
     @property
     def exit_code(self) -> int:
@@ -88,9 +91,11 @@ class StopSignals:
             raise Stopped
 
     def finish(self) -> None:
-        """Further signals and the time limit of the run have no effect: it has ended."""
+        """Ends the handling: the run has ended, later signals and the time limits do nothing."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._raised = True
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.number:
@@ -98,13 +103,20 @@ class StopSignals:
             return
         self.number = number
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
-        timer = threading.Timer(EXIT_S, os._exit, [self.exit_code])
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(EXIT_S, self._exit)
+        self._timer.daemon = True
+        self._timer.start()
         if self._request is None:
             self.end_now()
         else:
             self._request()
+
+    def _exit(self) -> None:
+        """Ends a process whose main thread is stuck, such as in a call to a Ray that has died."""
+        try:
+            self.before_exit()
+        finally:
+            os._exit(self.exit_code)
 
     def _expire(self, number: int, frame: FrameType | None) -> None:
         self.end_now()

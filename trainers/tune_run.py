@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from polopt.trainers.config import Experiment, aliases_for
 from polopt.trainers.examples import Example, apply_changes, load_example, merge
 from polopt.trainers.preparation import check_learner_device, prepare
 from polopt.trainers.presets import PRESETS
+from polopt.trainers.processes import Process, descendants, kill_remaining
 from polopt.trainers.progress import Progress
 from polopt.trainers.restoring import find_checkpoint, network_mismatch, read_or_fall_back
 from polopt.trainers.results import check_stop_key, look_up
@@ -156,9 +157,26 @@ class StopWhen(tune.Stopper):
         return False
 
 
-def run(planned: Plan, options: RunOptions, console: Console, signals: StopSignals) -> Outcome:
+def run(
+    planned: Plan,
+    options: RunOptions,
+    console: Console,
+    signals: StopSignals,
+    report: Callable[[Outcome], None],
+) -> Outcome:
     """Trains until a limit is reached, a signal arrives, or something fails. Ray, if it was started
-    here, has ended when this returns."""
+    here, has ended when this returns.
+
+    Args:
+        planned: the experiment.
+        options: of the command line.
+        console: of standard output.
+        signals: installed.
+        report: called once, at the end, in another thread if the run does not end in time.
+
+    Raises:
+        ConfigError: the results directory cannot be created.
+    """
     if not options.verbose:
         _silence()
     folder = _new_folder(planned.example, options.results_dir)
@@ -170,25 +188,30 @@ def run(planned: Plan, options: RunOptions, console: Console, signals: StopSigna
         def request() -> None:
             if not progress.num_results:
                 signals.end_now()
-            progress.stopping = "stopping with a checkpoint; a second Ctrl-C stops at once"
+            progress.stopping = "stopping with a checkpoint; a second signal stops at once"
             stop.request()
 
+        def abandon() -> None:
+            progress.close()
+            report(_outcome(folder, progress.num_results, ""))
+
+        signals.before_exit = abandon
         try:
             progress.say("starting Ray")
             with _ray_for(planned, options.verbose, signals), signals.during(request):
                 progress.say("starting workers")
-                results = _tuner(planned, options, context, (stop, progress)).fit()
-                error = _error_of(results)
-                # Reached or failed: a signal from here on changes nothing.
-                signals.finish()
+                error = _error_of(_tuner(planned, options, context, (stop, progress)).fit())
         except Stopped:
-            signals.finish()
+            pass  # `signals.number` says so
         except Exception as caught:  # a callback or a full disk may raise anything
             error = f"{type(caught).__name__}: {caught}"
+    signals.finish()
     context.stop_file.unlink(missing_ok=True)
     if stop.error is not None:
         error = str(stop.error)
-    return _outcome(folder, progress.num_results, "" if signals.number else error)
+    outcome = _outcome(folder, progress.num_results, "" if signals.number else error)
+    report(outcome)
+    return outcome
 
 
 def _tuner(
@@ -259,13 +282,25 @@ def _ray_for(planned: Plan, verbose: bool, signals: StopSignals) -> Iterator[Non
     if ray.is_initialized():
         yield
         return
+    before = descendants()
     try:
         with signals.during(lambda: None), signals.inherited_block():
             start_ray(planned, verbose)
         signals.install()  # ray.init replaces the handler of SIGTERM
         yield
     finally:
+        started = descendants() - before
+        signals.before_exit = _then_kill(started, signals.before_exit)
         ray.shutdown()
+        kill_remaining(started, within_s=1.0)
+
+
+def _then_kill(processes: set[Process], first: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        kill_remaining(processes, within_s=0.0)
+
+    return both
 
 
 def start_ray(planned: Plan, verbose: bool = False) -> None:

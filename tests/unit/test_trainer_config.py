@@ -114,7 +114,9 @@ def test_plugin_by_name_dict_or_class() -> None:
         ({3: 4}, {}, "got key 3. Allowed: strings"),
     ],
 )
-def test_bad_config_is_one_error(options: dict[Any, Any], preset: dict[str, Any], said: str) -> None:
+def test_bad_config_is_one_error(
+    options: dict[Any, Any], preset: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         parse(options, preset)
     assert "\n" not in str(caught.value)
@@ -131,9 +133,7 @@ def test_parse_accepts_what_to_dict_returns(
 ) -> None:
     portable = json.dumps(parse({"seed": 3}, preset.preset).to_dict())
     for again in (preset.preset, {}):
-        assert (
-            json.dumps(Experiment.parse(json.loads(portable), again).to_dict()) == portable
-        )
+        assert json.dumps(Experiment.parse(json.loads(portable), again).to_dict()) == portable
     callable_env = Experiment.parse({"env": lambda: None, "num_workers": 1}, preset.preset)
     assert "env" not in callable_env.to_dict()
 
