@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pydantic
+import torch
 
 from polopt.common.config import Config, ConfigError, canonical, differ, nearest_of, shown
 from polopt.common.registry import Registry
@@ -18,6 +19,7 @@ from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.resources import Amount
+from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 
 
 class TrainerConfig(Config):
@@ -108,6 +110,27 @@ class Experiment:
             "optimizer": {"name": self.optimizer_name, **self.optimizer.to_dict()},
         }
         return {key: value for key, value in flat.items() if _is_json(value)}
+
+    def make_worker_config(self) -> WorkerConfig:
+        """Returns what workers are made from; makes and closes one environment and one policy.
+
+        Raises:
+            ConfigError: unknown environment, one that cannot be made, or an unsupported space.
+        """
+        return make_worker_config(self.rollout, self.policy_class, self.policy)
+
+    def learner_device(self) -> str:
+        """Returns the device that the driver learns on.
+
+        Raises:
+            ConfigError: `num_gpus` is above 0, and torch finds no GPU.
+        """
+        num_gpus = self.trainer.num_gpus
+        if num_gpus and not torch.cuda.is_available():
+            raise ConfigError(
+                f"key 'num_gpus': got {num_gpus:g}, but torch finds no GPU. Allowed: 0"
+            )
+        return "cuda" if num_gpus else "cpu"
 
     def _check_combinations(self) -> None:
         if self.rollout.env is None:

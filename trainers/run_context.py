@@ -34,8 +34,9 @@ class RunContext:
         """Request to end the current iteration."""
         return self.folder / "stop"
 
-    def enter(self) -> None:
-        """Prepares the process of the trial, which may be on another node than the command."""
+    def enter(self) -> logging.Handler:
+        """Prepares the process of the trial, which may be on another node than the command; returns
+        the handler that writes the log file."""
         if self.working_dir.is_dir():
             os.chdir(self.working_dir)
             if str(self.working_dir) not in sys.path:
@@ -43,3 +44,4 @@ class RunContext:
         handler = logging.FileHandler(self.log_file)
         handler.setLevel(logging.WARNING)
         logging.getLogger("polopt").addHandler(handler)
+        return handler

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import ray
 from ray import tune
 
 from polopt.common.threads import limit_threads
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.rollouts.workers.ray_session import attach_or_start
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.config import Experiment
-from polopt.trainers.preparation import check_learner_device, prepare
 from polopt.trainers.restoring import (
     name_previous,
     network_mismatch,
@@ -67,6 +67,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     workers: Any = None
     optimizer: Any = None
     _run: RunContext | None = None
+    _log_handler: logging.Handler | None = None
     #: Counted before `restore`, where Tune does not go on counting by itself.
     _earlier_iterations = 0
     _earlier_s = 0.0
@@ -108,7 +109,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         if run is not None:
             self._run = run
-            run.enter()
+            self._log_handler = run.enter()
         self.experiment = Experiment.parse(config, self.preset)
         self._build()
         if run is not None and run.restore is not None:
@@ -116,12 +117,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def _build(self) -> None:
         experiment = self.experiment
-        device = check_learner_device(experiment)
+        device = experiment.learner_device()
         # torch's idle threads spin, so the driver uses no more threads than it reserves CPUs.
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
-        worker_config = prepare(experiment)
-        _ensure_ray(experiment)
+        worker_config = experiment.make_worker_config()
+        rollout = experiment.rollout
+        if rollout.num_workers:
+            num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
+            attach_or_start(num_workers * rollout.num_cpus_per_worker)
         self.workers = make_workers(worker_config, device)
         try:
             self.optimizer = self._make_optimizer()
@@ -239,9 +243,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Becomes the trainer of `new_config`; worker processes are reused where they fit."""
         self.experiment = Experiment.parse(new_config, self.preset)
         self._earlier_iterations, self._earlier_s = 0, 0.0
-        device = check_learner_device(self.experiment)
+        device = self.experiment.learner_device()
         self.optimizer.stop()
-        worker_config = prepare(self.experiment)
+        worker_config = self.experiment.make_worker_config()
         if not self.workers.reconfigure(worker_config, device):
             self.workers.stop()
             self.workers = make_workers(worker_config, device)
@@ -257,6 +261,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         finally:
             if self.workers is not None:
                 self.workers.stop()
+            if self._log_handler is not None:
+                logging.getLogger("polopt").removeHandler(self._log_handler)
+                self._log_handler.close()
 
     def get_policy(self) -> Policy:
         """Returns the policy that is learned."""
@@ -277,15 +284,3 @@ def _checked_first(request: Callable[..., Any]) -> Any:
         return request(cls, config)
 
     return classmethod(checked)
-
-
-def _ensure_ray(experiment: Experiment) -> None:
-    """Attaches to the cluster that `RAY_ADDRESS` names, else starts Ray with as many logical CPUs
-    as the workers need, as RLlib does. Does nothing where Ray runs, or without workers."""
-    rollout = experiment.rollout
-    if ray.is_initialized() or rollout.num_workers == 0:
-        return
-    num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
-    needed = num_workers * rollout.num_cpus_per_worker
-    cpus = None if "RAY_ADDRESS" in os.environ else max(os.cpu_count() or 1, int(needed) + 1)
-    ray.init(num_cpus=cpus, include_dashboard=False if cpus else None)

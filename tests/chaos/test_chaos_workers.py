@@ -30,7 +30,6 @@ from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.config import Experiment
-from polopt.trainers.preparation import prepare
 from polopt.trainers.presets import PRESETS
 
 ALL = ["async_gradients", "sync_samples", "decentralized_allreduce"]
@@ -60,7 +59,7 @@ def tuned(name: str, pool: Pool, policy_class: type) -> Any:
     example = yaml.safe_load(text)
     options = {**example["config"], "num_workers": 4, "num_cpus_per_worker": 0.5, "seed": 0}
     experiment = Experiment.parse(options, PRESETS[example["run"]].preset)
-    config = dataclasses.replace(prepare(experiment), policy_class=policy_class)
+    config = dataclasses.replace(experiment.make_worker_config(), policy_class=policy_class)
     return ready(experiment.optimizer_class(pool(config), experiment.optimizer))
 
 

@@ -18,7 +18,6 @@ from polopt.common.config import ConfigError
 from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.trainers.config import Experiment
 from polopt.trainers.planning import plan
-from polopt.trainers.preparation import prepare
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -149,7 +148,7 @@ def either_trains_or_says_why(config: dict[str, Any]) -> bool:
         warnings.simplefilter("ignore")  # of environments that are out of date, and the like
         try:
             experiment = Experiment.parse(config, {})
-            prepare(experiment)
+            experiment.make_worker_config()
             if not is_small(experiment):
                 return False
             trainer = PolicyOptimizerTrainer(config)
@@ -175,7 +174,7 @@ def test_mutated_config_trains_or_is_a_config_error(changes: dict[str, Any]) -> 
 @settings(quietly, max_examples=150)
 def test_every_preset_checks_its_config(preset: str, changes: dict[str, Any]) -> None:
     try:
-        prepare(Experiment.parse(mutated(changes, {**SMALL, "num_workers": 1}), {}))
+        Experiment.parse(mutated(changes, {**SMALL, "num_workers": 1}), {}).make_worker_config()
         Experiment.parse(mutated(changes, {**SMALL, "num_workers": 1}), PRESETS[preset].preset)
     except ConfigError as error:
         check_message(str(error))
@@ -204,7 +203,7 @@ def test_mutated_configs_with_workers(ray_session: None, preset: str) -> None:
         config = mutated(changes, base)
         try:
             experiment = Experiment.parse(config, PRESETS[preset].preset)
-            prepare(experiment)
+            experiment.make_worker_config()
         except ConfigError:
             return
         fits = experiment.rollout.num_workers == 1 and experiment.rollout.num_cpus_per_worker <= 1

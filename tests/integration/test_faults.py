@@ -21,7 +21,6 @@ from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFai
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.config import Experiment
-from polopt.trainers.preparation import prepare
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 every_optimizer = pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples])
@@ -102,7 +101,7 @@ def test_environment_that_breaks_the_api_ends_the_run_at_once(worker_pool: Pool,
 @pytest.mark.parametrize(("env", "said"), [(NeverMade, "OSError: no licence"), (3, "got 3")])
 def test_environment_that_can_not_be_made_is_found_before_any_actor(env: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        prepare(Experiment.parse({"env": env}, {}))
+        Experiment.parse({"env": env}, {}).make_worker_config()
 
 
 def test_what_travels_is_pickled_with_its_message(ray_session: None) -> None:

@@ -1,5 +1,5 @@
-"""Optimizers and policies of third parties: registered by call, or by entry points of a package
-that knows polopt and that polopt does not know."""
+"""Optimizers and policies of third parties: registered by a call, or by entry points of an
+installed package."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2C
 from polopt.policies.registry import POLICIES
 
+CLI = "polopt.trainers.command_line.cli"
 PYPROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -62,7 +63,7 @@ class LouderSamplesConfig(SyncSamplesConfig):
 
 
 class LouderSamples(SyncSamples):
-    """Says how often it stepped."""
+    """Reports the number of its rounds."""
 
     name = "louder_samples"
     config_class = LouderSamplesConfig
@@ -101,7 +102,7 @@ print("trained")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the package is installed into, by pip, beside the environment."""
+    """The directory in which pip installs the package, outside the environment."""
     source = tmp_path_factory.mktemp("source")
     (source / "pyproject.toml").write_text(PYPROJECT)
     (source / "louder.py").write_text(MODULE)
@@ -129,12 +130,12 @@ def with_plugin(installed: Path, *command: str, cwd: Path) -> subprocess.Complet
     )
 
 
-def test_an_installed_package_is_found_and_trained_with(installed: Path, tmp_path: Path) -> None:
+def test_installed_plugin_trains(installed: Path, tmp_path: Path) -> None:
     done = with_plugin(installed, "-c", TRAIN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("trained\n")
-    # Without it the checkpoint says what is missing.
-    evaluate = ["-m", "polopt.trainers.cli", "evaluate", "checkpoint", "--episodes", "1"]
+    # Without the plugin, the error names it.
+    evaluate = ["-m", CLI, "evaluate", "checkpoint", "--episodes", "1"]
     alone = subprocess.run(
         [sys.executable, *evaluate], cwd=tmp_path, capture_output=True, text=True
     )
@@ -143,17 +144,17 @@ def test_an_installed_package_is_found_and_trained_with(installed: Path, tmp_pat
     assert with_plugin(installed, *evaluate, cwd=tmp_path).returncode == 0
 
 
-def test_an_installed_package_is_listed(installed: Path, tmp_path: Path) -> None:
-    done = with_plugin(installed, "-m", "polopt.trainers.cli", "list", cwd=tmp_path)
+def test_installed_plugin_is_listed(installed: Path, tmp_path: Path) -> None:
+    done = with_plugin(installed, "-m", CLI, "list", cwd=tmp_path)
     assert "  louder_policy  A2C with a louder loss\n" in done.stdout
-    assert "Says how often it stepped" in done.stdout
+    assert "Reports the number of its rounds" in done.stdout
 
 
-def test_a_broken_plugin_harms_only_who_asks_for_it(installed: Path, tmp_path: Path) -> None:
-    train = ["-m", "polopt.trainers.cli", "train", "PolicyOptimizerTrainer", "env=CartPole-v1"]
+def test_broken_plugin_fails_only_where_it_is_named(installed: Path, tmp_path: Path) -> None:
+    train = ["-m", CLI, "train", "PolicyOptimizerTrainer", "env=CartPole-v1"]
     done = with_plugin(installed, *train, "optimizer=broken", cwd=tmp_path)
     assert done.returncode == 2
-    assert "can not be imported: ModuleNotFoundError: No module named 'no_such" in done.stderr
+    assert "be imported: ModuleNotFoundError: No module named 'no_such" in done.stderr
     assert done.stderr.count("\n") == 1
     done = with_plugin(installed, *train, "optimizer=unheard_of", cwd=tmp_path)
     assert "got 'unheard_of'" in done.stderr
@@ -196,7 +197,7 @@ def test_given_as_classes() -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_class_of_the_drivers_script_reaches_workers() -> None:
+def test_class_of_the_script_reaches_workers() -> None:
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -209,7 +210,7 @@ def test_a_class_of_the_drivers_script_reaches_workers() -> None:
 
 @pytest.mark.parametrize("register", [register_policy, register_optimizer])
 @pytest.mark.parametrize("given", [int, "A2C", None, A3C])
-def test_only_classes_of_the_right_kind_are_registered(register: Any, given: Any) -> None:
+def test_register_refuses_other_classes(register: Any, given: Any) -> None:
     with pytest.raises(ConfigError, match="a subclass of polopt"):
         register("wrong", given)
     assert "wrong" not in [*POLICIES.names(), *OPTIMIZERS.names()]

@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollouts/collectors": _BASE | _POLICIES | _ROLLOUTS,
     "optimizers": _BASE | _POLICIES | _ROLLOUTS,
     "trainers": _BASE | _POLICIES | _ROLLOUTS | {"optimizers"},
+    "trainers/command_line": _BASE | _POLICIES | _ROLLOUTS | {"optimizers", "trainers"},
     "dashboards": _BASE,
 }
 # Like a user's code: only the public names of polopt.
@@ -154,7 +155,11 @@ def planted(root: Path, folder: str, **sources: str) -> list[Module]:
         ("rollouts/workers", "import polopt.policies\nx = polopt.A3C", "polopt.A3C"),
         ("optimizers", "from .. import trainers", "polopt.trainers"),
         ("optimizers", "import optimizers.base", "optimizers.base"),
-        ("optimizers", "import importlib\nimportlib.import_module('polopt.trainers.cli')", "cli"),
+        (
+            "optimizers",
+            "import importlib\nimportlib.import_module('polopt.trainers.config')",
+            "config",
+        ),
         ("trainers", "import polopt.tuned_examples", "polopt.tuned_examples"),
         ("trainers", "if TYPE_CHECKING:\n    from polopt.dashboards import x", "polopt.dashboards"),
         ("dashboards", "from polopt.trainers.presets import A3C", "polopt.trainers.presets"),

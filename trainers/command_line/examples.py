@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError, nearest
-from polopt.trainers.yaml_reader import read_yaml
+from polopt.trainers.command_line.yaml_reader import read_yaml
 
 _PACKAGE = "polopt.tuned_examples"
 _KEYS = ("run", "config", "stop", "goal", "measured", "description", "callbacks")

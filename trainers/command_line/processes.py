@@ -1,4 +1,4 @@
-"""The processes that Ray started for a run, so that none is left behind. Linux only: reads /proc."""
+"""Processes that a run started, and that must not outlive it. Reads /proc; empty elsewhere."""
 
 from __future__ import annotations
 

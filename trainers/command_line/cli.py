@@ -73,39 +73,7 @@ def train(
     ] = False,
 ) -> None:
     """Train an experiment; Ctrl-C, SIGTERM and SIGHUP stop it with a checkpoint."""
-    from polopt.trainers.signals import Stopped, StopSignals
-
-    signals = StopSignals()
-    signals.install()
-    try:
-        with _bad_input():
-            _import_from_working_directory()
-            gc.disable()  # collections during thousands of imports find no garbage
-            from polopt.trainers import tune_run
-
-            gc.enable()
-            planned = tune_run.plan(experiment, changes or [], restore)
-            options = tune_run.RunOptions(results_dir, checkpoint_every, verbose)
-
-            def report(outcome: Any) -> None:
-                if outcome.results is not None:
-                    _say(f"results     {outcome.results}")
-                if outcome.checkpoint is not None:
-                    _say(f"checkpoint  {outcome.checkpoint}")
-                    _say(_next_step(outcome.checkpoint, planned.experiment.rollout.env))
-                elif signals.number:
-                    before = "" if outcome.results else " before the first result"
-                    _say(f"stopped{before}; nothing was saved")
-
-            outcome = tune_run.run(planned, options, _console(), signals, report)
-    except Stopped:
-        signals.finish()
-        _say("stopped before the first result; nothing was saved")
-        raise typer.Exit(signals.exit_code) from None
-    if outcome.error:
-        _fail(outcome.error, FAILED)
-    if signals.number:
-        raise typer.Exit(signals.exit_code)
+    _train(experiment, changes or [], restore, (results_dir, checkpoint_every, verbose))
 
 
 @app.command()
@@ -135,7 +103,7 @@ def evaluate(
     """Play episodes with a trained policy."""
     with _bad_input():
         _import_from_working_directory()
-        from polopt.trainers import evaluation
+        from polopt.trainers.command_line import evaluation
         from polopt.trainers.restoring import find_checkpoint
 
         found = find_checkpoint(checkpoint.expanduser())
@@ -164,13 +132,62 @@ def list_() -> None:
 def main() -> None:
     """Entry point of the `polopt` command."""
     os.environ.update(_RAY_ENVIRONMENT)
+    sys.unraisablehook = _unraisable
     app(prog_name="polopt")
+
+
+def _train(
+    experiment: str, changes: list[str], restore: Path | None, options: tuple[Path, int, bool]
+) -> None:
+    from polopt.trainers.command_line.signals import Stopped, StopSignals
+
+    signals = StopSignals()
+    signals.install()
+    try:
+        with _bad_input():
+            _import_from_working_directory()
+            gc.disable()  # collections during thousands of imports find no garbage
+            from polopt.trainers.command_line import plan, tune_run
+
+            gc.enable()
+            planned = plan.plan(experiment, changes, restore)
+
+            def report(outcome: Any) -> None:
+                _report(outcome, planned.experiment.rollout.env, bool(signals.number))
+
+            run_options = tune_run.RunOptions(*options)
+            outcome = tune_run.run(planned, run_options, _console(), signals, report)
+    except Stopped:
+        signals.finish()
+        _say("stopped before the first result; nothing was saved")
+        raise typer.Exit(signals.exit_code) from None
+    if outcome.error:
+        _fail(outcome.error, FAILED)
+    if signals.number:
+        raise typer.Exit(signals.exit_code)
+
+
+def _report(outcome: Any, env: Any, stopped: bool) -> None:
+    if outcome.results is not None:
+        _say(f"results     {outcome.results}")
+    if outcome.checkpoint is not None:
+        _say(f"checkpoint  {outcome.checkpoint}")
+        _say(_next_step(outcome.checkpoint, env))
+    elif stopped:
+        _say(f"stopped{'' if outcome.results else ' before the first result'}; nothing was saved")
+
+
+def _unraisable(problem: sys.UnraisableHookArgs) -> None:
+    # Gymnasium's vector environments close themselves in `__del__`, which fails for those whose
+    # constructor failed. The error of the constructor is reported.
+    if getattr(problem.object, "__qualname__", "") != "VectorEnv.__del__":
+        sys.__unraisablehook__(problem)
 
 
 def _catalogue() -> dict[str, dict[str, str]]:
     from polopt.optimizers.registry import OPTIMIZERS
     from polopt.policies.registry import POLICIES
-    from polopt.trainers.examples import example_names, load_example
+    from polopt.trainers.command_line.examples import example_names, load_example
     from polopt.trainers.presets import PRESETS
 
     listed = {
@@ -215,7 +232,7 @@ def _import_from_working_directory() -> None:
 
 def _next_step(checkpoint: Path, env: Any) -> str:
     """Returns the command that evaluates a checkpoint, runnable in the current directory."""
-    from polopt.trainers.evaluation import env_argument
+    from polopt.trainers.command_line.evaluation import env_argument
 
     command = [*_program(), "evaluate", str(checkpoint)]
     argument = env_argument(env)
@@ -231,7 +248,7 @@ def _program() -> list[str]:
     script = Path(sys.argv[0])
     if script.name == "polopt":
         return ["polopt"] if shutil.which("polopt") else [str(script.absolute())]
-    return [sys.executable, "-m", "polopt.trainers.cli"]
+    return [sys.executable, "-m", "polopt.trainers.command_line.cli"]
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""One experiment of the command line: read, checked, and run as a `tune.Tuner`."""
+"""`polopt train`: one experiment as a `tune.Tuner`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,72 +18,21 @@ import ray
 from ray import tune
 from rich.console import Console
 
-from polopt.common.config import ConfigError, canonical, nearest
+from polopt.common.config import ConfigError
+from polopt.rollouts.workers.ray_session import attach_or_start
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.config import Experiment, aliases_for
-from polopt.trainers.examples import Example, apply_changes, load_example, merge
-from polopt.trainers.preparation import check_learner_device, prepare
+from polopt.trainers.command_line.examples import Example
+from polopt.trainers.command_line.plan import Plan
+from polopt.trainers.command_line.processes import Process, descendants, kill_remaining
+from polopt.trainers.command_line.progress import Progress
+from polopt.trainers.command_line.signals import Stopped, StopSignals
+from polopt.trainers.command_line.stopping import StopWhen
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.processes import Process, descendants, kill_remaining
-from polopt.trainers.progress import Progress
-from polopt.trainers.restoring import find_checkpoint, network_mismatch, read_or_fall_back
-from polopt.trainers.results import check_stop_key, look_up
+from polopt.trainers.restoring import find_checkpoint
 from polopt.trainers.run_context import RunContext
-from polopt.trainers.signals import Stopped, StopSignals
 
 #: Checkpoints that a run keeps, the newest ones.
 _KEPT = 3
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A checked experiment.
-
-    Attributes:
-        example: as read, with the changes to its `run` and `stop`.
-        config: with changes, under the canonical keys.
-        experiment: the parsed config.
-        restore: a complete checkpoint to start from; None: train from scratch.
-    """
-
-    example: Example
-    config: dict[str, Any]
-    experiment: Experiment
-    restore: Path | None
-
-
-def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = None) -> Plan:
-    """Reads, changes and checks an experiment; starts no process.
-
-    Raises:
-        ConfigError: wrong config, stop condition or environment, or `num_gpus` without a GPU.
-        CheckpointError: `restore` is not a complete checkpoint, or is of another network.
-    """
-    loaded = load_example(example_or_config, list(PRESETS))
-    example, config_changes = apply_changes(loaded, changes)
-    if example.run not in PRESETS:
-        raise ConfigError(
-            f"key 'run': got {example.run!r}{nearest(example.run, PRESETS) or '.'} "
-            f"Allowed: {', '.join(PRESETS)}"
-        )
-    preset = PRESETS[example.run].preset
-    aliases = aliases_for(merge(example.config, config_changes), preset)
-    config = merge(canonical(example.config, aliases), canonical(config_changes, aliases))
-    experiment = Experiment.parse(config, preset)
-    for key in example.stop:
-        check_stop_key(key)
-    if "RAY_ADDRESS" not in os.environ:  # in a cluster the trial may run on another machine
-        check_learner_device(experiment)
-    worker_config = prepare(experiment)
-    if restore is not None:
-        restore, state = read_or_fall_back(find_checkpoint(restore))
-        spaces = worker_config.observation_space, worker_config.action_space
-        network = experiment.policy_class(*spaces, experiment.policy).get_state()["network"]
-        mismatch = network_mismatch(state, network, experiment.policy.model.to_dict())
-        if mismatch:
-            raise CheckpointError(f"checkpoint {restore} does not fit: {mismatch}")
-        restore = restore.resolve()
-    return Plan(example, config, experiment, restore)
 
 
 @dataclass(frozen=True)
@@ -116,47 +65,6 @@ class Outcome:
     error: str = ""
 
 
-class StopWhen(tune.Stopper):
-    """Stops the trial at the first limit that it reaches, or after the iteration in which `request`
-    was called. Tune then saves a checkpoint, which it does neither for `stop_all` nor on a signal.
-
-    Args:
-        limits: result key to the value that ends the run.
-        stop_file: created by `request`; the trainer ends its iteration early once it exists.
-
-    Attributes:
-        error: why the limits could not be compared; None if they could.
-    """
-
-    def __init__(self, limits: Mapping[str, float], stop_file: Path) -> None:
-        self._limits = dict(limits)
-        self._stop_file = stop_file
-        self._requested = False
-        self.error: ConfigError | None = None
-
-    def request(self) -> None:
-        """Stops the trial after the current iteration; may be called in a signal handler."""
-        self._requested = True
-        try:
-            self._stop_file.touch()
-        except OSError:  # disk full: the iteration is not shortened
-            return
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Called by Tune with each result."""
-        if self._requested:
-            return True
-        try:
-            return any(look_up(result, key) >= limit for key, limit in self._limits.items())
-        except ConfigError as error:
-            self.error = error
-            return True
-
-    def stop_all(self) -> bool:
-        """Never: Tune saves no checkpoint then."""
-        return False
-
-
 def run(
     planned: Plan,
     options: RunOptions,
@@ -182,36 +90,47 @@ def run(
     folder = _new_folder(planned.example, options.results_dir)
     context = RunContext(folder, Path.cwd(), planned.restore)
     stop = StopWhen(planned.example.stop, context.stop_file)
-    error = ""
     with Progress(console, _title(planned), planned.example.stop, context.log_file) as progress:
-
-        def request() -> None:
-            if not progress.num_results:
-                signals.end_now()
-            progress.stopping = "stopping with a checkpoint; a second signal stops at once"
-            stop.request()
 
         def abandon() -> None:
             progress.close()
             report(_outcome(folder, progress.num_results, ""))
 
         signals.before_exit = abandon
-        try:
-            progress.say("starting Ray")
-            with _ray_for(planned, options.verbose, signals), signals.during(request):
-                progress.say("starting workers")
-                error = _error_of(_tuner(planned, options, context, (stop, progress)).fit())
-        except Stopped:
-            pass  # `signals.number` says so
-        except Exception as caught:  # a callback or a full disk may raise anything
-            error = f"{type(caught).__name__}: {caught}"
+        error = _fit(planned, options, context, (stop, progress), signals)
     signals.finish()
     context.stop_file.unlink(missing_ok=True)
-    if stop.error is not None:
-        error = str(stop.error)
     outcome = _outcome(folder, progress.num_results, "" if signals.number else error)
     report(outcome)
     return outcome
+
+
+def _fit(
+    planned: Plan,
+    options: RunOptions,
+    context: RunContext,
+    hooks: tuple[StopWhen, Progress],
+    signals: StopSignals,
+) -> str:
+    """Runs the experiment; returns what ended it early, or an empty string."""
+    stop, progress = hooks
+
+    def request() -> None:
+        if not progress.num_results:
+            signals.end_now()
+        progress.stopping = "stopping with a checkpoint; a second signal stops at once"
+        stop.request()
+
+    try:
+        progress.say("starting Ray")
+        with _ray_for(planned, options.verbose, signals), signals.during(request):
+            progress.say("starting workers")
+            results = _tuner(planned, options, context, hooks).fit()
+            return str(stop.error or "") or _error_of(results)
+    except Stopped:
+        return ""  # `signals.number` is set
+    except Exception as caught:  # a callback or a full disk may raise anything
+        return f"{type(caught).__name__}: {caught}"
 
 
 def _tuner(
@@ -319,12 +238,13 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     if folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
         paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
-    ray.init(
+    options = {
         **({} if "RAY_ADDRESS" in os.environ else here),
-        runtime_env=environment,
-        log_to_driver=verbose,
-        logging_level=logging.INFO if verbose else logging.ERROR,
-    )
+        "runtime_env": environment,
+        "log_to_driver": verbose,
+        "logging_level": logging.INFO if verbose else logging.ERROR,
+    }
+    attach_or_start(num_cpus, options)
 
 
 def _silence() -> None:

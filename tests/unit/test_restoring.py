@@ -1,16 +1,14 @@
-"""A checkpoint that can not be used: always found out, and the one before it taken or named."""
+"""Fallback to an older checkpoint when one cannot be read."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import pickle
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from polopt.trainers.checkpoint_fallback import name_previous, read_or_fall_back
-from polopt.trainers.checkpoints import (
-    CheckpointError,
-    DamagedCheckpoint,
-    read_trainer_state,
-    write_checkpoint,
-)
-from polopt.trainers.cli import app
+from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, write_checkpoint
+from polopt.trainers.command_line.cli import app
+from polopt.trainers.restoring import name_previous, read_or_fall_back, read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {
@@ -72,7 +65,7 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
-def test_whatever_happens_to_the_newest_the_one_before_is_taken(
+def test_damaged_newest_falls_back_to_the_one_before(
     series: Path, caplog: pytest.LogCaptureFixture, name: str, damage: Callable[[Path], None]
 ) -> None:
     newest, before = series / "checkpoint_000002", series / "checkpoint_000001"
@@ -96,7 +89,7 @@ def test_whatever_happens_to_the_newest_the_one_before_is_taken(
         assert f"restoring the one before, {before}" in line
 
 
-def test_the_one_before_may_be_damaged_too(series: Path) -> None:
+def test_fallback_skips_damaged_ones(series: Path) -> None:
     (series / "checkpoint_000002" / "tensors.pt").unlink()
     (series / "checkpoint_000001" / "manifest.json").unlink()
     assert read_or_fall_back(series / "checkpoint_000002")[1]["optimizer"]["number"] == 0
@@ -105,13 +98,13 @@ def test_the_one_before_may_be_damaged_too(series: Path) -> None:
         read_or_fall_back(series / "checkpoint_000002")
 
 
-def test_a_later_one_is_never_taken(series: Path) -> None:
+def test_fallback_never_uses_a_later_one(series: Path) -> None:
     (series / "checkpoint_000000" / "state.json").unlink()
     with pytest.raises(DamagedCheckpoint):
         read_or_fall_back(series / "checkpoint_000000")
 
 
-def test_without_numbers_times_tell(tmp_path: Path) -> None:
+def test_without_numbers_times_give_the_order(tmp_path: Path) -> None:
     for number, name in enumerate(["first", "second", "third"]):
         write_checkpoint(tmp_path / name, state_of(number))
         for path in (tmp_path / name, tmp_path / name / "manifest.json"):
@@ -185,24 +178,23 @@ class _Bomb:
         return os.mkdir, (str(self.path),)
 
 
-def sign(directory: Path, **manifest: Any) -> None:
-    """A manifest that agrees with the files, as a forger or another version would write it."""
-    from polopt.trainers import checkpoints
+def sign(directory: Path, version: int = 1) -> None:
+    """Writes a manifest that agrees with the files, for another version of the format."""
+    files = ("tensors.pt", "state.json")
+    sums = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in files}
+    seal = hashlib.sha256(json.dumps([version, sums], sort_keys=True).encode()).hexdigest()
+    manifest = {"format": version, "sha256": sums, "seal": seal}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
 
-    sums = {name: checkpoints._sha256(directory / name) for name in ("tensors.pt", "state.json")}
-    told = {"format": 1, "sha256": sums, **manifest}
-    told["seal"] = checkpoints._seal(told["format"], told["sha256"])
-    (directory / "manifest.json").write_text(checkpoints.json.dumps(told))
 
-
-def test_bomb_foreign_version_and_wrong_network_name_the_previous_good_one(
+def test_refusal_names_the_previous_checkpoint(
     saved: Path, tmp_path: Path, trainer: PolicyOptimizerTrainer
 ) -> None:
     newest, before = saved / "checkpoint_000002", saved / "checkpoint_000001"
     good = params_in(newest)
     named = f"; the one before, {before}, can be read"
 
-    sign(newest, format=2)
+    sign(newest, version=2)
     refused(trainer, newest, f"has format 2; this version of polopt reads format 1{named}")
 
     went_off = tmp_path / "went_off"
@@ -223,19 +215,19 @@ def test_bomb_foreign_version_and_wrong_network_name_the_previous_good_one(
 
 def test_state_that_does_not_fit_is_one_error(saved: Path, trainer: PolicyOptimizerTrainer) -> None:
     newest = saved / "checkpoint_000002"
-    for spoil in (
-        lambda s: s["optimizer"]["policy"].pop("adam"),
-        lambda s: s["optimizer"].pop("restore_count"),
-        lambda s: s["optimizer"].update(num_updates="many"),
-        lambda s: s["optimizer"]["policy"].update(params=[1, 2]),
-        lambda s: s["optimizer"].update(policy=3),
-        lambda s: s["optimizer"]["policy"]["adam"].update(exp_avg=torch.zeros(3)),
+    for spoil, said in (
+        (lambda s: s["optimizer"]["policy"].pop("adam"), "does not fit: KeyError"),
+        (lambda s: s["optimizer"].pop("restore_count"), "does not fit: KeyError"),
+        (lambda s: s["optimizer"].update(num_updates="many"), "'num_updates': got 'many'"),
+        (lambda s: s["optimizer"]["policy"].update(params=[1, 2]), "policy/params': got [1, 2]"),
+        (lambda s: s["optimizer"].update(policy=3), "optimizer/policy': got 3"),
+        (lambda s: s["optimizer"]["policy"]["adam"].update(exp_avg=torch.zeros(3)), "not fit"),
     ):
         state = read_trainer_state(saved / "checkpoint_000001")
         spoil(state)
         shutil.rmtree(newest)
         write_checkpoint(newest, state)
-        refused(trainer, newest, "does not fit")
+        refused(trainer, newest, said)
 
 
 def refused(trainer: PolicyOptimizerTrainer, directory: Path, said: str) -> None:
@@ -251,72 +243,7 @@ def test_command_line_names_the_previous_one(saved: Path) -> None:
     truncate(newest / "tensors.pt")
     result = CliRunner().invoke(app, ["evaluate", str(newest)])
     assert result.exit_code == 2
-    assert "is damaged: tensors.pt" in result.output
+    assert "is damaged: the SHA-256 of tensors.pt" in result.output
     assert str(saved / "checkpoint_000001") in result.output
     assert "Traceback" not in result.output
     assert name_previous(saved / "checkpoint_000000") == ""
-
-
-# ---- kills ------------------------------------------------------------------------------------
-
-# Forks a process for each line it reads, which has then no torch to import, and tells its id.
-_WRITERS = """
-import os, shutil, sys, torch
-from pathlib import Path
-from polopt.trainers.checkpoints import write_checkpoint
-
-def state_of(number):
-    params = torch.full((50,), float(number))
-    return {"config": {}, "optimizer": {"policy": {"params": params}, "number": number}}
-
-for line in sys.stdin:
-    pid = os.fork()
-    if pid:
-        print(pid, flush=True)
-        os.waitpid(pid, 0)
-        print("gone", flush=True)
-        continue
-    root = Path(line.strip())
-    for number in range(10**6):
-        write_checkpoint(root / f"checkpoint_{number:06d}", state_of(number))
-        if number > 2:
-            shutil.rmtree(root / f"checkpoint_{number - 3:06d}")
-"""
-
-
-def kill_while_saving(tmp_path: Path, kills: int) -> int:
-    """Checks what each kill leaves; how many of them left a checkpoint that is not whole."""
-    rng = random.Random(0)
-    cut_off = 0
-    with subprocess.Popen(
-        [sys.executable, "-c", _WRITERS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as writers:
-        assert writers.stdin is not None
-        assert writers.stdout is not None
-        for kill in range(kills):
-            root = tmp_path / str(kill)
-            print(root, file=writers.stdin, flush=True)
-            pid = int(writers.stdout.readline())
-            deadline_s = time.monotonic() + 20.0
-            while not (root / "checkpoint_000001").is_dir():
-                assert time.monotonic() < deadline_s
-                time.sleep(0.001)
-            time.sleep(0.03 * rng.random())
-            os.kill(pid, signal.SIGKILL)
-            assert writers.stdout.readline() == "gone\n"
-            newest = max(root.iterdir())
-            found, state = read_or_fall_back(newest)
-            number = int(newest.name[-6:])
-            assert state["optimizer"]["number"] == int(found.name[-6:]) in (number, number - 1)
-            assert (state["optimizer"]["policy"]["params"] == int(found.name[-6:])).all()
-            cut_off += found != newest
-            shutil.rmtree(root)
-        writers.stdin.close()
-    return cut_off
-
-
-def test_newest_complete_checkpoint_is_found_after_a_kill(tmp_path: Path) -> None:
-    kill_while_saving(tmp_path, kills=8)

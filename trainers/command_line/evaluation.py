@@ -65,11 +65,12 @@ def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Expe
             f"checkpoint {checkpoint} was trained on a callable environment, which it cannot "
             "hold; name it with --env module:callable"
         )
-    if env is None and ":" in str(config["env"]):
-        raise ConfigError(
-            f"checkpoint {checkpoint} was trained on {config['env']!r}; its module is not imported "
-            f"unless you name it: --env {shlex.quote(str(config['env']))}"
-        )
+    if env is None:
+        try:
+            resolve_env(config["env"], allow_import=False)
+        except ConfigError as error:
+            hint = f"; to import it: --env {shlex.quote(str(config['env']))}"
+            raise ConfigError(f"{error}{hint * (':' in str(config['env']))}") from None
     return state, Experiment.parse(config, {})
 
 

@@ -1,0 +1,246 @@
+"""The command line: refusals, list, help and evaluation. Nothing here starts Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from typer.testing import CliRunner, Result
+
+from polopt.optimizers.registry import OPTIMIZERS
+from polopt.policies.registry import POLICIES
+from polopt.trainers.command_line import evaluation
+from polopt.trainers.command_line.cli import app
+from polopt.trainers.command_line.examples import example_names
+from polopt.trainers.presets import PRESETS
+from polopt.trainers.restoring import find_checkpoint
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+SMALL = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 8,
+    "min_sample_timesteps_per_iteration": 32,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 5,
+}
+
+
+def polopt(*arguments: object) -> Result:
+    """The command in this process; Ray must not start."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def error_of(result: Result, code: int = 2) -> str:
+    """The one line that a refused command prints."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a trainer without workers, in directories as Tune makes them."""
+    path = tmp_path_factory.mktemp("results") / "experiment" / "trial" / "checkpoint_000000"
+    trainer = PolicyOptimizerTrainer(SMALL)
+    trainer.train()
+    trainer.save(str(path))
+    trainer.stop()
+    return path
+
+
+# Gymnasium's vector environments raise in `__del__` if their constructor raised.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cartpole_a3c", "gama=0.9"], "unknown key 'gama'; did you mean 'gamma'?"),
+        (["cartpole_a3c", "train_batch_size=9"], "an option of optimizer 'sync_samples'"),
+        (["cartpole_a3c", "lr=fast"], "key 'lr': got 'fast'"),
+        (["cartpole_a3c", "num_workers=0"], "'async_gradients' with num_workers=0"),
+        (["cartpole_a3c", "lr"], "'lr'. Allowed: key=value"),
+        (["cartpole_a3c", "model.=1"], "Allowed: key=value"),
+        (["cartpole_a3c", "lr=1", "lr.x=2"], "another argument sets 'lr' itself"),
+        (["cartpole_a3c", "lr=[[0,1]"], "line 1: expected ',' or ']'"),
+        (["cartpole_a3c", "stop=3"], "stop.KEY=limit"),
+        (["cartpole_a3c", "stop.training_iteration=soon"], "Allowed: a number"),
+        (["cartpole_a3c", "stop.traning_iteration=3"], "did you mean 'training_iteration'?"),
+        (["cartpole_a3c", "run=A3"], "did you mean 'A3C'?"),
+        (["cartpole_a3c", "env=Cartpole-v1"], "did you mean 'CartPole-v1'?"),
+        (["cartpole_a3c", "env_config.no_such=1"], "'no_such'"),
+        (["cartpole_a3c", "--restore", "/no/such"], "no such directory: /no/such"),
+        (["cartpole_a3d"], "did you mean 'cartpole_a3c'?"),
+        (["nowhere.yaml"], "no such file: nowhere.yaml"),
+        (["A3C"], "key 'env' is missing"),
+        (["cartpole_ppo", "num_gpus=1"], "key 'num_gpus': got 1, but torch finds no GPU"),
+        (
+            ["cartpole_a3c", "stop.episode_reward_mean=3"],
+            "result key 'episode_reward_mean' is now 'env_runners/episode_return_mean'",
+        ),
+        (
+            ["cartpole_a3c", "stop.fault_tolerance/num_bad_numbers=3"],
+            "is now 'fault_tolerance/num_non_finite'",
+        ),
+    ],
+)
+def test_train_refuses(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    assert said in error_of(polopt("train", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("x.yaml", "run: [", "x.yaml, line 1"),
+        ("x.yaml", "- 1", "a mapping with 'run' and 'config'"),
+        ("x.yaml", "config: {}", "key 'run': got None"),
+        ("x.yaml", "run: A3C\nconfg: {}", "did you mean 'config'?"),
+        ("x.yaml", "run: A3C\nconfig: 3", "key 'config': got 3"),
+        ("x.yaml", "run: A3C\nstop: {training_iteration: yes}", "Allowed: a number"),
+        ("x.py", "run = 'A3C'\nconfig = {'env': 1/0}", "ZeroDivisionError: division by zero"),
+        ("x.py", "def", "SyntaxError"),
+    ],
+)
+def test_train_refuses_files(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert said in error_of(polopt("train", tmp_path / name))
+
+
+def test_list_describes_every_name() -> None:
+    result = polopt("list")
+    assert result.exit_code == 0
+    names = [*PRESETS, *OPTIMIZERS.names(), *POLICIES.names(), *example_names()]
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines() if line[:2] == "  "]
+    described = {words[0] for words in lines if len(words) == 2}
+    assert described == set(names)
+
+
+def test_evaluate_plays_episodes(checkpoint: Path) -> None:
+    results = [
+        polopt("evaluate", path, "--episodes", 3, "--seed", 1, "--stochastic")
+        for path in (checkpoint, checkpoint.parents[1])  # itself, and the newest below
+    ]
+    for result in results:
+        assert result.exit_code == 0, result.output
+        assert str(checkpoint) in result.stdout
+        assert "return" in result.stdout
+        assert "(3 episodes)" in result.stdout
+    assert results[0].stdout == results[1].stdout  # the seed holds
+
+
+def test_evaluation_counts_what_was_played(checkpoint: Path) -> None:
+    state, experiment = evaluation.load(checkpoint)
+    with evaluation.environment(experiment) as env:
+        policy = evaluation.make_policy(experiment, state, env)
+        played = evaluation.play(policy, env, 4, seed=0)
+        again = evaluation.play(policy, env, 4, seed=0)
+    assert played == again
+    assert played.returns == played.lengths  # CartPole gives 1 a step
+    assert evaluation.summary([1.0, 3.0]) == "mean 2.00  std 1.00  min 1.00  max 3.00"
+
+
+def test_evaluate_takes_the_newest_whole_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+
+    for number, name in enumerate(("a", "b", "c")):
+        shutil.copytree(checkpoint, tmp_path / name)
+        os.utime(tmp_path / name / "manifest.json", (number, number))
+    assert find_checkpoint(tmp_path) == tmp_path / "c"
+    (tmp_path / "c" / "tensors.pt").write_bytes(b"")
+    (tmp_path / "b" / "manifest.json").unlink()
+    assert find_checkpoint(tmp_path) == tmp_path / "a"
+    assert "is damaged" in error_of(polopt("evaluate", tmp_path / "c"))
+
+
+def callable_env(config: Any) -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+def test_evaluate_on_a_named_callable(checkpoint: Path, tmp_path: Path) -> None:
+    trainer = PolicyOptimizerTrainer({**SMALL, "env": callable_env})
+    trainer.save(str(tmp_path / "c"))
+    trainer.stop()
+    assert "--env module:callable" in error_of(polopt("evaluate", tmp_path / "c"))
+    named = polopt(
+        "evaluate", tmp_path / "c", "--episodes", 1, "--env", "test_command_line:callable_env"
+    )
+    assert named.exit_code == 0, named.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--env", "Acrobot-v1"], "does not fit observation space"),
+        (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'?"),
+        (["--env", "no_such_module:make"], "No module named 'no_such_module'"),
+    ],
+)
+def test_evaluate_refuses(checkpoint: Path, arguments: list[str], said: str) -> None:
+    assert said in error_of(polopt("evaluate", checkpoint, *arguments))
+
+
+def test_evaluate_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
+    assert "no complete checkpoint" in error_of(polopt("evaluate", tmp_path))
+    assert "no such directory" in error_of(polopt("evaluate", tmp_path / "gone"))
+
+
+def test_video_needs_moviepy(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = error_of(polopt("evaluate", checkpoint, "--video", tmp_path))
+    assert "pip install moviepy" in said
+
+
+def test_evaluate_does_not_import_a_module_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evilmod.py").write_text("import pathlib\npathlib.Path('went_off').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    trainer = PolicyOptimizerTrainer(SMALL)
+    foreign = {**SMALL, "env": "evilmod:Evil-v0"}
+    trainer.experiment = trainer.experiment.parse(foreign, {})
+    trainer.save(str(tmp_path / "c"))
+    trainer.stop()
+    assert "--env evilmod:Evil-v0" in error_of(polopt("evaluate", tmp_path / "c"))
+    assert not Path("went_off").exists()
+    assert "Evil" in error_of(polopt("evaluate", tmp_path / "c", "--env", "evilmod:Evil-v0"))
+    assert Path("went_off").exists(), "the module does execute once the user names it"
+
+
+def test_evaluate_finds_callables_of_files(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sub" / "my env.py"
+    file.parent.mkdir()
+    file.write_text("import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n")
+    options = ["--episodes", 1, "--env"]
+    assert polopt("evaluate", checkpoint, *options, f"{file}:make").exit_code == 0
+    said = error_of(polopt("evaluate", checkpoint, *options, f"{file}:nothing"))
+    assert "defines no callable 'nothing'" in said
+
+
+def test_restore_of_another_network_fails_before_ray(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    changes = ["env=CartPole-v1", "model.fcnet_hiddens=[9,9]"]
+    said = error_of(polopt("train", "SyncPPO", *changes, "--restore", checkpoint))
+    assert "fcnet_hiddens: checkpoint [8], config (9, 9)" in said
+    assert len(said) < 350 + len(str(checkpoint))
+
+
+@pytest.mark.parametrize("kind", ["a file", "a missing mount"])
+def test_unusable_results_directory_is_one_error(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    results = tmp_path / "results" if kind == "a file" else Path("/proc/polopt")
+    if kind == "a file":
+        results.touch()
+    said = error_of(polopt("train", "cartpole_a3c", "--results-dir", results))
+    assert f"--results-dir {results}: " in said

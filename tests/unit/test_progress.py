@@ -1,0 +1,116 @@
+"""The terminal output of a run: rows, lines, time left, warnings."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from polopt.trainers.command_line.progress import (
+    Progress,
+    cells,
+    duration,
+    line,
+    longest_phase,
+    time_left_s,
+)
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    return {
+        "env_runners": {"episode_return_mean": 85.0},
+        "num_env_steps_sampled_lifetime": 15_758,
+        "num_env_steps_sampled_per_second": 12_345.6,
+        "training_iteration": 4,
+        "time_this_iter_s": 2.0,
+        "time_total_s": 9.0,
+        "fault_tolerance": {"num_healthy_workers": 2},
+        "config": {"num_workers": 2},
+        "optimizer": {
+            "policy_lag": {"mean": 0.93},
+            "wait_time_ms": 6.0,
+            "apply_time_ms": 3.0,
+            "dispatch_time_ms": 1.0,
+        },
+        **changes,
+    }
+
+
+def test_line_has_labels_and_fits_80_columns() -> None:
+    text = line(cells(result(), {"num_env_steps_sampled_lifetime": 1_000_000}))
+    assert text == "return 85.0  steps 15,758  steps/s 12,346  left 1m20s  lag 0.9  wait 60%"
+    assert len(text) <= 80
+
+
+def test_line_names_missing_workers() -> None:
+    text = line(cells(result(fault_tolerance={"num_healthy_workers": 1}), {}))
+    assert "workers 1/2" in text
+
+
+def test_return_before_the_first_episode() -> None:
+    row = cells(result(env_runners={"episode_return_mean": math.nan}), {})
+    assert row["return"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("limits", "left_s"),
+    [
+        ({}, math.nan),
+        ({"env_runners/episode_return_mean": 450}, math.nan),
+        ({"num_env_steps_sampled_lifetime": 15_758 + 123_456}, 10.0),
+        ({"training_iteration": 10}, 12.0),
+        ({"time_total_s": 12, "training_iteration": 10}, 3.0),
+        ({"training_iteration": 4}, 0.0),
+    ],
+)
+def test_time_left_is_that_to_the_first_limit(limits: dict[str, float], left_s: float) -> None:
+    assert time_left_s(result(), limits) == pytest.approx(left_s, nan_ok=True)
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (45, 725, 11_220, math.nan)] == ["45s", "12m05s", "3h07m", "-"]
+
+
+def test_longest_phase_of_none() -> None:
+    assert longest_phase({"optimizer": {"wait_time_ms": 0.0}}) == "-"
+
+
+def test_table_fits_80_columns(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    with Progress(console, "title", {"training_iteration": 9}, tmp_path / "log") as progress:
+        big = result(
+            env_runners={"episode_return_mean": -1234.56},
+            num_env_steps_sampled_lifetime=12_345_678,
+            num_env_steps_sampled_per_second=101_234.0,
+        )
+        progress.on_trial_result(1, [], None, big)
+    shown = out.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80 + 20  # cursor movements included
+    for text in ("-1234.6", "12,345,678", "101,234", "10s", "2/2", "0.9", "wait 60%"):
+        assert text in shown
+
+
+def test_warnings_here_and_in_the_trial_are_one_line_each(tmp_path: Path) -> None:
+    out, log = io.StringIO(), tmp_path / "log"
+    with Progress(Console(file=out, width=40), "title", {}, log) as progress:
+        logging.getLogger("polopt").warning("worker %d: crash;\n it is replaced", 3)
+        progress.on_step_begin(1, [])
+        log.write_text("from the trial\n")
+        progress.on_step_begin(2, [])
+        progress.on_step_begin(3, [])
+    logging.getLogger("polopt").warning("after the end")
+    assert out.getvalue() == "title\nworker 3: crash; it is replaced\nfrom the trial\n"
+
+
+def test_tune_can_pickle_it(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with Progress(console, "title", {"training_iteration": 9}, tmp_path / "log") as progress:
+        copy = pickle.loads(pickle.dumps(progress))
+    assert copy.num_results == 0

@@ -1,0 +1,110 @@
+"""The end of a run of the command line: limits, stop requests and signals."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polopt.common.config import ConfigError
+from polopt.trainers.command_line.signals import Stopped, StopSignals
+from polopt.trainers.command_line.stopping import StopWhen
+from polopt.trainers.results import RENAMED_KEYS, check_stop_key, result_keys
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def test_first_limit_stops(tmp_path: Path) -> None:
+    stop = StopWhen({"env_runners/episode_return_mean": 9, "time_total_s": 5}, tmp_path / "stop")
+
+    def stops(mean: float, seconds: float) -> bool:
+        result = {"env_runners": {"episode_return_mean": mean}, "time_total_s": seconds}
+        return stop("trial", result)
+
+    assert [stops(8, 4), stops(9, 4), stops(8, 5), stops(float("nan"), 4)] == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("result", [{}, {"optimizer": 3}, {"optimizer": {"name": "x"}}])
+def test_missing_result_key_stops_with_an_error(tmp_path: Path, result: dict[str, Any]) -> None:
+    stop = StopWhen({"optimizer/name": 1}, tmp_path / "stop")
+    assert stop("trial", result)
+    assert "optimizer/name" in str(stop.error)
+
+
+def test_request_stops_and_creates_the_stop_file(tmp_path: Path) -> None:
+    stop = StopWhen({}, tmp_path / "stop")
+    assert not stop("trial", {})
+    stop.request()
+    assert stop("trial", {})
+    assert (tmp_path / "stop").exists()
+    assert not StopWhen({}, tmp_path / "no" / "folder").stop_all()
+
+
+def test_request_without_space_for_the_file(tmp_path: Path) -> None:
+    stop = pickle.loads(pickle.dumps(StopWhen({}, tmp_path / "missing" / "stop")))
+    stop.request()
+    assert stop("trial", {})
+
+
+def test_renamed_stop_keys_name_the_new_key() -> None:
+    for old, new in RENAMED_KEYS.items():
+        with pytest.raises(ConfigError, match=f"{old!r} is now {new!r}"):
+            check_stop_key(old)
+        check_stop_key(new)
+    for key in result_keys():
+        check_stop_key(key)
+
+
+@pytest.fixture
+def signals() -> Iterator[StopSignals]:
+    previous = {number: signal.getsignal(number) for number in [*SIGNALS, signal.SIGALRM]}
+    made = StopSignals()
+    made.install()
+    yield made
+    made.finish()
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_outside_a_run_raises(signals: StopSignals, number: int) -> None:
+    with pytest.raises(Stopped):
+        signal.raise_signal(number)
+    assert signals.exit_code == 128 + number
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_second_signal_raises(signals: StopSignals, number: int) -> None:
+    requests = []
+    with pytest.raises(Stopped), signals.during(lambda: requests.append(1)):
+        signal.raise_signal(number)
+        assert requests == [1]
+        signal.raise_signal(signal.SIGINT)
+    assert signals.number == number
+
+
+def test_expired_grace_raises_once(signals: StopSignals) -> None:
+    with pytest.raises(Stopped), signals.during(lambda: None):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGALRM)
+    signal.raise_signal(signal.SIGALRM)
+    signal.raise_signal(signal.SIGTERM)
+
+
+def test_signal_before_a_run_prevents_it(signals: StopSignals) -> None:
+    with signals.during(lambda: None):
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Stopped), signals.during(lambda: None):
+        pytest.fail("the run began")
+
+
+def test_finished_run_ignores_signals(signals: StopSignals) -> None:
+    with signals.during(lambda: None):
+        signal.raise_signal(signal.SIGTERM)
+    signals.finish()
+    for number in SIGNALS:
+        signal.raise_signal(number)

@@ -1,0 +1,1 @@
+"""What the command line runs: experiments in files, Tune, terminal output, evaluation."""

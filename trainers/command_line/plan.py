@@ -1,0 +1,68 @@
+"""Reading, changing and checking an experiment before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polopt.common.config import ConfigError, canonical, nearest
+from polopt.trainers.checkpoints import CheckpointError
+from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
+from polopt.trainers.config import Experiment, aliases_for
+from polopt.trainers.presets import PRESETS
+from polopt.trainers.restoring import find_checkpoint, network_mismatch, read_or_fall_back
+from polopt.trainers.results import check_stop_key
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked experiment.
+
+    Attributes:
+        example: as read, with the changes to its `run` and `stop`.
+        config: with changes, under the canonical keys.
+        experiment: the parsed config.
+        restore: a complete checkpoint to start from; None: train from scratch.
+    """
+
+    example: Example
+    config: dict[str, Any]
+    experiment: Experiment
+    restore: Path | None
+
+
+def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = None) -> Plan:
+    """Reads, changes and checks an experiment; starts no process.
+
+    Raises:
+        ConfigError: wrong config, stop condition or environment, or `num_gpus` without a GPU.
+        CheckpointError: `restore` is not a complete checkpoint, or is of another network.
+    """
+    loaded = load_example(example_or_config, list(PRESETS))
+    example, config_changes = apply_changes(loaded, changes)
+    if example.run not in PRESETS:
+        raise ConfigError(
+            f"key 'run': got {example.run!r}{nearest(example.run, PRESETS) or '.'} "
+            f"Allowed: {', '.join(PRESETS)}"
+        )
+    preset = PRESETS[example.run].preset
+    aliases = aliases_for(merge(example.config, config_changes), preset)
+    config = merge(canonical(example.config, aliases), canonical(config_changes, aliases))
+    experiment = Experiment.parse(config, preset)
+    for key in example.stop:
+        check_stop_key(key)
+    if "RAY_ADDRESS" not in os.environ:  # in a cluster the trial may run on another machine
+        experiment.learner_device()
+    worker_config = experiment.make_worker_config()
+    if restore is not None:
+        restore, state = read_or_fall_back(find_checkpoint(restore))
+        spaces = worker_config.observation_space, worker_config.action_space
+        network = experiment.policy_class(*spaces, experiment.policy).get_state()["network"]
+        mismatch = network_mismatch(state, network, experiment.policy.model.to_dict())
+        if mismatch:
+            raise CheckpointError(f"checkpoint {restore} does not fit: {mismatch}")
+        restore = restore.resolve()
+    return Plan(example, config, experiment, restore)
