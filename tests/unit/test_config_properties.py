@@ -1,4 +1,4 @@
-"""Whatever a config holds, it either trains or is one `ConfigError` before any actor starts."""
+"""Random configs: each trains, or is one `ConfigError` before any actor starts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from toy_envs import Drift
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.trainers.command_line.plan import plan
 from polopt.trainers.config import Experiment
-from polopt.trainers.planning import plan
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: So small that an iteration takes milliseconds.
+#: An iteration takes milliseconds.
 SMALL: dict[str, Any] = {
     "env": Drift,
     "num_workers": 0,
@@ -114,7 +113,7 @@ mutations = st.one_of(
 )
 quietly = settings(
     deadline=None,
-    derandomize=True,  # the same examples for everybody; `slow` looks further
+    derandomize=True,  # reproducible; the `slow` test draws new examples
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
@@ -142,8 +141,8 @@ def is_small(experiment: Experiment) -> bool:
     return quick and options["vectorization_mode"] != "async"
 
 
-def either_trains_or_says_why(config: dict[str, Any]) -> bool:
-    """Whether it trained."""
+def trains_or_raises_config_error(config: dict[str, Any]) -> bool:
+    """Returns whether the config trained."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of environments that are out of date, and the like
         try:
@@ -167,7 +166,7 @@ def either_trains_or_says_why(config: dict[str, Any]) -> bool:
 @given(mutations)
 @settings(quietly, max_examples=150)
 def test_mutated_config_trains_or_is_a_config_error(changes: dict[str, Any]) -> None:
-    either_trains_or_says_why(mutated(changes))
+    trains_or_raises_config_error(mutated(changes))
 
 
 @given(st.sampled_from(sorted(PRESETS)), mutations)
@@ -185,46 +184,7 @@ def test_every_preset_checks_its_config(preset: str, changes: dict[str, Any]) ->
 @given(mutations)
 @settings(quietly, max_examples=3000, derandomize=False)
 def test_many_mutated_configs(changes: dict[str, Any]) -> None:
-    either_trains_or_says_why(mutated(changes))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("preset", ["A3C", "A2C", "DDPPO"])
-def test_mutated_configs_with_workers(ray_session: None, preset: str) -> None:
-    base = {**SMALL, "num_workers": 1, "num_cpus_per_worker": 0.5, "grads_per_step": 5}
-    if preset != "A3C":
-        del base["grads_per_step"]
-    trainer = PRESETS[preset](base)
-
-    @given(mutations)
-    @settings(quietly, max_examples=60)
-    def check(changes: dict[str, Any]) -> None:
-        config = mutated(changes, base)
-        try:
-            experiment = Experiment.parse(config, PRESETS[preset].preset)
-            experiment.make_worker_config()
-        except ConfigError:
-            return
-        fits = experiment.rollout.num_workers == 1 and experiment.rollout.num_cpus_per_worker <= 1
-        plain = not (experiment.rollout.num_gpus_per_worker or experiment.trainer.num_gpus)
-        patient = experiment.rollout.worker_timeout_s > 5
-        sized = experiment.rollout.model_copy(update={"num_workers": 0})
-        quick = is_small(Experiment(**{**vars(experiment), "rollout": sized}))
-        if not (fits and plain and patient and quick):
-            return
-        if experiment.rollout.custom_resources_per_worker or experiment.rollout.memory_per_worker:
-            return
-        try:
-            assert trainer.reset_config(config)
-            trainer.train()
-        except WorkersFailedError as error:
-            raise AssertionError(f"{changes}") from error
-
-    try:
-        check()
-    finally:
-        trainer.stop()
+    trains_or_raises_config_error(mutated(changes))
 
 
 # ---- files and the command line ---------------------------------------------------------------
