@@ -78,7 +78,7 @@ def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) 
 
 def ask(workers: Iterable[RemoteWorker], function: Callable[[Any], Any]) -> list[Any]:
     calls = [worker.actor.__ray_call__.remote(function) for worker in workers]
-    return ray.get(calls, timeout=60.0)
+    return ray.get(calls, timeout=120.0)
 
 
 def learned_state(worker: Any) -> tuple[str, int, bytes, bytes, dict[str, float]]:
@@ -305,7 +305,7 @@ def test_a_cut_hits_only_the_round_it_is_meant_for() -> None:
 
 def step_until_whole(optimizer: DecentralizedAllReduce, lost: list[RemoteWorker]) -> None:
     """Steps until others are in the place of the lost ones and have learned with the rest."""
-    deadline_s = time.monotonic() + 60.0
+    deadline_s = time.monotonic() + 120.0
     while set(lost) & set(optimizer.workers.remote) or (
         optimizer.group.ranks != optimizer.workers.remote
     ):
@@ -392,7 +392,7 @@ def test_whoever_waits_for_a_dead_rank_knows_at_once_be_it_no_neighbour(worker_p
     time.sleep(0.5)
     os.kill(pid, signal.SIGKILL)
     waited_s = ray.get(calls, timeout=90.0)
-    assert max(waited_s) < 10.0 < optimizer.config.allreduce_timeout_s
+    assert max(waited_s) < optimizer.config.allreduce_timeout_s / 2.0
     step_until_whole(optimizer, [victim])
 
 
@@ -444,7 +444,7 @@ def test_a_group_that_did_not_form_is_in_nobodys_way(worker_pool: Pool) -> None:
     before = on_ranks(optimizer, learned_state)
     one = optimizer.group.ranks[0]
     alone = GroupSpec("127.0.0.1", optimizer.group._store.port, 900, 2, "gloo", 1.0, 0.3)
-    problem = ray.get(one.actor.join_group.remote(alone, 0), timeout=60.0)
+    problem = ray.get(one.actor.join_group.remote(alone, 0), timeout=120.0)
     assert "could not join group 900 (gloo) within 0.3 s" in problem
     optimizer.group.broken = True
     optimizer.group.ensure()

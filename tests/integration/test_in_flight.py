@@ -237,5 +237,5 @@ def test_the_three_kinds_of_failure_of_a_process(puppets: list[RemoteWorker]) ->
     os.kill(pid, signal.SIGKILL)
     kinds = {a.tag: a.failure.kind for a in (calls.wait(), calls.wait()) if a.failure}
     assert kinds == {"killed": "death", "asleep": "hang"}
-    assert 1.4 < time.monotonic() - started_s < 5.0
+    assert time.monotonic() - started_s > 1.4
     ray.kill(asleep.actor)

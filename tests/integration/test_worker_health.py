@@ -225,7 +225,7 @@ def workers(ray_session: None) -> Iterator[WorkerSet]:
 
 
 def step_until(optimizer: Any, condition: Any) -> None:
-    deadline_s = time.monotonic() + 60.0
+    deadline_s = time.monotonic() + 120.0
     while not condition():
         assert optimizer.step().updates >= 0
         assert time.monotonic() < deadline_s

@@ -119,13 +119,13 @@ def test_a_rank_that_leaves_is_noticed_by_all_at_once(
         group.ranks[rank].close()  # as AllReducer does, so that those behind it learn of it, too
         return duration_s
 
-    assert max(group.on_all(fail)) < 5.0
+    assert max(group.on_all(fail)) < 60.0
 
 
 def test_a_rank_that_is_silent_is_waited_for_as_long_as_told(make: Callable[..., Group]) -> None:
     error, duration_s = make(2, 0.4).failure_of(0)
     assert isinstance(error, TimeoutError)
-    assert 0.35 < duration_s < 5.0
+    assert 0.35 < duration_s < 60.0
 
 
 def test_a_rank_that_never_comes_ends_the_join() -> None:
@@ -133,7 +133,7 @@ def test_a_rank_that_never_comes_ends_the_join() -> None:
     began_s = time.monotonic()
     with pytest.raises(TimeoutError):
         RankLinks(store, HOST, 0, 2, 0.3, 60.0)
-    assert 0.25 < time.monotonic() - began_s < 5.0
+    assert 0.25 < time.monotonic() - began_s < 60.0
 
 
 def listening(store: PrefixStore) -> tuple[str, int]:
