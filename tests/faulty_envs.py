@@ -1,4 +1,4 @@
-"""Environments that raise, give bad numbers or break Gymnasium's API, when they are told to."""
+"""Environments that raise, return numbers that are not finite, or violate Gymnasium's API."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class CrashingClock(Clock):
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
         if self.time == self.crash_at:
-            raise RuntimeError("the clock fell off the wall")
+            raise RuntimeError("simulated crash of the clock")
         return super().step(action)
 
 
 class CartPoleCrashing(CartPoleEnv):
-    """RLlib's environment of that name: raises at random.
+    """Raises at random, as RLlib's environment of the same name.
 
     Args:
         config: `p_crash` in each step, `p_crash_reset` in each reset; 0 where not given.
@@ -60,10 +60,10 @@ def crashing_cartpole(config: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 
 
 class Spoiled(Drift):
-    """A drift that gives a bad number, or breaks the API, in worker `worker` from step `after` on.
+    """Returns a number that is not finite, or violates the API, after a number of steps.
 
     Args:
-        config: `worker` (0: all), `after` steps of its life, `times` how often (default: always),
+        config: `worker` that does it (0: all), `after` steps of the instance, `times` at most (default: always),
             and `what`, a key of `SPOILS`.
     """
 
@@ -71,7 +71,7 @@ class Spoiled(Drift):
         super().__init__(config)
         self.config = dict(config or {})
         self.steps = 0
-        self.told = 0
+        self.count = 0
 
     def step(self, action: int) -> Any:
         self.steps += 1
@@ -80,9 +80,9 @@ class Spoiled(Drift):
         here = not wanted or self.context.worker_index == wanted
         if not here or self.steps <= self.config.get("after", 0):
             return result
-        if self.told >= self.config.get("times", 10**9):
+        if self.count >= self.config.get("times", 10**9):
             return result
-        self.told += 1
+        self.count += 1
         return SPOILS[self.config["what"]](result)
 
 
@@ -139,18 +139,18 @@ def guarded(
 
 
 class NeverMade(Drift):
-    """Can not even be made."""
+    """Its constructor always raises."""
 
     def __init__(self, config: Any = None) -> None:
         raise OSError("no licence")
 
 
 class CrashingVector(CartPoleVectorEnv):
-    """A vector implementation of an environment's own whose step or reset raises as a whole.
+    """An environment's own vector implementation whose step or reset raises.
 
     Args:
         num_envs: N.
-        crash_at: step of its life that raises.
+        crash_at: step of the instance after which it raises.
         when: `step` or `reset`.
         crashes: whether it does.
     """
@@ -170,11 +170,11 @@ class CrashingVector(CartPoleVectorEnv):
     def step(self, actions: Any) -> Any:
         self.steps_made += 1
         if self.crashes and self.when == "step" and self.steps_made > self.crash_at:
-            raise RuntimeError("vector fell over")
+            raise RuntimeError("simulated crash of the vector")
         return super().step(actions)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         self.seed = seed
         if self.crashes and self.when == "reset":
-            raise RuntimeError("vector fell over")
+            raise RuntimeError("simulated crash of the vector")
         return super().reset(seed=seed, options=options)

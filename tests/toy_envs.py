@@ -1,4 +1,4 @@
-"""Toy environments whose values are known in closed form, and short ways to sample from them."""
+"""Toy environments with values in closed form, and functions to sample from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polopt.policies.ppo import PPO
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import worker_seeds
 
-# As in workers: on a few shared cores, threads that wait for each other cost more than they save.
+# As in workers: more threads than cores slow each other down.
 limit_threads(1)
 
 POLICIES = {"a2c": A2C, "ppo": PPO}
@@ -56,10 +56,10 @@ class Clock(gymnasium.Env[int, int]):
 
 
 class Drift(gymnasium.Env[np.ndarray, int]):
-    """A random walk that actions push; ends at random. It can say where it stands.
+    """A random walk that actions shift; ends at random. Its state can be saved and restored.
 
     Args:
-        config: nothing in it is read; present so that workers can pass theirs.
+        config: stored as `context`; not read.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -117,7 +117,7 @@ class GlobalRandom(gymnasium.Env[np.ndarray, int]):
 
 
 class TwoNumbers(gymnasium.Env[np.ndarray, Any]):
-    """Only its spaces matter: policies are made for it, and batches by `random_batch`."""
+    """Spaces without dynamics, for policies and `random_batch`."""
 
     def __init__(self, action_space: gymnasium.Space[Any] | None = None) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -125,13 +125,13 @@ class TwoNumbers(gymnasium.Env[np.ndarray, Any]):
 
 
 def sync_clocks(lengths: list[int], ends: str, autoreset: str) -> SyncVectorEnv:
-    """Clocks of different lengths side by side, so that they do not end together."""
+    """A vector of clocks of different lengths, whose episodes end at different steps."""
     makers = [lambda n=n: Clock(n, ends, longest=max(lengths)) for n in lengths]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[autoreset.upper()])
 
 
 def make_policy(name: str, env: Any, seed: int = 0, **options: Any) -> Policy:
-    """A policy for an environment, vector or not; `options` under the keys users write."""
+    """A policy for an environment, vector or not; `options` have the keys of the user's config."""
     cls = POLICIES[name]
     observations = getattr(env, "single_observation_space", env.observation_space)
     actions = getattr(env, "single_action_space", env.action_space)
@@ -157,7 +157,7 @@ def set_value_function(policy: Policy, values: Any) -> None:
 def random_batch(
     policy: Policy, steps: int, envs: int, rng: np.random.Generator, valid_share: float = 1.0
 ) -> SampleBatch:
-    """A postprocessed batch with ends here and there, acted by `policy` on random observations."""
+    """A postprocessed batch with random ends, with actions of `policy` on random observations."""
     all_obs = rng.normal(size=(steps + 1, envs, *policy.encoder.shape)).astype(np.float32)
     flat_obs = all_obs[:-1].reshape(steps * envs, *policy.encoder.shape)
     params = policy.action_params(flat_obs)

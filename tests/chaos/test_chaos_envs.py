@@ -1,4 +1,4 @@
-"""Environments that crash at random, for a minute, under each policy optimizer."""
+"""Environments that raise at random, for a minute, with each policy optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS, SLICE_S = 60.0, 2.0
 
 
 class Run:
-    """One optimizer on environments that crash with probability `p`, and what it has done."""
+    """One optimizer on environments that raise with probability `p`, and its counters."""
 
     def __init__(self, cls: Any, p: float) -> None:
         rollout = {
@@ -45,7 +45,7 @@ class Run:
         started_s = time.perf_counter()
         while time.perf_counter() - started_s < SLICE_S:
             self._step()
-        self.optimizer.drain()  # or it would go on beside the next one
+        self.optimizer.drain()  # calls in flight would run beside the next optimizer
         self.elapsed_s += time.perf_counter() - started_s
 
     def _step(self) -> None:
@@ -79,7 +79,7 @@ def runs(ray_session: None, request: pytest.FixtureRequest) -> Iterator[dict[flo
     "runs", [AsyncGradients, SyncSamples, DecentralizedAllReduce], indirect=True
 )
 def test_crashing_environments_cost_little(runs: dict[float, Run]) -> None:
-    # In turns, so that whatever else the machine does is shared alike.
+    # In turns, so that other load on the machine affects all alike.
     for _ in range(int(SECONDS / SLICE_S)):
         for run in runs.values():
             run.go_on()
@@ -93,7 +93,7 @@ def test_crashing_environments_cost_little(runs: dict[float, Run]) -> None:
         )
         assert stats["num_remote_worker_restarts"] == 0
         assert stats["num_non_finite"] == 0
-        # Each exception cost one row at most: no fragment is missing, nor more of it than that.
+        # Each exception costs at most one row, and no fragment is missing.
         fragments = run.fragments()
         lost = fragments * NUM_ENVS * STEPS - optimizer.num_env_steps_sampled
         assert 0 <= lost <= stats["num_env_faults"]

@@ -6,7 +6,7 @@ import test_env_faults as env_faults
 import test_episode_ends as episode_ends
 import test_vector_envs as vector_envs
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-from test_sampler import assert_same, every_mode, worker
+from sampling_helpers import assert_same, every_mode, worker
 from toy_envs import Clock, Drift, GlobalRandom, make_sampler, set_value_function
 
 from polopt.common.sample_batch import SampleBatch

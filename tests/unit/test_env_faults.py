@@ -1,4 +1,4 @@
-"""Environments that raise or break Gymnasium's API: made anew, counted, exact, and named."""
+"""Environments that raise or violate Gymnasium's API: replaced, counted, and named in errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ every_mode = pytest.mark.parametrize("mode", AUTORESET)
 
 def table_before_a_crash(last: float) -> np.ndarray:
     """Values at each time, of reward 1 for `CRASH_AT` steps and then something worth `last`; those
-    of times that nobody sees are far off."""
+    of times that are not reached are far off."""
     values = np.full(LONGEST + 1, 99.0)
     discount = GAMMA ** np.arange(CRASH_AT, -1, -1)
     values[: CRASH_AT + 1] = (1.0 - discount) / (1.0 - GAMMA) + discount * last
@@ -49,8 +49,8 @@ def table_before_a_crash(last: float) -> np.ndarray:
 
 
 def crash_batches(mode: str, fragment: int, kind: Any = SyncVectorEnv) -> list[SampleBatch]:
-    """30 steps of a clock that crashes in each episode beside one that never does, by a policy
-    that knows what each time is worth up to the crash, and nothing of the other clock."""
+    """30 steps of a clock that raises in each episode and of one that never does. The policy's
+    value function is exact for the first clock up to the exception, and wrong for the second."""
     makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]
     env = guarded(makers, mode, kind)
     policy = make_policy("a2c", env, gamma=GAMMA, model={"fcnet_hiddens": []}, **{"lambda": 0.95})
@@ -74,7 +74,7 @@ def check_row_before_a_crash_is_bootstrapped(batches: list[SampleBatch]) -> None
 
 @every_mode
 @pytest.mark.parametrize("fragment", [1, 4, 5, 30])
-def test_a_crash_costs_one_row_and_no_truth(mode: str, fragment: int) -> None:
+def test_crash_invalidates_one_row(mode: str, fragment: int) -> None:
     batches = crash_batches(mode, fragment)
     check_row_before_a_crash_is_bootstrapped(batches)
     valid = np.concatenate([crashed(batch, "valid") for batch in batches])
@@ -82,7 +82,7 @@ def test_a_crash_costs_one_row_and_no_truth(mode: str, fragment: int) -> None:
     np.testing.assert_array_equal(~valid, np.arange(len(valid)) % period == CRASH_AT)
     lost = sum(batch.faults.env_faults for batch in batches)
     assert lost == np.count_nonzero(~valid)
-    # Its episodes have not ended and are none; the other's are as if nothing had happened.
+    # Its episodes are discarded; those of the other clock are complete.
     lengths = np.concatenate([batch.episodes.lengths for batch in batches])
     assert set(lengths.tolist()) == {7}
     rewards = np.concatenate([crashed(batch, "rewards") for batch in batches])
@@ -91,19 +91,19 @@ def test_a_crash_costs_one_row_and_no_truth(mode: str, fragment: int) -> None:
     assert told.env_index == 0
     first, *_, last = told.traceback.splitlines()
     assert first == "environment 'toy' (number 0 of worker 1) in step() at step 4 of its episode:"
-    assert last == "RuntimeError: the clock fell off the wall"
+    assert last == "RuntimeError: simulated crash of the clock"
     assert "toy_envs.py" in told.traceback or "faulty_envs.py" in told.traceback
     assert "gymnasium/vector" not in told.traceback
 
 
-def test_a_crash_taken_for_a_step_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_row_counted_as_valid_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     note = SamplerFaults.note
     monkeypatch.setattr(SamplerFaults, "note", lambda self, infos: np.zeros_like(note(self, infos)))
     with pytest.raises(AssertionError):
         check_row_before_a_crash_is_bootstrapped(crash_batches("same_step", 30))
 
 
-def test_a_crash_taken_for_an_end_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_treated_as_termination_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     right = gae.next_values
 
     def wrong(batch: SampleBatch, *values: np.ndarray) -> np.ndarray:
@@ -141,29 +141,29 @@ def test_random_crashes_in_step_and_reset() -> None:
     faults = sum(batch.faults.env_faults for batch in batches)
     lost = sum(np.count_nonzero(~batch["valid"]) for batch in batches)
     rows = sum(len(batch) for batch in batches)
-    # Crashes in steps cost a row each, those in resets none; a step or a reset may take several.
+    # A crash in a step invalidates a row, one in a reset none; either may fail several times.
     assert 0.03 * rows < lost < 0.07 * rows
     assert lost < faults < 3 * lost
     assert all(batch["rewards"][batch["valid"]].min() == 1.0 for batch in batches)
     assert not any(batch.faults.non_finite for batch in batches)
 
 
-def test_a_run_with_crashes_can_be_repeated_and_does_not_repeat_itself() -> None:
+def test_crashes_are_reproducible_without_repeated_episodes() -> None:
     options = {"p_crash": 0.05}
     one, other = (worker(crashing_cartpole, env_config=options) for _ in range(2))
     first, second = one.sample(), other.sample()
     assert first.faults.env_faults > 0
     np.testing.assert_array_equal(first.all_obs, second.all_obs)
     crashes = np.argwhere(~first["valid"])
-    for t, n in crashes:  # the new environment does not begin as the old one did
+    for t, n in crashes:  # the new environment starts from another state
         assert not np.array_equal(first.all_obs[t + 1, n], first.all_obs[0, n])
 
 
-def test_what_wrappers_have_learned_survives() -> None:
+def test_wrapper_statistics_survive_a_crash() -> None:
     made = worker(lambda config: NormalizeObservation(crashing_cartpole({"p_crash": 0.1})))
     assert sum(made.sample().faults.env_faults for _ in range(4)) > 0
     counts = [learned["count"] for learned in made.sampler.get_statistics()]
-    assert min(counts) > 5 * 20  # not since the last crash alone
+    assert min(counts) > 5 * 20  # more than since the last crash
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,7 @@ def test_what_wrappers_have_learned_survives() -> None:
         (NeverMade, "__init__", "OSError: no licence"),
     ],
 )
-def test_what_always_fails_is_one_error_with_the_environments_traceback(
-    env: Any, method: str, said: str
-) -> None:
+def test_permanent_failure_is_one_error_with_traceback(env: Any, method: str, said: str) -> None:
     made = worker(env, max_consecutive_env_faults=3)
     with pytest.raises(EnvironmentFailedError) as caught:
         made.sample()
@@ -206,7 +204,7 @@ def test_what_always_fails_is_one_error_with_the_environments_traceback(
     ],
 )
 @pytest.mark.parametrize("after", [0, 40])
-def test_breach_of_the_api_is_one_error_that_says_which(what: str, said: str, after: int) -> None:
+def test_api_violation_is_one_error_that_names_it(what: str, said: str, after: int) -> None:
     made = worker(
         Spoiled,
         env_config={"what": what, "after": after},
@@ -223,7 +221,7 @@ def test_breach_of_the_api_is_one_error_that_says_which(what: str, said: str, af
 
 
 class Imprecise(Clock):
-    """A clock that after two steps tells the time in fractions, which its space has not."""
+    """A clock whose observations are floats after two steps, outside of its integer space."""
 
     def __init__(self) -> None:
         super().__init__(6)
@@ -233,14 +231,14 @@ class Imprecise(Clock):
         return time if time < 3 else time - 0.5, *rest
 
 
-def test_observation_of_another_kind_in_the_middle_of_an_episode() -> None:
+def test_api_violation_within_an_episode() -> None:
     made = worker(lambda: Imprecise(), max_consecutive_env_faults=4)
     with pytest.raises(EnvironmentAPIError, match="of dtype int64; got dtype float64") as caught:
         sample_often(made)
     assert "at step 3 of its episode" in str(caught.value)
 
 
-def test_breach_of_the_api_in_reset() -> None:
+def test_api_violation_in_reset() -> None:
     made = worker(BadReset)
     with pytest.raises(EnvironmentAPIError, match=r"reset\(\) must return a pair .*; got array"):
         made.sample()
@@ -250,7 +248,7 @@ def test_breach_of_the_api_in_reset() -> None:
 
 
 @pytest.mark.parametrize("when", ["step", "reset"])
-def test_own_vector_implementation_is_made_anew(when: str) -> None:
+def test_own_vector_is_replaced_after_exception(when: str) -> None:
     made = []
 
     def make() -> CrashingVector:
@@ -270,7 +268,7 @@ def test_own_vector_implementation_is_made_anew(when: str) -> None:
     assert len({env.seed for env in made}) == 3
 
 
-def test_own_vector_implementation_that_always_fails() -> None:
+def test_permanent_failure_of_own_vector() -> None:
     def make() -> CrashingVector:
         return CrashingVector(3, crash_at=0, when="step", crashes=True)
 
@@ -280,10 +278,10 @@ def test_own_vector_implementation_that_always_fails() -> None:
     sampler = VectorSampler(env, policy, 12, worker_seeds(0, 1, 0, 3), faults)
     with pytest.raises(EnvironmentFailedError, match=r"'V' \(of worker 2\) failed 5 times") as err:
         sampler.sample()
-    assert str(err.value).endswith("RuntimeError: vector fell over")
+    assert str(err.value).endswith("RuntimeError: simulated crash of the vector")
 
 
-def test_the_guard_changes_nothing_where_nothing_fails() -> None:
+def test_guard_does_not_change_batches() -> None:
     config = RolloutConfig.parse({"env": "CartPole-v1", "vectorization_mode": "sync"})
     guarded_env = make_vector_env(resolve_env("CartPole-v1"), config, 1)
     plain = gymnasium.make_vec(

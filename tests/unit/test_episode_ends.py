@@ -1,6 +1,6 @@
 """Promise 3: `terminated` cuts the return, `truncated` bootstraps from the true last observation,
-and rows that a next-step reset makes are in nothing. Each checker is shown to fail where an end is
-handled wrongly.
+and reset rows of next-step mode are masked out of losses and counts. Each check fails where an end
+is handled wrongly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from polopt.rollouts.sampling.sampler import VectorSampler
 GAMMA = 0.9
 FOR_EVER = 1.0 / (1.0 - GAMMA)  # the value of reward 1 at every step
 LENGTHS = [5, 7]  # of the episodes of two environments
-FRAGMENTS = [1, 5, 6, 16]  # end before, at and after the ends of episodes
+FRAGMENTS = [1, 5, 6, 16]  # fragments end before, at and after episodes
 LAMBDAS = [0.0, 0.95, 1.0]
 
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
@@ -62,7 +62,7 @@ def batches_of(sampler: VectorSampler, rows: int = 30) -> list[SampleBatch]:
 def under_every_lambda(
     sampler: VectorSampler, name: str = "a2c"
 ) -> Iterator[tuple[float, list[SampleBatch]]]:
-    """Each lambda, and what it makes of the same consecutive fragments."""
+    """Each lambda, and the same consecutive fragments postprocessed with it."""
     batches = batches_of(sampler)
     for lambda_ in LAMBDAS:
         policy = clock_policy(sampler.env, name, **{"lambda": lambda_})
@@ -86,7 +86,7 @@ def leading_up_to(last: float, length: int) -> np.ndarray:
 
 
 def check_nothing_to_learn(batches: list[SampleBatch]) -> None:
-    """Under its true value function, no action is better than expected."""
+    """With the true value function, all advantages are 0."""
     for batch in batches:
         valid = batch["valid"]
         np.testing.assert_allclose(batch["advantages"][valid], 0.0, atol=2e-5)
@@ -132,7 +132,7 @@ def check_counts(batches: list[SampleBatch], resets_cost_a_row: bool) -> None:
 @every_policy
 @every_mode
 @every_fragment
-def test_reward_for_ever_is_worth_the_same_everywhere(name: str, mode: str, fragment: int) -> None:
+def test_truncated_episode_bootstraps(name: str, mode: str, fragment: int) -> None:
     for _, batches in under_every_lambda(sampler_of(mode, "truncated", FOR_EVER, fragment), name):
         check_worth(batches, FOR_EVER)
 
@@ -141,7 +141,9 @@ def test_reward_for_ever_is_worth_the_same_everywhere(name: str, mode: str, frag
 @every_mode
 @every_fragment
 @pytest.mark.parametrize("ends", ["terminated", "both"])
-def test_rewards_add_up_to_the_end(name: str, mode: str, fragment: int, ends: str) -> None:
+def test_terminated_episode_does_not_bootstrap(
+    name: str, mode: str, fragment: int, ends: str
+) -> None:
     for lambda_, batches in under_every_lambda(sampler_of(mode, ends, 0.0, fragment), name):
         check_sums_to_the_end(batches, lambda_)
 
@@ -149,7 +151,7 @@ def test_rewards_add_up_to_the_end(name: str, mode: str, fragment: int, ends: st
 @every_mode
 @every_fragment
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
-def test_value_is_that_of_the_true_last_observation(mode: str, fragment: int, ends: str) -> None:
+def test_bootstrap_uses_true_last_observation(mode: str, fragment: int, ends: str) -> None:
     for _, batches in under_every_lambda(known_by_time(mode, fragment, ends)):
         check_nothing_to_learn(batches)
 
@@ -164,14 +166,14 @@ def known_by_time(mode: str, fragment: int, ends: str) -> VectorSampler:
 
 @every_mode
 @every_fragment
-def test_episodes_and_steps_are_counted_exactly(mode: str, fragment: int) -> None:
+def test_episodes_and_steps_are_counted(mode: str, fragment: int) -> None:
     sampler = sampler_of(mode, "truncated", 0.0, fragment)
     check_counts(batches_of(sampler), resets_cost_a_row=mode == "next_step")
 
 
 @pytest.mark.parametrize("fragment", [4, 7, 30])
-def test_own_vector_implementation_is_truncated_exactly(fragment: int) -> None:
-    # No pole falls within 7 steps: all episodes are cut by the limit.
+def test_truncation_of_own_vector_bootstraps(fragment: int) -> None:
+    # No pole falls within 7 steps: the limit truncates all episodes.
     env = gymnasium.make_vec("CartPole-v1", num_envs=3, max_episode_steps=7)
     policy = make_policy("ppo", env, gamma=GAMMA)
     set_value_function(policy, FOR_EVER)
@@ -182,7 +184,7 @@ def test_own_vector_implementation_is_truncated_exactly(fragment: int) -> None:
     assert sum(b.env_steps for b in batches) == 3 * (rows - rows // 8)
 
 
-def test_own_vector_implementation_terminates_exactly() -> None:
+def test_termination_of_own_vector_does_not_bootstrap() -> None:
     env = gymnasium.make_vec("CartPole-v1", num_envs=3)
     policy = make_policy("a2c", env, gamma=GAMMA)
     set_value_function(policy, 0.0)
@@ -240,11 +242,11 @@ def check_spoiled_rows_change_nothing(name: str, mask: Callable[[SampleBatch], N
     invalid = ~batch["valid"]
     before = gradient(policy.postprocess(batch), policy)
     weights = policy.get_weights()
-    # As sampled: what stands in the row of a reset is of nobody's making.
+    # As sampled: the contents of a reset row are arbitrary.
     spoil_reset_rows(batch, ["rewards", "actions", "action_dist_inputs"])
     policy.postprocess(batch)
     np.testing.assert_array_equal(gradient(batch, policy), before)
-    # And what postprocessing made of it.
+    # After postprocessing.
     spoil_reset_rows(batch, ["values", "advantages", "value_targets"])
     batch.obs[invalid] = np.nan
     mask(batch)
@@ -255,12 +257,12 @@ def check_spoiled_rows_change_nothing(name: str, mask: Callable[[SampleBatch], N
 
 
 @every_policy
-def test_contents_of_reset_rows_do_not_matter(name: str) -> None:
+def test_reset_rows_do_not_change_the_gradient(name: str) -> None:
     check_spoiled_rows_change_nothing(name, mask=lambda batch: None)
 
 
 @every_policy
-def test_contents_of_reset_rows_would_matter_unmasked(name: str) -> None:
+def test_unmasked_reset_rows_change_the_gradient(name: str) -> None:
     with pytest.raises(AssertionError):
         check_spoiled_rows_change_nothing(name, mask=lambda batch: batch["valid"].fill(True))
 
@@ -322,7 +324,7 @@ def test_bootstrap_from_the_next_episode_is_wrong(
 
 
 @pytest.mark.parametrize("mode", ["same_step", "disabled"])
-def test_forgotten_last_observations_are_wrong(mode: str) -> None:
+def test_missing_last_observations_are_wrong(mode: str) -> None:
     sampler = known_by_time(mode, 6, "truncated")
     batches = batches_of(sampler)
     check_nothing_to_learn(batches)

@@ -20,6 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
+from polopt.rollouts.envs.checking import reward_of
 from polopt.rollouts.envs.creators import EnvContext, call_creator
 from polopt.rollouts.envs.resolving import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
@@ -160,7 +161,7 @@ def play(
             encoded = policy.encoder.encode_one(observation)[None]
             actions, _, _ = policy.compute_actions(encoded, explore=stochastic, rng=rng)
             observation, reward, terminated, truncated, _ = env.step(actions[0])
-            total, length = total + float(reward), length + 1
+            total, length = total + reward_of(reward), length + 1
             over = terminated or truncated
         returns.append(total)
         lengths.append(length)
