@@ -63,8 +63,8 @@ class Spoiled(Drift):
     """Returns a number that is not finite, or violates the API, after a number of steps.
 
     Args:
-        config: `worker` that does it (0: all), `after` steps of the instance, `times` at most (default: always),
-            and `what`, a key of `SPOILS`.
+        config: `worker` that does it (0: all), `after` how many steps of the instance, `times` at
+            most (default: always), and `what`, a key of `SPOILS`.
     """
 
     def __init__(self, config: Any = None) -> None:
