@@ -25,10 +25,9 @@ from polopt.optimizers.scheme import (
 )
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.sampling.requests import RoundInfo
-from polopt.rollouts.transport.direct_calls import MOST_DIRECT_CALLS
 from polopt.rollouts.workers.in_flight import Arrival
 from polopt.rollouts.workers.remote_worker import RemoteWorker
-from polopt.rollouts.workers.worker_set import INLINE_BYTES, WorkerSet
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class AsyncGradientsConfig(OptimizerConfig):
@@ -42,9 +41,6 @@ class AsyncGradientsConfig(OptimizerConfig):
         max_policy_lag: gradients that are more updates old than this are stale; None: none are.
         stale_gradients: `drop` them, or `scale` the learning rate of their update by
             (max_policy_lag + 1) / (lag + 1), after Zhang et al., 2016.
-        direct_calls: weights of up to 100 KB, and their gradients, go over a connection of each
-            worker's own instead of through Ray, which costs both sides more than such a gradient;
-            with at most two requests in flight.
     """
 
     grads_per_step: int = pydantic.Field(100, ge=1, le=10**7)
@@ -52,7 +48,6 @@ class AsyncGradientsConfig(OptimizerConfig):
     max_requests_in_flight_per_worker: int = pydantic.Field(1, ge=1, le=1000)
     max_policy_lag: int | None = pydantic.Field(None, ge=0)
     stale_gradients: Literal["drop", "scale"] = "drop"
-    direct_calls: bool = True
 
     aliases: ClassVar[Mapping[str, str]] = {
         "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
@@ -77,12 +72,7 @@ class AsyncGradients(PolicyOptimizer):
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        depth = self.config.max_requests_in_flight_per_worker
-        size = self.policy.flat.grads.nbytes
-        if self.config.direct_calls and size <= INLINE_BYTES and depth <= MOST_DIRECT_CALLS:
-            workers.begin_direct_calls()
-        else:
-            workers.end_direct_calls()
+        workers.use_transport(self.policy.flat.grads.nbytes)
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:

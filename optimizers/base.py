@@ -161,6 +161,7 @@ class PolicyOptimizer(ABC):
         self._reported = (now_s, self.num_env_steps_sampled, self.num_updates)
         return {
             "name": self.name,
+            "transport": self.workers.transport,
             **{f"scheme_{part}": value for part, value in self.scheme._asdict().items()},
             "num_env_steps_sampled": self.num_env_steps_sampled,
             "num_env_steps_trained": self.num_env_steps_trained,

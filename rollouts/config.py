@@ -69,6 +69,9 @@ class RolloutConfig(Config):
             RLlib: `custom_resources_per_env_runner`.
         memory_per_worker: bytes of memory that Ray reserves for each remote worker; 0: none. RLlib
             0.8: `memory_per_worker`.
+        transport: path of the calls of a training round. `ray`: actor calls. `zmq`: ZeroMQ, which
+            needs less processor time; a worker that cannot connect is an error. `auto`: ZeroMQ for
+            messages up to 100 KB, and Ray for larger ones and for workers that cannot connect.
         worker_timeout_s: seconds after which a call counts as hanging and its worker is replaced.
             RLlib: `sample_timeout_s`, which does not replace the worker.
         worker_startup_timeout_s: the same for the first call of a new worker, in seconds. Time in
@@ -110,12 +113,19 @@ class RolloutConfig(Config):
     num_gpus_per_worker: Amount = 0.0
     custom_resources_per_worker: Resources = pydantic.Field(default_factory=dict)
     memory_per_worker: int = pydantic.Field(0, ge=0, le=2**50)
+    transport: Literal["ray", "zmq", "auto"] = "auto"
     worker_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
     worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0, le=1e7)
     max_consecutive_failures: int = pydantic.Field(10, ge=1)
     max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
     max_consecutive_non_finite: int = pydantic.Field(5, ge=1)
     seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
+
+    @pydantic.field_validator("transport", mode="before")
+    @classmethod
+    def _read_direct_calls(cls, value: Any) -> Any:
+        """Versions before 0.2 have `direct_calls` with true or false."""
+        return {True: "auto", False: "ray"}[value] if isinstance(value, bool) else value
 
     @pydantic.model_validator(mode="after")
     def _check_workers(self) -> RolloutConfig:
@@ -137,5 +147,6 @@ class RolloutConfig(Config):
         "num_cpus_per_env_runner": "num_cpus_per_worker",
         "num_gpus_per_env_runner": "num_gpus_per_worker",
         "custom_resources_per_env_runner": "custom_resources_per_worker",
+        "direct_calls": "transport",
         "max_consecutive_bad_numbers": "max_consecutive_non_finite",
     }

@@ -244,7 +244,7 @@ class FakeWorkerSet(WorkerSet):
         self._up = up
         super().__init__(config)
 
-    def begin_direct_calls(self) -> None:
+    def use_transport(self, message_bytes: int) -> None:
         """There is no process to connect."""
 
     def _start(self, index: int) -> RemoteWorker:

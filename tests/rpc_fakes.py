@@ -41,7 +41,7 @@ class FakeActor:
     """Actor that runs calls in order, on one thread.
 
     Attributes:
-        endpoints: with which `serve` was called.
+        endpoints: with which `connect` was called.
     """
 
     def __init__(self, target: Any) -> None:
@@ -65,12 +65,16 @@ class FakeActor:
         return FakeMethod(self, getattr(self.target, name))
 
     @property
-    def serve(self) -> FakeMethod:
-        def serve(endpoint: Endpoint) -> str:
+    def connect(self) -> FakeMethod:
+        def connect(endpoint: Endpoint) -> str:
             self.endpoints.append(endpoint)
-            return self.server.serve(self.target, endpoint)
+            return self.server.connect(endpoint)
 
-        return FakeMethod(self, serve)
+        return FakeMethod(self, connect)
+
+    @property
+    def serve(self) -> FakeMethod:
+        return FakeMethod(self, lambda endpoint: self.server.serve(self.target, endpoint))
 
     def stop(self) -> None:
         self.calls.put(None)
@@ -78,13 +82,12 @@ class FakeActor:
 
 
 class SilentActor:
-    """Actor whose `serve` does not return; a test plays the worker, with its keys."""
+    """Actor whose calls do not return; a test plays the worker, with its keys."""
 
     def __init__(self) -> None:
         self.endpoints: list[Endpoint] = []
 
-    @property
-    def serve(self) -> SilentActor:
+    def __getattr__(self, name: str) -> SilentActor:
         return self
 
     def remote(self, endpoint: Endpoint) -> FakeRef:

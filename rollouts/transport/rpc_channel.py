@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,7 +20,8 @@ class RpcChannel:
     Args:
         router: to which the worker connects.
         wakeup: written to when `serve` ends.
-        actor: handle of the worker; its class has `serve(endpoint)`.
+        actor: handle of the worker; its class has `connect(endpoint)` and `serve(endpoint)`,
+            see `RpcServer`.
         name: of the worker, for messages.
         heartbeat_timeout_s: see `Endpoint`.
 
@@ -30,8 +30,8 @@ class RpcChannel:
         open: the worker answers calls over the connection, or does so after it has finished what
             Ray has sent it before. If not, it answers calls through Ray.
         broken: the connection has ended for good.
-        through_ray: the worker cannot connect; all its calls go through Ray.
-        connected: the worker has connected and authenticated.
+        refused: the worker cannot connect; all its calls go through Ray.
+        connecting: the actor call in which the worker connects.
         serving: the last `serve`; its end reports why the connection ended.
     """
 
@@ -48,19 +48,22 @@ class RpcChannel:
         )
         self.user_id = public_key.decode()
         router.admit(self.user_id)
-        self.open = self.broken = self.through_ray = False
+        self.open = self.broken = self.refused = False
+        self.connecting = wakeup.watch(actor.connect.remote(self._endpoint), self)
         self.serving: Future[Any] | None = None
         self._routing_id: bytes | None = None  # known after HELLO
-        self._unsent: list[tuple[RpcFuture | None, list[Any]]] = []
         self._pending: dict[bytes, RpcFuture] = {}
         self._numbers = itertools.count(1)
 
     @property
     def connected(self) -> bool:
-        return self._routing_id is not None
+        """Calls can be made. Until then, and after the connection has ended, they go through
+        Ray."""
+        return self._routing_id is not None and not self.broken
 
     def call(self, method: str, args: tuple[Any, ...]) -> RpcFuture:
-        """Calls a method of the worker. Calls run in the order in which they are made.
+        """Calls a method of a worker that is connected. Calls run in the order in which they are
+        made.
 
         Raises:
             ValueError: an argument is larger than a message can be.
@@ -71,22 +74,18 @@ class RpcChannel:
             self.serving = self._wakeup.watch(self._actor.serve.remote(self._endpoint), self)
         number = b"%d" % next(self._numbers)
         assert self.serving is not None
-        future = self._pending[number] = RpcFuture(method, args, self.serving)
-        self._send(future, [CALL, number, *frames])
+        future = self._pending[number] = RpcFuture(method, self.serving)
+        self._send([CALL, number, *frames])
         return future
 
     def pause(self) -> None:
         """The worker answers calls through Ray from now on, after the calls made so far."""
         if self.open:
             self.open = False
-            self._send(None, [END])
+            self._send([END])
 
-    def _send(self, future: RpcFuture | None, message: list[Any]) -> None:
-        if self._routing_id is None:
-            self._unsent.append((future, message))
-            return
-        if future is not None:
-            future.sent_s = time.monotonic()
+    def _send(self, message: list[Any]) -> None:
+        assert self._routing_id is not None
         try:
             self._router.send(self._routing_id, message)
         except zmq.ZMQError as error:
@@ -97,9 +96,6 @@ class RpcChannel:
         kind = frames[0].bytes
         if kind == HELLO and self._routing_id is None:
             self._routing_id = routing_id
-            unsent, self._unsent = self._unsent, []
-            for item in unsent:
-                self._send(*item)
         elif kind == ANSWER and len(frames) > 1:
             future = self._pending.pop(frames[1].bytes, None)
             if future is not None:
@@ -116,16 +112,10 @@ class RpcChannel:
         else:
             future.set_value(value)
 
-    def go_through_ray(self) -> None:
-        """Makes the calls that wait for a connection through Ray, and all later ones."""
+    def refuse(self) -> None:
+        """The worker cannot connect."""
         self._shut()
-        self.broken, self.through_ray = False, True
-        for future in self._pending.values():
-            ref = getattr(self._actor, future.method).remote(*future.args)
-            ended = self._wakeup.watch(ref)
-            assert ended is not None
-            future.set_ray_call(ref, ended)
-        self._pending.clear()
+        self.broken, self.refused = False, True
 
     def fail(self, reason: str) -> None:
         """Ends the connection and all calls that wait for an answer."""
@@ -142,5 +132,4 @@ class RpcChannel:
 
     def _shut(self) -> None:
         self.open, self.broken = False, True
-        self._unsent.clear()
         self._router.revoke(self.user_id)

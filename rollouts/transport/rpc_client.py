@@ -15,11 +15,15 @@ from typing import Any
 import ray
 import zmq
 
+from polopt.common.config import ConfigError
+from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 from polopt.rollouts.transport.router import Router, milliseconds
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 from polopt.rollouts.transport.wakeup import Wakeup
 
 logger = logging.getLogger("polopt")
+#: Larger messages gain nothing from ZeroMQ: Ray passes them through shared memory.
+SMALL_MESSAGE_BYTES = 100_000
 #: Limit for the answers that a worker sent before `serve` ended.
 FLUSH_TIMEOUT_S = 2.0
 
@@ -95,7 +99,7 @@ class RpcClient:
                     pass
             else:
                 for channel, ended in self._wakeup.take():
-                    self._serving_ended(channel, ended)
+                    self._actor_call_ended(channel, ended)
 
     def _receive(self) -> bool:
         """Takes one message, if there is one. Those of unknown users are dropped unread."""
@@ -108,15 +112,15 @@ class RpcClient:
             channel.receive(routing_id, frames)
         return True
 
-    def _serving_ended(self, channel: RpcChannel, ended: Future[Any]) -> None:
-        """Ray reports that `serve` returned or raised."""
-        if ended is not channel.serving or channel.broken or channel.through_ray:
+    def _actor_call_ended(self, channel: RpcChannel, ended: Future[Any]) -> None:
+        """Ray reports that `connect` or `serve` returned or raised."""
+        if channel.broken or ended not in (channel.connecting, channel.serving):
             return
         error = ended.exception()
         problem = "" if error is not None else str(ended.result())
-        if problem and not channel.connected:
+        if problem and ended is channel.connecting:
             self._note_unreachable(channel.name, problem)
-            channel.go_through_ray()
+            channel.refuse()
         elif error is not None or problem:
             # A worker that still runs has sent its last answers, and END behind them.
             killed = isinstance(error, ray.exceptions.RayActorError)
@@ -148,3 +152,34 @@ class RpcClient:
             channel.close()
         self._router.close()
         self._wakeup.close()
+
+
+def open_rpc(transport: str, message_bytes: int, timeout_s: float) -> RpcClient | None:
+    """The client that calls go through; None: they go through Ray.
+
+    Args:
+        transport: `ray`, `zmq` or `auto`; see `RolloutConfig`.
+        message_bytes: size of the larger one of a typical call and its answer.
+        timeout_s: a worker whose node answers no ping for this time is disconnected.
+
+    Raises:
+        ConfigError: `transport: zmq` with messages that are too large for it.
+        TransportError: `transport: zmq` where no socket can be bound.
+    """
+    required = transport == "zmq"
+    if required and message_bytes > MAX_FRAME_BYTES:
+        raise ConfigError(
+            f"key 'transport': got 'zmq' with messages of {message_bytes} bytes. "
+            f"Allowed: up to {MAX_FRAME_BYTES}; for larger ones 'ray' or 'auto'"
+        )
+    if transport == "ray" or not (required or message_bytes <= SMALL_MESSAGE_BYTES):
+        return None
+    host = ray.util.get_node_ip_address()
+    try:
+        return RpcClient(host, timeout_s, required)
+    except zmq.ZMQError as error:
+        problem = f"cannot listen at {host}: {error}"
+        if required:
+            raise TransportError(f"transport: zmq: {problem}") from error
+        logger.warning("%s. All calls go through Ray, which is slower.", problem)
+        return None

@@ -40,27 +40,37 @@ class RpcServer:
     def __init__(self) -> None:
         self._connection: _Connection | None = None
 
+    def connect(self, endpoint: Endpoint) -> str:
+        """Connects and authenticates, in place of an earlier connection.
+
+        Args:
+            endpoint: address and keys.
+
+        Returns:
+            why that failed within `CONNECT_TIMEOUT_S`; empty: it did not.
+        """
+        self.close()
+        self._connection = _Connection(endpoint)
+        problem = self._connection.open(CONNECT_TIMEOUT_S)
+        if problem:
+            self._connection.close(lost=True)
+        return problem
+
     def serve(self, target: Any, endpoint: Endpoint) -> str:
         """Answers calls in order, until the client ends serving.
 
         Args:
             target: object whose methods are called.
-            endpoint: address and keys; the connection of an earlier call with the same endpoint
-                stays in use.
+            endpoint: of the connection.
 
         Returns:
-            why there is no connection; empty after the client has ended serving.
+            why the connection has ended; empty after the client has ended serving.
 
         Raises:
             Exception: whatever a method raised, or the decoding of a call.
         """
         if self._connection is None or self._connection.endpoint != endpoint:
-            self.close()
-            self._connection = _Connection(endpoint)
-            problem = self._connection.open(CONNECT_TIMEOUT_S)
-            if problem:
-                self._connection.close(lost=True)
-                return problem
+            return "there is another connection"
         return self._connection.answer(target)
 
     def close(self) -> None:

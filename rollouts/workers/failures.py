@@ -9,6 +9,7 @@ import ray
 
 from polopt.common.data_faults import DataFaults
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.transport.rpc_future import UndecodableAnswerError
 from polopt.rollouts.workers.data_fault_log import DataFaultLog
 
 logger = logging.getLogger("polopt")
@@ -46,7 +47,7 @@ class WorkerFailure(NamedTuple):
         if isinstance(cause, EnvironmentFailedError):  # with the environment's traceback, not Ray's
             unrecoverable = isinstance(cause, EnvironmentAPIError)
             return cls("environment", worker_index, str(cause), unrecoverable)
-        if isinstance(error, ray.exceptions.RayTaskError):
+        if isinstance(error, ray.exceptions.RayTaskError | UndecodableAnswerError):
             return cls("exception", worker_index, str(error))
         if isinstance(error, ray.exceptions.GetTimeoutError):
             return cls("hang", worker_index, "its answer could not be fetched in time")

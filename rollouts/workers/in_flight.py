@@ -10,13 +10,15 @@ from typing import Any, Protocol
 
 import ray
 
-from polopt.rollouts.transport.line import DirectCall
+from polopt.rollouts.transport.mixed_wait import wait_any
+from polopt.rollouts.transport.rpc_client import RpcClient
+from polopt.rollouts.transport.rpc_future import RpcFuture
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure
 from polopt.rollouts.workers.placement import asked_and_free, waits_for_resources
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
-#: Handle of a pending call: `ray.ObjectRef`, or `DirectCall`.
+#: Handle of a pending call: `ray.ObjectRef`, or `RpcFuture`.
 Call = Any
 
 
@@ -25,7 +27,7 @@ class Workers(Protocol):
 
     config: WorkerConfig
     faults: FaultLog
-    switchboard: Any
+    rpc: RpcClient | None
 
     def enough_up(self) -> bool: ...
 
@@ -183,9 +185,9 @@ class InFlight:
 
     def _ready(self, calls: list[Call], timeout_s: float) -> list[Call]:
         """The first that has ended, if one does in time."""
-        board = self._workers.switchboard
-        if board is not None and any(isinstance(call, DirectCall) for call in calls):
-            return board.wait(calls, timeout_s)
+        rpc = self._workers.rpc
+        if rpc is not None and any(isinstance(call, RpcFuture) for call in calls):
+            return wait_any(rpc, calls, timeout_s)
         ready: list[Call] = ray.wait(calls, num_returns=1, timeout=timeout_s)[0]
         return ready
 
@@ -209,8 +211,8 @@ class InFlight:
         call = self._calls[ref]
         timeout_s = self._workers.config.rollout.worker_timeout_s
         try:
-            direct = isinstance(ref, DirectCall)
-            value = ref.result(timeout_s) if direct else ray.get(ref, timeout=timeout_s)
+            over_zmq = isinstance(ref, RpcFuture)
+            value = ref.result() if over_zmq else ray.get(ref, timeout=timeout_s)
         except (ray.exceptions.RayError, Exception) as error:  # a task's own exception class
             return self._fail(call, WorkerFailure.from_error(call.worker.index, error))
         del self._calls[ref]
@@ -238,14 +240,10 @@ class InFlight:
         late = {r: call for r, call in self._oldest().items() if self._deadline_s(call) <= now_s}
         if not late:
             return None
-        direct = [ref for ref in late if isinstance(ref, DirectCall)]
-        pending: list[Call] = [ref for ref in direct if not self._ready([ref], 0.0)]
-        for ref in pending:
-            # Its worker connected while the driver was busy elsewhere, and was asked just now.
-            if ref.sent_s is not None:
-                late[ref].launched_s = max(late[ref].launched_s, ref.sent_s)
-        pending = [ref for ref in pending if self._deadline_s(late[ref]) <= time.monotonic()]
-        if others := [ref for ref in late if not isinstance(ref, DirectCall)]:
+        pending: list[Call] = [
+            ref for ref in late if isinstance(ref, RpcFuture) and not self._ready([ref], 0.0)
+        ]
+        if others := [ref for ref in late if not isinstance(ref, RpcFuture)]:
             # What has ended on another node counts, fetched or not.
             pending += ray.wait(others, num_returns=len(others), timeout=0, fetch_local=False)[1]
         return next((late[ref] for ref in pending if not self._is_waiting(late[ref])), None)

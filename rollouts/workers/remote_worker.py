@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from polopt.common.weights import Weights
 from polopt.rollouts.envs.resolving import EnvSource
-from polopt.rollouts.transport.line import Line
+from polopt.rollouts.transport.rpc_channel import RpcChannel
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class RemoteWorker:
         removed: what it still answers is of no interest.
         noticed_s: monotonic time when it was last looked at while it had not answered yet; at first
             of its start.
-        line: for direct calls; None: there were none yet.
+        channel: for calls over ZeroMQ; None: there were none yet.
     """
 
     index: int
@@ -33,21 +33,21 @@ class RemoteWorker:
     last_answer_s: float | None = None
     removed: bool = False
     noticed_s: float = field(default_factory=time.monotonic)
-    line: Line | None = None
+    channel: RpcChannel | None = None
 
     @property
     def actor(self) -> Any:
-        """The handle, to call methods through Ray. They wait for direct calls to end, so this is
-        also where those do."""
-        if self.line is not None:
-            self.line.hang_up()
+        """The handle, to call methods through Ray. The worker answers these once `serve` has
+        returned, so this ends it, after the calls over ZeroMQ made so far."""
+        if self.channel is not None:
+            self.channel.pause()
         return self.handle
 
-    def close_line(self) -> None:
-        """No direct calls any more."""
-        if self.line is not None:
-            self.line.close()
-            self.line = None
+    def close_channel(self) -> None:
+        """Ends the connection, if there is one."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
     @property
     def up(self) -> bool:

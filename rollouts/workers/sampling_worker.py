@@ -19,7 +19,8 @@ from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.sampling.requests import Fragment, SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import Seeds, seeds_from, worker_seeds
-from polopt.rollouts.transport.direct_calls import Answering
+from polopt.rollouts.transport.messages import Endpoint
+from polopt.rollouts.transport.rpc_server import RpcServer
 from polopt.rollouts.workers.early_stop import EarlyStop
 from polopt.rollouts.workers.guarded_sampling import check_batch, make_sampler
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -57,7 +58,7 @@ class SamplingWorker:
         if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
             self.sampler, self._env_error = make_sampler(config, index, self.policy, seeds)
         self._stop_early = EarlyStop()
-        self._direct = Answering()
+        self._rpc_server = RpcServer()
 
     def _seeds(self) -> Seeds:
         config = self.config
@@ -199,9 +200,13 @@ class SamplingWorker:
         """Returns `fn(self, *args)`; see `WorkerSet.apply`."""
         return fn(self, *args)
 
-    def serve(self, address: tuple[str, int], token: bytes) -> str:
-        """Answers direct calls until the driver hangs up; see `Answering.serve`."""
-        return self._direct.serve(self, address, token)
+    def connect(self, endpoint: Endpoint) -> str:
+        """Connects for calls over ZeroMQ; see `RpcServer.connect`."""
+        return self._rpc_server.connect(endpoint)
+
+    def serve(self, endpoint: Endpoint) -> str:
+        """Answers calls over ZeroMQ until the client ends serving; see `RpcServer.serve`."""
+        return self._rpc_server.serve(self, endpoint)
 
     def ping(self) -> int:
         """Answers with its policy version once it is up and idle."""
@@ -209,6 +214,6 @@ class SamplingWorker:
 
     def stop(self) -> None:
         """Closes environments and its connection."""
-        self._direct.close()
+        self._rpc_server.close()
         if self.sampler is not None:
             self.sampler.close()

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import ray
 
-from polopt.rollouts.transport.switchboard import Switchboard
-from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError, logger
+from polopt.rollouts.transport.rpc_client import RpcClient, open_rpc
+from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.in_flight import InFlight, wait_all
 from polopt.rollouts.workers.placement import actor_argument, actor_options
 from polopt.rollouts.workers.remote_worker import RemoteWorker, WeightSnapshot, WorkerSpec
@@ -48,7 +48,7 @@ class WorkerSet:
             again.
         started: at least once as many workers were up as the run needs.
         snapshot: the weights that were last sent.
-        switchboard: makes direct calls; None: all calls go through Ray.
+        rpc: client for calls over ZeroMQ; None: all calls go through Ray.
     """
 
     #: Class of the remote workers.
@@ -69,7 +69,7 @@ class WorkerSet:
         self._owns_local = local is None
         self.local = local or RolloutWorker(own, 0)
         self.snapshot: WeightSnapshot | None = None
-        self.switchboard: Switchboard | None = None
+        self.rpc: RpcClient | None = None
         self.started = False
         self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
         self._last_index = len(self.remote)
@@ -97,38 +97,49 @@ class WorkerSet:
         actor = actor_class.options(**options).remote(actor_argument(config), index)
         return RemoteWorker(index, actor)
 
-    def begin_direct_calls(self) -> None:
-        """From now on `call` goes past Ray to workers that are up, if they can reach this machine
-        at the address that Ray has for it."""
-        if self.switchboard is None:
-            host = ray.util.get_node_ip_address()
-            try:
-                self.switchboard = Switchboard(host, self.config.rollout.worker_timeout_s)
-            except OSError as error:
-                logger.warning(
-                    "can not listen at %s (%s). All calls go through Ray, which takes longer.",
-                    host,
-                    error,
-                )
+    def use_transport(self, message_bytes: int) -> None:
+        """Chooses what `call` goes through, as the config's `transport` says; see `open_rpc`.
 
-    def end_direct_calls(self) -> None:
+        Args:
+            message_bytes: size of the larger one of a typical call and its answer.
+        """
+        self.close_rpc()
+        rollout = self.config.rollout
+        self.rpc = open_rpc(rollout.transport, message_bytes, rollout.worker_timeout_s)
+
+    def close_rpc(self) -> None:
         """All calls go through Ray again."""
         for worker in self.remote:
-            worker.close_line()
-        if self.switchboard is not None:
-            self.switchboard.close()
-            self.switchboard = None
+            worker.close_channel()
+        if self.rpc is not None:
+            self.rpc.close()
+            self.rpc = None
+
+    @property
+    def transport(self) -> str:
+        """Path of `call`: `zmq`, `ray`, or `zmq, ray` if some workers cannot connect."""
+        if self.rpc is None:
+            return "ray"
+        through_ray = [w.channel is not None and w.channel.refused for w in self.remote]
+        if not any(through_ray):
+            return "zmq"
+        return "ray" if all(through_ray) else "zmq, ray"
 
     def call(self, worker: RemoteWorker, method: str, *args: Any) -> Any:
-        """Calls a method of a worker, for small arguments and results.
+        """Calls a method of a worker, through Ray or over ZeroMQ; see `use_transport`. Until the
+        worker has connected, its first calls go through Ray.
 
         Returns:
-            what `InFlight.launch` takes.
+            argument for `InFlight.launch`.
         """
-        if self.switchboard is None or self.switchboard.refused or not worker.up:
-            return getattr(worker.actor, method).remote(*args)
-        worker.line = self.switchboard.line(worker.line, worker.handle)
-        return worker.line.ask(method, args)
+        if self.rpc is not None:
+            name = f"worker {worker.index}"
+            channel = worker.channel = self.rpc.channel(worker.channel, worker.handle, name)
+            if not channel.connected:
+                self.rpc.poll(0.0)
+            if channel.connected:
+                return channel.call(method, args)
+        return getattr(worker.actor, method).remote(*args)
 
     # ---- calls to all workers -------------------------------------------------------------------
 
@@ -270,7 +281,7 @@ class WorkerSet:
         """
         if worker not in self.remote:
             return None
-        worker.close_line()
+        worker.close_channel()
         self.faults.failure(failure)
         ray.kill(worker.handle, no_restart=True)
         index = worker.index
@@ -309,7 +320,7 @@ class WorkerSet:
         version = self.local.policy.version
         if self.snapshot is None or self.snapshot.version != version:
             weights = self.local.get_weights()
-            large = weights.flat.nbytes > INLINE_BYTES
+            large = weights.flat.nbytes > INLINE_BYTES and self.rpc is None
             self.snapshot = WeightSnapshot(version, weights, ray.put(weights) if large else weights)
         return self.snapshot
 
@@ -345,7 +356,7 @@ class WorkerSet:
         ):
             return False
         self.config = config
-        self.end_direct_calls()
+        self.close_rpc()
         if self._owns_local:
             self.local.stop()
             self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
@@ -368,7 +379,7 @@ class WorkerSet:
     def stop(self) -> None:
         """Stops all workers."""
         _stop(self.remote)
-        self.end_direct_calls()
+        self.close_rpc()
         self.remote = []
         if self._owns_local:
             self.local.stop()
@@ -377,7 +388,7 @@ class WorkerSet:
 def _stop(workers: Sequence[RemoteWorker]) -> None:
     wait_all([worker.actor.stop.remote() for worker in workers], STOP_TIMEOUT_S)
     for worker in workers:
-        worker.close_line()
+        worker.close_channel()
         ray.kill(worker.handle, no_restart=True)
 
 

@@ -28,7 +28,7 @@ def make_set(**options: Any) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(rollout=config),
         faults=FaultLog(config.max_consecutive_failures),
-        switchboard=None,
+        rpc=None,
     )
 
 

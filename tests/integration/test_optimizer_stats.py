@@ -25,6 +25,7 @@ LAGS = {"policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollo
 SCHEME = {"scheme_collection", "scheme_gradients", "scheme_update"}
 COMMON = {
     "name",
+    "transport",
     "num_env_steps_sampled",
     "num_env_steps_trained",
     "num_updates",
@@ -64,7 +65,7 @@ def test_the_block_has_its_shape_before_the_first_step_and_keeps_it(
         assert list(first[lag]) == ["mean", "max", "histogram"]
         assert first[lag]["histogram"] == [0] * 17
     assert all(isinstance(first[key], str) for key in SCHEME)
-    assert all(first[key] == 0 for key in COMMON - {"name"} - LAGS - SCHEME)
+    assert all(first[key] == 0 for key in COMMON - {"name", "transport"} - LAGS - SCHEME)
     for _ in range(2):
         optimizer.step()
         stats = optimizer.stats()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ def actor() -> Iterator[FakeActor]:
 
 @pytest.fixture
 def channel(client: RpcClient, actor: FakeActor) -> Iterator[RpcChannel]:
-    made = client.channel(None, actor, "worker 1")
+    made = connect(client, actor)
     yield made
     made.close()  # ends `serve`, before the actor is stopped
 
@@ -78,9 +79,15 @@ def wait_until(client: RpcClient, condition: Callable[[], bool]) -> None:
         client.poll(0.2)
 
 
+def connect(client: RpcClient, actor: FakeActor, name: str = "worker 1") -> RpcChannel:
+    channel = client.channel(None, actor, name)
+    wait_until(client, lambda: channel.connected)
+    return channel
+
+
 def result(client: RpcClient, future: RpcFuture) -> Any:
     wait_until(client, lambda: future.done)
-    return future.result(LIMIT_S)
+    return future.result()
 
 
 # ---- messages ----------------------------------------------------------------------------------
@@ -144,8 +151,8 @@ def test_calls_run_in_the_order_they_were_made(
 
 def test_first_answer_ends_the_wait(client: RpcClient) -> None:
     slow, quick = FakeActor(Target()), FakeActor(Target())
-    waiting = client.channel(None, slow, "worker 1").call("wait", ())
-    answered = client.channel(None, quick, "worker 2").call("note", (1,))
+    waiting = connect(client, slow).call("wait", ())
+    answered = connect(client, quick, "worker 2").call("note", (1,))
     assert result(client, answered) == 1
     assert not waiting.done
     slow.target.go_on.set()
@@ -174,7 +181,7 @@ def test_poll_returns_after_its_timeout(client: RpcClient) -> None:
 
 def test_waits_may_be_as_long_as_configs_allow(actor: FakeActor) -> None:
     client = RpcClient(HOST, 1e7)
-    future = client.channel(None, actor, "worker 1").call("note", (1,))
+    future = connect(client, actor).call("note", (1,))
     until_s = time.monotonic() + LIMIT_S
     while not future.done:
         client.poll(1e7)
@@ -253,6 +260,7 @@ def test_new_channel_replaces_a_broken_one(
     channel.close()
     second = client.channel(channel, actor, "worker 1")
     assert second is not channel
+    wait_until(client, lambda: second.connected)
     assert result(client, second.call("note", (2,))) == 2
     second.close()
     assert len(set(actor.endpoints)) == 2, "each connection has keys of its own"
@@ -260,7 +268,7 @@ def test_new_channel_replaces_a_broken_one(
 
 def test_lost_connection_ends_serve_with_a_reason(actor: FakeActor) -> None:
     client = RpcClient(HOST, LIMIT_S)
-    channel = client.channel(None, actor, "worker 1")
+    channel = connect(client, actor)
     assert result(client, channel.call("note", (1,))) == 1
     serving = channel.serving
     assert serving is not None
@@ -273,30 +281,29 @@ def test_worker_that_cannot_connect_goes_through_ray(
     client: RpcClient, actor: FakeActor, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = FakeActor(Target())
-    reachable = client.channel(None, other, "worker 2")
-    with zmq.Context() as context, context.socket(zmq.REP) as closed:
-        port = closed.bind_to_random_port(f"tcp://{HOST}")
-    client._router.address = f"tcp://{HOST}:{port}"
+    reachable = connect(client, other, "worker 2")
+    client._router.address = closed_address()
     channel = client.channel(None, actor, "worker 1")
-    futures = [channel.call("note", (number,)) for number in range(3)]
-    wait_until(client, lambda: channel.through_ray)
-    assert [f.args[0] for f in futures] == [0, 1, 2]
-    wait_until(client, lambda: all(f.done for f in futures))
-    assert actor.target.notes == [0, 1, 2], "the calls went through Ray, in order"
+    wait_until(client, lambda: channel.refused)
+    assert not channel.connected
+    assert client.channel(channel, actor, "worker 1") is channel, "it does not try again"
     assert result(client, reachable.call("note", (9,))) == 9
-    assert not reachable.through_ray
     assert [r.message.count("worker 1 cannot connect") for r in caplog.records] == [1]
     reachable.close()
     other.stop()
 
 
+def closed_address() -> str:
+    with socket.create_server((HOST, 0)) as closed:
+        return f"tcp://{HOST}:{closed.getsockname()[1]}"
+
+
 def test_required_transport_raises_where_a_worker_cannot_connect(actor: FakeActor) -> None:
     client = RpcClient(HOST, LIMIT_S, required=True)
-    client._router.address = f"tcp://{HOST}:1"
+    client._router.address = closed_address()
     channel = client.channel(None, actor, "worker 1")
-    channel.call("note", (1,))
     with pytest.raises(TransportError, match=r"worker 1 cannot connect.*transport: auto"):
-        wait_until(client, lambda: channel.through_ray)
+        wait_until(client, lambda: channel.refused)
     client.close()
 
 
@@ -315,12 +322,10 @@ def test_channels_leave_no_descriptors_and_threads() -> None:
     def run() -> None:
         client = RpcClient(HOST, LIMIT_S)
         actors = [FakeActor(Target()) for _ in range(4)]
-        for number, actor in enumerate(actors):
-            channel = client.channel(None, actor, f"worker {number}")
+        for number, actor in enumerate(2 * actors):
+            channel = connect(client, actor)
             assert result(client, channel.call("note", (number,))) == number
             channel.close()
-            channel = client.channel(channel, actor, f"worker {number}")
-            assert result(client, channel.call("note", (number,))) == number
         client.close()
         for actor in actors:
             actor.stop()
@@ -335,6 +340,7 @@ def test_channels_leave_no_descriptors_and_threads() -> None:
 def test_a_hundred_workers_connect(client: RpcClient) -> None:
     actors = [FakeActor(Target()) for _ in range(100)]
     channels = [client.channel(None, actor, "worker") for actor in actors]
+    wait_until(client, lambda: all(channel.connected for channel in channels))
     futures = [channel.call("note", (i,)) for i, channel in enumerate(channels)]
     assert [result(client, future) for future in futures] == list(range(100))
     for channel, actor in zip(channels, actors, strict=True):

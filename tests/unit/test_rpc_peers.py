@@ -20,7 +20,7 @@ from polopt.rollouts.transport import messages, rpc_future
 from polopt.rollouts.transport.messages import ANSWER, HANDSHAKE_TIMEOUT_S, HELLO, Endpoint, encode
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 from polopt.rollouts.transport.rpc_client import RpcClient
-from polopt.rollouts.transport.rpc_future import RpcError, RpcFuture
+from polopt.rollouts.transport.rpc_future import RpcError
 from polopt.rollouts.transport.rpc_server import RpcServer
 
 HOST = "127.0.0.1"
@@ -77,6 +77,7 @@ def client() -> Iterator[RpcClient]:
 def worker(client: RpcClient) -> Iterator[RpcChannel]:
     actor = FakeActor(Echo())
     made = client.channel(None, actor, "worker 1")
+    wait_until(client, lambda: made.connected)
     yield made
     made.close()
     actor.stop()
@@ -100,19 +101,29 @@ def wait_until(client: RpcClient, condition: Callable[[], bool]) -> None:
 def echo(client: RpcClient, channel: RpcChannel, value: Any) -> Any:
     future = channel.call("echo", (value,))
     wait_until(client, lambda: future.done)
-    return future.result(LIMIT_S)
+    return future.result()
 
 
 def port_of(client: RpcClient) -> tuple[str, int]:
     return HOST, int(client.address.rpartition(":")[2])
 
 
-def silent_channel(client: RpcClient, name: str) -> tuple[RpcChannel, RpcFuture, Endpoint]:
-    """A channel whose worker the test plays, its first call, and the worker's keys."""
+def silent_channel(client: RpcClient, name: str) -> tuple[RpcChannel, Endpoint]:
+    """A channel whose worker the test plays, and the worker's keys."""
     actor = SilentActor()
     channel = client.channel(None, actor, name)
-    future = channel.call("echo", (name,))
-    return channel, future, actor.endpoints[0]
+    return channel, actor.endpoints[0]
+
+
+def silent_worker(
+    client: RpcClient, peers: list[Any], name: str, routing_id: bytes = b""
+) -> tuple[RpcChannel, Peer]:
+    """A channel and a peer that has connected with its keys."""
+    channel, keys = silent_channel(client, name)
+    peers.append(Peer(client.address, keys, routing_id))
+    peers[-1].socket.send(HELLO)
+    wait_until(client, lambda: channel.connected)
+    return channel, peers[-1]
 
 
 class Trap:
@@ -127,16 +138,21 @@ class Trap:
 # ---- without a key -----------------------------------------------------------------------------
 
 
-def test_silent_connections_delay_no_worker(client: RpcClient, worker: RpcChannel) -> None:
+def test_silent_connections_delay_no_worker(client: RpcClient) -> None:
     silent = [socket.create_connection(port_of(client)) for _ in range(100)]
     began_s = time.monotonic()
-    assert echo(client, worker, 1) == 1
+    actor = FakeActor(Echo())
+    channel = client.channel(None, actor, "worker 1")
+    wait_until(client, lambda: channel.connected)
+    assert echo(client, channel, 1) == 1
     assert time.monotonic() - began_s < HANDSHAKE_TIMEOUT_S
     for connection in silent:
         connection.settimeout(LIMIT_S)
         with connection:
             while connection.recv(4096):  # the greeting; then the handshake times out
                 pass
+    channel.close()
+    actor.stop()
 
 
 @pytest.mark.parametrize("keys", ["none", "unknown", "wrong server"])
@@ -155,7 +171,7 @@ def test_unauthenticated_peer_reaches_no_deserialiser(
     pending = worker.call("echo", (2,))
     assert peers[0].event() == "DISCONNECTED"
     wait_until(client, lambda: pending.done)
-    assert pending.result(LIMIT_S) == 2
+    assert pending.result() == 2
     assert not Trap.sprung
 
 
@@ -190,34 +206,29 @@ def test_four_gib_header_allocates_nothing(client: RpcClient, worker: RpcChannel
 
 
 def test_worker_cannot_answer_for_another(client: RpcClient, peers: list[Any]) -> None:
-    _, first, keys_1 = silent_channel(client, "worker 1")
-    _, second, keys_2 = silent_channel(client, "worker 2")
-    for keys in (keys_1, keys_2):
-        peers.append(Peer(client.address, keys))
-        peers[-1].socket.send(HELLO)
-    wait_until(client, lambda: first.sent_s is not None and second.sent_s is not None)
-    peers[1].socket.send_multipart([ANSWER, b"1", *encode("of 2")])
+    one, _ = silent_worker(client, peers, "worker 1")
+    other, peer = silent_worker(client, peers, "worker 2")
+    first, second = one.call("echo", (1,)), other.call("echo", (2,))
+    peer.socket.send_multipart([ANSWER, b"1", *encode("of 2")])
     wait_until(client, lambda: second.done)
-    assert second.result(LIMIT_S) == "of 2"
+    assert second.result() == "of 2"
     assert not first.done, "both calls have the same number"
 
 
 def test_routing_id_cannot_be_chosen_to_take_calls(client: RpcClient, peers: list[Any]) -> None:
-    _, first, keys_1 = silent_channel(client, "worker 1")
-    _, second, keys_2 = silent_channel(client, "worker 2")
-    peers.append(Peer(client.address, keys_2, routing_id=keys_1.public_key))
-    peers[0].socket.send(HELLO)
-    wait_until(client, lambda: second.sent_s is not None)
-    assert first.sent_s is None
-    peers.append(Peer(client.address, keys_1))
+    one, keys = silent_channel(client, "worker 1")
+    silent_worker(client, peers, "worker 2", routing_id=keys.public_key)
+    assert not one.connected
+    peers.append(Peer(client.address, keys))
     peers[1].socket.send(HELLO)
-    wait_until(client, lambda: first.sent_s is not None)
-    call = peers[1].socket.recv_multipart()
-    assert pickle.loads(call[2]) == ("echo", ("worker 1",))
+    wait_until(client, lambda: one.connected)
+    one.call("echo", ("for worker 1",))
+    assert peers[1].socket.poll(int(1e3 * LIMIT_S))
+    assert pickle.loads(peers[1].socket.recv_multipart()[2]) == ("echo", ("for worker 1",))
 
 
 def test_key_of_a_closed_channel_is_refused(client: RpcClient, peers: list[Any]) -> None:
-    channel, _, keys = silent_channel(client, "worker 1")
+    channel, keys = silent_channel(client, "worker 1")
     peers.append(Peer(client.address, keys))
     assert peers[0].event() == "HANDSHAKE_SUCCEEDED"
     channel.close()
@@ -231,6 +242,7 @@ def test_half_a_message_blocks_nothing(client: RpcClient, worker: RpcChannel) ->
     address, client._router.address = client._router.address, proxy.address
     stalled = client.channel(None, actor, "worker 2")
     client._router.address = address
+    wait_until(client, lambda: stalled.connected)
     assert echo(client, stalled, 1) == 1
     proxy.stall(after_bytes=20_000)
     pending = stalled.call("echo", (np.zeros(10_000),))
@@ -248,10 +260,10 @@ def test_half_a_message_blocks_nothing(client: RpcClient, worker: RpcChannel) ->
 def test_frame_over_the_limit_disconnects_its_peer(
     client: RpcClient, worker: RpcChannel, peers: list[Any]
 ) -> None:
-    _, future, keys = silent_channel(client, "worker 2")
-    peers.append(Peer(client.address, keys))
-    assert peers[0].event() == "HANDSHAKE_SUCCEEDED"
-    peers[0].socket.send_multipart([ANSWER, b"1", bytes(messages.MAX_FRAME_BYTES + 1)])
+    channel, peer = silent_worker(client, peers, "worker 2")
+    future = channel.call("echo", (1,))
+    assert peer.event() == "HANDSHAKE_SUCCEEDED"
+    peer.socket.send_multipart([ANSWER, b"1", bytes(messages.MAX_FRAME_BYTES + 1)])
     assert peers[0].event() == "DISCONNECTED"
     assert echo(client, worker, 1) == 1
     assert not future.done
@@ -261,17 +273,15 @@ def test_peer_that_reads_nothing_fails_and_blocks_nothing(
     client: RpcClient, peers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_future, "REASON_TIMEOUT_S", 0.1)
-    channel, first, keys = silent_channel(client, "worker 1")
-    peers.append(Peer(client.address, keys))
-    peers[0].socket.send(HELLO)
-    wait_until(client, lambda: first.sent_s is not None)
+    channel, _ = silent_worker(client, peers, "worker 1")
+    first = channel.call("echo", (1,))
     calls = 0
     while not channel.broken:
         channel.call("echo", (bytes(20_000),))
         calls += 1
         assert calls < 10 * messages.HIGH_WATER_MARK
     with pytest.raises(RpcError, match="worker 1: Resource temporarily unavailable"):
-        first.result(LIMIT_S)
+        first.result()
     began_s = time.monotonic()
     client.close()
     assert time.monotonic() - began_s < LIMIT_S / 2.0, "LINGER limits closing"
@@ -281,28 +291,26 @@ def test_call_to_a_disconnected_peer_fails_at_once(
     client: RpcClient, peers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_future, "REASON_TIMEOUT_S", 0.1)
-    channel, first, keys = silent_channel(client, "worker 1")
-    peer = Peer(client.address, keys)
-    peer.socket.send(HELLO)
-    wait_until(client, lambda: first.sent_s is not None)
-    peer.close()
+    channel, _ = silent_worker(client, peers, "worker 1")
+    peers.pop().close()
     until_s = time.monotonic() + LIMIT_S
     while not channel.broken:  # until ZeroMQ has noticed
         assert time.monotonic() < until_s
         last = channel.call("echo", (1,))
     with pytest.raises(RpcError, match="worker 1"):
-        last.result(LIMIT_S)
+        last.result()
 
 
 def test_missing_heartbeats_end_serve(client: RpcClient) -> None:
     """The connection stays open, but forwards nothing: a host that lost its power."""
-    keys = silent_channel(client, "worker 1")[2]
+    channel, keys = silent_channel(client, "worker 1")
     proxy = Proxy(client.address)
     endpoint = keys._replace(address=proxy.address, heartbeat_timeout_s=0.5)
     server, ended = RpcServer(), []
+    assert not server.connect(endpoint)
     thread = threading.Thread(target=lambda: ended.append(server.serve(Echo(), endpoint)))
     thread.start()
-    wait_until(client, lambda: client.num_calls == 1)
+    wait_until(client, lambda: channel.connected)
     proxy.stall()
     thread.join(LIMIT_S)
     assert ended == ["the connection was lost"]

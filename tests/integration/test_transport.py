@@ -1,0 +1,341 @@
+"""Training over ZeroMQ and through Ray: same results, same failures."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from fakes import make_optimizer, pid_of, worker_config
+from faulty_envs import NeverResets
+
+from polopt.common.config import ConfigError
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.policies.a2c import A2C
+from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.transport.messages import MAX_FRAME_BYTES, Endpoint
+from polopt.rollouts.transport.rpc_channel import RpcChannel
+from polopt.rollouts.transport.rpc_client import RpcClient, TransportError, open_rpc
+from polopt.rollouts.transport.rpc_future import RpcFuture
+from polopt.rollouts.transport.rpc_server import RpcServer
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+HOST = "127.0.0.1"
+LIMIT_S = 60.0
+Pool = Callable[[WorkerConfig], WorkerSet]
+both_transports = pytest.mark.parametrize("transport", ["ray", "zmq"])
+
+
+# ---- actors ------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Actor that takes calls through Ray and over ZeroMQ, and lists them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.server = RpcServer()
+
+    def connect(self, endpoint: Endpoint) -> str:
+        return self.server.connect(endpoint)
+
+    def serve(self, endpoint: Endpoint) -> str:
+        return self.server.serve(self, endpoint)
+
+    def record(self, value: Any) -> Any:
+        self.calls.append(value)
+        return value
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("division in the worker")
+
+    def exit(self) -> None:
+        os._exit(1)
+
+    def large(self, kill_after_s: float) -> bytes:
+        """An answer that takes a while to send; the process is killed meanwhile."""
+        pid = os.getpid()
+        if os.fork() == 0:
+            time.sleep(kill_after_s)
+            os.kill(pid, signal.SIGKILL)
+            os._exit(0)
+        return bytes(MAX_FRAME_BYTES - 1000)
+
+    def all(self) -> list[Any]:
+        return self.calls
+
+
+@pytest.fixture(scope="module")
+def actors(ray_session: None) -> Iterator[Callable[[], Any]]:
+    made = []
+
+    def make() -> Any:
+        made.append(ray.remote(num_cpus=0)(Recorder).remote())
+        return made[-1]
+
+    yield make
+    for actor in made:
+        ray.kill(actor)
+
+
+@pytest.fixture
+def client() -> Iterator[RpcClient]:
+    made = RpcClient(HOST, LIMIT_S)
+    yield made
+    made.close()
+
+
+def connect(client: RpcClient, actor: Any, name: str = "worker 1") -> RpcChannel:
+    channel = client.channel(None, actor, name)
+    until_s = time.monotonic() + LIMIT_S
+    while not channel.connected:
+        assert time.monotonic() < until_s
+        client.poll(1.0)
+    return channel
+
+
+def result(client: RpcClient, call: Any) -> Any:
+    if not isinstance(call, RpcFuture):
+        return ray.get(call, timeout=LIMIT_S)
+    until_s = time.monotonic() + LIMIT_S
+    while not call.done:
+        assert time.monotonic() < until_s
+        client.poll(1.0)
+    return call.result()
+
+
+def test_actor_calls_and_rpc_keep_their_order(client: RpcClient, actors: Any) -> None:
+    actor = actors()
+    channel = connect(client, actor)
+    calls: list[Any] = []
+    for number in range(60):
+        if number % 7 in (2, 3):
+            channel.pause()
+            calls.append(actor.record.remote(number))
+        else:
+            calls.append(channel.call("record", (number,)))
+    assert [result(client, call) for call in calls] == list(range(60))
+    channel.pause()
+    assert ray.get(actor.all.remote(), timeout=LIMIT_S) == list(range(60))
+
+
+def test_exception_is_the_one_that_ray_reports(client: RpcClient, actors: Any) -> None:
+    call = connect(client, actors()).call("fail", ())
+    with pytest.raises(ray.exceptions.RayTaskError, match="division in the worker"):
+        result(client, call)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_death_of_a_process_is_reported(client: RpcClient, actors: Any, paused: bool) -> None:
+    actor = actors()
+    channel = connect(client, actor)
+    assert result(client, channel.call("record", (1,))) == 1
+    if paused:
+        channel.pause()
+        actor.exit.remote()
+        call = channel.call("record", (2,))
+    else:
+        call = channel.call("exit", ())
+    with pytest.raises(ray.exceptions.RayActorError):
+        result(client, call)
+
+
+@pytest.mark.parametrize("kill_after_s", [0.01, 0.05, 0.1])
+def test_kill_within_a_message_fails_only_that_worker(
+    client: RpcClient, actors: Any, kill_after_s: float
+) -> None:
+    other = connect(client, actors(), "worker 2")
+    assert result(client, other.call("record", (1,))) == 1
+    call = connect(client, actors()).call("large", (kill_after_s,))
+    assert result(client, other.call("record", (2,))) == 2
+    with contextlib.suppress(ray.exceptions.RayActorError):
+        assert len(result(client, call)) == MAX_FRAME_BYTES - 1000, "sent before the kill"
+    assert result(client, other.call("record", (3,))) == 3
+
+
+# ---- config ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("transport", "message_bytes", "over_zmq"),
+    [
+        ("auto", 100_000, True),
+        ("auto", 100_001, False),
+        ("ray", 100, False),
+        ("zmq", 10_000_000, True),
+    ],
+)
+def test_size_of_messages_decides_for_auto(
+    ray_session: None, transport: str, message_bytes: int, over_zmq: bool
+) -> None:
+    client = open_rpc(transport, message_bytes, LIMIT_S)
+    assert (client is not None) == over_zmq
+    if client is not None:
+        assert client.address.startswith(f"tcp://{ray.util.get_node_ip_address()}:")
+        client.close()
+
+
+def test_zmq_with_too_large_messages_is_an_error(ray_session: None) -> None:
+    with pytest.raises(ConfigError, match=r"'transport'.*Allowed: up to"):
+        open_rpc("zmq", MAX_FRAME_BYTES + 1, LIMIT_S)
+
+
+def test_only_auto_goes_through_ray_where_nothing_can_listen(
+    ray_session: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.77")
+    assert open_rpc("auto", 100, LIMIT_S) is None
+    assert "cannot listen at 192.0.2.77" in caplog.text
+    with pytest.raises(TransportError, match=r"cannot listen at 192\.0\.2\.77"):
+        open_rpc("zmq", 100, LIMIT_S)
+
+
+@pytest.mark.parametrize(("direct_calls", "transport"), [(True, "auto"), (False, "ray")])
+def test_direct_calls_is_read_as_transport(direct_calls: bool, transport: str) -> None:
+    config = RolloutConfig.parse({"direct_calls": direct_calls})
+    assert config.transport == transport
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+def async_gradients(pool: Pool, options: dict[str, Any] | None = None, **more: Any) -> Any:
+    config = worker_config("a2c", rollout={"num_workers": 1, **(options or {})}, lr=1e-2)
+    return make_optimizer(AsyncGradients, pool(config), grads_per_step=10, **more)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_weights_are_the_same_bits_on_both_transports(worker_pool: Pool, depth: int) -> None:
+    learned = []
+    for transport in ("zmq", "ray"):
+        optimizer = async_gradients(
+            worker_pool, {"transport": transport}, max_requests_in_flight_per_worker=depth
+        )
+        for _ in range(3):
+            optimizer.step()
+        assert optimizer.stats()["transport"] == transport
+        optimizer.drain()
+        rpc = optimizer.workers.rpc
+        # Some of the 30 calls, and of those in flight, are made while the worker connects.
+        assert (0 if rpc is None else rpc.num_calls) in (range(15, 36) if rpc else [0])
+        learned.append(optimizer.policy.get_weights().flat)
+    np.testing.assert_array_equal(*learned)
+
+
+@both_transports
+def test_large_weights_train(worker_pool: Pool, transport: str) -> None:
+    model = {"fcnet_hiddens": (256, 256)}
+    config = worker_config("a2c", rollout={"num_workers": 1, "transport": transport}, model=model)
+    optimizer = make_optimizer(AsyncGradients, worker_pool(config), grads_per_step=3)
+    assert optimizer.policy.flat.grads.nbytes > 100_000
+    assert optimizer.step().updates == 3
+    assert optimizer.stats()["transport"] == transport
+
+
+@both_transports
+def test_calls_through_ray_come_in_between(worker_pool: Pool, transport: str) -> None:
+    optimizer = async_gradients(worker_pool, {"transport": transport})
+    optimizer.step()
+    state = optimizer.get_state()
+    optimizer.step()
+    optimizer.set_state(state)
+    optimizer.update_algorithm_parameter("lr", 0.5)
+    optimizer.step()
+    assert pid_of(optimizer.workers.remote[0]) != os.getpid()
+    optimizer.step()
+    assert optimizer.workers.faults.num_restarts == 0
+
+
+def test_failing_environment_is_reported_alike(worker_pool: Pool) -> None:
+    messages = []
+    for transport in ("zmq", "ray"):
+        options = {"num_workers": 1, "transport": transport}
+        workers = worker_pool(worker_config("a2c", NeverResets, rollout=options))
+        optimizer = make_optimizer(AsyncGradients, workers)
+        calls, worker = optimizer.in_flight, workers.remote[0]
+        calls.launch(worker, worker.actor.ping.remote())
+        assert calls.wait().failure is None
+        weights = workers.weights_for(worker)
+        calls.launch(worker, workers.call(worker, "sample_and_compute_gradients", weights))
+        failure = calls.wait().failure
+        assert failure is not None
+        assert failure.kind == "environment"
+        messages.append(failure.message.partition("\n")[0])
+        workers.replace(worker, failure)
+    assert messages[0] == messages[1]
+
+
+class Undecodable:
+    """Unpickles to an import error, as a class does that only the worker can import."""
+
+    def __reduce__(self) -> Any:
+        return (importlib.import_module, ("statistics_of_mine",))
+
+
+class OddStatistics(A2C):
+    """Policy whose third gradient has statistics that the driver cannot unpickle."""
+
+    count = 0
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        stats = super().backward(*args, **kwargs)
+        type(self).count += 1
+        if type(self).count == 3 and self.version < 3:
+            stats["odd"] = Undecodable()
+        return stats
+
+
+@both_transports
+def test_undecodable_answer_is_the_workers_failure(worker_pool: Pool, transport: str) -> None:
+    options = {"num_workers": 1, "transport": transport}
+    workers = worker_pool(worker_config(OddStatistics, rollout=options))
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=20)
+    assert optimizer.step().updates == 20
+    faults = optimizer.workers.faults
+    assert faults.num_restarts == 1
+    assert faults.last is not None
+    assert faults.last.worker_index == 1
+    assert "statistics_of_mine" in faults.last.message
+
+
+@both_transports
+def test_killed_and_stopped_workers_are_replaced(worker_pool: Pool, transport: str) -> None:
+    options = {"num_workers": 2, "worker_timeout_s": 3.0, "transport": transport}
+    optimizer = async_gradients(worker_pool, options)
+    optimizer.step()
+    for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+        optimizer.drain()
+        victim = pid_of(optimizer.workers.remote[0])
+        optimizer.step()
+        os.kill(victim, sent)
+        began_s = time.monotonic()
+        while optimizer.workers.faults.num_restarts == number:
+            optimizer.step()
+            assert time.monotonic() - began_s < LIMIT_S
+    assert optimizer.workers.faults.counts["death"] == 1
+    assert optimizer.workers.faults.counts["hang"] == 1
+    assert optimizer.stats()["transport"] == transport
+
+
+def test_removed_and_added_workers_connect(worker_pool: Pool) -> None:
+    optimizer = async_gradients(worker_pool, {"num_workers": 2, "transport": "zmq"})
+    optimizer.step()
+    optimizer.workers.remove_workers([1])
+    optimizer.workers.add_workers(1)
+    until_s = time.monotonic() + LIMIT_S
+    while any(worker.channel is None for worker in optimizer.workers.remote):
+        optimizer.step()
+        assert time.monotonic() < until_s
+    assert optimizer.stats()["transport"] == "zmq"
+    assert optimizer.workers.faults.num_restarts == 0
