@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_checkpoint_fallback import kill_while_saving
+from test_checkpoint_kills import kill_while_saving
 
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_newest_complete_checkpoint_is_found_after_100_kills(tmp_path: Path) -> None:
+def test_fallback_after_100_kills(tmp_path: Path) -> None:
     cut_off = kill_while_saving(tmp_path, kills=100)
     print(f"\nSIGKILL during save: 100 of 100 restored; {cut_off} saves were cut off")
     assert cut_off > 20
