@@ -92,12 +92,12 @@ def measure(name: str, workers: int, seconds: float) -> tuple[float, dict[str, f
         trainer.train()
         timers = trainer.optimizer.timers
         before = {phase: timer.total_s for phase, timer in timers.items()}
-        first = trainer.optimizer.num_env_steps_sampled
+        first = trainer.optimizer.metrics.num_env_steps_sampled
         started_s = time.perf_counter()
         while time.perf_counter() - started_s < seconds:
             trainer.train()
         elapsed_s = time.perf_counter() - started_s
-        steps = trainer.optimizer.num_env_steps_sampled - first
+        steps = trainer.optimizer.metrics.num_env_steps_sampled - first
         shares = {p: (timer.total_s - before[p]) / elapsed_s for p, timer in timers.items()}
         return steps / elapsed_s, shares
     finally:

@@ -14,7 +14,8 @@ import pydantic
 
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import DataFaults
-from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
+from polopt.metrics.optimizer_stats import StepResult
+from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.rank_group import RankGroup
 from polopt.optimizers.scheme import (
     Scheme,
@@ -93,7 +94,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return Scheme(collection_of(below, how), "parallel sync", "decentralized")
 
     def step(self) -> StepResult:
-        before = self._counts()
+        before = self.metrics.counts()
         self._launch_round()
         with self.timers["sample"]:
             sampled = self._await_samples()
@@ -101,7 +102,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             learned = self._await_learning()
         self._finish_round(sampled, learned)
         self._launch_round()
-        return self._since(before)
+        return self.metrics.counts_since(before)
 
     def _launch_round(self) -> None:
         """Two calls to each rank, one behind the other, so that a rank goes from sampling to
@@ -117,7 +118,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             want_weights = rank == 0 and self.config.keep_local_weights_in_sync
             sample = worker.actor.sample_for_learning.remote(self.num_rounds)
             learn = worker.actor.learn.remote(
-                self.num_env_steps_sampled, want_weights, want_checksum
+                self.metrics.num_env_steps_sampled, want_weights, want_checksum
             )
             self.in_flight.launch(worker, sample, "sample")
             # In a sum a rank waits for others, whose fault that is.
@@ -183,7 +184,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_early_stopped += sum(info.steps < length for info in sampled)
         for info in sampled:
             self.workers.faults.num_restarts_below += info.restarts_below
-            if self.usable(info.worker_index, info.faults):
+            if self.workers.faults.fragment(info.worker_index, info.faults):
                 self.count_samples(info.env_steps, info.episodes)
         infos = [info for _, info in learned]
         if self.group.broken or any(info.broken for info in infos):
@@ -196,12 +197,11 @@ class DecentralizedAllReduce(PolicyOptimizer):
         first = infos[0]
         self.timers["allreduce"].push(sum(info.allreduce_s for info in infos) / len(infos))
         for learning in infos:
-            self.lag.add(learning.acted, learning.version, self.rollouts)
-            self.gradient_lag.add(learning.version, learning.version, self.rollouts)
-        self.rollouts.tick(first.version + first.updates)
+            self.metrics.add_lag(learning.acted, learning.version)
+        self.metrics.rollouts.tick(first.version + first.updates)
         self._take_note_of_skipped(learned)
         env_steps = sum(info.env_steps for info in sampled) if first.updates else 0
-        self.count_training(env_steps, first.updates, first.stats)
+        self.metrics.add_training(env_steps, first.updates, first.stats)
         if first.weights is not None:
             self.policy.set_weights(first.weights)
 

@@ -10,6 +10,8 @@ OPTIMIZERS = Registry(
     "polopt.optimizers.base:PolicyOptimizer",
     {
         "async_gradients": "polopt.optimizers.async_gradients:AsyncGradients",
+        "async_samples": "polopt.optimizers.async_samples:AsyncSamples",
+        "sync_gradients": "polopt.optimizers.sync_gradients:SyncGradients",
         "sync_samples": "polopt.optimizers.sync_samples:SyncSamples",
         "decentralized_allreduce": (
             "polopt.optimizers.decentralized_allreduce:DecentralizedAllReduce"

@@ -1,8 +1,7 @@
 """SyncSamples: samples of all workers, learned from centrally (A2C, PPO).
 
-RLlib 0.8's SyncSamplesOptimizer; nothing collected is thrown away, and results do not depend on
-the order in which samples arrive. Overlapped with learning it is PyTorchRL's overlapped PPO, and
-first come first served the flow of data of IMPALA (Espeholt et al., 2018).
+RLlib 0.8's SyncSamplesOptimizer. All samples are used, and results do not depend on the order in
+which they arrive. Overlapped with learning, it is PyTorchRL's overlapped PPO.
 """
 
 from __future__ import annotations
@@ -12,11 +11,15 @@ from typing import Any, ClassVar
 
 import pydantic
 
+from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer, StepResult
-from polopt.optimizers.gathering import DealtOut, FirstReady, Gathering
+from polopt.metrics.optimizer_stats import StepResult
+from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.central_updates import learn_from_samples, num_fragments
 from polopt.optimizers.scheme import Scheme, check_collection, check_unused, collection_of
+from polopt.rollouts.collectors.gatherer import Gatherer, Slot
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.sampling.requests import SampleRequest, next_number
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -26,12 +29,11 @@ class SyncSamplesConfig(OptimizerConfig):
 
     Attributes:
         train_batch_size: environment steps of one batch, rounded up to whole fragments; rows lost
-            to next-step resets are not made up for. 0: one fragment of each worker, or with
-            `collection: async` one of the first that is ready.
-        fraction_workers: once this share of the workers has sampled all its part, the others are
-            cut short; what they have is used. 1: waits for all, and only then do results not
+            to next-step resets are not made up for. 0: one fragment of each worker.
+        fraction_workers: once this share of the workers has sampled all its fragments, the others
+            stop early; their samples are used. 1: waits for all, and only then do results not
             depend on timing.
-        fraction_samples: but a fragment that is cut short keeps at least this share of its steps.
+        fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
     train_batch_size: int = pydantic.Field(0, ge=0, le=10**8)
@@ -40,13 +42,12 @@ class SyncSamplesConfig(OptimizerConfig):
 
 
 class SyncSamples(PolicyOptimizer):
-    """Broadcast, gather samples from all workers, learn on the driver; then again.
+    """Broadcasts weights, gathers samples from all workers, and learns in the driver.
 
-    Workers that have just been started take part from the step on that follows. What a failed
-    worker owed the others make up for, so that one that hangs holds up one step. As long as none
-    fails, which worker gives which part of a batch is fixed beforehand, so a run is reproducible
-    bit for bit for one seed, config and number of workers, also if `collection` is `overlapped`; if
-    it is `async` it is not. With `num_workers=0` the local worker samples.
+    Workers that have just started take part from the next step on. Fragments of a failed worker
+    are reassigned to the others, so a worker that hangs delays one step. As long as none fails, a
+    run is reproducible bit for bit for one seed, config and number of workers, also if `collection`
+    is `overlapped`. With `num_workers=0` the local worker samples.
     """
 
     name = "sync_samples"
@@ -56,76 +57,73 @@ class SyncSamples(PolicyOptimizer):
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        self.collection = workers.config.rollout.collection
-        self.source = self._make_source()
-
-    def _make_source(self) -> Gathering:
-        config = self.config
-        given: dict[str, Any] = {
-            "workers": self.workers,
-            "health": self.health,
-            "in_flight": self.in_flight,
-            "train_batch_size": config.train_batch_size,
-            "usable": self._usable_batch,
-        }
-        if self.collection == "async":
-            return FirstReady(**given)
-        return DealtOut(Stragglers(config.fraction_workers, config.fraction_samples), **given)
-
-    def _usable_batch(self, batch: SampleBatch) -> bool:
-        return self.usable(batch.worker_index, batch.faults)
+        self.gatherer = Gatherer(
+            workers,
+            request=lambda _: SampleRequest(next_number()),
+            weights_for=workers.weights_for,
+            reassign_to=self.health.up,
+            stragglers=Stragglers(self.config.fraction_workers, self.config.fraction_samples),
+        )
+        self.in_flight = self.gatherer.in_flight
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
-        how = rollout.collection
+        if rollout.collection == "async" and rollout.num_workers > 0:
+            raise ConfigError(
+                "key 'collection': got 'async' with optimizer 'sync_samples'. Allowed: 'sync', "
+                "'overlapped', or optimizer 'async_samples'"
+            )
         check_collection("the driver", "num_workers", rollout)
         check_unused(
-            "the driver computes all gradients, so no worker has others below it and none travels",
+            "the driver computes all gradients: no worker has workers below it and no gradient is "
+            "sent",
             num_workers_below=(rollout.num_workers_below, 0),
             compress_gradients=(rollout.compress_gradients, "none"),
         )
-        if how == "async":
-            why = "in asynchronous collection nobody is waited for"
-            check_unused(why, fraction_workers=(config.fraction_workers, 1.0))
-        return Scheme(collection_of(rollout.num_workers, how), "central sync", "central")
+        collection = collection_of(rollout.num_workers, rollout.collection)
+        return Scheme(collection, "central sync", "central")
 
     def step(self) -> StepResult:
-        before = self._counts()
+        before = self.metrics.counts()
         with self.timers["broadcast"]:
-            self.source.launch()
+            self._launch()
         with self.timers["sample"]:
-            fragments = self.source.gather()
+            self._gather()
+            fragments = [fragment.batch for fragment in self.gatherer.take_all()]
             batch = SampleBatch.concat(fragments)
-        if self.collection == "overlapped":
+        if self.workers.config.rollout.collection == "overlapped":
             with self.timers["broadcast"]:
-                self.source.launch()
-        env_steps = batch.env_steps
-        self.timers["sample"].push_rows(env_steps)
-        self.count_samples(env_steps, batch.episodes)
-        for fragment in fragments:
-            self.count_lag(fragment.version)
-        with self.timers["learn"]:
-            version = self.policy.version
-            stats = self.policy.learn_on_batch(batch)
-        self.rollouts.tick(self.policy.version)
-        self.timers["learn"].push_rows(env_steps)
-        updates = self.policy.version - version
-        if env_steps:
-            self.workers.faults.fragments.update(updates > 0, why="gradient of the whole batch")
-        self.count_training(env_steps if updates else 0, updates, stats)
-        return self._since(before)
+                self._launch()
+        learn_from_samples(self, fragments, batch)
+        return self.metrics.counts_since(before)
+
+    def _launch(self) -> None:
+        """Sends weights and launches the first fragment of each worker, unless that was done."""
+        if self.gatherer.idle and self._has_remote_workers:
+            up = self.health.up()
+            self.gatherer.deal(num_fragments(self, default=len(up)), up)
+
+    @property
+    def _has_remote_workers(self) -> bool:
+        return bool(self.workers.remote) or self.workers.config.rollout.num_workers > 0
+
+    def _gather(self) -> None:
+        if not self._has_remote_workers:
+            for i in range(num_fragments(self, default=1)):
+                self.gatherer.sample_locally(Slot(0, i))
+        self.gatherer.wait_for_all()
 
     def drain(self) -> None:
-        """What is in flight, where collection goes on while the driver learns, is kept for the next
-        step."""
-        self.source.drain()
+        """Waits for pending fragments, and keeps them for the next step."""
+        self.gatherer.wait_for_all()
 
     def get_state(self) -> dict[str, Any]:
-        """Besides what every optimizer saves, where the workers' environments and random numbers
-        stand. A run restored with the same config goes on bit for bit if collection is `sync` and
-        the environments have `get_state` and `set_state` (`polopt.rollouts.envs.saving`); if not,
-        weights, torch optimizer, schedules and counters go on, episodes start anew, and what was
-        collected ahead is collected again."""
+        """As every optimizer's, and the state of the workers' environments and random numbers.
+
+        A run restored with the same config continues bit for bit if collection is `sync` and the
+        environments have `get_state` and `set_state` (`polopt.rollouts.envs.saving`). Otherwise
+        weights, torch optimizer, schedules and counters continue, episodes start anew, and
+        fragments collected ahead are collected again."""
         state = super().get_state()
         up = {worker.index: (False,) for worker in self.workers.remote if worker.up}
         states = {0: self.workers.local.get_state(False), **self.workers.call_each("get_state", up)}
@@ -133,7 +131,7 @@ class SyncSamples(PolicyOptimizer):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
-        self.source.forget()
+        self.gatherer.landed.clear()
         states = state.get("workers", {})
         if "0" in states:
             self.workers.local.set_state(states["0"])
@@ -142,7 +140,7 @@ class SyncSamples(PolicyOptimizer):
 
     def extra_stats(self) -> dict[str, Any]:
         return {
-            "num_early_stopped": self.source.num_early_stopped,
+            "num_early_stopped": self.gatherer.num_early_stopped,
             "sample_peak_throughput": self.timers["sample"].peak_rows_per_s,
             "learn_peak_throughput": self.timers["learn"].peak_rows_per_s,
         }

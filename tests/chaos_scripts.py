@@ -77,7 +77,7 @@ def memory(name: str, steps: str) -> dict[str, Any]:
         "spilled": sum(path.is_file() for path in session.glob("ray_spilled_objects*/**/*")),
         "rss_mb": [resident[len(resident) // 3], resident[-1]],
         "bytes_in_flight_mb": 4 * (weights + max(fragment, weights)) / 1e6,
-        "updates": optimizer.num_updates,
+        "updates": optimizer.metrics.num_updates,
         "deaths": optimizer.workers.faults.counts["death"],
     }
 
@@ -102,8 +102,8 @@ def nodes(name: str) -> dict[str, Any]:
     cluster.remove_node(there[0], allow_graceful=False)
     removed_s = time.monotonic()
     steps_until(optimizer, lambda: workers.faults.counts["death"] >= 2, 60.0)
-    updates = optimizer.num_updates
-    steps_until(optimizer, lambda: optimizer.num_updates > updates, 60.0)
+    updates = optimizer.metrics.num_updates
+    steps_until(optimizer, lambda: optimizer.metrics.num_updates > updates, 60.0)
     noticed_s = time.monotonic() - began_s
     longest_s = max(steps_until(optimizer, lambda: time.monotonic() > removed_s + 20.0, 60.0))
     healthy = workers.stats()["num_healthy_workers"]
@@ -140,14 +140,14 @@ def driver(name: str, directory: str) -> dict[str, Any]:
     resumed = 0
     try:
         trainer.restore(str(find_checkpoint(Path(directory))))
-        resumed = trainer.optimizer.num_env_steps_sampled
+        resumed = trainer.optimizer.metrics.num_env_steps_sampled
     except CheckpointError:
         pass
     tell("begun", resumed)
     while True:
         trainer.train()
         trainer.train()
-        steps = trainer.optimizer.num_env_steps_sampled
+        steps = trainer.optimizer.metrics.num_env_steps_sampled
         trainer.save(str(Path(directory, f"after-{trainer.iteration:06d}")))
         tell("saved", steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -178,3 +179,26 @@ class CrashingVector(CartPoleVectorEnv):
         if self.crashes and self.when == "reset":
             raise RuntimeError("simulated crash of the vector")
         return super().reset(seed=seed, options=options)
+
+
+class WrongShape:
+    """A policy that returns one action too few."""
+
+    def __call__(self, obs: Any) -> Any:
+        return np.zeros(len(obs) - 1, dtype=np.int64)
+
+
+class NotInWorkers:
+    """A policy that cannot be unpickled in another process."""
+
+    def __reduce__(self) -> Any:
+        return _only_in_process, (os.getpid(),)
+
+    def __call__(self, obs: Any) -> Any:
+        return np.zeros(len(obs), dtype=np.int64)
+
+
+def _only_in_process(pid: int) -> Any:
+    if pid != os.getpid():
+        raise ModuleNotFoundError("No module named 'users_module'")
+    return NotInWorkers()

@@ -58,12 +58,13 @@ def make_result(
         iteration_s: duration in seconds.
         steps: optimizer steps of the iteration.
     """
-    sampled, trained = optimizer.num_env_steps_sampled, optimizer.num_env_steps_trained
+    metrics = optimizer.metrics
+    sampled, trained = metrics.num_env_steps_sampled, metrics.num_env_steps_trained
     block = optimizer.stats()
-    learner = optimizer.learner.report()
+    learner = metrics.learner.report()
     return {
         "env_runners": {
-            **optimizer.episodes.report(),
+            **metrics.episodes.report(),
             "num_env_steps_sampled": sampled - sampled_before,
             "num_env_steps_sampled_lifetime": sampled,
         },

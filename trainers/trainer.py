@@ -140,12 +140,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Runs one training iteration: optimizer steps until it holds
         `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`."""
         limits = self.experiment.trainer
-        started_s, sampled_before = time.perf_counter(), self.optimizer.num_env_steps_sampled
+        metrics = self.optimizer.metrics
+        started_s, sampled_before = time.perf_counter(), metrics.num_env_steps_sampled
         next_check_s, steps = _STOP_CHECK_S, 0
         while True:
             self.optimizer.step()
             steps += 1
-            sampled = self.optimizer.num_env_steps_sampled - sampled_before
+            sampled = metrics.num_env_steps_sampled - sampled_before
             elapsed_s = time.perf_counter() - started_s
             if (
                 sampled >= limits.min_sample_timesteps_per_iteration
@@ -159,7 +160,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
         # `Trainable.train` keeps what is there already.
         result["training_iteration"] = self.iteration + 1
-        result["timesteps_total"] = self.optimizer.num_env_steps_sampled
+        result["timesteps_total"] = metrics.num_env_steps_sampled
         return result
 
     @property

@@ -1,4 +1,4 @@
-"""`Collector`: an iterable of SampleBatches over a WorkerSet; what TorchRL calls RayCollector."""
+"""`Collector`: an iterable of SampleBatches over a WorkerSet (TorchRL: RayCollector)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.config import CollectingConfig, CollectorConfig
-from polopt.rollouts.collectors.fragment_pipeline import FragmentPipeline
-from polopt.rollouts.collectors.state import (
-    load_collector_state,
-    seed_workers,
-    take_weights,
-)
+from polopt.rollouts.collectors.fragment_source import FragmentSource
+from polopt.rollouts.collectors.frame_budget import FrameBudget
+from polopt.rollouts.collectors.gatherer import Gatherer
+from polopt.rollouts.collectors.state import load_collector_state, seed_workers, take_weights
 from polopt.rollouts.collectors.trajectories import pad_trajectories, split_trajectories
 from polopt.rollouts.collectors.weight_sync import WeightSync
 from polopt.rollouts.collectors.worker_factory import WorkerFactory
+from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -37,8 +36,8 @@ class Collector:
                 collector.policy.learn_on_batch(batch)
                 collector.update_policy_weights_()
 
-    A collector that fails is replaced, and what it owed is collected again. Each has at most one
-    fragment on its way or waiting, so a slow consumer slows them down and nothing piles up.
+    A collector that fails is replaced, and its fragment is collected again. Each has at most one
+    fragment pending or waiting, so a slow consumer slows them down.
 
     Args:
         create_env_fn: makes an environment (or is a Gymnasium id, see `resolve_env`); a list has
@@ -61,10 +60,10 @@ class Collector:
 
     @classmethod
     def over(cls, workers: WorkerSet, **options: Any) -> Collector:
-        """A collector over workers that somebody else made, and will stop.
+        """A collector over existing workers, which it does not stop.
 
         Args:
-            workers: to collect with; with no remote ones the local one samples, in this process.
+            workers: the workers; without remote ones the local one samples, in this process.
             options: see `CollectingConfig`.
         """
         self = cls.__new__(cls)
@@ -76,7 +75,16 @@ class Collector:
         self.config = config
         self.workers = workers
         self.weight_sync = WeightSync(workers, config)
-        self.pipeline = FragmentPipeline(workers, config, self.weight_sync)
+        self._budget = FrameBudget(config, workers)
+        self.gatherer = Gatherer(
+            workers,
+            self._budget.request,
+            self.weight_sync.weights_for,
+            stragglers=Stragglers(config.fraction_workers, config.fraction_samples),
+        )
+        self._fragments = FragmentSource(
+            workers, config, self._budget, self.weight_sync, self.gatherer
+        )
         self._turn = threading.Lock()
 
     # ---- iteration ------------------------------------------------------------------------------
@@ -88,28 +96,24 @@ class Collector:
         """The next batch: a SampleBatch, or a list of them if `split_trajs` is `list`.
 
         Raises:
-            StopIteration: `total_frames` have been handed out.
+            StopIteration: `total_frames` have been returned.
             WorkersFailedError: workers keep failing.
-            RuntimeError: another thread is in the middle of this, or there are no collectors left.
+            EnvironmentFailedError: the environments of a collector without workers cannot be made.
+            RuntimeError: another thread is collecting, or there are no collectors left.
         """
         if not self._turn.acquire(blocking=False):
             raise RuntimeError("another thread is collecting with this Collector")
         try:
-            if self.pipeline.done():
+            if self._budget.spent():
                 raise StopIteration
             return self._next()
         finally:
             self._turn.release()
 
     def _next(self) -> SampleBatch | list[SampleBatch]:
-        config, pipeline = self.config, self.pipeline
-        pipeline.launch(ahead=False)
-        fragments = pipeline.take_all() if config.sync else pipeline.take_first()
+        config = self.config
+        fragments = self._fragments.next_batch()
         batch = SampleBatch.concat([fragment.batch for fragment in fragments])
-        if not config.update_after_each_batch:
-            pipeline.launch(ahead=True)
-        if not config.sync:
-            pipeline.renew_old()
         self.weight_sync.handed += 1
         batch.device = config.storing_device
         if not config.split_trajs:
@@ -119,37 +123,42 @@ class Collector:
 
     @property
     def num_frames(self) -> int:
-        """Environment steps in the batches handed out so far, exactly; rows that only reset, and
-        padding, are none."""
-        return self.pipeline.num_frames
+        """Environment steps in the batches returned so far; reset rows and padding do not count."""
+        return self._budget.num_frames
 
     @property
     def num_batches(self) -> int:
-        """Batches handed out."""
+        """Number of batches returned so far."""
         return self.weight_sync.handed
 
     # ---- weights and collectors -----------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
-        """The policy whose weights the collectors get (or its adapter)."""
+        """The policy whose weights the collectors get, or its adapter."""
         return self.workers.local.policy
 
     def update_policy_weights_(
         self, weights: Weights | np.ndarray | Mapping[str, Any] | None = None
     ) -> int:
-        """Sends weights to every collector, before its next fragment.
+        """Sends weights to every collector, before its next fragment. Fragments made with older
+        weights are not returned after newer ones.
 
         Args:
             weights: of the policy, as Weights, flat vector `[P]`, or `state_dict` of its network;
-                None: the policy's own, as they are at this moment.
+                None: the current weights of `policy`.
 
         Returns:
             their version, which batches made with them carry.
+
+        Raises:
+            ValueError: weights of another network.
         """
         if weights is not None:
             take_weights(self.policy, weights)
-        return self.weight_sync.take_snapshot()
+        version = self.weight_sync.take_snapshot()
+        self.weight_sync.num_updates += 1
+        return version
 
     def add_collectors(
         self,
@@ -170,25 +179,25 @@ class Collector:
             their indices, which batches carry and `remove_collectors` takes.
 
         Raises:
-            ConfigError: if their spaces are others than those of the policy.
+            ConfigError: if their spaces differ from those of the policy.
+            RuntimeError: if this Collector did not make its workers.
         """
         if self._factory is None:
-            raise RuntimeError("this Collector did not make its workers: use WorkerSet.add_workers")
+            raise RuntimeError("this Collector did not make its workers; use WorkerSet.add_workers")
         specs = self._factory.more(create_env_fn, num_collectors, num_envs, remote_configs)
         return [worker.index for worker in self.workers.add_workers(specs)]
 
     def remove_collectors(self, indices: Iterable[int]) -> None:
-        """Ends collectors, whatever they are doing; what they had on its way is lost, and is not
-        counted.
+        """Stops collectors; their pending fragments are lost, and not counted.
 
         Raises:
-            KeyError: if there is none of such an index.
+            KeyError: for an index that does not exist.
         """
         self.workers.remove_workers(indices)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seeds environments and action noise of all collectors, which begin new episodes; what
-        they had on its way is thrown away.
+        """Seeds environments and action noise of all collectors, which begin new episodes. Pending
+        fragments are dropped.
 
         Args:
             seed: of the first environment. The next ones get those that follow in TorchRL's
@@ -198,19 +207,24 @@ class Collector:
         Returns:
             the seed that the next environment would get.
         """
-        self.pipeline.discard()
+        self.gatherer.discard()
         return seed_workers(self.workers, seed, static_seed)
+
+    def settle(self) -> None:
+        """Waits for pending fragments, and keeps them for the next batches."""
+        while len(self.gatherer.in_flight):
+            self.gatherer.receive()
 
     # ---- state and end --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Counts, the policy, and of each collector random numbers, the running statistics of its
-        environments' wrappers, and where its environments stand, if they can say so.
+        environments' wrappers, and the state of its environments, if they have `get_state`.
 
-        Tensors, arrays, numbers, strings, and lists and dicts of those. Waits for the fragments
-        under way; they are kept here, and not in the state.
+        Tensors, arrays, numbers, strings, and lists and dicts of those. Waits for pending
+        fragments; they are kept here, and are not in the state.
         """
-        self.pipeline.settle()
+        self.settle()
         states = self.workers.call_all("get_state", False)
         states[0] = self.workers.local.get_state(with_policy=False)
         return {
@@ -221,18 +235,18 @@ class Collector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` gave; what is on its way is thrown away."""
-        self.pipeline.discard()
-        self.pipeline.num_frames = int(state["num_frames"])
+        """Restores what `state_dict` returned; pending fragments are dropped."""
+        self.gatherer.discard()
+        self._budget.num_frames = int(state["num_frames"])
         self.weight_sync.handed = int(state["num_batches"])
         load_collector_state(self.workers, state)
         self.weight_sync.take_snapshot()
 
     def shutdown(self) -> None:
-        """Ends the collectors, and Ray if this Collector started it. Workers that somebody else
-        made end the fragment they are at, and are left alone."""
-        self.pipeline.interrupt()
-        self.pipeline.calls.clear()
+        """Stops the collectors, and Ray if this Collector started it. Workers that this Collector
+        did not make finish their fragment and continue to run."""
+        self.gatherer.interrupt()
+        self.gatherer.in_flight.clear()
         if self._factory is None:
             return
         self.workers.stop()

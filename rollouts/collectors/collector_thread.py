@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.fragment_pipeline import CollectionInterrupted
+from polopt.rollouts.collectors.gatherer import CollectionInterrupted
 
 #: How long `stop` waits for workers to end the step they are at.
 STOP_GRACE_S = 1.0
@@ -117,13 +117,13 @@ class CollectorThread:
         or are still starting, are ended. Afterwards the collector can be used by others.
         """
         self._stopping.set()
-        pipeline = self.collector.pipeline
+        gatherer = self.collector.gatherer
         if self._thread.is_alive():
-            pipeline.interrupt()
+            gatherer.interrupt()
             self._empty()
             self._thread.join(STOP_GRACE_S)
             if self._thread.is_alive():
-                pipeline.kill_busy()
+                gatherer.kill_busy()
                 self._empty()
                 self._thread.join(STOP_GRACE_S)
         self._empty()
@@ -131,7 +131,7 @@ class CollectorThread:
         self._ended.set()
         self._wake()
         if not self._thread.is_alive():
-            pipeline.interrupted = False
+            gatherer.interrupted = False
             self.collector.weight_sync.by_consumer = False
 
     def _empty(self) -> None:

@@ -13,7 +13,6 @@ import torch
 from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
-from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.sgd import reduce_gradient
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.worker_factory import resolve_policy
@@ -82,7 +81,7 @@ class GradientWorker(RolloutWorker):
 
     # ---- what optimizers call -------------------------------------------------------------------
 
-    def _data(
+    def _next_batch(
         self, weights: Weights | None = None, request: SampleRequest | None = None
     ) -> SampleBatch:
         """The next batch of its collector, by `weights` if given and if collection is synchronous.
@@ -106,7 +105,7 @@ class GradientWorker(RolloutWorker):
         if self.below.remote and number != self._round:
             return
         if self.below.remote:
-            self.collector.pipeline.stop_early(keep_steps)
+            self.collector.gatherer.stop_all(keep_steps)
         else:
             super().stop_early(number, keep_steps)
 
@@ -115,16 +114,14 @@ class GradientWorker(RolloutWorker):
         info = super()._round_info(batch, sample_s)
         return info._replace(restarts_below=self._restarts - before)
 
-    def set_weights(self, weights: Weights) -> int:
+    def set_weights(self, weights: Weights) -> None:
         """Takes over weights and passes them on to its collectors, before their next fragments."""
         self.policy.set_weights(weights)
         self._pass_on()
-        return self.policy.version
 
-    def set_state(self, state: dict[str, Any]) -> int:
-        version = super().set_state(state)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
         self._pass_on()
-        return version
 
     def _pass_on(self) -> None:
         if not self.below.remote:
@@ -133,11 +130,11 @@ class GradientWorker(RolloutWorker):
         if snapshot is None or self.policy.version <= snapshot.version:
             # Other weights may have had this version, before a restore.
             self.below.forget_sent_weights()
-        self.collector.update_policy_weights_()
+        self.collector.weight_sync.take_snapshot()
 
     def begin_restored_run(self, restore_count: int) -> None:
         """Also below: what is on its way there is thrown away."""
-        self.collector.pipeline.discard()
+        self.collector.gatherer.discard()
         super().begin_restored_run(restore_count)
         self.below.begin_restored_run(restore_count)
 
@@ -163,8 +160,8 @@ class GradientWorker(RolloutWorker):
 
     def get_data(self) -> SampleBatch:
         """The next batch of its collector, which `get_grads` then goes through."""
-        batch = self._data()
-        self._lesson = MinibatchGradients(self.policy, batch)
+        batch = self._next_batch()
+        self.gradients.begin(self.policy, batch)
         return batch
 
     def get_grads(self, distribute_gradients: bool = False) -> Gradients:
@@ -178,14 +175,15 @@ class GradientWorker(RolloutWorker):
             RuntimeError: nothing is left to compute one from, or it is in no group.
             GroupBroken: a peer died or hangs.
         """
-        if self._lesson is None or self._lesson.done:
+        minibatches = self.gradients.minibatches
+        if minibatches is None or minibatches.done:
             raise RuntimeError(f"worker {self.index} has no data left: call get_data first")
-        gradients = self._lesson.next_gradients()
+        gradients = minibatches.next_gradients()
         if not distribute_gradients:
             return gradients
-        if self._group is None:
+        if self.group.reducer is None:
             raise RuntimeError(f"worker {self.index} has no peers: call join_group first")
-        stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, self._group)
+        stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, self.group.reducer)
         return gradients._replace(flat=self.policy.flat.get_grads(), stats=stats)
 
     def step(
@@ -215,7 +213,7 @@ class GradientWorker(RolloutWorker):
         """Changes an option of the policy here, in its torch optimizer, and in all workers below.
         Returns once each has it."""
         self.policy.set_option(name, value)
-        self.collector.pipeline.settle()
+        self.collector.settle()
         self.below.update_algorithm_parameter(name, value)
 
     def save_model(self, fname: str) -> str:

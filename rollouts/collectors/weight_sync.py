@@ -1,4 +1,4 @@
-"""`WeightSync`: when collectors get which weights."""
+"""`WeightSync`: which weights collectors get, and when."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class WeightSync:
-    """Publishes the local policy's weights, and knows how old those are that workers act on.
+    """Takes snapshots of the local policy's weights, and tracks the age of the weights that each
+    worker acts on.
 
-    Ages are in batches: weights are `n` batches old if since the moment when they were the local
-    policy's, `n` batches have been handed out that it can have learned from. Workers get what was
-    published last, never what the policy is in the middle of becoming; so whoever collects in a
-    thread of its own may leave publishing to the thread that learns (`by_consumer`).
+    Ages are in batches: weights are `n` batches old if `n` batches, from which the policy can have
+    learned, have been returned since they were the local policy's. Workers get the last snapshot,
+    never weights in the middle of an update, so a thread that collects may leave snapshots to the
+    thread that learns (`by_consumer`).
 
     Args:
-        workers: to send to.
-        config: its rules: `update_after_each_batch`, `broadcast_interval` and
+        workers: the workers that get weights.
+        config: the rules: `update_after_each_batch`, `broadcast_interval` and
             `max_weight_update_interval`.
 
     Attributes:
-        handed: batches handed out.
-        by_consumer: nothing is published here but by `publish`.
+        handed: batches returned.
+        by_consumer: only explicit calls of `take_snapshot` take snapshots.
+        num_updates: explicit updates of the user (`update_policy_weights_`).
     """
 
     def __init__(self, workers: WorkerSet, config: CollectingConfig) -> None:
@@ -35,22 +37,25 @@ class WeightSync:
         self._config = config
         self.handed = 0
         self.by_consumer = False
-        self._stamp = 0  # `handed` when the published weights were last the local policy's
+        self.num_updates = 0
+        self._stamp = 0  # `handed` when the snapshot was last the local policy's weights
         workers.take_snapshot()
-        self._stamps: dict[int, int] = {}  # the same for what each worker has, by index
+        self._stamps: dict[int, int] = {}  # `_stamp` of each worker's weights, by index
+        self._updates: dict[int, int] = {}  # `num_updates` when its last fragment was launched
+        self._returned = 0  # highest of them of the fragments returned
 
     @property
     def automatic(self) -> bool:
-        """Whether any rule publishes, or only `publish`."""
+        """Whether a rule of the config takes snapshots."""
         config = self._config
         rules = (config.broadcast_interval, config.max_weight_update_interval)
         return config.update_after_each_batch or any(rule > 0 for rule in rules)
 
     def take_snapshot(self) -> int:
-        """Publishes the local policy's weights as they are, and returns their version.
+        """Takes a snapshot of the local policy's weights, and returns their version.
 
-        Weights that changed without a new version, because somebody trains them with an optimizer
-        of his own, get one.
+        Weights that changed without a new version, because another optimizer than the policy's
+        trains them, get one.
         """
         policy, last = self._workers.local.policy, self._workers.snapshot
         if (
@@ -63,18 +68,33 @@ class WeightSync:
         self._stamp = self.handed
         return version
 
-    def weights_for(self, worker: RemoteWorker, ahead: bool) -> Any:
-        """The argument for a call that launches a fragment: published weights, or None if the
-        worker has those.
+    def weights_for(self, worker: RemoteWorker, ahead: bool = False) -> Any:
+        """Weights argument of a call that launches a fragment: the snapshot, or None if the worker
+        has it.
 
         Args:
-            worker: whose fragment it is.
-            ahead: it is launched before the batch at hand is handed out.
+            worker: the worker that is called.
+            ahead: the current batch has not been returned yet.
         """
         if not self.by_consumer and self._due(ahead):
             self.take_snapshot()
         self._stamps[worker.index] = self._stamp
+        self._updates[worker.index] = self.num_updates
         return self._workers.snapshot_for(worker)
+
+    def is_before_update(self, index: int) -> bool:
+        """Whether the last fragment of the worker with this index was launched before the last
+        explicit update."""
+        return self._updates.get(index, self.num_updates) < self.num_updates
+
+    def may_return(self, index: int) -> bool:
+        """Whether no fragment of a later update was returned before the last one of this worker;
+        if so, it counts as returned."""
+        updates = self._updates.get(index, self.num_updates)
+        if updates < self._returned:
+            return False
+        self._returned = updates
+        return True
 
     def _due(self, ahead: bool) -> bool:
         config = self._config
@@ -87,7 +107,7 @@ class WeightSync:
 
     def too_old(self, workers: Iterable[RemoteWorker]) -> list[RemoteWorker]:
         """Of workers that are sampling, those whose weights would be older than
-        `max_weight_update_interval` once the batch at hand is handed out."""
+        `max_weight_update_interval` once the current batch is returned."""
         limit = self._config.max_weight_update_interval
         if limit <= 0:
             return []
@@ -99,6 +119,6 @@ class WeightSync:
         snapshot = self._workers.snapshot
         assert snapshot is not None
         current = [w for w in old if w.known_version == snapshot.version]
-        for worker in current:  # nobody has changed the weights since
+        for worker in current:  # the weights have not changed since
             self._stamps[worker.index] = self._stamp
         return [w for w in old if self.handed + 1 - self._stamps[w.index] > limit]

@@ -36,6 +36,7 @@ class SampleRequest(NamedTuple):
 
     number: int | None = None
     steps: int | None = None
+    frames: int | None = None
     exploration: Exploration = "random"
     uniform: bool = False
     reset_first: bool = False

@@ -1,4 +1,4 @@
-"""Failures of workers: what kinds there are, how many of each, and when it is too many."""
+"""Failures of workers: kinds, counts, and the limit that ends a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import ray
 
 from polopt.common.data_faults import DataFaults
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.sampling.data_fault_log import DataFaultLog
 from polopt.rollouts.transport.rpc_future import UndecodableAnswerError
-from polopt.rollouts.workers.data_fault_log import DataFaultLog
+from polopt.rollouts.workers.first_call import FirstCallError
 
 logger = logging.getLogger("polopt")
 
@@ -28,22 +29,28 @@ class WorkerFailure(NamedTuple):
     """One failed call to a worker.
 
     Attributes:
-        kind: `death` of its process, `hang` (no answer within the limit), an `exception` that was
-            raised in it, or an `environment` that failed over and over.
-        worker_index: whose call it was.
-        message: what is known, the worker's traceback included.
+        kind: `death` of the process, `hang` (no answer within the limit), an `exception` that the
+            call raised, or an `environment` that failed repeatedly.
+        worker_index: the worker that was called.
+        message: cause, with the worker's traceback.
         unrecoverable: another worker would fail the same way.
+        first_call: the first call of the worker raised; unrecoverable, unless another worker has
+            succeeded.
     """
 
     kind: FailureKind
     worker_index: int
     message: str
     unrecoverable: bool = False
+    first_call: bool = False
 
     @classmethod
     def from_error(cls, worker_index: int, error: Exception) -> WorkerFailure:
         """From what `ray.get` raised."""
         cause = getattr(error, "cause", None)
+        if isinstance(cause, FirstCallError):
+            kind: FailureKind = "environment" if cause.of_environment else "exception"
+            return cls(kind, worker_index, str(cause), first_call=True)
         if isinstance(cause, EnvironmentFailedError):  # with the environment's traceback, not Ray's
             unrecoverable = isinstance(cause, EnvironmentAPIError)
             return cls("environment", worker_index, str(cause), unrecoverable)
@@ -51,28 +58,30 @@ class WorkerFailure(NamedTuple):
             return cls("exception", worker_index, str(error))
         if isinstance(error, ray.exceptions.GetTimeoutError):
             return cls("hang", worker_index, "its answer could not be fetched in time")
+        if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
+            return cls("exception", worker_index, str(error), first_call=True)
         return cls("death", worker_index, str(error).strip() or type(error).__name__)
 
 
 class WorkersFailedError(RuntimeError):
-    """Too many calls to workers failed in a row; the message holds the last failure."""
+    """Too many consecutive calls to workers failed; the message holds the last failure."""
 
 
 class FaultLog:
-    """Counts failures, logs each in one line, and ends the run when they do not stop.
+    """Counts failures, logs each in one line, and ends the run with one error if they persist.
 
-    When all workers die at the same moment that is one event, however many they are, and no sign
-    that others would not do. So failures of workers that have worked since they last failed count
-    as one in a row; those of workers that have not, as one each.
+    When all workers die at the same moment, for example with their node, that is one event and no
+    sign that replacements would die too. So failures of workers that have worked since their last
+    failure count as one consecutive failure; those of workers that have not count one each.
 
     Args:
-        max_consecutive_failures: so many in a row without a success in between are too many.
+        max_consecutive_failures: limit without a success in between.
         max_consecutive_non_finite: see `DataFaultLog`.
 
     Attributes:
-        fragments: likewise of faults that cost less than a worker.
+        fragments: faults that cost less than a worker.
         counts: failures by kind.
-        num_restarts: workers that were started in another's place.
+        num_restarts: replacements that were started.
         num_given_up: workers that failed too often and were not replaced.
         last: the last failure.
     """
@@ -80,9 +89,10 @@ class FaultLog:
     def __init__(self, max_consecutive_failures: int, max_consecutive_non_finite: int = 5) -> None:
         self._limit = max_consecutive_failures
         self._consecutive = 0
-        self._of_worker: dict[int, int] = {}  # failures in a row, by index
+        self._of_worker: dict[int, int] = {}  # consecutive failures, by index
         self._at_work: set[int] = set()  # have succeeded since they last failed
-        # A worker whose environments fail still answers when it is asked for nothing else.
+        self._any_success = False
+        # A worker whose environments fail still succeeds in other calls.
         self._without_fragment = 0
         self.fragments = DataFaultLog(max_consecutive_non_finite)
         self.counts: dict[FailureKind, int] = dict.fromkeys(_KINDS, 0)
@@ -93,28 +103,30 @@ class FaultLog:
         self.last: WorkerFailure | None = None
 
     def success(self, worker_index: int) -> None:
-        """A worker did its work: the failures before it were not the beginning of the end."""
+        """Counts a success: resets the consecutive-failure counts."""
         self._consecutive = 0
         self._of_worker.pop(worker_index, None)
         self._at_work.add(worker_index)
+        self._any_success = True
 
     def is_unrecoverable(self, worker_index: int) -> bool:
-        """Whether the worker, its replacements included, has failed too often in a row, though
-        others succeeded meanwhile."""
+        """Whether the worker, its replacements included, has failed too many times in a row while
+        others succeeded."""
         return self._of_worker.get(worker_index, 0) >= self._limit
 
     def give_up(self, worker_index: int) -> None:
-        """Takes note that a unrecoverable worker is not replaced."""
+        """Counts an unrecoverable worker that is not replaced."""
         self.num_given_up += 1
         logger.error(
-            "worker %d failed %d times without one success (max_consecutive_failures); the run "
-            "goes on without it",
+            "worker %d failed %d times without a success in between (max_consecutive_failures); "
+            "the run continues without it",
             worker_index,
             self._of_worker.pop(worker_index, 0),
         )
 
     def fragment(self, worker_index: int, faults: DataFaults) -> bool:
-        """A fragment arrived; see `DataFaultLog.note`."""
+        """Counts a fragment that arrived; whether it may be learned from. See
+        `DataFaultLog.note`."""
         self._without_fragment = 0
         return self.fragments.note(worker_index, faults)
 
@@ -122,8 +134,9 @@ class FaultLog:
         """Counts and logs a failure.
 
         Raises:
-            WorkersFailedError: if it is one too many in a row, or if the environment breaks
-                Gymnasium's API, which another worker's would too.
+            WorkersFailedError: it exceeds the limit, or another worker would fail the same way:
+                the environment breaks Gymnasium's API, or the first call of a worker raised and
+                none has succeeded.
         """
         self.counts[failure.kind] += 1
         self.last = self._lasts[failure.kind] = failure
@@ -135,13 +148,13 @@ class FaultLog:
         if failure.kind == "environment":
             self._without_fragment += 1
             self.fragments.env_fault(index, 0, failure.message)
-        if failure.unrecoverable:
+        if failure.unrecoverable or (failure.first_call and not self._any_success):
             raise WorkersFailedError(f"worker {index}: {failure.message}")
         in_a_row = max(self._consecutive, self._without_fragment)
         if in_a_row >= self._limit:
             raise WorkersFailedError(
-                f"{in_a_row} calls to workers failed in a row, without one success in "
-                f"between (max_consecutive_failures={self._limit}). The last, of worker "
+                f"{in_a_row} calls to workers failed in a row, without a success in between "
+                f"(max_consecutive_failures={self._limit}). The last, of worker "
                 f"{failure.worker_index} ({failure.kind}):\n{failure.message}"
             )
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""

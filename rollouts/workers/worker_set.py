@@ -143,12 +143,15 @@ class WorkerSet:
 
     # ---- calls to all workers -------------------------------------------------------------------
 
-    def call_each(self, method: str, args: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def call_each(
+        self, method: str, args: Mapping[int, tuple[Any, ...]], is_work: bool = False
+    ) -> dict[int, Any]:
         """Calls a method of several remote workers and waits for all of them.
 
         Args:
             method: name of the method.
             args: its arguments, by worker index. Workers that are missing here are not called.
+            is_work: see `InFlight`.
 
         Returns:
             return values by worker index. Workers that failed are replaced, and missing.
@@ -156,7 +159,7 @@ class WorkerSet:
         Raises:
             WorkersFailedError: if workers keep failing.
         """
-        calls = InFlight(self)
+        calls = InFlight(self, is_work)
         for worker in self.remote:
             if worker.index in args:
                 calls.launch(worker, getattr(worker.actor, method).remote(*args[worker.index]))
@@ -182,7 +185,8 @@ class WorkerSet:
         """
         if not self.remote:
             return {0: self.local.apply(fn, *args)}
-        return self.call_all("apply", fn, *args)
+        everyone = {worker.index: (fn, *args) for worker in self.remote}
+        return self.call_each("apply", everyone, is_work=True)
 
     def begin_restored_run(self, restore_count: int) -> None:
         """All workers, and later replacements, begin new episodes with random numbers that were

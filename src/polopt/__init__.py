@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from polopt.common.sample_batch import SampleBatch as SampleBatch
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
+    from polopt.metrics.optimizer_stats import StepResult as StepResult
     from polopt.optimizers.base import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
-    from polopt.optimizers.base import StepResult as StepResult
     from polopt.optimizers.registry import register_optimizer as register_optimizer
     from polopt.optimizers.scheme import scheme_config as scheme_config
     from polopt.policies.acting import PolicyConfig as PolicyConfig
@@ -63,7 +63,7 @@ _MODULE_OF = {
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "SampleBatch": "polopt.common.sample_batch",
-    "StepResult": "polopt.optimizers.base",
+    "StepResult": "polopt.metrics.optimizer_stats",
     "SyncPPO": "polopt.trainers.presets",
     "Weights": "polopt.common.weights",
     "WorkerSet": "polopt.rollouts.workers.worker_set",

@@ -116,8 +116,8 @@ def test_twenty_kills_in_the_middle_of_an_all_reduce(worker_pool: Pool, report: 
         OMEN.touch()
         steps_until(optimizer, lambda n=count: optimizer.workers.faults.num_restarts == n, 60.0)
         died_s = float(STAMP.read_text())
-        updates = optimizer.num_updates
-        steps_until(optimizer, lambda n=updates: optimizer.num_updates > n, 60.0)
+        updates = optimizer.metrics.num_updates
+        steps_until(optimizer, lambda n=updates: optimizer.metrics.num_updates > n, 60.0)
         going_on_s.append(time.time() - died_s)
         notice_s.append(max(watch.noticed_s) - died_s)
         # Those that survived have, and had, the same weights after every update that they share.
@@ -159,8 +159,8 @@ def test_a_rank_hangs_in_an_all_reduce(worker_pool: Pool, report: Report) -> Non
     watch = Watch(optimizer)
     OMEN.touch()
     steps_until(optimizer, lambda: optimizer.num_broken_rounds, 60.0)
-    updates = optimizer.num_updates
-    steps_until(optimizer, lambda: optimizer.num_updates > updates, 60.0)
+    updates = optimizer.metrics.num_updates
+    steps_until(optimizer, lambda: optimizer.metrics.num_updates > updates, 60.0)
     recovered_s = time.time() - float(STAMP.read_text())
     stats = optimizer.workers.stats()
     assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1

@@ -39,7 +39,7 @@ class Run:
         self._step()
         self.optimizer.drain()
         self.elapsed_s = 0.0
-        self.begun = self.optimizer.num_env_steps_sampled
+        self.begun = self.optimizer.metrics.num_env_steps_sampled
 
     def go_on(self) -> None:
         started_s = time.perf_counter()
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def rate(self) -> float:
-        return (self.optimizer.num_env_steps_sampled - self.begun) / self.elapsed_s
+        return (self.optimizer.metrics.num_env_steps_sampled - self.begun) / self.elapsed_s
 
 
 @pytest.fixture
@@ -88,14 +88,15 @@ def test_crashing_environments_cost_little(runs: dict[float, Run]) -> None:
         share = run.rate / runs[0.0].rate
         print(
             f"\n{optimizer.name}, p={p}: {run.rate:.0f} steps/s, {share:.0%} of clean, "
-            f"{stats['num_env_faults']} exceptions in {optimizer.num_env_steps_sampled} steps",
+            f"{stats['num_env_faults']} exceptions in "
+            f"{optimizer.metrics.num_env_steps_sampled} steps",
             end="",
         )
         assert stats["num_remote_worker_restarts"] == 0
         assert stats["num_non_finite"] == 0
         # Each exception costs at most one row, and no fragment is missing.
         fragments = run.fragments()
-        lost = fragments * NUM_ENVS * STEPS - optimizer.num_env_steps_sampled
+        lost = fragments * NUM_ENVS * STEPS - optimizer.metrics.num_env_steps_sampled
         assert 0 <= lost <= stats["num_env_faults"]
         assert (stats["num_env_faults"] > 100) == (p > 0.0)
         if p > 0.0:

@@ -120,21 +120,21 @@ def test_twenty_kills_at_random_moments(name: str, worker_pool: Pool, report: Re
     # But for what a start takes here, alone; of four workers, several start at once on few cores.
     assert back_s[10] < max(5.0, 2.0 * start)
     assert back_s[-1] < max(5.0, 4.0 * start)
-    budget = optimizer.num_env_steps_sampled + 1_000_000
+    budget = optimizer.metrics.num_env_steps_sampled + 1_000_000
     steps_until(
         optimizer,
         lambda: (
-            optimizer.episodes.report()["episode_return_mean"] >= 450.0
-            or optimizer.num_env_steps_sampled > budget
+            optimizer.metrics.episodes.report()["episode_return_mean"] >= 450.0
+            or optimizer.metrics.num_env_steps_sampled > budget
         ),
         700.0,
     )
-    assert optimizer.episodes.report()["episode_return_mean"] >= 450.0
+    assert optimizer.metrics.episodes.report()["episode_return_mean"] >= 450.0
     report(
         "SIGKILL at random, 20 in 60 s",
         f"{taken_s:.0f} s; back after {back_s[10]:.1f} s (median), {back_s[-1]:.1f} s (longest); "
         f"a start alone {start:.1f} s; 20 deaths, 20 restarts; 450 after "
-        f"{optimizer.num_env_steps_sampled} steps",
+        f"{optimizer.metrics.num_env_steps_sampled} steps",
     )
 
 
@@ -148,10 +148,10 @@ def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> N
     clean = rate(optimizer, 6.0)
     lost = workers.remote[1]
     OMEN.touch()
-    began_s, trained = time.monotonic(), optimizer.num_env_steps_trained
+    began_s, trained = time.monotonic(), optimizer.metrics.num_env_steps_trained
     durations_s = steps_until(optimizer, lambda: workers.faults.counts["hang"], 60.0)
     hanging_s = time.monotonic() - began_s
-    degraded = (optimizer.num_env_steps_trained - trained) / hanging_s
+    degraded = (optimizer.metrics.num_env_steps_trained - trained) / hanging_s
     durations_s += steps_until(
         optimizer, lambda: workers.remote[1] is not lost and workers.remote[1].up, 60.0
     )
@@ -178,10 +178,10 @@ def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> N
 def rate(optimizer: Any, duration_s: float) -> float:
     """Environment steps that are learned from, each second."""
     optimizer.step()
-    began_s, trained = time.monotonic(), optimizer.num_env_steps_trained
+    began_s, trained = time.monotonic(), optimizer.metrics.num_env_steps_trained
     while time.monotonic() < began_s + duration_s:
         optimizer.step()
-    return (optimizer.num_env_steps_trained - trained) / (time.monotonic() - began_s)
+    return (optimizer.metrics.num_env_steps_trained - trained) / (time.monotonic() - began_s)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -190,9 +190,9 @@ def test_all_die_at_once(name: str, worker_pool: Pool, report: Report) -> None:
     workers = optimizer.workers
     start = start_s(optimizer)
     lost = list(workers.remote)
-    updates, version = optimizer.num_updates, optimizer.policy.version
+    updates, version = optimizer.metrics.num_updates, optimizer.policy.version
     killed_s = [kill(worker) for worker in lost][-1]
-    steps_until(optimizer, lambda: optimizer.num_updates >= updates + 8, 120.0)
+    steps_until(optimizer, lambda: optimizer.metrics.num_updates >= updates + 8, 120.0)
     first_s = time.time() - killed_s
     steps_until(optimizer, lambda: all(w.up and w not in lost for w in workers.remote), 120.0)
     whole_s = time.time() - killed_s

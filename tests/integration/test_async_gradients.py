@@ -24,6 +24,7 @@ from fakes import (
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Gradients
+from polopt.optimizers import async_gradients
 from polopt.optimizers.async_gradients import AsyncGradients, AsyncGradientsConfig
 from polopt.policies.schedules import Schedule
 from polopt.rollouts.config import RolloutConfig
@@ -131,7 +132,7 @@ def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
     assert len(optimizer.in_flight) == 0
     made = [gradients for actor in optimizer.workers.actors for gradients, _ in actor.results]
     assert sorted(map(id, made)) == sorted(id(gradients) for gradients, _ in applied)
-    assert len(made) == 8 * 5 + NUM_WORKERS == optimizer.num_updates
+    assert len(made) == 8 * 5 + NUM_WORKERS == optimizer.metrics.num_updates
     assert optimizer.workers.faults.num_restarts == 1
 
 
@@ -156,12 +157,12 @@ def test_a_version_stamped_on_arrival_would_hide_the_lag(
     fake: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimizer = make(grads_per_step=20)
-    right = AsyncGradients._apply
+    right = async_gradients.apply_gradients
 
-    def stamped_late(self: AsyncGradients, gradients: Gradients, info: Any) -> None:
-        right(self, gradients._replace(version=self.policy.version), info)
+    def stamped_late(optimizer: Any, gradients: Gradients, *args: Any) -> None:
+        right(optimizer, gradients._replace(version=optimizer.policy.version), *args)
 
-    monkeypatch.setattr(AsyncGradients, "_apply", stamped_late)
+    monkeypatch.setattr(async_gradients, "apply_gradients", stamped_late)
     order = uneven_order(20)
     fake.script = in_order(order)
     optimizer.step()
@@ -201,7 +202,7 @@ def test_stale_gradients_are_scaled(fake: FakeRay) -> None:
     scales = [1.0 if lag <= bound else (bound + 1) / (lag + 1) for lag in lags]
     assert [scale for _, scale in applied] == pytest.approx(scales)
     assert optimizer.stats()["num_stale_gradients"] == sum(lag > bound for lag in lags)
-    reported = optimizer.learner.report()["default_optimizer_learning_rate"]
+    reported = optimizer.metrics.learner.report()["default_optimizer_learning_rate"]
     assert reported == pytest.approx(1e-3 * sum(scales) / 60)
 
 
@@ -215,8 +216,8 @@ def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeRay) ->
         before = {actor.index: len(actor.calls) for actor in optimizer.workers.actors}
         optimizer.step()
         steps = count * ROWS
-        assert optimizer.num_env_steps_sampled == steps
-        used = optimizer.learner.report()["default_optimizer_learning_rate"]
+        assert optimizer.metrics.num_env_steps_sampled == steps
+        used = optimizer.metrics.learner.report()["default_optimizer_learning_rate"]
         assert used == pytest.approx(rates(steps)), "the driver's"
         for actor in optimizer.workers.actors:
             if len(actor.calls) > max(before[actor.index], 1):

@@ -180,7 +180,7 @@ def test_schedules_and_adapted_coefficients_reach_every_rank(worker_pool: Pool) 
         optimizer.step()
         first, second = on_ranks(optimizer, read)
         assert first == second
-        steps = optimizer.num_env_steps_sampled
+        steps = optimizer.metrics.num_env_steps_sampled
         used = [a.value.stats["default_optimizer_learning_rate"] for a in arrivals[-2:]]
         assert used == pytest.approx([Schedule(lr)(steps)] * 2), "by each rank"
         assert first[0] == steps
@@ -195,7 +195,7 @@ def test_two_workers_are_reproducible_bit_for_bit(worker_pool: Pool) -> None:
         optimizer = make(worker_pool)
         for _ in range(4):
             optimizer.step()
-        return optimizer.policy.get_weights().flat.tobytes(), optimizer.episodes.get_state()
+        return optimizer.policy.get_weights().flat.tobytes(), optimizer.metrics.episodes.get_state()
 
     assert run() == run()
 
@@ -219,7 +219,7 @@ def test_local_weights_are_kept_in_sync_or_fetched_only_to_be_saved(worker_pool:
     state = optimizer.get_state()
     (expected, version, *_), _ = on_ranks(optimizer, learned_state)
     assert optimizer.workers.local.checksum() == expected
-    assert state["policy"]["version"] == version == optimizer.num_updates > 0
+    assert state["policy"]["version"] == version == optimizer.metrics.num_updates > 0
     assert state["policy"]["adam"]["exp_avg"].abs().sum() > 0
 
 
@@ -265,7 +265,7 @@ def straggle(pool: Pool, **options: Any) -> tuple[Any, list[int], float]:
     for arrival in arrivals:
         if arrival.tag == "sample":
             steps[arrival.worker.index].append(arrival.value.steps)
-    assert optimizer.num_env_steps_trained == sum(itertools.chain(*steps.values()))
+    assert optimizer.metrics.num_env_steps_trained == sum(itertools.chain(*steps.values()))
     assert steps[1] == steps[2] == steps[3] == [40, 40]
     assert len({state[0] for state in on_ranks(optimizer, learned_state)}) == 1
     return optimizer, steps[4], min(durations_s)
@@ -375,7 +375,7 @@ def seconds_until_broken(worker: Any) -> float:
     """How long a sum takes to fail."""
     began_s = time.time()
     try:
-        worker._group.sum_(torch.ones(20_000))
+        worker.group.reducer.sum_(torch.ones(20_000))
     except GroupBroken:
         return time.time() - began_s
     raise AssertionError("nobody was missed")
@@ -462,12 +462,12 @@ def test_a_state_is_what_the_ranks_have_and_goes_back_to_all_of_them(worker_pool
         optimizer.step()
     state = optimizer.get_state()
     saved = on_ranks(optimizer, learned_state)
-    counts = optimizer._counts()
+    counts = optimizer.metrics.counts()
     for _ in range(2):
         optimizer.step()
     assert on_ranks(optimizer, learned_state)[0] != saved[0]
     optimizer.set_state(state)
-    assert optimizer._counts() == counts
+    assert optimizer.metrics.counts() == counts
     optimizer.group.ensure()
     assert on_ranks(optimizer, learned_state) == saved
     assert saved[0] == saved[1]
@@ -477,4 +477,4 @@ def test_a_state_is_what_the_ranks_have_and_goes_back_to_all_of_them(worker_pool
     elsewhere.group.ensure()
     assert on_ranks(elsewhere, learned_state) == saved
     elsewhere.step()
-    assert elsewhere.policy.version == saved[0][1] + elsewhere.num_updates - counts[2]
+    assert elsewhere.policy.version == saved[0][1] + elsewhere.metrics.num_updates - counts[2]

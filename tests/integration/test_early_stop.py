@@ -85,7 +85,7 @@ def test_synchronous_collection_goes_on_without_stragglers(workers: WorkerSet) -
     def rows(count: int, **options: Any) -> list[list[int]]:
         collector = Collector.over(workers, sync=True, **options)
         found = [next(collector)["valid"].sum(0).tolist() for _ in range(count)]
-        collector.pipeline.discard()
+        collector.gatherer.discard()
         return found
 
     assert rows(1) == [[40, 40]]

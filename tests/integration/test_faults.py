@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import ray
 from fakes import make_optimizer, worker_config
-from faulty_envs import BadReset, NeverMade, NeverSteps
+from faulty_envs import BadReset, NeverMade, NeverSteps, NotInWorkers, WrongShape
+from toy_envs import Drift
 
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import DataFaults
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.collectors.worker_factory import resolve_policy
+from polopt.rollouts.envs.checking import EnvironmentFailedError
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -77,7 +81,8 @@ def test_environment_that_always_fails_ends_the_run_with_its_own_traceback(
     assert "of worker 1" in message
     assert "ray::" not in message
     stats = workers.stats()
-    assert stats["num_worker_environment_failures"] == 2
+    assert stats["num_worker_environment_failures"] == 1
+    assert stats["num_remote_worker_restarts"] == 0
     assert stats["num_worker_exceptions"] == stats["num_worker_deaths"] == 0
     assert said in stats["last_environment"]
     workers.faults = FaultLog(10)  # the pool gets its worker back
@@ -115,3 +120,42 @@ def test_what_travels_is_pickled_with_its_message(ray_session: None) -> None:
         ray.get(fail.remote(), timeout=60.0)
     failure = WorkerFailure.from_error(2, caught.value)
     assert failure == WorkerFailure("environment", 2, "environment 'E' broke", unrecoverable=True)
+
+
+def test_first_error_of_a_policy_is_reported_once(worker_pool: Pool) -> None:
+    adapter, options = resolve_policy(WrongShape())
+    config = worker_config("a2c", rollout={"num_workers": 1})
+    config = dataclasses.replace(config, policy_class=adapter, policy=options)
+    collector = Collector.over(worker_pool(config), sync=True)
+    with pytest.raises(WorkersFailedError, match="policy 'WrongShape' on environment 'Drift'") as e:
+        next(collector)
+    assert "ray::" not in str(e.value)
+    assert collector.workers.stats()["num_remote_worker_restarts"] == 0
+    assert collector.workers.stats()["num_worker_exceptions"] == 1
+
+
+def test_policy_that_workers_cannot_unpickle_is_reported_once(ray_session: None) -> None:
+    adapter, options = resolve_policy(NotInWorkers())
+    config = worker_config("a2c", rollout={"num_workers": 1, "num_cpus_per_worker": 0.1})
+    workers = WorkerSet(dataclasses.replace(config, policy_class=adapter, policy=options))
+    try:
+        with pytest.raises(WorkersFailedError, match="No module named 'users_module'"):
+            next(Collector.over(workers, sync=True))
+        assert workers.stats()["num_remote_worker_restarts"] == 0
+    finally:
+        workers.stop()
+
+
+def test_local_collector_reports_why_environments_fail() -> None:
+    # The driver makes one environment to read its spaces; only the second one fails.
+    made: list[int] = []
+
+    def make() -> Any:
+        made.append(1)
+        if len(made) > 1:
+            raise OSError("no licence")
+        return Drift()
+
+    collector = Collector(make, num_collectors=0, frames_per_batch=4)
+    with pytest.raises(EnvironmentFailedError, match="no licence"):
+        next(collector)

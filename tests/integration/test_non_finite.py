@@ -29,8 +29,8 @@ from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.sampling.data_fault_log import NonFiniteError
 from polopt.rollouts.sampling.non_finite import all_finite, find_non_finite, non_finite_gradient
-from polopt.rollouts.workers.data_fault_log import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -137,13 +137,13 @@ def test_async_gradients_leaves_out_the_workers_gradient(
     stats = workers.stats()
     bad = stats["num_non_finite"]
     assert bad in (1, 2)  # two environments
-    assert optimizer.num_gradients == optimizer.num_updates == 20 - bad
-    assert optimizer.num_env_steps_sampled == (20 - bad) * 10
+    assert optimizer.num_gradients == optimizer.metrics.num_updates == 20 - bad
+    assert optimizer.metrics.num_env_steps_sampled == (20 - bad) * 10
     assert stats["last_non_finite_worker"] == 2
     assert "'Spoiled' of worker 2" in stats["last_non_finite"]
     assert sum("worker 2: bad numbers" in line for line in caplog.messages) == bad
     assert is_finite(optimizer.policy)
-    assert all(np.isfinite(v) for v in optimizer.learner.report().values())
+    assert all(np.isfinite(v) for v in optimizer.metrics.learner.report().values())
 
 
 @every_spoil
@@ -201,7 +201,7 @@ def test_gradient_of_one_worker_that_is_not_finite(monkeypatch: pytest.MonkeyPat
     Path(OMEN).touch()
     optimizer.step()
     assert not Path(OMEN).exists()
-    assert optimizer.num_updates == 9
+    assert optimizer.metrics.num_updates == 9
     stats = workers.stats()
     assert stats["num_non_finite"] == 1
     assert stats["last_non_finite"].startswith("gradient: 1 of its")
@@ -271,7 +271,7 @@ def test_nan_of_one_ddppo_worker_spreads_neither_by_allreduce_nor_into_the_check
     tensors = [state["policy"]["params"], *state["policy"]["adam"].values()]
     assert all(bool(torch.isfinite(t).all()) for t in tensors)
     # The update was skipped by all, not by the one alone.
-    updates_of_a_round = optimizer.num_updates / (optimizer.num_rounds - skipped)
+    updates_of_a_round = optimizer.metrics.num_updates / (optimizer.num_rounds - skipped)
     assert updates_of_a_round == int(updates_of_a_round) > 0
 
 
@@ -294,9 +294,9 @@ def test_gradient_of_one_rank_that_is_not_finite_is_applied_by_none(worker_pool:
     assert stats["num_non_finite"] == 1
     assert stats["last_non_finite_worker"] in (1, 2)
     assert stats["last_non_finite"] == "gradient of a minibatch"
-    before = optimizer.num_updates
+    before = optimizer.metrics.num_updates
     optimizer.step()
-    assert optimizer.num_updates > before
+    assert optimizer.metrics.num_updates > before
 
 
 def test_gradient_that_is_applied_whatever_it_is_spreads_to_all(worker_pool: Pool) -> None:

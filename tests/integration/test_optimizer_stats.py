@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 from fakes import make_optimizer, worker_config
 
-from polopt.optimizers import base
+from polopt.metrics import optimizer_stats
 from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 OPTIMIZERS: dict[str, type[PolicyOptimizer]] = {
-    cls.name: cls for cls in (AsyncGradients, SyncSamples, DecentralizedAllReduce)
+    cls.name: cls
+    for cls in (AsyncGradients, SyncGradients, SyncSamples, AsyncSamples, DecentralizedAllReduce)
 }
 LAGS = {"policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts"}
 SCHEME = {"scheme_collection", "scheme_gradients", "scheme_update"}
@@ -82,7 +85,7 @@ def test_rates_and_lag_are_those_since_the_last_report(
 ) -> None:
     clock = SimpleNamespace(now_s=100.0)
     clock.perf_counter = lambda: clock.now_s
-    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(optimizer_stats, "time", clock)
     optimizer = make(worker_pool, name)
     for duration_s in (2.0, 5.0):
         results = [optimizer.step() for _ in range(2)]

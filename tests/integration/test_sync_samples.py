@@ -24,8 +24,8 @@ from fakes import (
 )
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.optimizers import gathering
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.collectors import gatherer
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -85,7 +85,7 @@ def test_the_order_of_arrival_changes_no_bit(fake: FakeRay) -> None:
 
 def test_in_order_of_arrival_it_would(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(fake, oldest_first)
-    monkeypatch.setattr(gathering, "sorted", list, raising=False)
+    monkeypatch.setattr(gatherer, "sorted", lambda landed, key: list(landed), raising=False)
     assert any(train(fake, shuffled_by(seed)) != expected for seed in range(5))
 
 
@@ -111,7 +111,7 @@ def test_fragments_lie_side_by_side_by_worker_and_then_by_round(fake: FakeRay) -
     batches = spy_on_batches(optimizer)
     fake.script = shuffled_by(11)
     optimizer.step()
-    parts = [part for actor in optimizer.workers.actors for part in actor.results]
+    parts = [part.batch for actor in optimizer.workers.actors for part in actor.results]
     assert [part.worker_index for part in parts] == [1, 1, 1, 2, 2, 3, 3]
     for name in ("obs", "actions", "advantages", "action_logp"):
         for i, part in enumerate(parts):
@@ -124,16 +124,17 @@ def test_nothing_collected_is_thrown_away(fake: FakeRay, autoreset: str) -> None
     optimizer = make({"autoreset_mode": autoreset}, train_batch_size=7 * ROWS)
     fake.script = shuffled_by(2)
     results = [optimizer.step() for _ in range(5)]
-    parts = [part for actor in optimizer.workers.actors for part in actor.results]
+    parts = [part.batch for actor in optimizer.workers.actors for part in actor.results]
     collected = sum(part.env_steps for part in parts)
     assert len(parts) == 5 * 7
     assert (collected < 35 * ROWS) == (autoreset == "next_step"), "resets are no steps"
-    assert optimizer.num_env_steps_sampled == optimizer.num_env_steps_trained == collected
+    metrics = optimizer.metrics
+    assert metrics.num_env_steps_sampled == metrics.num_env_steps_trained == collected
     assert sum(r.env_steps_sampled for r in results) == collected
     assert sum(r.env_steps_trained for r in results) == collected
-    assert sum(r.updates for r in results) == optimizer.num_updates == optimizer.policy.version
+    assert sum(r.updates for r in results) == metrics.num_updates == optimizer.policy.version
     episodes = sum(len(part.episodes.returns) for part in parts)
-    assert optimizer.episodes.report()["num_episodes"] == episodes > 0
+    assert metrics.episodes.report()["num_episodes"] == episodes > 0
 
 
 def test_all_samples_are_made_with_the_newest_weights(fake: FakeRay) -> None:
@@ -141,7 +142,7 @@ def test_all_samples_are_made_with_the_newest_weights(fake: FakeRay) -> None:
     for _ in range(3):
         version = optimizer.policy.version
         optimizer.step()
-        parts = [part for actor in optimizer.workers.actors for part in actor.results[-2:]]
+        parts = [part.batch for actor in optimizer.workers.actors for part in actor.results[-2:]]
         assert {part.version for part in parts} == {version}
     assert optimizer.stats()["policy_lag"]["max"] == 0
 
@@ -151,7 +152,7 @@ def test_without_workers_it_does_the_same_in_one_process() -> None:
         optimizer = make({"num_workers": 0}, seed, train_batch_size=25)
         for _ in range(4):
             assert optimizer.step().env_steps_sampled == 3 * ROWS
-        return weights(optimizer), optimizer.num_env_steps_trained
+        return weights(optimizer), optimizer.metrics.num_env_steps_trained
 
     assert run(0) == run(0)
     assert run(0)[1] == 4 * 3 * ROWS
@@ -166,8 +167,13 @@ def test_a_saved_run_goes_on_bit_for_bit(fake: FakeRay, num_workers: int, autore
     def go_on(optimizer: SyncSamples) -> tuple[bytes, dict[str, Any], int, tuple[Any, ...]]:
         for _ in range(3):
             optimizer.step()
-        counts = optimizer._counts()
-        return weights(optimizer), optimizer.episodes.get_state(), optimizer.policy.version, counts
+        counts = optimizer.metrics.counts()
+        return (
+            weights(optimizer),
+            optimizer.metrics.episodes.get_state(),
+            optimizer.policy.version,
+            counts,
+        )
 
     original = make(rollout)
     for _ in range(3):
@@ -222,12 +228,12 @@ def test_the_batch_is_complete_though_a_worker_fails(fake: FakeRay, up: bool) ->
     assert optimizer.workers.faults.num_restarts == 1
     one, two, three = optimizer.workers.remote
     made = [actor.calls for actor in (one.actor, two.actor, three.actor)]
-    samples = [sum(method == "sample" for method, _ in calls) for calls in made]
+    samples = [sum(method == "collect" for method, _ in calls) for calls in made]
     assert samples[1] == (2 if up else 0), "nobody waits for one that needs time"
     assert sum(samples) == 2 * 8 - 3, "less what the lost one had done the step before"
     two.actor.finish()
     optimizer.step()
-    assert sum(method == "sample" for method, _ in two.actor.calls) > samples[1]
+    assert sum(method == "collect" for method, _ in two.actor.calls) > samples[1]
 
 
 # ---- with processes ----------------------------------------------------------------------

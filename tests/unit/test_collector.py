@@ -80,7 +80,7 @@ def test_lengths_follow_from_frames_per_batch(fake: FakeRay) -> None:
 def test_a_late_cut_does_not_meet_the_next_collectors_fragments(fake: FakeRay) -> None:
     first = with_fakes(2, sync=True)
     next(first)
-    late = [asked.number for asked in first.pipeline.calls.tags()]
+    late = [asked.number for asked in first.gatherer.in_flight.tags()]
     first.shutdown()
     for actor in first.workers.actors:
         actor.finish()

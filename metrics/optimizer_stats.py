@@ -1,0 +1,145 @@
+"""`OptimizerStats`: counters, lags, statistics and timers of one policy optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from polopt.common.episodes import EpisodeStats
+from polopt.metrics.episodes import EpisodeWindow
+from polopt.metrics.lag import LagMeter, RolloutClock
+from polopt.metrics.learner import LearnerStats
+from polopt.metrics.timers import PhaseTimer
+
+
+class StepResult(NamedTuple):
+    """Counts of one `step()` of an optimizer.
+
+    Attributes:
+        env_steps_sampled: environment steps that arrived.
+        env_steps_trained: environment steps that were learned from, each counted once, whatever the
+            number of epochs.
+        updates: updates applied to the weights.
+    """
+
+    env_steps_sampled: int
+    env_steps_trained: int
+    updates: int
+
+
+class OptimizerStats:
+    """What an optimizer counts and measures while it trains.
+
+    Args:
+        phases: names of the timed phases of a step.
+
+    Attributes:
+        num_env_steps_sampled: environment steps so far.
+        num_env_steps_trained: of them, those that were learned from.
+        num_updates: updates so far.
+        lag: policy lag, the age of the weights that acted; see `LagMeter`.
+        gradient_lag: age of the weights that gradients were computed with.
+        rollouts: versions at which rollouts were completely learned from.
+        episodes: statistics of the last episodes.
+        learner: statistics of the learner.
+        timers: by phase.
+    """
+
+    def __init__(self, phases: Iterable[str] = ()) -> None:
+        self.num_env_steps_sampled = 0
+        self.num_env_steps_trained = 0
+        self.num_updates = 0
+        self.lag = LagMeter()
+        self.gradient_lag = LagMeter()
+        self.rollouts = RolloutClock()
+        self.episodes = EpisodeWindow()
+        self.learner = LearnerStats()
+        self.timers = {phase: PhaseTimer() for phase in phases}
+        self._begin_interval()
+
+    def _begin_interval(self) -> None:
+        self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
+
+    def counts(self) -> StepResult:
+        """The counters since the start of the run."""
+        return StepResult(self.num_env_steps_sampled, self.num_env_steps_trained, self.num_updates)
+
+    def counts_since(self, before: StepResult) -> StepResult:
+        """How much the counters have grown since `before`, an earlier result of `counts`."""
+        return StepResult(*(b - a for a, b in zip(before, self.counts(), strict=True)))
+
+    def add_samples(self, env_steps: int, episodes: EpisodeStats) -> None:
+        """Counts samples that arrived.
+
+        Args:
+            env_steps: valid rows.
+            episodes: episodes that ended in them.
+        """
+        self.num_env_steps_sampled += env_steps
+        self.episodes.add(episodes)
+
+    def add_lag(self, acted: int, now: int, computed: int | None = None) -> None:
+        """Counts the age of a batch or gradient that is about to be learned from.
+
+        Args:
+            acted: version of the weights that acted.
+            now: version of the learner's weights.
+            computed: version of the weights that a gradient was computed with; None: `now`.
+        """
+        self.lag.add(acted, now, self.rollouts)
+        self.gradient_lag.add(now if computed is None else computed, now, self.rollouts)
+
+    def add_training(
+        self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None
+    ) -> None:
+        """Counts what was learned from.
+
+        Args:
+            env_steps: environment steps that were not learned from before.
+            updates: updates made with them.
+            stats: statistics of the learner.
+            rows: number of rows that `stats` are means over; None: `env_steps`.
+        """
+        self.num_env_steps_trained += env_steps
+        self.num_updates += updates
+        self.learner.add(stats, max(env_steps if rows is None else rows, 1))
+
+    def report(self) -> dict[str, Any]:
+        """Counters, rates and lags since the last call, and mean milliseconds of each phase; the
+        same keys from the first call on."""
+        now_s = time.perf_counter()
+        then_s, sampled, updates = self._reported
+        elapsed_s = max(now_s - then_s, 1e-9)
+        report = {
+            "num_env_steps_sampled": self.num_env_steps_sampled,
+            "num_env_steps_trained": self.num_env_steps_trained,
+            "num_updates": self.num_updates,
+            "env_steps_per_s": (self.num_env_steps_sampled - sampled) / elapsed_s,
+            "updates_per_s": (self.num_updates - updates) / elapsed_s,
+            "policy_lag": self.lag.in_updates.report(),
+            "policy_lag_rollouts": self.lag.in_rollouts.report(),
+            "gradient_lag": self.gradient_lag.in_updates.report(),
+            "gradient_lag_rollouts": self.gradient_lag.in_rollouts.report(),
+            **{f"{phase}_time_ms": timer.mean_ms for phase, timer in self.timers.items()},
+        }
+        self._begin_interval()
+        return report
+
+    def get_state(self) -> dict[str, Any]:
+        """Counters and episode statistics, for checkpoints."""
+        return {
+            "num_env_steps_sampled": self.num_env_steps_sampled,
+            "num_env_steps_trained": self.num_env_steps_trained,
+            "num_updates": self.num_updates,
+            "episodes": self.episodes.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned; further keys are ignored."""
+        self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
+        self.num_env_steps_trained = int(state["num_env_steps_trained"])
+        self.num_updates = int(state["num_updates"])
+        self.episodes.set_state(state["episodes"])
+        self.rollouts.clear()
+        self._begin_interval()

@@ -1,0 +1,96 @@
+"""One update of the driver's policy, from gathered fragments or from gradients of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients
+from polopt.optimizers.base import PolicyOptimizer
+from polopt.rollouts.sampling.requests import RoundInfo
+
+
+def num_fragments(optimizer: PolicyOptimizer, default: int) -> int:
+    """Number of fragments in a batch of `train_batch_size` rows; `default` where that is 0."""
+    config: Any = optimizer.config
+    rollout = optimizer.workers.config.rollout
+    rows = rollout.num_envs_per_worker * rollout.rollout_fragment_length
+    return -(-config.train_batch_size // rows) if config.train_batch_size else default
+
+
+def learn_from_samples(
+    optimizer: PolicyOptimizer, fragments: Sequence[SampleBatch], batch: SampleBatch
+) -> None:
+    """Counts samples and their lag, learns from the batch, and counts what was learned.
+
+    Args:
+        optimizer: has the phases `sample`, which has just ended, and `learn`.
+        fragments: `[T, N]` each.
+        batch: all of them, `[T, sum of N]`.
+
+    Raises:
+        NonFiniteError: too many updates in a row were skipped.
+    """
+    metrics, policy = optimizer.metrics, optimizer.policy
+    env_steps = batch.env_steps
+    metrics.timers["sample"].push_rows(env_steps)
+    optimizer.count_samples(env_steps, batch.episodes)
+    for fragment in fragments:
+        metrics.add_lag(fragment.version, policy.version)
+    with metrics.timers["learn"]:
+        version = policy.version
+        stats = policy.learn_on_batch(batch)
+    metrics.rollouts.tick(policy.version)
+    metrics.timers["learn"].push_rows(env_steps)
+    updates = policy.version - version
+    if env_steps:
+        log = optimizer.workers.faults.fragments
+        log.update(updates > 0, why="gradient of the whole batch")
+    metrics.add_training(env_steps if updates else 0, updates, stats)
+
+
+def apply_gradients(
+    optimizer: PolicyOptimizer,
+    gradients: Gradients,
+    infos: Sequence[RoundInfo],
+    lr_scale: float = 1.0,
+) -> None:
+    """Counts the rounds and their lag, applies the gradient, and counts the update.
+
+    Args:
+        optimizer: applies it to its policy.
+        gradients: of one round, or the mean over several.
+        infos: of those rounds.
+        lr_scale: factor on the learning rate; 0 drops the gradient.
+
+    Raises:
+        NonFiniteError: too many updates in a row were skipped.
+    """
+    metrics, policy = optimizer.metrics, optimizer.policy
+    for info in infos:
+        optimizer.count_samples(info.env_steps, info.episodes)
+        metrics.add_lag(info.acted, policy.version, computed=gradients.version)
+    if lr_scale > 0.0 and gradients.rows > 0:
+        version = policy.version
+        stats = gradients.stats | policy.apply_gradients(gradients, lr_scale)
+        updates = policy.version - version
+        log = optimizer.workers.faults.fragments
+        log.update(updates > 0, infos[0].worker_index, "norm of its gradient")
+        fresh = sum(info.fresh for info in infos) if updates else 0
+        metrics.add_training(fresh, updates, stats, gradients.rows)
+    if any(info.last for info in infos):
+        metrics.rollouts.tick(policy.version)
+
+
+def usable_rounds(
+    optimizer: PolicyOptimizer, rounds: Sequence[tuple[Any, RoundInfo]]
+) -> list[tuple[Any, RoundInfo]]:
+    """Counts the faults of the rounds; returns those whose numbers are finite.
+
+    Raises:
+        NonFiniteError: too many in a row were not.
+    """
+    faults = optimizer.workers.faults
+    faults.num_restarts_below += sum(info.restarts_below for _, info in rounds)
+    return [each for each in rounds if faults.fragment(each[1].worker_index, each[1].faults)]

@@ -1,0 +1,102 @@
+"""`GroupLearner`: a worker's part in decentralized learning by all-reduce (DD-PPO)."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import torch
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies.policy import Policy
+from polopt.rollouts.sampling.requests import LearnInfo
+from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
+
+
+class GroupLearner:
+    """Membership in a group of ranks, and the batch to learn from next.
+
+    Attributes:
+        reducer: sums over the group; None outside of a group.
+        batch: sampled, and not learned from yet.
+    """
+
+    def __init__(self) -> None:
+        self.reducer: AllReducer | None = None
+        self.batch: SampleBatch | None = None
+
+    def join(self, spec: GroupSpec, rank: int, device: str) -> str | None:
+        """Becomes `rank` of a group, and leaves the one before.
+
+        Returns:
+            None, or why the group was not formed. Not an exception: the cause is another rank, and
+            an exception would cost this one its process, and what it has learned.
+        """
+        self.leave()
+        try:
+            self.reducer = AllReducer(spec, rank, device)
+        except GroupBroken as error:
+            return str(error)
+        return None
+
+    def leave(self) -> None:
+        """Leaves the group, if there is one."""
+        if self.reducer is not None:
+            self.reducer.close()
+            self.reducer = None
+
+    def learn(
+        self, policy: Policy, env_steps: int, want_weights: bool, want_checksum: bool
+    ) -> LearnInfo:
+        """Learns from `batch` together with the other ranks.
+
+        If another rank dies or hangs meanwhile, the current gradient is dropped, and the result
+        says that the group is broken; this rank may then be one update ahead of others.
+
+        Args:
+            policy: learns.
+            env_steps: sampled by all workers before this round; together with those of this round,
+                the clock of schedules, equal on all ranks.
+            want_weights: return the weights.
+            want_checksum: return their SHA-256.
+
+        Raises:
+            RuntimeError: nothing was sampled, or the worker is in no group.
+        """
+        batch, self.batch = self.batch, None
+        if batch is None or self.reducer is None:
+            raise RuntimeError("learn was called without a batch, or outside of a group")
+        started_s = time.perf_counter()
+        version, skipped = policy.version, policy.non_finite_gradients
+        stats: dict[str, float] = {}
+        broken = None
+        vetoed = False
+        try:
+            # After the first sum, numbers of one rank that are not finite would be in all ranks'
+            # gradients. Each rank reports its own, and all skip the round.
+            votes = torch.tensor([batch.env_steps, int(bool(batch.faults.non_finite))])
+            self.reducer.sum_(votes)
+            policy.env_steps = env_steps + int(votes[0])
+            vetoed = bool(votes[1])
+            if not vetoed:
+                stats = policy.learn_on_batch(batch, self.reducer)
+        except GroupBroken as error:
+            broken = str(error)
+        return LearnInfo(
+            stats=stats,
+            updates=policy.version - version,
+            version=version,
+            acted=batch.version,
+            learn_s=time.perf_counter() - started_s,
+            allreduce_s=self.reducer.take_total_s(),
+            weights=policy.get_weights() if want_weights and not broken else None,
+            checksum=checksum_of(policy) if want_checksum and not broken else None,
+            broken=broken,
+            vetoed=vetoed,
+            non_finite_gradients=policy.non_finite_gradients - skipped,
+        )
+
+
+def checksum_of(policy: Policy) -> str:
+    """SHA-256 of the weights' bytes."""
+    return hashlib.sha256(policy.get_weights().flat.tobytes()).hexdigest()
