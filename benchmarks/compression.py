@@ -23,7 +23,8 @@ import torch
 import polopt
 from polopt import GradientPacker, pack, unpack, unpack_gradients
 
-CODECS = ("none", "fp16", "bf16", "topk")
+GRADIENT_CODECS = ("none", "fp16", "bf16", "topk")
+BATCH_CODECS = ("none", "fp16", "bf16", "lz4")
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def stretched(gradients: Any, size: int) -> Any:
 
 def measure_gradients(gradients: Any, repeats: int) -> None:
     size = len(gradients.flat)
-    for codec in CODECS:
+    for codec in GRADIENT_CODECS:
         packer = GradientPacker(codec, share=0.01)
         packed = packer.pack(gradients)
         bytes_ = gradients.flat.nbytes if codec == "none" else packed.packed.nbytes
@@ -82,7 +83,7 @@ def measure_gradients(gradients: Any, repeats: int) -> None:
 def measure_batch(batch: Any, repeats: int) -> None:
     arrays = [batch.all_obs, *batch.columns.values()]
     plain = sum(array.nbytes for array in arrays)
-    for codec in CODECS[:-1]:
+    for codec in BATCH_CODECS:
         packed = [pack(array, codec) for array in arrays]
         size = sum(part.nbytes for part in packed)
         row(

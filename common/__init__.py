@@ -1,1 +1,1 @@
-"""Configuration, sample batches, weights and gradients: what every layer shares."""
+"""Configuration, sample batches, weights and gradients: the types that all layers share."""

@@ -1,6 +1,4 @@
-"""`Config`: what every configuration class of polopt is. It stands here, in the lowest layer that
-has options, so that each owner can keep its own class beside itself.
-"""
+"""`Config`: base class of all configuration classes, and `ConfigError`."""
 
 from __future__ import annotations
 
@@ -11,52 +9,56 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 
 C = TypeVar("C", bound="Config")
-#: Of the names that a key could have been.
+#: Number of allowed names that an error message lists.
 _MOST_SHOWN = 6
-_MOST_QUOTED = 200  # characters
+#: Characters of a value that an error message quotes.
+_MOST_QUOTED = 200
 
 
 class ConfigError(ValueError):
-    """The one error for bad configuration. Its message names the key, what was given and what is
-    allowed; it is raised before any actor starts."""
+    """Error for bad configuration, raised before any actor starts.
+
+    The message has the key, the given value and what is allowed.
+    """
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """`"; did you mean 'gamma'?"` or an empty string if nothing known is close to `name`."""
+    """`"; did you mean 'gamma'?"`, or an empty string if no known name is similar to `name`."""
     by_lower = {key.lower(): key for key in known}
     close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.6)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """`nearest`, and a handful of what is allowed, the most similar first:
+    """`nearest` and some allowed names, the most similar first:
     `"; did you mean 'gamma'? Allowed: gamma, lambda, lr, seed, env and 50 others"`.
 
     Args:
-        name: what was given.
-        known: what may have been meant.
-        shown: what is listed as allowed, if not all of that.
+        name: the given name.
+        known: names that may be suggested.
+        shown: names that are listed as allowed; by default those of `known`.
     """
     given = str(name).lower()
 
-    def unlike(key: str) -> tuple[float, str]:
+    def dissimilarity(key: str) -> tuple[float, str]:
         return -difflib.SequenceMatcher(None, given, key.lower()).ratio(), key
 
     known = list(known)
-    ranked = sorted(set(known if shown is None else shown), key=unlike)
+    ranked = sorted(set(known if shown is None else shown), key=dissimilarity)
     others = len(ranked) - _MOST_SHOWN
     more = f" and {others} others" if others > 0 else ""
     return f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[:_MOST_SHOWN])}{more}"
 
 
 def shown(value: Any) -> str:
-    """What was given, as errors quote it: on one line, and not all of what is long."""
+    """`value` as error messages quote it: on one line, at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two values are not the same, whatever they are (arrays do not say so in one word)."""
+    """Whether two values of any type differ. Arrays, which compare by element, differ unless they
+    are the same object."""
     try:
         return bool(one != other)
     except ValueError:
@@ -64,9 +66,9 @@ def differ(one: Any, other: Any) -> bool:
 
 
 class Config(pydantic.BaseModel):
-    """A frozen set of options with their defaults, checked when it is made.
+    """A frozen set of options with defaults, validated on construction.
 
-    Class attribute `aliases` maps other names of a key (RLlib's of today) to the key.
+    The class attribute `aliases` maps alternative names of keys (those of current RLlib) to keys.
     """
 
     model_config = pydantic.ConfigDict(
@@ -82,7 +84,7 @@ class Config(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _refuse_bool_for_number(cls, data: Any) -> Any:
-        # Python counts True as 1, so `num_workers=True` would quietly become one worker.
+        # In Python, True equals 1: `num_workers=True` would be accepted as one worker.
         if isinstance(data, Mapping):
             for name, field in cls.model_fields.items():
                 for key in (name, field.alias):
@@ -93,7 +95,7 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def keys(cls) -> list[str]:
-        """The keys of this config as users write them."""
+        """The keys of this config (aliases of pydantic fields, if any)."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
@@ -101,12 +103,12 @@ class Config(pydantic.BaseModel):
         """Makes a config from a plain dict.
 
         Args:
-            options: keys and values; aliases are understood.
-            where: what to call the dict in errors.
+            options: keys or aliases, and values.
+            where: name of the dict in error messages.
 
         Raises:
-            ConfigError: unknown key (with the nearest known one), wrong type, out of range, or a
-                key given under two names.
+            ConfigError: for an unknown key (the message has the nearest known one), a wrong type, a
+                value out of range, or a key given under two names.
         """
         options = canonical(options, cls.aliases, where)
         known = set(cls.keys()) | set(cls.model_fields)
@@ -120,14 +122,14 @@ class Config(pydantic.BaseModel):
             raise ConfigError(f"{where}: {_first_problem(cls, error)}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The options under the keys users write; `type(self).parse` takes it back."""
+        """The options by key; `type(self).parse` accepts the result."""
         return self.model_dump(by_alias=True)
 
 
 def canonical(
     options: Mapping[str, Any], aliases: Mapping[str, str], where: str = "config"
 ) -> dict[str, Any]:
-    """`options` with aliases replaced by the keys they stand for.
+    """`options` with aliases replaced by their keys.
 
     Raises:
         ConfigError: if a key is given under two names with different values.
@@ -154,14 +156,14 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown key {path!r}{_nearest_sibling(cls, problem['loc'])}"
     message = problem["msg"].removeprefix("Value error, ")
-    if not path:  # a validator of the whole model, which names its keys itself
+    if not path:  # a validator of the whole model; its message names the keys
         return message
     message = message.removeprefix("Input should be ")
     return f"key {path!r}: got {shown(problem['input'])}; allowed: {message}"
 
 
 def _nearest_sibling(cls: type[Config], path: tuple[int | str, ...]) -> str:
-    """What an unknown key of a config within `cls` may have been meant to be, and what could be."""
+    """Suggestion and allowed keys for an unknown key of a config nested in `cls`."""
     owner: Any = cls
     for part in path[:-1]:
         field = owner.model_fields.get(part) if isinstance(part, str) else None
@@ -172,5 +174,5 @@ def _nearest_sibling(cls: type[Config], path: tuple[int | str, ...]) -> str:
 
 
 def _is_type_tag(part: int | str) -> bool:
-    """True for the parts pydantic adds to a path to say which member of a union it tried."""
+    """True for parts of a path that pydantic adds to name the member of a union that it tried."""
     return isinstance(part, str) and (part in {"float", "int", "str"} or "[" in part)

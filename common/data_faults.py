@@ -1,4 +1,4 @@
-"""What went wrong while a fragment was sampled, and did not keep it from being sampled."""
+"""Faults that occurred while a fragment was sampled and did not stop the sampling."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 
 class DataFaults(NamedTuple):
-    """Faults of the environments of one worker within one fragment; travels with it.
+    """Faults of one worker's environments within one fragment. A part of the fragment's batch.
 
     Attributes:
-        env_faults: exceptions that environments raised; each cost an episode and at most one row.
-        env_index: which environment of the worker raised the last of them.
-        traceback: of the last of them, from the environment's own code on.
-        non_finite: what is not finite in the fragment, or in what was made of it, and where;
-            empty if all is. Such a fragment must not be learned from.
+        env_faults: number of exceptions that environments raised. Each ends an episode and
+            invalidates at most one row.
+        env_index: index within the worker of the environment that raised the last exception.
+        traceback: traceback of the last exception, from the environment's own code on.
+        non_finite: which values of the fragment or of data computed from it are not finite, and
+            where; empty if all values are finite. A batch with such values must not be learned
+            from.
     """
 
     env_faults: int = 0
@@ -24,7 +26,7 @@ class DataFaults(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Iterable[DataFaults]) -> DataFaults:
-        """The faults of several fragments, in the order given."""
+        """The faults of several fragments, in the given order."""
         total = cls()
         for part in parts:
             if part.env_faults:
@@ -38,5 +40,5 @@ class DataFaults(NamedTuple):
         return total
 
 
-#: The faults of a fragment in which nothing went wrong.
+#: A fragment without faults.
 NO_FAULTS = DataFaults()

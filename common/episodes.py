@@ -9,7 +9,7 @@ import numpy as np
 
 
 class EpisodeStats(NamedTuple):
-    """The episodes that ended within one fragment; travels with it.
+    """The E episodes that ended within one fragment. A part of the fragment's batch.
 
     Attributes:
         returns: `[E]` undiscounted sums of rewards.
@@ -20,18 +20,18 @@ class EpisodeStats(NamedTuple):
     lengths: np.ndarray  # [E] int64
 
     def __reduce__(self) -> Any:
-        # NumPy would describe the types of these few numbers. By a function of the module: Ray
-        # would send the code of a class method along.
+        # Lists are smaller than arrays with their dtype descriptions. The constructor is a module
+        # function because Ray would pickle a class method by value.
         return episodes_of, (self.returns.tolist(), self.lengths.tolist())
 
     @classmethod
     def empty(cls) -> EpisodeStats:
-        """No episode ended."""
+        """Zero episodes."""
         return cls(np.zeros(0), np.zeros(0, dtype=np.int64))
 
     @classmethod
     def concat(cls, parts: Iterable[EpisodeStats]) -> EpisodeStats:
-        """The episodes of several fragments, in the order given."""
+        """The episodes of several fragments, in the given order."""
         parts = list(parts)
         if not parts:
             return cls.empty()
@@ -41,5 +41,5 @@ class EpisodeStats(NamedTuple):
 
 
 def episodes_of(returns: list[float], lengths: list[int]) -> EpisodeStats:
-    """Episodes with these returns and lengths (in environment steps), E of each."""
+    """Episodes with these returns and these lengths in environment steps, E of each."""
     return EpisodeStats(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))

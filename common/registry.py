@@ -1,4 +1,4 @@
-"""Names of plugins: policies here, optimizers likewise in `polopt.optimizers.registry`."""
+"""`Registry`: policy or optimizer classes by name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Registry:
     """Classes by name: built in, registered by a call, or found under an entry point.
 
     Args:
-        kind: `"policy"` or `"optimizer"`, for errors.
-        entry_point_group: installed packages offer theirs under this group.
-        base: `module:Class` that whatever is registered must derive from.
-        builtin: `{name: "module:Class"}`, imported when first asked for.
+        kind: `"policy"` or `"optimizer"`, for error messages.
+        entry_point_group: entry-point group in which installed packages list their classes.
+        base: `module:Class` that registered classes must derive from.
+        builtin: `{name: "module:Class"}`; a class is imported when it is first requested.
     """
 
     def __init__(
@@ -28,15 +28,16 @@ class Registry:
         self._known: dict[str, Any] = dict(builtin)
 
     def register(self, name: str, cls: type, override: bool = False) -> None:
-        """Makes `cls` selectable as `name` in configs.
+        """Registers `cls` as `name`, for use in configs.
 
         Args:
-            name: of the plugin.
-            cls: a subclass of the registry's base class.
-            override: replace the class that has this name.
+            name: the config value.
+            cls: a subclass of the base class.
+            override: replaces an existing class of that name. To register the same class again is
+                always allowed.
 
         Raises:
-            ConfigError: if `cls` is not a class of the right kind, or if another class has the
+            ConfigError: if `cls` is not a subclass of the base class, or if another class has the
                 name and `override` is False.
         """
         self._check(name, cls)
@@ -58,7 +59,7 @@ class Registry:
         """The class registered as `name`, or `name` itself if it is such a class.
 
         Raises:
-            ConfigError: unknown name, with the nearest known one.
+            ConfigError: for an unknown name; the message has the nearest known one.
         """
         if isinstance(name, type):
             self._check(name.__name__, name)
@@ -76,15 +77,15 @@ class Registry:
         return _load(found) if isinstance(found, str) else found
 
     def name_of(self, cls: type) -> str | None:
-        """A name that `cls` is known by; None if there is none."""
+        """A name of `cls`; None if it is not registered."""
         return next((n for n, known in self._known.items() if known in (cls, _path(cls))), None)
 
     def names(self) -> list[str]:
-        """All names that `get` knows, sorted."""
+        """All known names, sorted."""
         return sorted(self.paths())
 
     def paths(self) -> dict[str, str]:
-        """Names and where their classes are, as `module:Class`. Nothing is imported for it."""
+        """Names and their classes as `module:Class`. Imports none of them."""
         offered = {entry.name: entry.value for entry in metadata.entry_points(group=self._group)}
         known = {
             name: cls if isinstance(cls, str) else _path(cls) for name, cls in self._known.items()
@@ -95,9 +96,9 @@ class Registry:
         for entry in metadata.entry_points(group=self._group, name=str(name)):
             try:
                 found = entry.load()
-            except Exception as error:  # whatever somebody's plugin raises
+            except Exception as error:  # a plugin's import may raise anything
                 raise ConfigError(
-                    f"{self._kind} {name!r} is installed as {entry.value}, which can not be "
+                    f"{self._kind} {name!r} is installed as {entry.value}, which cannot be "
                     f"imported: {type(error).__name__}: {error}"
                 ) from error
             self._check(str(name), found)

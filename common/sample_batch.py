@@ -1,4 +1,4 @@
-"""`SampleBatch`: what rollout workers make and policies learn from."""
+"""`SampleBatch`: the transitions of a rollout fragment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.common.compression import pack_batch, unpack_batch
+from polopt.common.compression import Packed, pack, unpack
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
 
@@ -19,26 +19,26 @@ class SampleBatch:
 
     `columns` holds arrays `[T, N, ...]` under these names (a policy may add its own):
 
-    - `actions`: as the policy chose them, before clipping, squashing or offsets.
+    - `actions`: as sampled from the distribution, before clipping, squashing or offsets.
     - `rewards` float32; `terminated`, `truncated` bool.
-    - `valid` bool: False in rows that hold no transition (a next-step autoreset made them, or
-      padding, or the environment raised). They are in no loss and no count. Where an environment
-      raised, `truncated` is set: its episode is over, but has not ended.
-    - `action_dist_inputs` float32 `[T, N, P]`: distribution parameters that the action is from.
+    - `valid` bool: False in rows without a transition (resets of next-step autoreset, padding,
+      steps in which the environment raised). Losses and counts leave them out. `truncated` is set
+      where an environment raised: the episode stops without a terminal state.
+    - `action_dist_inputs` float32 `[T, N, P]`: parameters of the distribution of the action.
     - after `Policy.postprocess`: `action_logp`, `values`, `advantages`, `value_targets`, float32.
 
     Attributes:
-        all_obs: `[T + 1, N, ...]`: the observations acted upon and, last, the one that follows.
+        all_obs: `[T + 1, N, ...]`: the observations of the T steps, and the one after them.
         columns: see above.
         successor_index: `[K]` flat row numbers `t * N + n` whose next observation is not
-            `all_obs[t + 1, n]`: an episode ended there and the next began in the same step.
-        successor_obs: `[K, ...]` those next observations, which truncated rows bootstrap from.
-        version: version of the weights that acted.
-        worker_index: who made it.
+            `all_obs[t + 1, n]`, because an episode ended there and the next began in the same step.
+        successor_obs: `[K, ...]` those next observations; truncated rows bootstrap from them.
+        version: version of the weights that chose the actions.
+        worker_index: index of the worker that sampled it.
         episodes: the episodes that ended within.
-        device: where `to_tensordict` puts the tensors; the arrays here are in the host's memory.
-        faults: what environments raised meanwhile, and numbers that are not finite.
-        compress: codec of `polopt.common.compression` by which it travels between processes.
+        device: device of the tensors of `to_tensordict`; the arrays are in host memory.
+        faults: exceptions of environments, and non-finite values.
+        compress: codec of `polopt.common.compression` for sending it to another process.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -55,7 +55,7 @@ class SampleBatch:
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.compress == "none":
             return object.__reduce_ex__(self, protocol)
-        return unpack_batch, pack_batch(self)
+        return _unpacked, _packed(self)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.obs if name == "obs" else self.columns[name]
@@ -72,12 +72,12 @@ class SampleBatch:
         return name == "obs" or name in self.columns
 
     def __len__(self) -> int:
-        """Rows, T * N, valid or not."""
+        """Number of rows, T * N, valid or not."""
         return self.shape[0] * self.shape[1]
 
     @property
     def obs(self) -> np.ndarray:
-        """`[T, N, ...]` observations acted upon; a view."""
+        """`[T, N, ...]` observations of the steps; a view."""
         return self.all_obs[:-1]
 
     @property
@@ -92,7 +92,7 @@ class SampleBatch:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps in it: its valid rows."""
+        """Number of environment steps: the valid rows."""
         return int(np.count_nonzero(self.columns["valid"]))
 
     def flat(self, name: str) -> np.ndarray:
@@ -103,7 +103,7 @@ class SampleBatch:
     def steps(self, start: int, stop: int) -> SampleBatch:
         """Steps `start` to `stop` of all environments, `[stop - start, N, ...]`; views.
 
-        The episodes that ended are not divided: the part has none.
+        `episodes` of the result is empty, because episode statistics cannot be divided.
         """
         envs = self.shape[1]
         inside = (self.successor_index >= start * envs) & (self.successor_index < stop * envs)
@@ -117,7 +117,7 @@ class SampleBatch:
         )
 
     def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """`(name, [T * N, ...])` of observations and every column; views."""
+        """`(name, [T * N, ...])` of the observations and of each column; views."""
         yield "obs", self.flat("obs")
         for name in self.columns:
             yield name, self.flat(name)
@@ -125,30 +125,33 @@ class SampleBatch:
     def to_tensordict(self, device: str | None = None) -> Any:
         """A `tensordict.TensorDict` of batch size `[N, T]`, for TorchRL's losses.
 
-        Names as TorchRL's collectors have them: `observation`, `action`, `sample_log_prob`,
+        Names are those of TorchRL's collectors: `observation`, `action`, `sample_log_prob`,
         `("next", "observation")` (the true one also where an episode ended), `("next", "reward")`,
         `("next", "done")`, `("next", "terminated")` and `("next", "truncated")` `[N, T, 1]`, and
-        after `Policy.postprocess` `state_value`, `advantage` and `value_target` `[N, T, 1]`; rows
-        that hold no transition are False in `("collector", "mask")`; `("collector", "traj_ids")`
-        numbers the trajectories. Actions are as the policy chose them; categories are indices.
+        after `Policy.postprocess` `state_value`, `advantage` and `value_target` `[N, T, 1]`.
+        `("collector", "mask")` is False in rows without a transition; `("collector", "traj_ids")`
+        numbers the trajectories. Actions are as in `actions`; categories are indices.
 
         Args:
-            device: of the tensors; that of the batch if not given.
+            device: device of the tensors; by default the batch's `device`.
 
         Raises:
-            ImportError: without `tensordict`.
+            ImportError: if `tensordict` is not installed.
         """
         from polopt.common.tensordict import to_tensordict
 
-        return to_tensordict(self, device or self.device)
+        next_obs = self.all_obs[1:].copy()
+        if len(self.successor_index):
+            next_obs.reshape(-1, *next_obs.shape[2:])[self.successor_index] = self.successor_obs
+        return to_tensordict(self.all_obs, next_obs, self.columns, device or self.device)
 
     @staticmethod
     def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
-        """Side by side, in the order given: `[max T, sum of N, ...]`.
+        """Concatenates batches along the environments, in the given order: `[max T, sum N, ...]`.
 
-        Shorter ones are padded with rows that are not `valid`; their last observation is then
-        carried as a successor, so that bootstrapping after concatenation stays exact. `version` is
-        the oldest. One batch alone is returned as it is.
+        Shorter batches are padded with rows that are not `valid`. Their last observation becomes a
+        successor, so that bootstrapping after concatenation stays exact. `version` is the oldest.
+        A single batch is returned without a copy.
         """
         if len(batches) == 1:
             return batches[0]
@@ -184,8 +187,8 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         zeros = np.zeros((missing, *array.shape[1:]), dtype=array.dtype)
         return np.concatenate([array, zeros])
 
-    # The last real rows of environments that were cut off mid-episode now need their successor
-    # spelled out, unless they have one already.
+    # The last rows of unfinished episodes are no longer followed by their next observation: it
+    # becomes a successor, unless there is one already.
     last_rows = np.setdiff1d(np.arange((steps - 1) * envs, steps * envs), batch.successor_index)
     order = np.concatenate([batch.successor_index, last_rows])
     successors = np.concatenate([batch.successor_obs, batch.bootstrap_obs[last_rows % envs]])
@@ -198,4 +201,28 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         worker_index=batch.worker_index,
         episodes=batch.episodes,
         faults=batch.faults,
+    )
+
+
+_PackedBatch = tuple[dict[str, Packed], dict[str, Packed], dict[str, Any]]
+
+
+def _packed(batch: SampleBatch) -> _PackedBatch:
+    """Observations and columns packed with the codec `batch.compress`, and the other fields."""
+    codec = batch.compress
+    observations = {n: pack(getattr(batch, n), codec) for n in ("all_obs", "successor_obs")}
+    columns = {name: pack(column, codec) for name, column in batch.columns.items()}
+    names = ("successor_index", "version", "worker_index", "episodes", "device", "faults")
+    return observations, columns, {name: getattr(batch, name) for name in names}
+
+
+def _unpacked(
+    observations: dict[str, Packed], columns: dict[str, Packed], rest: dict[str, Any]
+) -> SampleBatch:
+    """The batch with the precision of its codec. Its `compress` is `none`: it is packed once."""
+    return SampleBatch(
+        all_obs=unpack(observations["all_obs"]),
+        successor_obs=unpack(observations["successor_obs"]),
+        columns={name: unpack(column) for name, column in columns.items()},
+        **rest,
     )

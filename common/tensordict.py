@@ -1,17 +1,15 @@
-"""A `SampleBatch` as TorchRL's losses want it. Needs `tensordict`, which polopt does not."""
+"""Conversion of batch arrays to a `TensorDict` with TorchRL's names. Requires `tensordict`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from polopt.common.sample_batch import SampleBatch
-
-#: Columns of ours that TorchRL has a name for, and whether it wants a last dimension of 1.
+#: Column name in polopt: name in TorchRL, and whether TorchRL expects a last dimension of 1.
 _NAMES = {
     "actions": ("action", False),
     "action_logp": ("sample_log_prob", False),
@@ -20,58 +18,67 @@ _NAMES = {
     "advantages": ("advantage", True),
     "value_targets": ("value_target", True),
 }
-_OWN = {"rewards", "terminated", "truncated", "valid"}
+_CONVERTED_SEPARATELY = {"rewards", "terminated", "truncated", "valid"}
 
 
-def to_tensordict(batch: SampleBatch, device: str) -> Any:
-    """See `SampleBatch.to_tensordict`."""
+def to_tensordict(
+    all_obs: np.ndarray, next_obs: np.ndarray, columns: Mapping[str, np.ndarray], device: str
+) -> Any:
+    """A `TensorDict` of batch size `[N, T]`; for the names see `SampleBatch.to_tensordict`.
+
+    Args:
+        all_obs: `[T + 1, N, ...]`.
+        next_obs: `[T, N, ...]`, the true next observations.
+        columns: `[T, N, ...]` each, under polopt's names.
+        device: device of the tensors.
+    """
     try:
         from tensordict import TensorDict
     except ImportError:
         raise ImportError(
-            "SampleBatch.to_tensordict needs tensordict: pip install tensordict"
+            "SampleBatch.to_tensordict requires tensordict: pip install tensordict"
         ) from None
-    steps, envs = batch.shape
 
     def tensor(column: np.ndarray, with_last: bool = False) -> Tensor:
-        # Arrays out of Ray are read-only, which torch can not express: hence the copy.
-        rows = torch.from_numpy(np.array(column.swapaxes(0, 1))).to(device)  # [N, T, ...]
-        return rows.unsqueeze(-1) if with_last else rows
+        return _tensor(column, with_last, device)
 
-    following = batch.all_obs[1:].copy()
-    if len(batch.successor_index):
-        following.reshape(-1, *following.shape[2:])[batch.successor_index] = batch.successor_obs
-    terminated, truncated = batch["terminated"], batch["truncated"]
-    no = np.zeros((steps, envs), dtype=bool)
+    terminated, truncated = columns["terminated"], columns["truncated"]
+    ends = terminated | truncated
+    false = np.zeros_like(ends)
     result: dict[Any, Any] = {
-        "observation": tensor(batch.obs),
-        "done": tensor(no, True),
-        "terminated": tensor(no, True),
-        "truncated": tensor(no, True),
+        "observation": tensor(all_obs[:-1]),
+        "done": tensor(false, True),
+        "terminated": tensor(false, True),
+        "truncated": tensor(false, True),
         "next": {
-            "observation": tensor(following),
-            "reward": tensor(batch["rewards"], True),
-            "done": tensor(terminated | truncated, True),
+            "observation": tensor(next_obs),
+            "reward": tensor(columns["rewards"], True),
+            "done": tensor(ends, True),
             "terminated": tensor(terminated, True),
             "truncated": tensor(truncated, True),
         },
         "collector": {
-            "mask": tensor(batch["valid"]),
-            "traj_ids": tensor(_trajectory_ids(batch)),
+            "mask": tensor(columns["valid"]),
+            "traj_ids": tensor(_trajectory_ids(ends)),
         },
     }
-    for name, column in batch.columns.items():
-        if name not in _OWN:
-            theirs, with_last = _NAMES.get(name, (name, False))
-            result[theirs] = tensor(column, with_last)
+    for name, column in columns.items():
+        if name not in _CONVERTED_SEPARATELY:
+            torchrl_name, with_last = _NAMES.get(name, (name, False))
+            result[torchrl_name] = tensor(column, with_last)
+    steps, envs = ends.shape
     return TensorDict(result, batch_size=[envs, steps], device=device)
 
 
-def _trajectory_ids(batch: SampleBatch) -> np.ndarray:
-    """`[T, N]`: numbers the trajectories within the batch, environment by environment."""
-    steps, envs = batch.shape
-    ends = batch["terminated"] | batch["truncated"]
-    ids = np.zeros((steps, envs), dtype=np.int64)
+def _tensor(column: np.ndarray, with_last: bool, device: str) -> Tensor:
+    # Arrays from Ray's object store are read-only, which torch does not support: copy.
+    rows = torch.from_numpy(np.array(column.swapaxes(0, 1))).to(device)  # [N, T, ...]
+    return rows.unsqueeze(-1) if with_last else rows
+
+
+def _trajectory_ids(ends: np.ndarray) -> np.ndarray:
+    """`[T, N]` int64: trajectory numbers within the batch, one environment after the other."""
+    ids = np.zeros(ends.shape, dtype=np.int64)
     ids[1:] = np.cumsum(ends, axis=0)[:-1]
     first = np.concatenate([[0], np.cumsum(ids[-1] + 1)[:-1]])
     return ids + first

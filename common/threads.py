@@ -1,4 +1,4 @@
-"""How many threads arithmetic may use."""
+"""Limits on the threads of torch and of NumPy's BLAS."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 
 
 def limit_threads(count: int) -> None:
-    """For torch and for NumPy's BLAS alike, in this process, from now on. Processes that each use
-    all cores fight for them, and threads that wait for work spin.
+    """Sets the number of threads of torch and of NumPy's BLAS in this process.
+
+    Several processes with one thread per core each would oversubscribe the cores, and idle BLAS
+    threads spin.
 
     Args:
         count: at least 1.
@@ -18,6 +20,6 @@ def limit_threads(count: int) -> None:
 
 
 def blas_threads() -> int:
-    """How many threads NumPy's BLAS may use in this process now."""
+    """The current number of threads of NumPy's BLAS in this process."""
     pools = threadpoolctl.threadpool_info()
     return max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1)

@@ -1,4 +1,4 @@
-"""What travels between learners and workers: flat float32 vectors that say where they are from."""
+"""Weights and gradients as flat float32 vectors with the version that they belong to."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import numpy as np
 class Weights(NamedTuple):
     """All parameters of a policy, and the scalars that acting and losses depend on.
 
-    Schedules and adapted coefficients travel with the weights, because in systems where they did
-    not they never reached the workers (RLlib 0.8: `lr_schedule` and the KL coefficient in DD-PPO).
+    Schedules and adapted coefficients are sent with the weights, so that workers always use the
+    learner's values. (In RLlib 0.8, `lr_schedule` and DD-PPO's KL coefficient did not reach the
+    workers.)
 
     Attributes:
         flat: `[P]` float32.
-        version: how many updates made them.
-        env_steps: environment steps sampled so far by all workers; the clock of all schedules.
-        coefficients: values that learning itself adapts (PPO's `kl_coeff`).
+        version: number of updates applied.
+        env_steps: environment steps sampled so far by all workers; the argument of all schedules.
+        coefficients: values that learning adapts (PPO's `kl_coeff`).
     """
 
     flat: np.ndarray  # [P] float32
@@ -35,8 +36,8 @@ class Gradients(NamedTuple):
 
     Attributes:
         flat: `[P]` float32, not clipped.
-        version: version of the weights it was computed from.
-        rows: how many valid rows the mean is over.
+        version: version of the weights that it was computed with.
+        rows: number of valid rows of the mean.
         stats: learner statistics, means over the same rows.
     """
 
@@ -50,8 +51,11 @@ class Gradients(NamedTuple):
 
 
 def _reduced(vector: Weights | Gradients, protocol: int) -> Any:
-    """How to pickle it. NumPy would describe the array's type each time, which takes longer than
-    all the rest; from protocol 5 on it arrives as what it should be, `[P]` float32."""
+    """Pickles the vector as a raw buffer from protocol 5 on; it is restored as `[P]` float32.
+
+    NumPy pickles a description of the array's type with each array, which takes longer than the
+    rest.
+    """
     if protocol < 5:
         return type(vector), tuple(vector)
     flat: Any = np.ascontiguousarray(vector.flat, np.float32)

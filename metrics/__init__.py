@@ -1,4 +1,4 @@
-"""Timers, running statistics, episode and learner statistics. Imports NumPy and nothing else."""
+"""Timers, running statistics, episode and learner statistics, in NumPy."""
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import EpisodeStats

@@ -9,13 +9,16 @@ from polopt.common.episodes import EpisodeStats
 
 
 class EpisodeWindow:
-    """Mean, minimum and maximum over the last `window` episodes, and counts.
+    """Mean, minimum and maximum over the last `window` episodes, and episode counts.
 
-    The mean is over the window, as RLlib's `episode_return_mean` is, so it does not jump when few
-    episodes end between two reports. NaN before the first episode ends, as RLlib reports it.
+    The mean is over the window, as in RLlib's `episode_return_mean`, so that it does not jump when
+    few episodes end between two reports. It is NaN before the first episode ends, as in RLlib.
 
     Args:
-        window: how many of the last episodes count.
+        window: number of episodes of the window.
+
+    Attributes:
+        lifetime: number of episodes since the start of the run.
     """
 
     def __init__(self, window: int = 100) -> None:
@@ -25,7 +28,7 @@ class EpisodeWindow:
         self.lifetime = 0
 
     def add(self, episodes: EpisodeStats) -> None:
-        """Takes in the episodes of one fragment."""
+        """Adds the episodes of one fragment."""
         returns = episodes.returns.tolist()
         self._returns.extend(returns)
         self._lengths.extend(episodes.lengths.tolist())
@@ -33,7 +36,7 @@ class EpisodeWindow:
         self.lifetime += len(returns)
 
     def report(self) -> dict[str, float]:
-        """Keys as in RLlib's `env_runners/`; starts a new 'since last report'."""
+        """Statistics under RLlib's keys of `env_runners/`; resets those since the last report."""
         fresh, self._since_report = self._since_report, []
         returns, lengths = self._returns, self._lengths
         return {
@@ -47,7 +50,7 @@ class EpisodeWindow:
         }
 
     def get_state(self) -> dict[str, object]:
-        """Window and counts, as JSON."""
+        """Window and counts, serialisable as JSON."""
         return {
             "returns": list(self._returns),
             "lengths": list(self._lengths),
@@ -55,7 +58,7 @@ class EpisodeWindow:
         }
 
     def set_state(self, state: dict[str, object]) -> None:
-        """Takes back what `get_state` gave."""
+        """Restores a state from `get_state`."""
         self._returns.clear()
         self._lengths.clear()
         self._returns.extend(state["returns"])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Policy lag: how many updates old the weights were that made a gradient or a batch."""
+"""Policy lag: the age of the weights that a gradient or a batch was computed with."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import numpy as np
 class LagHistogram:
     """Distribution of policy lag since the last report and over the whole run.
 
-    Lag is counted in updates: the learner's version when a gradient or batch is used, less the
-    version of the weights it was made with. Bin `i` counts lag `i`; the last bin holds all larger
-    ones, so that the shape of what is reported never changes.
+    Lag in updates is the learner's version when a gradient or batch is used, minus the version of
+    the weights that it was computed with. Bin `i` counts lag `i`; the last bin counts all larger
+    ones, so that the length of the reported list is constant.
 
     Args:
-        bins: number of bins, the last one open.
+        bins: number of bins; the last one is open.
+
+    Attributes:
+        lifetime: `[bins]` counts over the whole run.
     """
 
     def __init__(self, bins: int = 17) -> None:
@@ -29,10 +32,10 @@ class LagHistogram:
         """Counts one gradient or batch that was `lag` updates old.
 
         Raises:
-            ValueError: if `lag` is negative: a version from the future is a bug, not a lag.
+            ValueError: if `lag` is negative, which is a bug of the caller.
         """
         if lag < 0:
-            raise ValueError(f"policy lag can not be negative; got {lag}")
+            raise ValueError(f"policy lag cannot be negative; got {lag}")
         self._recent[min(lag, len(self._recent) - 1)] += 1
         self.lifetime[min(lag, len(self.lifetime) - 1)] += 1
         self._sum += lag
@@ -40,7 +43,7 @@ class LagHistogram:
         self._max = max(self._max, lag)
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` of what was added since the last report, then starts anew."""
+        """`{mean, max, histogram}` since the last report; then resets them."""
         report = {
             "mean": self._sum / self._count if self._count else 0.0,
             "max": self._max,
@@ -52,15 +55,15 @@ class LagHistogram:
 
 
 class LagMeter:
-    """How old what is learned from is, in updates and in rollouts.
+    """Policy lag in updates and in rollouts.
 
-    Lag in updates alone misleads where a rollout is gone through in several minibatches: each is
-    an update, so that 4 epochs of 4 of them end 15 updates after the weights that acted, with
-    nothing stale about it. In rollouts, lag counts those that had been learned from in between.
+    With several minibatches per rollout, lag in updates is not a measure of staleness: 4 epochs of
+    4 minibatches end with a lag of 15 updates in a fully synchronous system. Lag in rollouts is the
+    number of rollouts that were learned from since the weights were made.
 
     Attributes:
-        in_updates: its histogram.
-        in_rollouts: its histogram.
+        in_updates: histogram of lag in updates.
+        in_rollouts: histogram of lag in rollouts.
     """
 
     def __init__(self) -> None:
@@ -68,29 +71,29 @@ class LagMeter:
         self.in_rollouts = LagHistogram()
 
     def add(self, version: int, now: int, clock: RolloutClock) -> None:
-        """Counts what was made by weights of `version` and is used at version `now`."""
+        """Counts a gradient or batch made with weights of `version` and used at version `now`."""
         self.in_updates.add(now - version)
         self.in_rollouts.add(clock.since(version))
 
 
 class RolloutClock:
-    """The versions at which rollouts had been learned from.
+    """The versions at which learning from a rollout ended.
 
     Args:
-        memory: rollouts remembered; lag is not counted beyond.
+        memory: number of remembered rollouts, the largest lag that is counted.
     """
 
     def __init__(self, memory: int = 1024) -> None:
         self._ends: deque[int] = deque(maxlen=memory)
 
     def tick(self, version: int) -> None:
-        """A rollout has been gone through, which led to `version`."""
+        """Records that learning from a rollout ended with `version`."""
         if self._ends and version < self._ends[-1]:
             self.clear()
         self._ends.append(version)
 
     def since(self, version: int) -> int:
-        """How many rollouts have been gone through since the weights were of `version`."""
+        """Number of rollouts that were learned from since `version`."""
         count = 0
         for end in reversed(self._ends):
             if end <= version:
@@ -99,5 +102,5 @@ class RolloutClock:
         return count
 
     def clear(self) -> None:
-        """Forgets all, when versions begin anew."""
+        """Removes all records, for a run whose versions start again."""
         self._ends.clear()

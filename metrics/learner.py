@@ -1,11 +1,11 @@
-"""Learner statistics: means over the rows that were learned from."""
+"""Learner statistics: means over the rows of the updates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-#: Reported for every policy, under the names RLlib 2.60 uses. 0 where a loss has no such term.
+#: Keys that are reported for every policy, as in RLlib 2.60. 0 where a loss has no such term.
 LEARNER_KEYS = (
     "policy_loss",
     "vf_loss",
@@ -27,8 +27,10 @@ class LearnerStats:
         self._last: dict[str, float] = dict.fromkeys(LEARNER_KEYS, 0.0)
 
     def add(self, stats: Mapping[str, float], rows: int) -> None:
-        """Adds statistics that are means over `rows` rows; those that are not finite are of an
-        update that was left out, and are left out too."""
+        """Adds statistics that are means over `rows` rows.
+
+        Non-finite values are left out: they belong to an update that was skipped.
+        """
         for key, value in stats.items():
             if not math.isfinite(value):
                 continue
@@ -36,7 +38,7 @@ class LearnerStats:
             self._weights[key] = self._weights.get(key, 0.0) + rows
 
     def report(self) -> dict[str, float]:
-        """Means since the last report; a key that got nothing new repeats its last value."""
+        """Means since the last report; a key without new values keeps its last mean."""
         for key, total in self._sums.items():
             if self._weights[key] > 0:
                 self._last[key] = total / self._weights[key]
@@ -46,7 +48,7 @@ class LearnerStats:
 
 
 def mean_stats(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """One mean of statistics that are means over so many rows each."""
+    """Means over all rows, from pairs of statistics and the number of rows of their means."""
     means = LearnerStats()
     for stats, rows in parts:
         means.add(stats, rows)

@@ -9,11 +9,16 @@ from collections import deque
 class PhaseTimer:
     """Times one phase: `with self.apply_timer: ...`.
 
-    Keeps the last `window` durations for the mean that is reported, the running total since
-    construction, and the rows that went through, for throughputs.
+    Keeps the last `window` durations for the reported mean, the total since construction, and the
+    number of processed rows for throughputs.
 
     Args:
-        window: how many of the last durations the mean is taken over.
+        window: number of durations of the mean.
+
+    Attributes:
+        count: number of durations since construction.
+        total_s: their sum in seconds.
+        peak_rows_per_s: largest throughput of one phase.
     """
 
     def __init__(self, window: int = 100) -> None:
@@ -32,14 +37,14 @@ class PhaseTimer:
         self.push(time.perf_counter() - self._started_s)
 
     def push(self, duration_s: float) -> None:
-        """Records one duration in seconds that was measured elsewhere."""
+        """Records one duration in seconds."""
         self._durations_s.append(duration_s)
         self._rows.append(0)
         self.count += 1
         self.total_s += duration_s
 
     def push_rows(self, rows: int) -> None:
-        """Says how many rows the phase timed last has handled."""
+        """Sets the number of rows that the last timed phase processed."""
         if not self._rows:
             return
         self._rows[-1] = rows

@@ -1,5 +1,4 @@
-"""Networks, losses and action distributions. Plain torch and NumPy: nothing here knows of Ray.
+"""Policies: networks, action distributions and losses. Uses torch and NumPy, but not Ray.
 
-The modules are imported by name (`polopt.policies.ppo`), so that a process pays only for what it
-uses.
+Modules are imported by name (`polopt.policies.ppo`), so that a process imports only what it uses.
 """

@@ -7,25 +7,27 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from polopt.policies.acting import PolicyConfig
-from polopt.policies.fast_cpu.loss_gradients import Slopes, Terms, mean
+from polopt.policies.fast_cpu.loss_gradients import LossGradients, closed_form_of, mean
+from polopt.policies.fast_cpu.loss_terms import LossTerms
+from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.policy import Policy
 
 
 class A2CConfig(PolicyConfig):
-    """Options of `A2C`: those of every policy."""
+    """Options of `A2CPolicy`: those of `PolicyConfig`."""
 
 
-class A2C(Policy):
-    """`-log pi(a|s) A + vf_loss_coeff (V(s) - target)^2 / 2 - entropy_coeff H(pi)`.
+class A2CPolicy(Policy):
+    """Loss `-log pi(a|s) A + vf_loss_coeff (V(s) - target)^2 / 2 - entropy_coeff H(pi)`.
 
-    Means over valid rows; the paper and RLlib 0.8 sum, which ties the step size to the batch.
+    A mean over valid rows. The paper and RLlib 0.8 sum, so that there the step size depends on the
+    batch size.
     """
 
     config_class = A2CConfig
 
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        params, values = self.outputs(rows["obs"])
+        params, values = self.model(rows["obs"])
         log_prob = self.dist.log_prob(params, rows["actions"])
         policy_loss = -(log_prob * rows["advantages"]).mean()
         vf_loss = 0.5 * (values - rows["value_targets"]).square().mean()
@@ -33,9 +35,10 @@ class A2C(Policy):
         loss = policy_loss + self.config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
         return loss, {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}
 
-    def slopes(
-        self, terms: Terms, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[Slopes, dict[str, float]]:
+    @closed_form_of(loss)
+    def loss_gradients(
+        self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+    ) -> tuple[LossGradients, dict[str, float]]:
         count, advantages = len(values), rows["advantages"]
         errors = values - rows["value_targets"]
         stats = {
@@ -46,7 +49,7 @@ class A2C(Policy):
         vf_coeff, entropy_coeff = self.config.vf_loss_coeff, self.entropy_coeff
         loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
         stats["total_loss"] = loss - entropy_coeff * stats["entropy"]
-        return Slopes(
+        return LossGradients(
             log_prob=-advantages / count,
             entropy=-entropy_coeff / count,
             kl=0.0,

@@ -1,6 +1,8 @@
-"""Generalised advantage estimation (Schulman et al., 2016), exact at the ends of episodes."""
+"""Generalised advantage estimation (Schulman et al., 2016), exact at episode ends."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -8,7 +10,7 @@ from polopt.common.sample_batch import SampleBatch
 
 
 def next_values(batch: SampleBatch, all_values: np.ndarray, successors: np.ndarray) -> np.ndarray:
-    """Value of what truly follows each row.
+    """Values of the true next observations.
 
     Args:
         batch: `[T, N]`.
@@ -33,31 +35,53 @@ def advantages(
     gamma: float,
     lambda_: float,
 ) -> np.ndarray:
-    """GAE(lambda): `A_t = delta_t + gamma lambda A_{t+1}`, where the sum stops at each row that the
-    next does not continue: an episode's end, the fragment's end, and a row whose successor was
-    spelled out.
+    """GAE(lambda): `A_t = delta_t + gamma lambda A_{t+1}`.
+
+    The sum stops at the last row of each episode, at the end of the fragment, and at rows with a
+    separate successor, because the next row does not continue these.
 
     Args:
         batch: `[T, N]`.
-        values: `[T, N]` values of the observations acted upon.
+        values: `[T, N]` values of the observations.
         following: `[T, N]` from `next_values`.
         gamma: discount factor.
-        lambda_: 0 gives one-step temporal differences, 1 Monte Carlo returns less the value.
+        lambda_: 0: one-step temporal differences; 1: Monte Carlo returns minus the value.
 
     Returns:
-        `[T, N]` float32. Rows that are not valid get 0.
+        `[T, N]` float32; 0 in rows that are not valid.
     """
-    goes_on = ~(batch["terminated"] | batch["truncated"])
-    goes_on.reshape(-1)[batch.successor_index] = False
-    decay = goes_on.astype(np.float32)
+    continues = ~(batch["terminated"] | batch["truncated"])
+    continues.reshape(-1)[batch.successor_index] = False
+    decay = continues.astype(np.float32)
     decay *= gamma * lambda_
     deltas = batch["rewards"] + np.float32(gamma) * following - values
     deltas = deltas.astype(np.float32, copy=False)
-    # In next-step mode the row after an end holds no transition; `goes_on` is False before it, so
-    # that with 0 here whatever stands there reaches nobody (0 * NaN would).
+    # In next-step mode the row after an episode's end holds no transition, and `continues` is False
+    # before it. Its delta is set to 0 because 0 * NaN would propagate.
     deltas[~batch["valid"]] = 0.0
     running = np.zeros_like(values[0])
-    for delta, share in zip(deltas[::-1], decay[::-1], strict=True):
-        running = np.add(delta, share * running, out=delta)  # `deltas` becomes the result
+    for delta, factor in zip(deltas[::-1], decay[::-1], strict=True):
+        running = np.add(delta, factor * running, out=delta)  # in place: advantages
     deltas[~batch["valid"]] = 0.0
     return deltas
+
+
+def add_advantages(
+    batch: SampleBatch, value: Callable[[np.ndarray], np.ndarray], gamma: float, lambda_: float
+) -> None:
+    """Adds `values`, `advantages` and `value_targets` `[T, N]` to a batch.
+
+    Args:
+        batch: `[T, N]`.
+        value: values `[B]` of encoded observations `[B, ...]`.
+        gamma: discount factor.
+        lambda_: see `advantages`.
+    """
+    steps, envs = batch.shape
+    flat_obs = batch.all_obs.reshape((steps + 1) * envs, *batch.all_obs.shape[2:])
+    all_values = value(flat_obs).reshape(steps + 1, envs)
+    successors = value(batch.successor_obs) if len(batch.successor_index) else np.zeros(0)
+    following = next_values(batch, all_values, successors)
+    batch["values"] = all_values[:-1]
+    batch["advantages"] = advantages(batch, all_values[:-1], following, gamma, lambda_)
+    batch["value_targets"] = batch["advantages"] + batch["values"]

@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
-from polopt.policies.sgd import (
-    LocalReducer,
-    explained_variance,
-    num_minibatches,
-    shuffled,
-    standardized,
-)
-
-if TYPE_CHECKING:
-    from polopt.policies.policy import Policy
+from polopt.policies.learning.minibatches import explained_variance, num_minibatches, shuffled
+from polopt.policies.policy import Policy
 
 
 class MinibatchGradients:
-    """Goes through a batch as `Policy.learn_on_batch` does, `num_sgd_iter` epochs of minibatches,
-    but only computes each gradient, from the weights of that moment; somebody else applies it.
+    """Iterates over a batch like `Policy.learn_on_batch`, in `num_sgd_iter` epochs of minibatches.
+
+    Each gradient is computed with the weights of that moment, and the caller applies it. `on_epoch`
+    and `on_learned` are not called, because they belong to the applying side.
 
     Args:
-        policy: its config says how many epochs and how large minibatches are.
-        batch: postprocessed. What it leaves out is what only the applying side can do: a policy's
-            `on_epoch` and `on_learned`.
+        policy: its config has the number of epochs and the minibatch size.
+        batch: postprocessed.
 
     Attributes:
-        version: of the weights that acted.
+        version: version of the weights that chose the actions of the batch.
     """
 
     def __init__(self, policy: Policy, batch: SampleBatch) -> None:
         self._policy = policy
         self._explained = explained_variance(batch)
         self._rows = policy.training_rows(batch)
-        if policy.config.standardize_advantages and len(self._rows["obs"]):
-            self._rows["advantages"] = standardized(self._rows["advantages"], LocalReducer())
-        # As many for every worker with a whole fragment, however many of its rows are valid.
+        # All rows count, valid or not, so that workers with whole fragments have the same number.
         parts = num_minibatches(len(batch), 1, policy.config.sgd_minibatch_size)
         self._parts = parts
         self._left = parts * policy.config.num_sgd_iter
@@ -53,22 +43,22 @@ class MinibatchGradients:
 
     @property
     def done(self) -> bool:
-        """Whether all minibatches have been gone through."""
+        """Whether all minibatches of all epochs are used."""
         return self._left == 0
 
     @property
     def first_epoch(self) -> bool:
-        """Whether the next gradient is of rows that none was computed from before."""
+        """Whether the next gradient belongs to the first epoch."""
         return self._left > self._parts * (self._policy.config.num_sgd_iter - 1)
 
     def next_gradients(self) -> Gradients:
         """The gradient of the next minibatch, not clipped.
 
         Raises:
-            ValueError: if there is none left.
+            ValueError: if all minibatches are used.
         """
         if self.done:
-            raise ValueError("the lesson is over: all minibatches have been gone through")
+            raise ValueError("all minibatches of the batch are used")
         self._left -= 1
         policy, rows = self._policy, next(self._minibatches)
         count = len(rows["obs"])

@@ -11,24 +11,26 @@ import torch
 from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.acting import PolicyConfig
-from polopt.policies.fast_cpu.loss_gradients import Slopes, Terms, clip, mean
+from polopt.policies.fast_cpu.loss_gradients import LossGradients, clip, closed_form_of, mean
+from polopt.policies.fast_cpu.loss_terms import LossTerms
+from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.policy import Policy
 
-#: What it is adapted to, too, at most: the KL may stay over its target whatever that costs.
+#: Upper bound of the adapted coefficient, which otherwise grows as long as the KL is too large.
 MAX_KL_COEFF = 1e6
 
 
 class PPOConfig(PolicyConfig):
-    """Options of `PPO`, besides those of every policy.
+    """Options of `PPOPolicy`, in addition to those of `PolicyConfig`.
 
     Attributes:
-        clip_param: the ratio of new to old probability is clipped to 1 -+ this.
-        vf_clip_param: values are kept this close to those at sampling time; None for no clipping.
-        kl_coeff: initial weight of the KL penalty; 0 for none.
-        kl_target: what the coefficient is adapted towards: times 1.5 where the KL after learning
-            is over twice this, halved where it is under half.
-        kl_stop: epochs end early once the mean KL of one is over this; None: never.
+        clip_param: the ratio of new to old probability is clipped to 1 - this and 1 + this.
+        vf_clip_param: largest change of a value since sampling that counts in the value loss; None
+            disables the clipping.
+        kl_coeff: initial weight of the KL penalty; 0 disables it.
+        kl_target: target of the adapted weight: it is multiplied by 1.5 if the KL after learning
+            exceeds twice this, and halved if the KL is below half of this.
+        kl_stop: learning from a batch stops after an epoch with a larger mean KL; None: never.
     """
 
     lambda_: float = pydantic.Field(0.95, ge=0.0, le=1.0, alias="lambda")
@@ -43,8 +45,8 @@ class PPOConfig(PolicyConfig):
     kl_stop: float | None = pydantic.Field(None, gt=0.0)
 
 
-class PPO(Policy):
-    """Clipped surrogate objective, with optional value clipping, KL penalty and early stop."""
+class PPOPolicy(Policy):
+    """Clipped surrogate objective with optional value clipping, KL penalty and stop by KL."""
 
     config_class = PPOConfig
     config: PPOConfig
@@ -62,8 +64,11 @@ class PPO(Policy):
         self.coefficients["kl_coeff"] = self.config.kl_coeff
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Besides advantages, adds `action_logp` `[T, N]` of the actions under the weights that
-        acted: once for the fragment, which is cheaper than once a step."""
+        """Adds `action_logp` `[T, N]`, the log-probabilities of the actions under the weights that
+        chose them, and the columns of `Policy.postprocess`.
+
+        One call for the whole fragment costs less than one per step.
+        """
         with torch.inference_mode():
             log_prob = self.dist.log_prob(
                 torch.from_numpy(batch["action_dist_inputs"]), torch.from_numpy(batch["actions"])
@@ -73,7 +78,7 @@ class PPO(Policy):
 
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         config, advantages = self.config, rows["advantages"]
-        params, values = self.outputs(rows["obs"])
+        params, values = self.model(rows["obs"])
         ratio = (self.dist.log_prob(params, rows["actions"]) - rows["action_logp"]).exp()
         clipped = ratio.clamp(1.0 - config.clip_param, 1.0 + config.clip_param)
         policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
@@ -91,19 +96,20 @@ class PPO(Policy):
         errors = (values - rows["value_targets"]).square()
         limit = self.config.vf_clip_param
         if limit is not None:
-            # The larger of the two errors, so that clipping can only slow the value down.
+            # The larger of the two errors, so that clipping can only reduce the change.
             near = rows["values"] + (values - rows["values"]).clamp(-limit, limit)
             errors = torch.maximum(errors, (near - rows["value_targets"]).square())
         return 0.5 * errors.mean()
 
-    def slopes(
-        self, terms: Terms, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[Slopes, dict[str, float]]:
+    @closed_form_of(loss)
+    def loss_gradients(
+        self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+    ) -> tuple[LossGradients, dict[str, float]]:
         config, count, advantages = self.config, len(values), rows["advantages"]
         ratio = np.exp(terms.log_prob - rows["action_logp"])
         clipped = clip(ratio, 1.0 - config.clip_param, 1.0 + config.clip_param)
         gain, bounded = ratio * advantages, clipped * advantages
-        errors, vf_slopes = self._vf_errors(values, rows)
+        errors, by_values = self._vf_errors(values, rows)
         stats = {
             "policy_loss": -mean(np.minimum(gain, bounded)),
             "vf_loss": 0.5 * mean(errors),
@@ -115,32 +121,31 @@ class PPO(Policy):
         loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
         loss += kl_coeff * stats["mean_kl_loss"] - entropy_coeff * stats["entropy"]
         stats["total_loss"] = loss
-        return Slopes(
-            # Where the clipped one is the smaller, it does not depend on the ratio. NaN is neither
-            # and has to show.
+        return LossGradients(
+            # The clipped objective does not depend on the ratio. NaN compares False and is kept.
             log_prob=np.where(gain > bounded, 0.0, -gain) / count,
             entropy=-entropy_coeff / count,
             kl=kl_coeff / count,
-            values=vf_slopes * (vf_coeff / count),
+            values=by_values * (vf_coeff / count),
         ), stats
 
     def _vf_errors(
         self, values: np.ndarray, rows: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Squared errors `[B]` as `_vf_loss` has them, and the slopes of their halves."""
-        slopes = values - rows["value_targets"]
-        errors = slopes * slopes
+        """Squared errors `[B]` of `_vf_loss`, and the gradients `[B]` of half of them."""
+        by_values = values - rows["value_targets"]
+        errors = by_values * by_values
         limit = self.config.vf_clip_param
         if limit is not None:
             moved = values - rows["values"]
             far = rows["values"] + clip(moved, -limit, limit) - rows["value_targets"]
             larger = far * far > errors
             errors = np.where(larger, far * far, errors)
-            slopes = np.where(larger, np.where(np.abs(moved) <= limit, far, 0.0), slopes)
-        return errors, slopes
+            by_values = np.where(larger, np.where(np.abs(moved) <= limit, far, 0.0), by_values)
+        return errors, by_values
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Early stop: True once the mean KL of an epoch is over `kl_stop`."""
+        """True, which stops learning, if the mean KL of the epoch exceeds `kl_stop`."""
         limit = self.config.kl_stop
         return limit is not None and stats["mean_kl_loss"] > limit
 

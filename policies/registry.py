@@ -9,9 +9,9 @@ POLICIES = Registry(
     "polopt.policies",
     "polopt.policies.policy:Policy",
     {
-        "a2c": "polopt.policies.a2c:A2C",
-        "a3c": "polopt.policies.a2c:A2C",
-        "ppo": "polopt.policies.ppo:PPO",
+        "a2c": "polopt.policies.a2c:A2CPolicy",
+        "a3c": "polopt.policies.a2c:A2CPolicy",
+        "ppo": "polopt.policies.ppo:PPOPolicy",
     },
 )
 

@@ -1,4 +1,4 @@
-"""Observation spaces: from what an environment gives to one array per batch of observations."""
+"""`ObservationEncoder`: converts observations of a space to arrays."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, and Dict and Tuple of th
 
 
 class ObservationEncoder:
-    """Turns batched observations of a vector environment into one array.
+    """Converts batched observations of a vector environment to one array.
 
-    A Box keeps its shape and dtype (an image stays uint8 until the network casts it). Everything
-    else becomes the float32 vector that `gymnasium.spaces.utils.flatten` makes of one observation.
+    A Box keeps its shape and dtype (images stay uint8 until the network converts them). Other
+    spaces become float32 vectors, as with `gymnasium.spaces.utils.flatten`.
 
     Args:
         space: observation space of one environment.
 
     Attributes:
+        space: that space.
         shape: shape of one encoded observation.
         dtype: its dtype.
 
     Raises:
-        ConfigError: for a space outside `SUPPORTED_OBSERVATIONS`; it names the space.
+        ConfigError: for a space outside `SUPPORTED_OBSERVATIONS`, or an empty one.
     """
 
     def __init__(self, space: Space[Any]) -> None:
         _check(space, space)
+        if spaces.utils.flatdim(space) == 0:
+            raise ConfigError(
+                f"observation space {space} is empty. Allowed: {SUPPORTED_OBSERVATIONS} with at "
+                "least one element"
+            )
         self.space = space
         if isinstance(space, spaces.Box):
             self.shape, self.dtype = tuple(space.shape), np.dtype(space.dtype)
@@ -39,20 +45,27 @@ class ObservationEncoder:
             self.dtype = np.dtype(np.float32)
 
     def encode(self, observations: Any) -> np.ndarray:
-        """`[N, *shape]` from observations as a vector environment batches them.
+        """Encoded observations `[N, *shape]` of a vector environment's batch.
 
-        A Box is passed through without a copy; a Dict is a dict of batches, a Tuple a tuple.
+        Args:
+            observations: an array (a view of it is returned for a Box), a dict of batches for a
+                Dict, a tuple of batches for a Tuple.
+
+        Raises:
+            ValueError: for a value outside a Discrete or MultiDiscrete space.
         """
         if isinstance(self.space, spaces.Box):
             return np.asarray(observations)
         return _flatten_batch(self.space, observations)
 
     def encode_one(self, observation: Any) -> np.ndarray:
-        """`[*shape]` from one observation of the space."""
-        if isinstance(self.space, spaces.Box):
-            return np.asarray(observation)
-        flat = spaces.utils.flatten(self.space, observation)
-        return np.asarray(flat, dtype=np.float32)
+        """The encoded observation `[*shape]` of one observation of the space.
+
+        Raises:
+            ValueError: if the observation does not have the structure and shapes of the space.
+        """
+        parts = _flatten_one(self.space, observation, "observation")
+        return parts[0] if isinstance(self.space, spaces.Box) else _concatenated(parts)
 
 
 def _check(space: Space[Any], whole: Space[Any]) -> None:
@@ -64,8 +77,8 @@ def _check(space: Space[Any], whole: Space[Any]) -> None:
         return
     else:
         raise ConfigError(
-            f"observation space {space} (of {whole}) is not supported; "
-            f"allowed: {SUPPORTED_OBSERVATIONS}"
+            f"observation space {space} (of {whole}) is not supported. "
+            f"Allowed: {SUPPORTED_OBSERVATIONS}"
         )
     for part in parts:
         _check(part, whole)
@@ -81,16 +94,62 @@ def _flatten_batch(space: Space[Any], batch: Any) -> np.ndarray:
         return np.concatenate(parts, axis=1)
     array = np.asarray(batch)
     if isinstance(space, spaces.Discrete):
-        return _one_hot(array.reshape(-1) - space.start, int(space.n))
+        return _one_hot(array.reshape(-1) - space.start, int(space.n), space)
     if isinstance(space, spaces.MultiDiscrete):
         values = (array - space.start).reshape(len(array), -1)
         sizes = space.nvec.reshape(-1)
-        columns = [_one_hot(values[:, i], int(n)) for i, n in enumerate(sizes)]
+        columns = [_one_hot(values[:, i], int(n), space) for i, n in enumerate(sizes)]
         return np.concatenate(columns, axis=1)
     return array.reshape(len(array), -1).astype(np.float32)
 
 
-def _one_hot(values: np.ndarray, size: int) -> np.ndarray:
+def _one_hot(values: np.ndarray, size: int, space: Space[Any]) -> np.ndarray:
+    """`[N, size]` from values `[N]` counted from 0."""
+    if len(values) and (values.min() < 0 or values.max() >= size):
+        wrong = values[(values < 0) | (values >= size)][0]
+        raise ValueError(
+            f"observations of {space} must be in the space; got {wrong}, counted from its start"
+        )
     encoded = np.zeros((len(values), size), dtype=np.float32)
     encoded[np.arange(len(values)), values.astype(np.int64)] = 1.0
     return encoded
+
+
+def _flatten_one(space: Space[Any], observation: Any, name: str) -> list[np.ndarray]:
+    """One array for each Box, Discrete and MultiDiscrete of the space.
+
+    Args:
+        space: a supported space.
+        observation: an observation of it.
+        name: name of the observation in error messages.
+    """
+    if isinstance(space, spaces.Dict):
+        if not (hasattr(observation, "keys") and set(observation.keys()) == set(space.spaces)):
+            raise ValueError(f"{name} must have the keys {[*space.spaces]}; got {observation!r}")
+        return [
+            part
+            for key, sub in space.spaces.items()
+            for part in _flatten_one(sub, observation[key], f"{name}[{key!r}]")
+        ]
+    if isinstance(space, spaces.Tuple):
+        if not (isinstance(observation, tuple | list) and len(observation) == len(space.spaces)):
+            raise ValueError(f"{name} must have {len(space.spaces)} parts; got {observation!r}")
+        return [
+            part
+            for i, sub in enumerate(space.spaces)
+            for part in _flatten_one(sub, observation[i], f"{name}[{i}]")
+        ]
+    try:
+        array = np.asarray(observation)
+    except ValueError:  # nested lists of different lengths
+        array = np.empty(0, dtype=object)
+    if array.shape != space.shape or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{name} must have shape {list(space.shape or ())}, for {space}; "
+            f"got {observation!r:.100}"
+        )
+    return [array if isinstance(space, spaces.Box) else _flatten_batch(space, array[None])[0]]
+
+
+def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([part.reshape(-1) for part in parts]).astype(np.float32, copy=False)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
-from polopt.policies.a2c import A2C
-from polopt.policies.ppo import PPO
+from polopt.policies.a2c import A2CPolicy
+from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -78,7 +78,7 @@ class Doomed(PacedCartPole):
 # ---- policies ----------------------------------------------------------------------------
 
 
-class OnceA2C(A2C):
+class OnceA2C(A2CPolicy):
     """Refuses to apply a gradient that it has applied before."""
 
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
@@ -86,7 +86,7 @@ class OnceA2C(A2C):
         return super().apply_gradients(gradients, lr_scale)
 
 
-class OncePPO(PPO):
+class OncePPO(PPOPolicy):
     """Refuses to learn from what it has learned from before."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
@@ -114,7 +114,7 @@ class HashingPPO(OncePPO):
         return stats
 
 
-class HangingPPO(PPO):
+class HangingPPO(PPOPolicy):
     """Stops in the middle of an all-reduce once it finds `OMEN`."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:

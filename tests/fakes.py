@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from toy_envs import POLICIES, Drift
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.optimizers import rank_group
 from polopt.optimizers.base import PolicyOptimizer
-from polopt.policies import sgd
-from polopt.policies.ppo import PPO
+from polopt.policies.learning import sgd
+from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.making import probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
@@ -350,19 +351,14 @@ class SecondCrawls(Drift):
         return super().step(action)
 
 
-class OwnAdvantagesPPO(PPO):
+class OwnAdvantagesPPO(PPOPolicy):
     """Wrong on purpose: each learner standardises its advantages by its own rows."""
 
-    def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
-        right = sgd.standardized
-        sgd.standardized = lambda values, _: right(values, sgd.LocalReducer())
-        try:
-            return super().learn_on_batch(batch, reducer)
-        finally:
-            sgd.standardized = right
+    def training_rows(self, batch: SampleBatch, reducer: Any = None) -> dict[str, torch.Tensor]:
+        return super().training_rows(batch)
 
 
-class UnweightedPPO(PPO):
+class UnweightedPPO(PPOPolicy):
     """Wrong on purpose: the mean over learners of their mean gradients, whoever has more rows."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
@@ -374,7 +370,7 @@ class UnweightedPPO(PPO):
             sgd.reduce_gradient = right
 
 
-class StallingPPO(PPO):
+class StallingPPO(PPOPolicy):
     """Whoever first finds the file that `OMEN` names takes it away, and stalls within learning."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
@@ -386,7 +382,7 @@ class StallingPPO(PPO):
         raise AssertionError("nobody waits that long")
 
 
-class PoisonedPPO(PPO):
+class PoisonedPPO(PPOPolicy):
     """Whoever first finds the file that `OMEN` names takes it away, and computes a gradient that is
     not finite."""
 
@@ -404,6 +400,7 @@ class GulliblePPO(PoisonedPPO):
     """Wrong on purpose: applies whatever gradient there is."""
 
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
-        self._adam.step(1e-3)
+        with torch.no_grad():
+            self.flat.params.sub_(self.flat.grads, alpha=1e-3)
         self.version += 1
         return {}

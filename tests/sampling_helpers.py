@@ -12,7 +12,7 @@ from toy_envs import (
 )
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.a2c import A2C
+from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.making import probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
@@ -47,8 +47,8 @@ def worker(
         WorkerConfig(
             config,
             source,
-            A2C,
-            A2C.config_class.parse({"model": {"fcnet_hiddens": [4]}}),
+            A2CPolicy,
+            A2CPolicy.config_class.parse({"model": {"fcnet_hiddens": [4]}}),
             *probe_spaces(source, config),
             seed=seed,
             restart_count=restart_count,

@@ -13,16 +13,16 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
-from polopt.policies.a2c import A2C
+from polopt.policies.a2c import A2CPolicy
 from polopt.policies.policy import Policy
-from polopt.policies.ppo import PPO
+from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import worker_seeds
 
 # As in workers: more threads than cores slow each other down.
 limit_threads(1)
 
-POLICIES = {"a2c": A2C, "ppo": PPO}
+POLICIES = {"a2c": A2CPolicy, "ppo": PPOPolicy}
 AUTORESET = ("next_step", "same_step", "disabled")
 
 

@@ -14,7 +14,7 @@ from polopt.common.config import Config, ConfigError, canonical, differ, nearest
 from polopt.common.registry import Registry
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
-from polopt.policies.acting import PolicyConfig
+from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.config import RolloutConfig

@@ -1,1 +1,1 @@
-"""Action distributions."""
+"""Action distributions, one family per file."""

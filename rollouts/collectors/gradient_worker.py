@@ -13,7 +13,7 @@ import torch
 from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
-from polopt.policies.sgd import reduce_gradient
+from polopt.policies.learning.sgd import reduce_gradient
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.worker_factory import resolve_policy
 from polopt.rollouts.config import RolloutConfig

@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space
 
 from polopt.common.config import Config, ConfigError, nearest
-from polopt.policies.actors import ActingConfig, adapter_for
+from polopt.policies.non_learning import NonLearningConfig, adapter_for
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.collectors.config import CollectorConfig
@@ -147,7 +147,7 @@ def resolve_policy(policy: Any) -> tuple[Any, Config]:
     if isinstance(policy, str) or (isinstance(policy, type) and issubclass(policy, Policy)):
         policy_class = POLICIES.get(policy)
         return policy_class, policy_class.config_class.parse(options, "policy")
-    return adapter_for(policy), ActingConfig.parse({"acts": policy, **options}, "policy")
+    return adapter_for(policy), NonLearningConfig.parse({"actor": policy, **options}, "policy")
 
 
 def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.policies.actors import Actor
+from polopt.policies.acting import ActingPolicy
 from polopt.rollouts.sampling.requests import Exploration
 
 #: `(t, observations [N, ...]) -> (distribution parameters [N, P], actions [N, ...])`.
@@ -15,7 +15,7 @@ ActionChooser = Callable[[int, np.ndarray], tuple[Any, np.ndarray]]
 
 
 def action_chooser(
-    policy: Actor,
+    policy: ActingPolicy,
     rng: np.random.Generator,
     explore: bool | Exploration,
     uniform: bool,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.policies.distributions.distributions import ActionDistribution
+from polopt.policies.distributions.base import ActionDistribution
 
 
 class FragmentColumns:

@@ -9,7 +9,7 @@ from gymnasium import Space
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.actors import Actor
+from polopt.policies.acting import ActingPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.checking import same_encoding
 from polopt.rollouts.envs.closing import close_env
@@ -27,7 +27,7 @@ def make_sampler(
     env: EnvSource,
     spaces: tuple[Space[Any], Space[Any]],
     index: int,
-    policy: Actor,
+    policy: ActingPolicy,
     seeds: Seeds,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
     """The sampler of the worker with this index, or the error that prevents it.

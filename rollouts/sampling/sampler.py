@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.actors import Actor
+from polopt.policies.acting import ActingPolicy
 from polopt.rollouts.envs.checking import range_check
 from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
@@ -57,7 +57,7 @@ class VectorSampler:
     def __init__(
         self,
         env: VectorEnv[Any, Any, Any],
-        policy: Actor,
+        policy: ActingPolicy,
         fragment_length: int,
         seeds: Seeds,
         faults: SamplerFaults | None = None,

@@ -29,7 +29,7 @@ class WorkerConfig:
     Attributes:
         rollout: options of sampling.
         env: result of `polopt.rollouts.envs.resolving.resolve_env`.
-        policy_class: the policy, or an adapter of `polopt.policies.actors`, which only acts.
+        policy_class: the policy, or an adapter of `polopt.policies.non_learning`, which only acts.
         policy: its options.
         observation_space: of one environment.
         action_space: of one environment.

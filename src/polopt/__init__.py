@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
     from polopt.optimizers.registry import register_optimizer as register_optimizer
     from polopt.optimizers.scheme import scheme_config as scheme_config
-    from polopt.policies.acting import PolicyConfig as PolicyConfig
+    from polopt.policies.learning.config import PolicyConfig as PolicyConfig
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
     from polopt.rollouts.collectors.collector import Collector as Collector

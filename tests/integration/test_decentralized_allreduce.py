@@ -33,9 +33,9 @@ from polopt.optimizers.decentralized_allreduce import (
     DecentralizedAllReduce,
     DecentralizedAllReduceConfig,
 )
+from polopt.policies.learning.schedules import Schedule
 from polopt.policies.policy import Policy
-from polopt.policies.ppo import PPO
-from polopt.policies.schedules import Schedule
+from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.sampling.requests import LearnInfo, RoundInfo
 from polopt.rollouts.transport.collective import (
@@ -120,7 +120,7 @@ def distance_from_one_learner(pool: Pool, policy: type[Policy], rounds: int = 3)
     optimizer = make(pool, policy, rollout=rollout, learning=learning)
     one_config = worker_config("ppo", rollout=rollout, **{**LEARNING, **learning})
     samplers = [CheckedWorker(one_config, index) for index in (1, 2)]
-    one = PPO(
+    one = PPOPolicy(
         one_config.observation_space, one_config.action_space, one_config.policy, one_config.seed
     )
     distance = 0.0
@@ -141,7 +141,7 @@ def distance_from_one_learner(pool: Pool, policy: type[Policy], rounds: int = 3)
 
 
 def test_two_learners_on_split_data_are_one_learner_on_the_whole(worker_pool: Pool) -> None:
-    assert distance_from_one_learner(worker_pool, PPO) < 2e-5
+    assert distance_from_one_learner(worker_pool, PPOPolicy) < 2e-5
 
 
 @pytest.mark.parametrize("wrong", [OwnAdvantagesPPO, UnweightedPPO])

@@ -110,7 +110,7 @@ def test_an_option_reaches_the_torch_optimizer() -> None:
     one.apply_gradients(gradients)
     assert one.checksum() == before
     one.update_algorithm_parameter("adam_epsilon", 0.5)
-    assert one.policy._adam.epsilon == 0.5
+    assert one.policy.config.adam_epsilon == 0.5
     one.update_algorithm_parameter("gamma", 0.5)
     assert one.policy.config.gamma == 0.5
     for name, value in (("gamma", 2.0), ("gama", 0.5), ("model", {})):

@@ -15,7 +15,7 @@ from polopt import A3C, PolicyOptimizerTrainer, register_optimizer, register_pol
 from polopt.common.config import ConfigError
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.policies.a2c import A2C
+from polopt.policies.a2c import A2CPolicy
 from polopt.policies.registry import POLICIES
 
 CLI = "polopt.trainers.command_line.cli"
@@ -41,14 +41,14 @@ MODULE = '''
 
 import pydantic
 from polopt.optimizers.sync_samples import SyncSamples, SyncSamplesConfig
-from polopt.policies.a2c import A2C, A2CConfig
+from polopt.policies.a2c import A2CConfig, A2CPolicy
 
 
 class LouderConfig(A2CConfig):
     loudness: float = pydantic.Field(2.0, gt=0.0)
 
 
-class LouderPolicy(A2C):
+class LouderPolicy(A2CPolicy):
     """A2C with a louder loss."""
 
     config_class = LouderConfig
@@ -154,13 +154,13 @@ def test_broken_plugin_fails_only_where_it_is_named(installed: Path, tmp_path: P
     train = ["-m", CLI, "train", "PolicyOptimizerTrainer", "env=CartPole-v1"]
     done = with_plugin(installed, *train, "optimizer=broken", cwd=tmp_path)
     assert done.returncode == 2
-    assert "be imported: ModuleNotFoundError: No module named 'no_such" in done.stderr
+    assert "cannot be imported: ModuleNotFoundError: No module named 'no_such" in done.stderr
     assert done.stderr.count("\n") == 1
     done = with_plugin(installed, *train, "optimizer=unheard_of", cwd=tmp_path)
     assert "got 'unheard_of'" in done.stderr
 
 
-class Quiet(A2C):
+class Quiet(A2CPolicy):
     """A policy that is registered by a call."""
 
 

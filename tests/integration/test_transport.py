@@ -19,7 +19,7 @@ from faulty_envs import NeverResets
 
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
-from polopt.policies.a2c import A2C
+from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES, Endpoint
 from polopt.rollouts.transport.rpc_channel import RpcChannel
@@ -283,7 +283,7 @@ class Undecodable:
         return (importlib.import_module, ("statistics_of_mine",))
 
 
-class OddStatistics(A2C):
+class OddStatistics(A2CPolicy):
     """Policy whose third gradient has statistics that the driver cannot unpickle."""
 
     count = 0

@@ -16,8 +16,8 @@ from toy_envs import AUTORESET, Clock, Drift, make_policy
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
-from polopt.policies.actors import ModuleActor
-from polopt.policies.ppo import PPO
+from polopt.policies.non_learning import ModulePolicy
+from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.state import next_seed
 
@@ -36,12 +36,12 @@ def test_a_policy_is_used_as_it_is() -> None:
     assert next(collector).version == policy.version > 0
 
 
-@pytest.mark.parametrize("policy", [("ppo", {"gamma": 0.5}), (PPO, {"gamma": 0.5})])
+@pytest.mark.parametrize("policy", [("ppo", {"gamma": 0.5}), (PPOPolicy, {"gamma": 0.5})])
 def test_a_policy_is_made_from_name_or_class(policy: Any) -> None:
     collector = here(policy=policy)
-    assert type(collector.policy) is PPO
+    assert type(collector.policy) is PPOPolicy
     assert collector.policy.config.gamma == 0.5
-    assert type(here(policy="ppo").policy) is type(here(policy=PPO).policy) is PPO
+    assert type(here(policy="ppo").policy) is type(here(policy=PPOPolicy).policy) is PPOPolicy
 
 
 def test_a_module_gives_action_parameters() -> None:
@@ -63,11 +63,11 @@ def test_a_module_that_gives_something_else_is_told_so() -> None:
 
 
 def test_all_state_of_a_module_travels() -> None:
-    def make() -> ModuleActor:
+    def make() -> ModulePolicy:
         norm = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
         env = Drift()
-        config = ModuleActor.config_class(acts=norm)
-        return ModuleActor(env.observation_space, env.action_space, config)
+        config = ModulePolicy.config_class(actor=norm)
+        return ModulePolicy(env.observation_space, env.action_space, config)
 
     one, two = make(), make()
     one.module[0].running_mean.fill_(7.0)

@@ -1,4 +1,4 @@
-"""Configs: what is wrong with one is said in one line, and which key it is."""
+"""Configs: validation, and error messages with the key and what is allowed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pydantic
 import pytest
 
 from polopt.common.config import Config, ConfigError, canonical, nearest
-from polopt.policies.acting import PolicyConfig
+from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.ppo import PPOConfig
 
 
 def message(options: Any, where: str = "config") -> str:
-    """The error that `options` end in."""
+    """The error message for `options`."""
     with pytest.raises(ConfigError) as error:
         PPOConfig.parse(options, where)
     assert "\n" not in str(error.value)
@@ -36,7 +36,7 @@ def message(options: Any, where: str = "config") -> str:
         ("xyz", None),
     ],
 )
-def test_unknown_key_names_the_nearest_and_a_handful(given: str, meant: str | None) -> None:
+def test_unknown_key_lists_nearest_and_allowed_keys(given: str, meant: str | None) -> None:
     text = message({given: 1}, where="policy 'ppo'")
     assert text.startswith(f"policy 'ppo': unknown key {given!r}")
     assert (f"did you mean {meant!r}?" in text) == (meant is not None)
@@ -48,18 +48,18 @@ def test_unknown_key_names_the_nearest_and_a_handful(given: str, meant: str | No
     assert meant is None or PPOConfig.aliases.get(meant, meant) in shown[:2]
 
 
-def test_unknown_key_within_a_key_names_the_nearest() -> None:
+def test_unknown_nested_key_lists_nearest() -> None:
     text = message({"model": {"fcnet_hidden": [3]}})
     assert "'model.fcnet_hidden'" in text
     assert "did you mean 'fcnet_hiddens'?" in text
     assert "vf_share_layers" in text.partition("Allowed:")[2]
 
 
-def test_key_that_is_no_string_is_an_unknown_key() -> None:
+def test_non_string_key_is_unknown() -> None:
     assert "unknown key 5" in message({5: 1})
 
 
-def test_nothing_near_names_nothing() -> None:
+def test_no_suggestion_without_similar_key() -> None:
     assert nearest("xyzzy", ["gamma", "lr"]) == ""
 
 
@@ -85,7 +85,7 @@ def test_nothing_near_names_nothing() -> None:
     ],
     ids=str,
 )
-def test_wrong_value_is_named_with_what_is_allowed(options: dict[str, Any], allowed: str) -> None:
+def test_wrong_value_error_has_allowed_values(options: dict[str, Any], allowed: str) -> None:
     ((key, value),) = options.items()
     text = message(options)
     assert text.startswith(f"config: key {key!r}: got {value!r}; allowed: ")
@@ -101,14 +101,14 @@ def test_wrong_value_is_named_with_what_is_allowed(options: dict[str, Any], allo
         ({"initial_log_std": math.nan}, "model.initial_log_std"),
     ],
 )
-def test_wrong_value_within_a_key_is_named_by_its_path(model: dict[str, Any], key: str) -> None:
+def test_wrong_nested_value_error_has_path(model: dict[str, Any], key: str) -> None:
     assert f"key {key!r}: got " in message({"model": model})
 
 
 @pytest.mark.parametrize(
     "key", ["gamma", "lambda", "grad_clip", "num_sgd_iter", "kl_stop", "lr", "entropy_coeff"]
 )
-def test_bool_is_no_number(key: str) -> None:
+def test_bool_is_not_a_number(key: str) -> None:
     text = message({key: True})
     assert f"key {key!r}: got True" in text
     assert "number" in text.partition("allowed:")[2]
@@ -121,21 +121,21 @@ def test_options_must_be_a_mapping() -> None:
 # ---- values that are right --------------------------------------------------------------------
 
 
-def test_numbers_of_numpy_and_of_yaml_are_understood() -> None:
-    # Tune samples NumPy's; YAML 1.1 reads 1e-3 as a string.
+def test_numpy_and_yaml_numbers_are_accepted() -> None:
+    # Tune samples NumPy numbers; YAML 1.1 reads 1e-3 as a string.
     config = PPOConfig.parse(
         {"lr": "1e-3", "gamma": np.float32(0.5), "num_sgd_iter": np.int64(3), "kl_target": 1}
     )
     assert (config.lr, config.gamma, config.num_sgd_iter, config.kl_target) == (0.001, 0.5, 3, 1.0)
 
 
-def test_none_switches_off_what_can_be_off() -> None:
+def test_none_disables_optional_features() -> None:
     config = PPOConfig.parse({"grad_clip": None, "vf_clip_param": None})
     assert config.grad_clip is None
     assert config.vf_clip_param is None
 
 
-def test_defaults_differ_from_the_base_only_where_they_say_so() -> None:
+def test_subclass_overrides_defaults() -> None:
     base, ppo = PolicyConfig.parse({}), PPOConfig.parse({})
     assert (base.lambda_, ppo.lambda_) == (1.0, 0.95)
     assert base.gamma == ppo.gamma == 0.99
@@ -147,7 +147,7 @@ def test_config_is_frozen() -> None:
         config.gamma = 0.5  # type: ignore[misc]
 
 
-def test_options_come_back_from_json() -> None:
+def test_options_survive_json() -> None:
     given = {"lambda": 0.5, "lr": [[0, 0.1], [10, 0.0]], "model": {"fcnet_hiddens": [8]}}
     config = PPOConfig.parse(given)
     options = config.to_dict()
@@ -170,7 +170,7 @@ def test_options_come_back_from_json() -> None:
         ("entropy_coeff_schedule", "entropy_coeff", "entropy_coeff"),
     ],
 )
-def test_other_names_of_a_key(alias: str, key: str, attribute: str) -> None:
+def test_aliases_of_keys(alias: str, key: str, attribute: str) -> None:
     assert getattr(PPOConfig.parse({alias: 1}), attribute) == 1
     assert getattr(PPOConfig.parse({alias: 1, key: 1}), attribute) == 1
     text = message({alias: 1, key: 0.5})
@@ -178,11 +178,11 @@ def test_other_names_of_a_key(alias: str, key: str, attribute: str) -> None:
     assert "values 1 and 0.5" in text
 
 
-def test_wrong_value_under_another_name_names_the_key() -> None:
+def test_wrong_value_of_alias_names_the_key() -> None:
     assert "'num_sgd_iter': got 0" in message({"num_epochs": 0})
 
 
-def test_canonical_leaves_what_it_does_not_know() -> None:
+def test_canonical_keeps_unknown_keys() -> None:
     assert canonical({"a": 1, "b": 2}, {"a": "c"}) == {"c": 1, "b": 2}
 
 
@@ -190,7 +190,7 @@ def test_error_is_a_value_error() -> None:
     assert issubclass(ConfigError, ValueError)
 
 
-def test_a_validator_of_the_whole_speaks_for_itself() -> None:
+def test_message_of_model_validator_is_unchanged() -> None:
     class Range(Config):
         low: int = 0
         high: int = 1
@@ -236,13 +236,13 @@ def test_a_validator_of_the_whole_speaks_for_itself() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("key", ["lr", "entropy_coeff"])
-def test_malformed_schedule_is_one_clear_error(key: str, value: Any) -> None:
+def test_malformed_schedule_raises_config_error(key: str, value: Any) -> None:
     text = message({key: value})
     assert text.startswith(f"config: key {key!r}: got ")
     assert "allowed: " in text
 
 
-def test_well_formed_schedule() -> None:
+def test_schedule_is_converted() -> None:
     config = PPOConfig.parse({"lr": [[0, 1], (100, "1e-3")], "entropy_coeff": [[5, 0.0]]})
     assert config.lr == [(0, 1.0), (100, 0.001)]
     assert config.entropy_coeff == [(5, 0.0)]

@@ -1,4 +1,4 @@
-"""Action distributions against `torch.distributions`, and what they give the environment."""
+"""Action distributions against `torch.distributions`, and environment actions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from torch import Tensor
 from torch import distributions as td
 
 from polopt.common.config import ConfigError
-from polopt.policies.distributions.distributions import (
-    ActionDistribution,
-    Categorical,
-    DiagGaussian,
-    MultiCategorical,
-    SquashedGaussian,
-    make_distribution,
-)
+from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.categorical import Categorical
+from polopt.policies.distributions.diag_gaussian import DiagGaussian
+from polopt.policies.distributions.factory import make_distribution
+from polopt.policies.distributions.multi_categorical import MultiCategorical
+from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
 
 ROWS = 50
 BOX = spaces.Box(np.array([-2.0, 0.0, 1.0], np.float32), np.array([2.0, 0.5, 4.0], np.float32))
@@ -46,7 +44,7 @@ def params_for(dist: ActionDistribution, seed: int, scale: float = 0.8) -> np.nd
 
 
 def reference(key: str, params: Tensor) -> td.Distribution:
-    """Over stored actions; those of a squashed Gaussian are before the squashing."""
+    """Distribution of stored actions, which for a squashed Gaussian are before squashing."""
     space, _ = SPACES[key]
     if isinstance(space, spaces.Discrete):
         return td.Categorical(logits=params)
@@ -57,13 +55,13 @@ def reference(key: str, params: Tensor) -> td.Distribution:
 
 
 def parts(key: str, params: Tensor) -> list[td.Categorical]:
-    """A MultiDiscrete space has no distribution of torch's own; these are its components."""
+    """The components of a MultiDiscrete space, for which torch has no distribution."""
     sizes = SPACES[key][0].nvec.reshape(-1).tolist()
     return [td.Categorical(logits=logits) for logits in params.split(sizes, dim=-1)]
 
 
 @pytest.mark.parametrize("key", ["discrete", "offset", "clipped", "matrix"])
-def test_agrees_with_torch(key: str) -> None:
+def test_equals_torch_distributions(key: str) -> None:
     dist = dist_of(key)
     old, new = (torch.from_numpy(params_for(dist, seed)) for seed in (0, 1))
     noise = dist.draw_noise(np.random.default_rng(2), ROWS)
@@ -77,7 +75,7 @@ def test_agrees_with_torch(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["multi", "grid"])
-def test_multi_discrete_is_the_sum_of_its_components(key: str) -> None:
+def test_multi_discrete_is_sum_of_components(key: str) -> None:
     dist = dist_of(key)
     old, new = (torch.from_numpy(params_for(dist, seed)) for seed in (0, 1))
     noise = dist.draw_noise(np.random.default_rng(2), ROWS)
@@ -91,7 +89,7 @@ def test_multi_discrete_is_the_sum_of_its_components(key: str) -> None:
     torch.testing.assert_close(dist.kl(old, new), kl, **close)
 
 
-def test_squashed_density_is_that_of_the_action_in_the_box() -> None:
+def test_squashed_density_equals_transformed_density() -> None:
     dist = dist_of("squashed")
     old, new = (torch.from_numpy(params_for(dist, seed)) for seed in (0, 1))
     actions = dist.sample(old.numpy(), dist.draw_noise(np.random.default_rng(2), ROWS))
@@ -105,12 +103,12 @@ def test_squashed_density_is_that_of_the_action_in_the_box() -> None:
     log_prob = dist.log_prob(new, torch.from_numpy(actions))
     torch.testing.assert_close(log_prob.double(), squashed.log_prob(in_box), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(dist.to_env(actions), in_box.numpy(), rtol=1e-4, atol=1e-5)
-    # The bijection changes no KL.
+    # A bijection does not change KL.
     kl = td.kl_divergence(reference("squashed", old), reference("squashed", new))
     torch.testing.assert_close(dist.kl(old, new), kl, rtol=1e-4, atol=1e-5)
 
 
-def test_squashed_density_is_finite_far_out() -> None:
+def test_squashed_density_is_finite_for_large_actions() -> None:
     dist = dist_of("squashed")
     params = torch.zeros(2, dist.num_params)
     actions = torch.tensor([[40.0, -40.0, 0.0], [-90.0, 90.0, 90.0]])
@@ -118,7 +116,7 @@ def test_squashed_density_is_finite_far_out() -> None:
 
 
 @pytest.mark.parametrize("key", ["discrete", "multi"])
-def test_sampled_as_often_as_probable(key: str) -> None:
+def test_sample_frequencies_equal_probabilities(key: str) -> None:
     dist, draws = dist_of(key), 40_000
     params = params_for(dist, 3)[:1]
     noise = dist.draw_noise(np.random.default_rng(4), draws)
@@ -143,7 +141,7 @@ def test_gaussian_moments() -> None:
 
 
 @every_space
-def test_without_noise_the_most_probable_action(key: str) -> None:
+def test_sample_without_noise_is_the_mode(key: str) -> None:
     dist = dist_of(key)
     params = params_for(dist, 5)
     mode = dist.sample(params, None)
@@ -230,7 +228,7 @@ def test_space_chooses_the_family(key: str, family: type) -> None:
     ],
     ids=lambda space: type(space).__name__,
 )
-def test_unsupported_space_is_named(space: spaces.Space[Any]) -> None:
+def test_unsupported_space_error_names_the_space(space: spaces.Space[Any]) -> None:
     with pytest.raises(ConfigError) as error:
         make_distribution(space)
     assert str(space) in str(error.value)

@@ -24,7 +24,7 @@ from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_val
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
-from polopt.policies.a2c import A2C
+from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.making import make_vector_env, probe_spaces
@@ -123,11 +123,11 @@ def worker(env: Any, index: int = 3, **options: Any) -> RolloutWorker:
     options = {"num_envs_per_worker": 2, "rollout_fragment_length": 25, **options}
     config = RolloutConfig.parse({"env": env, **options})
     source = resolve_env(env)
-    policy = A2C.config_class.parse({"model": {"fcnet_hiddens": [4]}})
+    policy = A2CPolicy.config_class.parse({"model": {"fcnet_hiddens": [4]}})
     probe = (Drift.observation_space, Drift.action_space)
     if env is crashing_cartpole or not isinstance(env, type):
         probe = probe_spaces(source, config)
-    return RolloutWorker(WorkerConfig(config, source, A2C, policy, *probe, seed=0), index)
+    return RolloutWorker(WorkerConfig(config, source, A2CPolicy, policy, *probe, seed=0), index)
 
 
 def sample_often(made: RolloutWorker) -> None:

@@ -19,7 +19,7 @@ from toy_envs import (
 )
 
 from polopt.common.config import ConfigError
-from polopt.policies.a2c import A2C
+from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.creators import EnvContext, call_creator
 from polopt.rollouts.envs.making import autoreset_mode, make_vector_env, probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
@@ -133,8 +133,8 @@ def test_attribute_of_a_loaded_module_is_refused_without_permission() -> None:
 
 def worker_of_source(source: Any) -> RolloutWorker:
     config = rollout("unused", rollout_fragment_length=30)
-    policy = A2C.config_class.parse({})
-    made = WorkerConfig(config, source, A2C, policy, *probe_spaces(source, config), seed=0)
+    policy = A2CPolicy.config_class.parse({})
+    made = WorkerConfig(config, source, A2CPolicy, policy, *probe_spaces(source, config), seed=0)
     return RolloutWorker(made, 1)
 
 

@@ -13,7 +13,7 @@ from toy_envs import TwoNumbers, make_policy
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics import EpisodeStats
 from polopt.policies import gae
-from polopt.policies.sgd import explained_variance
+from polopt.policies.learning.minibatches import explained_variance
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 4))
 SEEDS = st.integers(0, 2**31)
@@ -65,7 +65,7 @@ def fast(batch: SampleBatch, gamma: float, lambda_: float) -> np.ndarray:
 
 
 def slow(batch: SampleBatch, gamma: float, lambda_: float) -> np.ndarray:
-    """The sum of the definition, term by term, for each row anew."""
+    """The sum of the definition, term by term, separately for each row."""
     steps, envs = batch.shape
     apart = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))
     result = np.zeros((steps, envs))
@@ -96,7 +96,7 @@ def test_advantages_equal_the_definition(
     np.testing.assert_allclose(result, slow(batch, gamma, lambda_), rtol=1e-4, atol=1e-4)
 
 
-def test_advantages_are_float32_whatever_rewards_are() -> None:
+def test_advantages_of_float64_rewards_are_float32() -> None:
     batch = made_batch(5, 2, "same_step", seed=0)
     values, following = np.zeros((2, 5, 2), np.float32)
     expected = gae.advantages(batch, values, following, 0.9, 0.8)
@@ -107,7 +107,7 @@ def test_advantages_are_float32_whatever_rewards_are() -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
-def test_explained_variance_is_of_valid_rows(share: float) -> None:
+def test_explained_variance_uses_valid_rows(share: float) -> None:
     batch = made_batch(40, 3, "same_step", seed=1)
     rng = np.random.default_rng(2)
     batch["valid"] = valid = rng.random((40, 3)) < share
@@ -126,7 +126,7 @@ def test_explained_variance_is_of_valid_rows(share: float) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=4), MODES, SEEDS, UNIT, UNIT)
-def test_padding_leaves_advantages_as_they_are(
+def test_padding_does_not_change_advantages(
     sizes: list[tuple[int, int]], mode: str, seed: int, gamma: float, lambda_: float
 ) -> None:
     batches = [made_batch(*size, mode, seed + i) for i, size in enumerate(sizes)]
@@ -139,7 +139,7 @@ def test_padding_leaves_advantages_as_they_are(
 
 
 def split(column: np.ndarray, batches: list[SampleBatch]) -> list[np.ndarray]:
-    """What stands in a column `[max T, sum of N, ...]` for each of the batches it is made of."""
+    """The parts of a column `[max T, sum of N, ...]` that belong to each batch."""
     bounds = np.cumsum([0] + [batch.shape[1] for batch in batches])
     return [
         column[: b.shape[0], low:][:, : b.shape[1]]
@@ -147,7 +147,7 @@ def split(column: np.ndarray, batches: list[SampleBatch]) -> list[np.ndarray]:
     ]
 
 
-def test_concat_keeps_all_and_marks_padding() -> None:
+def test_concat_keeps_rows_and_marks_padding() -> None:
     batches = [
         made_batch(t, n, "same_step", i) for i, (t, n) in enumerate([(3, 2), (5, 1), (4, 3)])
     ]
@@ -162,14 +162,14 @@ def test_concat_keeps_all_and_marks_padding() -> None:
     assert not whole["valid"][4:, 3:].any()
 
 
-def test_one_batch_alone_is_not_copied() -> None:
+def test_concat_of_one_batch_does_not_copy() -> None:
     batch = made_batch(3, 2, "same_step", 0)
     assert SampleBatch.concat([batch]) is batch
 
 
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
-def test_postprocessing_before_or_after_concat_is_the_same(name: str, mode: str) -> None:
+def test_postprocessing_commutes_with_concat(name: str, mode: str) -> None:
     policy = make_policy(name, TwoNumbers(), **{"lambda": 0.9})
     batches = [made_batch(t, n, mode, i) for i, (t, n) in enumerate([(4, 2), (7, 3), (1, 1)])]
     before = SampleBatch.concat(
@@ -188,7 +188,7 @@ def test_postprocessing_before_or_after_concat_is_the_same(name: str, mode: str)
 
 @settings(max_examples=40, deadline=None)
 @given(SIZES, MODES, SEEDS, st.data())
-def test_some_steps_of_a_batch_are_a_batch(
+def test_steps_of_a_batch_form_a_batch(
     size: tuple[int, int], mode: str, seed: int, data: st.DataObject
 ) -> None:
     batch = made_batch(*size, mode, seed)
@@ -217,7 +217,7 @@ def test_views_are_not_copies() -> None:
         assert len(rows) == len(batch) == 18
 
 
-def test_training_on_valid_rows_only_copies_nothing_else() -> None:
+def test_training_rows_are_views_of_valid_rows() -> None:
     policy = make_policy("a2c", TwoNumbers())
     batch = policy.postprocess(made_batch(5, 2, "same_step", 2))
     rows = policy.training_rows(batch)
@@ -230,7 +230,7 @@ def test_training_on_valid_rows_only_copies_nothing_else() -> None:
         np.testing.assert_array_equal(rows[name].numpy(), batch.flat(name)[kept])
 
 
-def test_column_of_other_shape_is_refused() -> None:
+def test_column_of_wrong_shape_is_refused() -> None:
     batch = made_batch(4, 2, "same_step", 0)
     with pytest.raises(ValueError, match=r"'extra'.*\[4, 2\].*got \[2, 4\]"):
         batch["extra"] = np.zeros((2, 4))

@@ -18,7 +18,13 @@ from source_tree import (
     public_names,
 )
 
-_POLICIES = {"policies", "policies/networks", "policies/distributions", "policies/fast_cpu"}
+_POLICIES = {
+    "policies",
+    "policies/networks",
+    "policies/distributions",
+    "policies/fast_cpu",
+    "policies/learning",
+}
 _BASE = {"common", "metrics"}
 _ROLLOUTS = {
     "rollouts",
@@ -33,8 +39,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "common": set(),
     "metrics": {"common"},
     "policies/distributions": _BASE,
-    "policies/networks": _BASE | (_POLICIES - {"policies"}),
-    "policies/fast_cpu": _BASE | (_POLICIES - {"policies"}),
+    "policies/networks": _BASE,
+    "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
+    "policies/learning": _BASE | {"policies/networks"},
     "policies": _BASE | _POLICIES,
     "rollouts": _BASE,  # config.py, resources.py
     "rollouts/envs": {*_BASE, "rollouts"},
@@ -50,12 +57,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Like a user's code: only the public names of polopt.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}
 # Cycles that are still there; each entry must be one of the cycles found.
-KNOWN_CYCLES: list[list[str]] = [
-    ["polopt.common.compression", "polopt.common.sample_batch", "polopt.common.tensordict"],
-    ["polopt.policies.fast_cpu.numpy_mlp", "polopt.policies.networks.models"],
-    ["polopt.policies.policy", "polopt.policies.sgd"],
-]
-KNOWN_FOLDER_CYCLES: list[list[str]] = [["policies/fast_cpu", "policies/networks"]]
+KNOWN_CYCLES: list[list[str]] = []
+KNOWN_FOLDER_CYCLES: list[list[str]] = []
 
 
 def folder_of(name: str) -> str | None:

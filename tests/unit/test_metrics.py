@@ -14,14 +14,14 @@ from polopt.metrics.learner import LEARNER_KEYS
 
 
 def episodes(*returns: float) -> EpisodeStats:
-    """Episodes ten times as long as they are good."""
+    """Episodes with lengths of ten times their returns."""
     return EpisodeStats(np.array(returns), np.array(returns, dtype=np.int64) * 10)
 
 
 # ---- PhaseTimer -------------------------------------------------------------------------------
 
 
-def test_timer_measures_its_block() -> None:
+def test_timer_measures_block() -> None:
     timer = PhaseTimer()
     assert (timer.mean_ms, timer.rows_per_s, timer.count) == (0.0, 0.0, 0)
     with timer:
@@ -31,14 +31,14 @@ def test_timer_measures_its_block() -> None:
     assert timer.total_s == pytest.approx(timer.mean_ms / 1000.0)
 
 
-def test_timer_counts_a_block_that_raises() -> None:
+def test_timer_counts_block_that_raises() -> None:
     timer = PhaseTimer()
     with pytest.raises(KeyError), timer:
         raise KeyError
     assert timer.count == 1
 
 
-def test_timer_mean_is_over_the_window_and_total_over_all() -> None:
+def test_timer_mean_over_window_total_over_all() -> None:
     timer = PhaseTimer(window=2)
     for duration_s in (10.0, 1.0, 3.0):
         timer.push(duration_s)
@@ -47,9 +47,9 @@ def test_timer_mean_is_over_the_window_and_total_over_all() -> None:
     assert timer.count == 3
 
 
-def test_throughput_is_rows_over_time_and_its_peak_stays() -> None:
+def test_throughput_and_its_peak() -> None:
     timer = PhaseTimer(window=2)
-    timer.push_rows(99)  # nothing was timed yet
+    timer.push_rows(99)  # no phase was timed yet
     assert timer.rows_per_s == 0.0
     for duration_s, rows in ((1.0, 500), (1.0, 100), (3.0, 100)):
         timer.push(duration_s)
@@ -57,14 +57,14 @@ def test_throughput_is_rows_over_time_and_its_peak_stays() -> None:
     assert timer.rows_per_s == 50.0
     assert timer.peak_rows_per_s == 500.0
     timer.push(0.0)
-    timer.push_rows(7)  # no time: no throughput, and no division by it
+    timer.push_rows(7)  # a duration of 0 has no throughput
     assert timer.peak_rows_per_s == 500.0
 
 
 # ---- LagHistogram -----------------------------------------------------------------------------
 
 
-def test_lag_is_reported_since_the_last_report_and_kept_for_life() -> None:
+def test_lag_since_last_report_and_lifetime() -> None:
     lag = LagHistogram(bins=4)
     for updates in (0, 1, 1, 3, 9):
         lag.add(updates)
@@ -81,7 +81,7 @@ def test_lag_report_is_json() -> None:
     assert len(json.loads(json.dumps(lag.report()))["histogram"]) == 17
 
 
-def test_version_from_the_future_is_refused() -> None:
+def test_negative_lag_is_refused() -> None:
     with pytest.raises(ValueError, match="got -1"):
         LagHistogram().add(-1)
 
@@ -97,7 +97,7 @@ def test_episodes_are_concatenated_in_order() -> None:
     assert EpisodeStats.concat([]).lengths.dtype == np.int64
 
 
-def test_window_reports_the_last_episodes() -> None:
+def test_window_reports_last_episodes() -> None:
     window = EpisodeWindow(window=3)
     window.add(episodes(100.0, 1.0))
     window.add(episodes(2.0, 6.0))
@@ -109,7 +109,7 @@ def test_window_reports_the_last_episodes() -> None:
     assert (report["num_episodes"], report["num_episodes_lifetime"]) == (4, 4)
 
 
-def test_window_stays_when_no_episode_ends() -> None:
+def test_window_is_kept_without_new_episodes() -> None:
     window = EpisodeWindow()
     window.add(episodes(4.0))
     window.report()
@@ -119,14 +119,14 @@ def test_window_stays_when_no_episode_ends() -> None:
     assert (report["num_episodes"], report["num_episodes_lifetime"]) == (0, 1)
 
 
-def test_before_the_first_episode_there_is_no_number() -> None:
+def test_statistics_are_nan_before_first_episode() -> None:
     report = EpisodeWindow().report()
     counts = {"num_episodes": 0, "num_episodes_lifetime": 0}
     assert {key: report.pop(key) for key in counts} == counts
     assert all(math.isnan(value) for value in report.values())
 
 
-def test_window_comes_back_from_json() -> None:
+def test_window_state_survives_json() -> None:
     window = EpisodeWindow(window=3)
     window.add(episodes(1.0, 2.0, 3.0, 4.0))
     window.report()
@@ -151,15 +151,15 @@ def test_learner_stats_are_means_over_rows() -> None:
     assert report["entropy"] == 2.0
 
 
-def test_every_learner_key_is_there_from_the_first_report() -> None:
+def test_first_report_has_all_learner_keys() -> None:
     assert LearnerStats().report() == dict.fromkeys(LEARNER_KEYS, 0.0)
 
 
-def test_learner_stat_without_news_repeats_itself() -> None:
+def test_learner_stat_without_new_values_is_repeated() -> None:
     stats = LearnerStats()
     stats.add({"entropy": 2.0}, rows=5)
     stats.report()
-    stats.add({"entropy": 100.0}, rows=0)  # of no rows: no news
+    stats.add({"entropy": 100.0}, rows=0)  # zero rows do not count
     stats.add({"vf_loss": 1.0, "of_a_plugin": 3.0}, rows=5)
     report = stats.report()
     assert (report["entropy"], report["vf_loss"], report["of_a_plugin"]) == (2.0, 1.0, 3.0)

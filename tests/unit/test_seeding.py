@@ -14,7 +14,7 @@ from toy_envs import (
     GlobalRandom,
 )
 
-from polopt.policies.a2c import A2C
+from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.creators import EnvContext
 from polopt.rollouts.envs.making import probe_spaces
 from polopt.rollouts.sampling.seeding import worker_seeds
@@ -140,8 +140,10 @@ def test_driver_process_is_seeded_only_by_an_explicit_seed(seed: int | None) -> 
     expected = np.random.random()  # noqa: NPY002
     np.random.seed(0)  # noqa: NPY002
     config = rollout(Drift, num_workers=0, seed=seed)
-    policy = A2C.config_class.parse({})
-    RolloutWorker(WorkerConfig(config, Drift, A2C, policy, *probe_spaces(Drift, config), seed=3), 0)
+    policy = A2CPolicy.config_class.parse({})
+    RolloutWorker(
+        WorkerConfig(config, Drift, A2CPolicy, policy, *probe_spaces(Drift, config), seed=3), 0
+    )
     assert (np.random.random() == expected) == (seed is None)  # noqa: NPY002
 
 

@@ -1,4 +1,4 @@
-"""Observations encoded batch by batch equal those that Gymnasium flattens one by one."""
+"""Encoded observations equal those that Gymnasium flattens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLATTENED = {
     "tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2, 2), np.float64)]),
     "dict": spaces.Dict(
         {
-            "z": spaces.Discrete(3, start=7),  # the last of the alphabet; Gymnasium sorts the keys
+            "z": spaces.Discrete(3, start=7),  # Gymnasium sorts the keys
             "image": spaces.Box(0, 255, (2, 2, 3), np.uint8),
             "inner": spaces.Dict(
                 pair=spaces.Tuple([spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, ())]),
@@ -34,14 +34,14 @@ FLATTENED = {
 
 
 def observations(space: Space[Any]) -> tuple[list[Any], Any]:
-    """Single observations, and the same as a vector environment batches them."""
+    """Single observations, and their batch as in a vector environment."""
     space.seed(0)
     singles = [space.sample() for _ in range(ROWS)]
     return singles, concatenate(space, singles, create_empty_array(space, n=ROWS))
 
 
 @pytest.mark.parametrize("key", FLATTENED)
-def test_batch_is_flattened_as_gymnasium_flattens_each(key: str) -> None:
+def test_batch_encoding_equals_gymnasium_flatten(key: str) -> None:
     space = FLATTENED[key]
     singles, batch = observations(space)
     encoder = ObservationEncoder(space)
@@ -53,7 +53,7 @@ def test_batch_is_flattened_as_gymnasium_flattens_each(key: str) -> None:
         np.testing.assert_array_equal(row, encoder.encode_one(single))
 
 
-def test_every_value_of_a_discrete_space_has_a_place_of_its_own() -> None:
+def test_discrete_values_are_one_hot() -> None:
     encoded = ObservationEncoder(FLATTENED["offset"]).encode(np.array([-2, -1, 0, 1]))
     np.testing.assert_array_equal(encoded, np.eye(4))
 
@@ -68,7 +68,7 @@ def test_every_value_of_a_discrete_space_has_a_place_of_its_own() -> None:
     ],
     ids=str,
 )
-def test_box_passes_through(space: spaces.Box) -> None:
+def test_box_is_not_copied(space: spaces.Box) -> None:
     singles, batch = observations(space)
     encoder = ObservationEncoder(space)
     encoded = encoder.encode(batch)
@@ -88,7 +88,7 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize("space", UNSUPPORTED, ids=lambda space: type(space).__name__)
 @pytest.mark.parametrize("nested", [False, True])
-def test_unsupported_space_is_named(space: Space[Any], nested: bool) -> None:
+def test_unsupported_space_error_names_the_space(space: Space[Any], nested: bool) -> None:
     whole: Space[Any] = space
     if nested:
         whole = spaces.Dict(good=spaces.Discrete(2), bad=spaces.Tuple([spaces.Discrete(2), space]))
@@ -97,3 +97,50 @@ def test_unsupported_space_is_named(space: Space[Any], nested: bool) -> None:
     assert str(space) in str(error.value)
     assert str(whole) in str(error.value)
     assert "Box, Discrete, MultiDiscrete, and Dict and Tuple of those" in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["discrete", "offset", "multi", "grid"])
+@pytest.mark.parametrize("step", [-1, 100])
+def test_value_outside_the_space_is_refused(key: str, step: int) -> None:
+    space = FLATTENED[key]
+    _, batch = observations(space)
+    batch = np.asarray(batch).copy()
+    batch[2] = np.asarray(space.start) - 1 if step < 0 else 100
+    with pytest.raises(ValueError, match="must be in the space"):
+        ObservationEncoder(space).encode(batch)
+
+
+WRONG_OBSERVATIONS: list[tuple[Space[Any], Any, str]] = [
+    (spaces.Box(-1.0, 1.0, (3,)), np.zeros(4), r"shape \[3\], for Box.*got array"),
+    (spaces.Box(-1.0, 1.0, (3,)), 0.5, r"shape \[3\], for Box.*got 0.5"),
+    (spaces.Box(-1.0, 1.0, (3,)), [[1.0], [1.0, 2.0]], r"shape \[3\]"),
+    (spaces.Box(-1.0, 1.0, (3,)), "abc", r"shape \[3\].*got 'abc'"),
+    (spaces.Box(-1.0, 1.0, (3,)), None, r"shape \[3\].*got None"),
+    (spaces.Discrete(3), [1], r"shape \[\], for Discrete\(3\).*got \[1\]"),
+    (spaces.Discrete(3), 3, "must be in the space; got 3"),
+    (FLATTENED["tuple"], (1,), "must have 2 parts"),
+    (FLATTENED["tuple"], (1, np.zeros(2)), r"observation\[1\] must have shape \[2, 2\]"),
+    (FLATTENED["dict"], {"z": 7}, "must have the keys"),
+    (FLATTENED["dict"], 7, "must have the keys"),
+]
+
+
+@pytest.mark.parametrize(("space", "observation", "error"), WRONG_OBSERVATIONS)
+def test_wrong_shape_error_has_expected_shape(space: Any, observation: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        ObservationEncoder(space).encode_one(observation)
+
+
+def test_list_observation_of_tuple_space_is_accepted() -> None:
+    space = FLATTENED["tuple"]
+    space.seed(0)
+    observation = space.sample()
+    encoder = ObservationEncoder(space)
+    encoded = encoder.encode_one(list(observation))
+    np.testing.assert_array_equal(encoded, encoder.encode_one(observation))
+
+
+@pytest.mark.parametrize("space", [spaces.Dict(), spaces.Tuple([]), spaces.Box(-1.0, 1.0, (0,))])
+def test_empty_space_is_refused(space: Space[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"is empty. Allowed:"):
+        ObservationEncoder(space)

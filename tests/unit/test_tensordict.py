@@ -1,5 +1,5 @@
-"""`SampleBatch.to_tensordict`: TorchRL's names, exact at the ends of episodes. Needs tensordict;
-the last test needs torchrl, too."""
+"""`SampleBatch.to_tensordict`: TorchRL's names, exact at episode ends. Requires tensordict, and
+torchrl for the last tests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_next_observation_is_the_true_one(mode: str) -> None:
     now = td["observation"].argmax(-1)
     then = td["next", "observation"].argmax(-1)
     mask = td["collector", "mask"]
-    assert torch.equal(then[mask], now[mask] + 1), "the clock goes on to the very end"
+    assert torch.equal(then[mask], now[mask] + 1), "the true next time, also at the episode end"
     done = td["next", "done"][..., 0]
     assert set(then[0][done[0]].tolist()) == {3}
     assert set(then[1][done[1]].tolist()) == {5}
-    # With the observation of the next row instead it would not.
+    # The observation of the next row is a wrong variant, except with next-step autoreset.
     shifted = torch.cat([now[:, 1:], then[:, -1:]], dim=1)
     assert torch.equal(shifted[mask], now[mask] + 1) == (mode == "next_step")
 
@@ -64,7 +64,7 @@ def test_padding_is_masked() -> None:
 
 
 def clip_ppo_loss(policy: Any) -> Any:
-    """TorchRL's loss around the networks of a polopt policy."""
+    """TorchRL's loss with the network of a polopt policy."""
     torchrl = pytest.importorskip("torchrl")
     from tensordict.nn import TensorDictModule
     from torchrl.modules import ProbabilisticActor, ValueOperator
@@ -94,7 +94,7 @@ def clip_ppo_loss(policy: Any) -> Any:
     return loss
 
 
-def test_a_loss_of_torchrl_consumes_it() -> None:
+def test_torchrl_ppo_loss_accepts_batch() -> None:
     policy = make_policy("ppo", Drift(), gamma=0.9, **{"lambda": 0.8}, entropy_coeff=0.0)
     batch = next(here(policy=policy, frames_per_batch=60))
     td = batch.to_tensordict()
@@ -104,8 +104,8 @@ def test_a_loss_of_torchrl_consumes_it() -> None:
     assert theirs == pytest.approx(ours, abs=1e-5)
 
 
-def test_advantages_of_torchrl_are_ours() -> None:
-    """GAE by TorchRL from the names above is GAE by polopt: rewards, ends and true successors."""
+def test_torchrl_gae_equals_advantages() -> None:
+    """TorchRL's GAE on the converted batch equals the advantages of the batch."""
     pytest.importorskip("torchrl")
     from tensordict.nn import TensorDictModule
     from torchrl.objectives.value import GAE
@@ -124,7 +124,7 @@ def test_advantages_of_torchrl_are_ours() -> None:
     np.testing.assert_allclose(td["advantage"][..., 0].numpy(), batch["advantages"].T, atol=1e-4)
 
 
-def test_a_replay_buffer_of_torchrl_takes_it() -> None:
+def test_torchrl_replay_buffer_accepts_batch() -> None:
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100), batch_size=16)
     for batch in here(lambda: Clock(4), frames_per_batch=20, total_frames=60):

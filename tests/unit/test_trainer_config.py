@@ -11,7 +11,7 @@ import ray
 
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
-from polopt.policies.ppo import PPO
+from polopt.policies.ppo import PPOPolicy
 from polopt.trainers.config import Experiment, aliases_for
 from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -76,7 +76,7 @@ def test_plugin_by_name_dict_or_class() -> None:
     by_dict = parse({"optimizer": {"name": "async_gradients", "grads_per_step": 3}})
     assert by_dict.optimizer_class is AsyncGradients
     assert by_dict.optimizer.to_dict()["grads_per_step"] == 3
-    by_class = parse({"optimizer": AsyncGradients, "policy": PPO})
+    by_class = parse({"optimizer": AsyncGradients, "policy": PPOPolicy})
     assert (by_class.optimizer_name, by_class.policy_name) == ("async_gradients", "ppo")
     with_options = parse({"policy": {"name": "ppo", "num_epochs": 2}})
     assert with_options.policy.num_sgd_iter == 2

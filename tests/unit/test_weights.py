@@ -1,4 +1,4 @@
-"""What travels between processes arrives as it was sent."""
+"""Weights, gradients and episode statistics survive pickling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = [
     Gradients(VECTOR[::2], 3, 160, {"vf_loss": 0.5}),  # not contiguous
     episodes_of([500.0, 1.5], [500, 2]),
     EpisodeStats.empty(),
-    Weights(VECTOR[:0], 0, 0, {}),  # of a policy that has none
+    Weights(VECTOR[:0], 0, 0, {}),  # of a policy without weights
 ]
 
 
@@ -37,25 +37,25 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("message", MESSAGES)
-def test_arrives_as_it_was_sent(message: Any, protocol: int) -> None:
+def test_messages_survive_pickling(message: Any, protocol: int) -> None:
     assert_same(pickle.loads(pickle.dumps(message, protocol)), message)
     assert_same(copy.deepcopy(message), message)
 
 
-def test_vectors_travel_beside_the_pickle_which_is_short() -> None:
+def test_vectors_are_pickled_out_of_band() -> None:
     beside: list[pickle.PickleBuffer] = []
-    told = pickle.dumps(MESSAGES[0], 5, buffer_callback=beside.append)
+    data = pickle.dumps(MESSAGES[0], 5, buffer_callback=beside.append)
     assert [buffer.raw().nbytes for buffer in beside] == [4 * len(VECTOR)]
-    assert b"dtype" not in told  # NumPy's description of an array takes longer than the rest
-    assert_same(pickle.loads(told, buffers=beside), MESSAGES[0])
+    assert b"dtype" not in data  # NumPy's description of an array takes longer than the rest
+    assert_same(pickle.loads(data, buffers=beside), MESSAGES[0])
 
 
-def test_numbers_of_another_precision_arrive_as_float32() -> None:
+def test_float64_vectors_arrive_as_float32() -> None:
     sent = Gradients(VECTOR.astype(np.float64), 3, 160, {})
     assert_same(pickle.loads(pickle.dumps(sent, 5)), sent._replace(flat=VECTOR))
 
 
-def test_ray_sends_no_code_along() -> None:
+def test_pickles_contain_no_code() -> None:
     sizes = {type(message).__name__: len(ray.cloudpickle.dumps(message, 5)) for message in MESSAGES}
     assert sizes.pop("Weights") < VECTOR.nbytes + 300
     assert sizes.pop("Gradients") < VECTOR.nbytes / 2 + 300

@@ -1,4 +1,4 @@
-"""One contiguous tensor for all parameters of a module, another for all gradients."""
+"""`FlatParameters`: one tensor of all parameters of a module, another of all gradients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class FlatParameters:
     """Moves a module's parameters into one flat vector, and its gradients into another.
 
     Each parameter becomes a view of `params`, and its `.grad` a view of `grads`, so that getting,
-    setting, sending, clipping, all-reducing and the torch optimizer each touch one tensor.
+    setting, sending, clipping, all-reducing and updating each operate on one tensor.
 
-    `grads` has `tail` spare elements behind the gradient: scalars that have to be summed with it
-    over all workers (row counts, learner statistics) ride in the same all-reduce.
+    `buffer` has `tail` more elements than the gradient, for scalars that are summed over all
+    learners in the same all-reduce (row counts, learner statistics).
 
     Args:
-        module: its parameters must be float32 and of one device.
-        tail: number of spare elements.
+        module: its parameters are float32 and on one device.
+        tail: number of additional elements.
 
     Attributes:
-        params: `[P]`, an `nn.Parameter` for the torch optimizer.
+        params: `[P]`, an `nn.Parameter`.
         grads: `[P]` view of `buffer`.
         tail: `[tail]` view of `buffer`.
         buffer: `[P + tail]`.
@@ -46,7 +46,7 @@ class FlatParameters:
         self.grads: Tensor = self.buffer[:size]
         self.tail: Tensor = self.buffer[size:]
         self.params.grad = self.grads
-        # Of arithmetic on so few numbers, torch's bookkeeping would be the larger part.
+        # torch's cost per operation would exceed that of the arithmetic on so few numbers.
         on_cpu = flat.device.type == "cpu"
         self._params: Any = flat.numpy() if on_cpu else flat
         self._all: Any = self.buffer.numpy() if on_cpu else self.buffer
@@ -62,7 +62,16 @@ class FlatParameters:
         return _copied(self._grads)
 
     def set_params(self, array: np.ndarray) -> None:
-        """Copies `array`, `[P]`, into the parameters."""
+        """Copies `array`, `[P]`, into the parameters.
+
+        Raises:
+            ValueError: if it has another shape.
+        """
+        if array.shape != tuple(self.params.shape):
+            raise ValueError(
+                f"weights must have shape {list(self.params.shape)}; got {list(array.shape)}: they "
+                "belong to another network"
+            )
         _copy_into(self._params, array)
 
     def set_grads(self, array: np.ndarray) -> None:
@@ -70,12 +79,12 @@ class FlatParameters:
         _copy_into(self._grads, array)
 
     def zero_grads(self) -> None:
-        """Clears gradient and tail in place; `.grad = None` would cut the views loose."""
+        """Sets gradient and tail to zero in place (`.grad = None` would remove the views)."""
         self._all[:] = 0.0
 
-    @np.errstate(over="ignore", invalid="ignore")  # what comes of it says so
+    @np.errstate(over="ignore", invalid="ignore")  # the result is then not finite
     def norm(self) -> float:
-        """Euclidean norm of the gradient; inf where its square is too large for float32."""
+        """Euclidean norm of the gradient; inf if its square overflows float32."""
         if isinstance(self._grads, Tensor):
             return float(torch.linalg.vector_norm(self._grads))
         return math.sqrt(float(np.dot(self._grads, self._grads)))
@@ -85,11 +94,11 @@ class FlatParameters:
         self._all *= factor
 
     def set_tail(self, values: list[float]) -> None:
-        """Writes the tail, `[tail]`."""
+        """Copies `values`, `[tail]`, into the tail."""
         self._tail[:] = torch.tensor(values) if isinstance(self._tail, Tensor) else values
 
     def get_tail(self) -> list[float]:
-        """The tail as it is now, `[tail]`."""
+        """A copy of the tail, `[tail]`."""
         tail: list[float] = self._tail.tolist()
         return tail
 
@@ -101,7 +110,7 @@ def _copied(numbers: Any) -> np.ndarray:
 
 def _copy_into(numbers: Any, array: np.ndarray) -> None:
     if isinstance(numbers, Tensor):
-        # Arrays that come out of Ray are read-only, which `torch.from_numpy` warns of.
+        # Arrays from Ray's object store are read-only, which `torch.from_numpy` does not support.
         numbers.copy_(torch.tensor(array))
     else:
         np.copyto(numbers, array)

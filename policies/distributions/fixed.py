@@ -1,4 +1,4 @@
-"""Distributions that are none: actions that a callable gave, and uniformly random ones."""
+"""Distributions of policies without log-probabilities: given actions and uniform actions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from polopt.policies.distributions.distributions import ActionDistribution, make_distribution
+from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.factory import make_distribution
 
 
-class GivenActions(ActionDistribution):
-    """The "parameters" are the actions themselves, as the environment takes them.
+class PassThroughActions(ActionDistribution):
+    """The parameters are the actions, in the form of the environment's action space.
 
-    They pass through float32, in which integers up to 2^24 are exact; what goes to a Box is clipped
-    to its bounds, as everywhere in polopt.
+    They are converted to float32, in which integers up to 2^24 are exact. Box actions are clipped
+    to the bounds.
+
+    Args:
+        space: action space of one environment.
 
     Raises:
-        ConfigError: for a space outside `SUPPORTED_ACTIONS`; it names the space.
+        ConfigError: for a space outside `SUPPORTED_ACTIONS`.
     """
 
     def __init__(self, space: Space[Any]) -> None:
-        make_distribution(space)  # refuses what is not supported
+        make_distribution(space)  # raises ConfigError for unsupported spaces
         self.space = space
         self.action_shape = tuple(space.shape or ())
         self.action_dtype = np.dtype(space.dtype)
@@ -45,7 +49,7 @@ class GivenActions(ActionDistribution):
         return self.sample(params, None)
 
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Uniform over the space, as the environment takes it."""
+        """Uniform over the action space; standard normal in dimensions without both bounds."""
         shape = (*leading, *self.action_shape)
         if isinstance(self.space, spaces.Discrete):
             return rng.integers(self.space.n, size=shape) + self.space.start
@@ -56,20 +60,20 @@ class GivenActions(ActionDistribution):
         return flat.reshape(shape).astype(self.action_dtype)
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """0: given what was given, the action was certain."""
+        """Zeros `[B]`: the distribution has a single action."""
         return torch.zeros(len(params))
 
     def entropy(self, params: Tensor) -> Tensor:
-        """0, likewise."""
+        """Zeros `[B]`."""
         return torch.zeros(len(params))
 
     def kl(self, old: Tensor, new: Tensor) -> Tensor:
-        """0, likewise."""
+        """Zeros `[B]`."""
         return torch.zeros(len(old))
 
 
-class UniformActions(GivenActions):
-    """Uniform over the action space, whatever is observed: the noise is the action."""
+class UniformActions(PassThroughActions):
+    """Uniform actions, independent of the observation: the noise is the action."""
 
     def __init__(self, space: Space[Any]) -> None:
         super().__init__(space)
@@ -81,11 +85,11 @@ class UniformActions(GivenActions):
 
     def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
         if noise is None:
-            raise ValueError("random actions have neither mode nor mean: all are equally likely")
+            raise ValueError("uniform actions have no mode and no mean")
         return noise
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """`-log` of the number of actions, or of the volume of the box."""
+        """`[B]`: minus the log of the number of actions or of the volume of the box."""
         return torch.full((len(actions),), -self._log_size)
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -99,5 +103,5 @@ def _log_size(space: Space[Any]) -> float:
         return float(np.log(space.nvec).sum())
     assert isinstance(space, spaces.Box)
     bounded = space.bounded_below & space.bounded_above
-    # An unbounded dimension has no uniform density; it is drawn from a standard normal.
+    # There is no uniform density over an unbounded dimension.
     return float(np.log((space.high - space.low)[bounded]).sum()) if bounded.all() else math.nan

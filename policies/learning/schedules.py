@@ -14,21 +14,21 @@ _Points = float | list[tuple[int, float]]
 
 
 def _check_points(value: Any) -> Any:
-    """A number from 0 on, or `[environment steps, value]` pairs with rising steps."""
+    """Checks `[environment steps, value]` pairs with increasing steps; passes other types on."""
     if not isinstance(value, list | tuple | bool):
         return value
     try:
-        # bool is refused because Python counts True as 1.
+        # bool is refused: in Python, True equals 1.
         pairs = [(_finite(step), _finite(number)) for step, number in value]  # type: ignore[union-attr]
-    except (TypeError, ValueError, OverflowError):  # 10**400 is no float
+    except (TypeError, ValueError, OverflowError):  # 10**400 does not fit a float
         pairs = []
     if not pairs:
-        raise ValueError("a finite number, or a list of [environment steps, value] pairs of those")
+        raise ValueError("a finite number, or a list of finite [environment steps, value] pairs")
     steps = [step for step, _ in pairs]
     if steps[-1] > 2**62:
         raise ValueError("environment steps of a schedule up to 2**62")
     if steps[0] < 0 or any(b <= a for a, b in itertools.pairwise(steps)):
-        raise ValueError("environment steps of a schedule that rise, from 0 on")
+        raise ValueError("environment steps of a schedule that increase, from 0 on")
     return [(int(step), number) for step, number in pairs]
 
 
@@ -55,16 +55,17 @@ ScheduleValue = Annotated[
     pydantic.BeforeValidator(_check_points),
     pydantic.AfterValidator(_between_0_and(1e6)),
 ]
-#: Likewise; Adam moves each weight by about so much with each update.
+#: The same for a learning rate, which is about the change of a weight in one update of Adam.
 LearningRate = Annotated[ScheduleValue, pydantic.AfterValidator(_between_0_and(10.0))]
 
 
 class Schedule:
-    """Value at an environment step: constant, or linear between the points given and constant
-    before the first and after the last.
+    """A value as a function of environment steps: constant, or piecewise linear between points.
+
+    It is constant before the first and after the last point.
 
     Args:
-        value: a number, or `[[environment steps, value], ...]` with rising steps.
+        value: a number, or `[[environment steps, value], ...]` with increasing steps.
     """
 
     def __init__(self, value: float | list[tuple[int, float]]) -> None:
@@ -73,7 +74,7 @@ class Schedule:
         self._values = [float(v) for _, v in points]
 
     def __call__(self, env_steps: int) -> float:
-        """The value after `env_steps` environment steps, summed over all workers."""
+        """The value after `env_steps` environment steps of all workers together."""
         if len(self._values) == 1:
             return self._values[0]
         return float(np.interp(env_steps, self._steps, self._values))

@@ -1,0 +1,81 @@
+"""`ActionDistribution`: sampling in NumPy; log-probability, entropy and KL in torch.
+
+Acting creates no `torch.distributions` objects and draws no random numbers per step: the noise of a
+whole fragment is drawn at once, and an action is a function of parameters and noise. Without noise
+it is the mode.
+
+A batch stores actions as they were sampled, because log-probabilities are computed from these;
+`to_env` converts them to the environment's action space (offset, clipping, squashing, shape and
+dtype).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from polopt.common.config import ConfigError
+
+
+class ActionDistribution(ABC):
+    """A family of distributions over one action space.
+
+    Attributes:
+        num_params: P, number of parameters for one observation.
+        action_shape: shape of one action as stored in a batch.
+        action_dtype: its dtype.
+    """
+
+    num_params: int
+    action_shape: tuple[int, ...]
+    action_dtype: np.dtype[Any]
+
+    @abstractmethod
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        """Noise for `leading` actions: `[*leading, noise size]` float32."""
+
+    @abstractmethod
+    def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        """Actions `[N, *action_shape]` from `params` `[N, P]`; the mode if `noise` is None."""
+
+    @abstractmethod
+    def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        """`[*leading, *action_shape]`: uniform over the action space."""
+
+    def mean(self, params: np.ndarray) -> np.ndarray:
+        """Actions `[N, *action_shape]` at the mean of the distribution.
+
+        Raises:
+            ConfigError: for categorical actions, which have no mean.
+        """
+        raise ConfigError(
+            f"exploration 'mean' of {type(self).__name__} actions: categories have no mean; "
+            "allowed: 'random', 'mode' or 'deterministic'"
+        )
+
+    @abstractmethod
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """`[N, *shape of the action space]` for the environment."""
+
+    @abstractmethod
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """`[B]` log-probability (density for Box) of `actions` `[B, *action_shape]`."""
+
+    @abstractmethod
+    def entropy(self, params: Tensor) -> Tensor:
+        """`[B]` entropy in nats."""
+
+    @abstractmethod
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        """`[B]` KL(old || new) in nats."""
+
+
+def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Standard Gumbel noise: `argmax(logits + noise)` is distributed as softmax(logits)."""
+    uniform = rng.random(shape, dtype=np.float32)
+    # float32 uniforms can be exactly 0, whose logarithm is -inf.
+    np.maximum(uniform, np.float32(1e-20), out=uniform)
+    return -np.log(-np.log(uniform))

@@ -1,0 +1,40 @@
+"""Selection of the distribution for an action space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from polopt.common.config import ConfigError
+from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.categorical import Categorical
+from polopt.policies.distributions.diag_gaussian import DiagGaussian
+from polopt.policies.distributions.multi_categorical import MultiCategorical
+from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
+
+SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, Box"
+
+
+def make_distribution(space: Space[Any], squash_actions: bool = False) -> ActionDistribution:
+    """The distribution for an action space.
+
+    Args:
+        space: action space of one environment.
+        squash_actions: squash Box actions with tanh instead of clipping them.
+
+    Raises:
+        ConfigError: for a space outside `SUPPORTED_ACTIONS`, or an empty one.
+    """
+    if space.shape is not None and 0 in space.shape:
+        raise ConfigError(f"action space {space} is empty. Allowed: at least one action dimension")
+    if isinstance(space, spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiCategorical(space)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return SquashedGaussian(space) if squash_actions else DiagGaussian(space)
+    raise ConfigError(
+        f"action space {space} is not supported. Allowed: {SUPPORTED_ACTIONS} (of floats)"
+    )

@@ -1,0 +1,67 @@
+"""`MultiCategorical`: MultiDiscrete actions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional as F
+
+from polopt.policies.distributions.base import ActionDistribution, gumbel
+
+
+class MultiCategorical(ActionDistribution):
+    """Independent categorical actions; `params` are their concatenated logits `[B, sum of sizes]`.
+
+    Attributes:
+        sizes: number of categories of each.
+    """
+
+    def __init__(self, space: spaces.MultiDiscrete) -> None:
+        self.sizes = [int(n) for n in space.nvec.reshape(-1)]
+        self._space_shape = tuple(space.shape)
+        self._start = space.start.reshape(-1)
+        self._offsets = np.cumsum([0, *self.sizes])
+        self.num_params = sum(self.sizes)
+        self.action_shape = (len(self.sizes),)
+        self.action_dtype = np.dtype(np.int64)
+
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        return gumbel(rng, (*leading, self.num_params))
+
+    def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        scores = params if noise is None else params + noise
+        parts = [
+            scores[..., low:high].argmax(axis=-1)
+            for low, high in zip(self._offsets[:-1], self._offsets[1:], strict=True)
+        ]
+        return np.stack(parts, axis=-1)
+
+    def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
+        return rng.integers(self.sizes, size=(*leading, len(self.sizes)))
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        return (actions + self._start).reshape(-1, *self._space_shape)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        parts = [
+            F.log_softmax(logits, dim=-1).gather(-1, actions[..., i : i + 1]).squeeze(-1)
+            for i, logits in enumerate(params.split(self.sizes, dim=-1))
+        ]
+        return torch.stack(parts, dim=-1).sum(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        parts = []
+        for logits in params.split(self.sizes, dim=-1):
+            log_p = F.log_softmax(logits, dim=-1)
+            parts.append(-(log_p.exp() * log_p).sum(-1))
+        return torch.stack(parts, dim=-1).sum(-1)
+
+    def kl(self, old: Tensor, new: Tensor) -> Tensor:
+        parts = []
+        pairs = zip(old.split(self.sizes, dim=-1), new.split(self.sizes, dim=-1), strict=True)
+        for old_logits, new_logits in pairs:
+            log_old = F.log_softmax(old_logits, dim=-1)
+            parts.append((log_old.exp() * (log_old - F.log_softmax(new_logits, dim=-1))).sum(-1))
+        return torch.stack(parts, dim=-1).sum(-1)

@@ -1,0 +1,82 @@
+"""`NumpyBackend`: a small policy on the CPU acts and learns in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeGuard
+
+import numpy as np
+from torch import Tensor, nn
+
+from polopt.common.threads import blas_threads
+from polopt.policies.fast_cpu.loss_gradients import LossGradients
+from polopt.policies.fast_cpu.loss_terms import LossTerms
+from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
+from polopt.policies.networks.backend import TorchBackend
+from polopt.policies.networks.mlp import MLPNetwork
+
+#: Largest number of parameters of a network that learns in NumPy. Arithmetic dominates the cost of
+#: a larger one, and torch may use several threads for it.
+MAX_PARAMETERS = 100_000
+
+#: `Policy.loss_gradients`.
+_LossGradientsOf = Callable[
+    [LossTerms, np.ndarray, Mapping[str, np.ndarray]], tuple[LossGradients, dict[str, float]]
+]
+
+
+def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
+    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` on the CPU, but no subclass, which
+    may compute something else."""
+    return type(network) is MLPNetwork and next(network.parameters()).device.type == "cpu"
+
+
+class NumpyBackend:
+    """A `Backend` that computes in NumPy what has a closed form there.
+
+    Acting always does. `backward` does if the distribution and the loss have closed forms, the
+    network is small, and BLAS has one thread (with more, its idle threads spin); else it is that of
+    `fallback`.
+
+    Args:
+        network: on the CPU, with gradients.
+        terms_of: see `loss_terms_of`; None if the distribution has no closed form.
+        loss_gradients: `Policy.loss_gradients`; None if the loss has no closed form.
+        fallback: learns through torch.
+    """
+
+    def __init__(
+        self,
+        network: MLPNetwork,
+        terms_of: Callable[..., LossTerms] | None,
+        loss_gradients: _LossGradientsOf | None,
+        fallback: TorchBackend,
+    ) -> None:
+        self._network = NumpyMLP(network)
+        self._terms_of = terms_of
+        self._loss_gradients = loss_gradients
+        self._fallback = fallback
+        size = sum(parameter.numel() for parameter in network.parameters())
+        self._learns = size <= MAX_PARAMETERS and blas_threads() == 1
+
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        """See `Backend`."""
+        return self._network.action_params(obs)
+
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """See `Backend`."""
+        return self._network.value(obs)
+
+    # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
+    @np.errstate(over="ignore", invalid="ignore")
+    def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
+        """See `Backend`."""
+        if not (self._learns and self._terms_of and self._loss_gradients):
+            return self._fallback.backward(rows)
+        columns = {name: column.numpy() for name, column in rows.items()}
+        params, values, done = self._network.forward(columns["obs"])
+        terms = self._terms_of(params, columns["actions"], columns.get("action_dist_inputs"))
+        gradients, stats = self._loss_gradients(terms, values, columns)
+        by_params = terms.vjp(gradients.log_prob, gradients.entropy, gradients.kl)
+        self._network.backward(done, by_params, gradients.values)
+        return stats

@@ -1,0 +1,1 @@
+"""Updates of a policy's weights: minibatches, reduction over learners, clipping, torch.optim."""

@@ -1,0 +1,93 @@
+"""`ActorCriticNetwork`: trunks and heads for policy and value."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from polopt.policies.networks.config import ModelConfig
+from polopt.policies.networks.layers import linear
+
+
+class ActorCriticNetwork(nn.Module, ABC):
+    """Trunks and linear heads for policy and value, orthogonally initialised.
+
+    Gains are those of Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01 for the policy head,
+    1 for the value head. A subclass provides the trunk and `prepare`.
+
+    Args:
+        make_trunk: returns a new trunk and its number of output features.
+        num_params: P, number of distribution parameters for one observation.
+        gaussian: the second half of the parameters are log standard deviations.
+        shared: policy and value share one trunk.
+        config: options of the heads; see `ModelConfig`.
+    """
+
+    def __init__(
+        self,
+        make_trunk: Callable[[], tuple[nn.Sequential, int]],
+        num_params: int,
+        gaussian: bool,
+        shared: bool,
+        config: ModelConfig,
+    ) -> None:
+        super().__init__()
+        free_log_std = gaussian and config.free_log_std
+        heads = num_params // 2 if free_log_std else num_params
+        self.policy_trunk, width = make_trunk()
+        self.policy_head = linear(width, heads, gain=0.01)
+        self.value_trunk = self.policy_trunk if shared else make_trunk()[0]
+        self.value_head = linear(width, 1, gain=1.0)
+        self.log_std: nn.Parameter | None = None
+        if free_log_std:
+            self.log_std = nn.Parameter(torch.full((heads,), config.initial_log_std))
+        elif gaussian:
+            with torch.no_grad():
+                self.policy_head.bias[heads // 2 :].fill_(config.initial_log_std)
+        self.shared = shared
+
+    @abstractmethod
+    def prepare(self, obs: Tensor) -> Tensor:
+        """Input of the trunks for encoded observations `[B, ...]`."""
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[B, P]` and values `[B]` of observations `[B, ...]`."""
+        obs = self.prepare(obs)
+        hidden = self.policy_trunk(obs)
+        value_hidden = hidden if self.shared else self.value_trunk(obs)
+        return self._with_log_std(self.policy_head(hidden)), self.value_head(value_hidden)[:, 0]
+
+    def action_params(self, obs: Tensor) -> Tensor:
+        """Distribution parameters `[B, P]` only, for acting."""
+        return self._with_log_std(self.policy_head(self.policy_trunk(self.prepare(obs))))
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Values `[B]` only."""
+        values: Tensor = self.value_head(self.value_trunk(self.prepare(obs)))
+        return values[:, 0]
+
+    def describe(self) -> str:
+        """The layers and their sizes on one line, for checkpoints."""
+        return " ".join(str(self).split())
+
+    def check_description(self, description: str) -> None:
+        """Checks that `description` is of a network with the same layers.
+
+        Class names are not compared, so that they may change.
+
+        Raises:
+            ValueError: if the layers differ.
+        """
+        if description.partition("(")[2] != self.describe().partition("(")[2]:
+            raise ValueError(
+                f"the state must be of network {self.describe()}; got {description}: it belongs to "
+                "another network"
+            )
+
+    def _with_log_std(self, head: Tensor) -> Tensor:
+        if self.log_std is None:
+            return head
+        return torch.cat([head, self.log_std.expand_as(head)], dim=-1)

@@ -1,0 +1,32 @@
+"""Orthogonally initialised layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import nn
+
+_Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
+
+
+def initialised(layer: _Layer, gain: float) -> _Layer:
+    """`layer` with orthogonal weights (Saxe et al., 2014) and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def linear(size_in: int, size_out: int, gain: float) -> nn.Linear:
+    """An initialised linear layer."""
+    return initialised(nn.Linear(size_in, size_out), gain)
+
+
+def mlp(widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """Linear layers between consecutive widths, each followed by the activation."""
+    layers: list[nn.Module] = []
+    for size_in, size_out in itertools.pairwise(widths):
+        layers += [linear(size_in, size_out, gain=2.0**0.5), activation()]
+    return nn.Sequential(*layers)

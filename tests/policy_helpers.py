@@ -1,0 +1,89 @@
+"""Policies of every kind of network and distribution, and batches for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import Space, spaces
+from toy_envs import TwoNumbers, make_policy, random_batch
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients
+from polopt.policies.policy import Policy
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+MODELS: dict[str, tuple[Space[Any], Space[Any], dict[str, Any]]] = {
+    "default": (spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3), {}),
+    "shared": (spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3), {"vf_share_layers": True}),
+    "relu": (spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3), {"fcnet_activation": "relu"}),
+    "linear": (spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3), {"fcnet_hiddens": []}),
+    "deep": (spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3), {"fcnet_hiddens": [8, 16, 4]}),
+    "float64": (spaces.Box(-9.0, 9.0, (4,), np.float64), spaces.Discrete(3), {}),
+    "image": (spaces.Box(0, 255, (4, 5, 3), np.uint8), spaces.MultiDiscrete([2, 3]), {}),
+    "convolutions": (
+        spaces.Box(0, 255, (2, 7, 9), np.uint8),
+        spaces.Discrete(3),
+        {"conv_filters": [[4, 3, 2], [5, 2, 1]], "post_fcnet_hiddens": [6]},
+    ),
+    "convolutions, channels last": (
+        spaces.Box(-1.0, 1.0, (7, 9, 2)),
+        spaces.Discrete(3),
+        {"conv_filters": [[4, 3, 2]], "post_fcnet_hiddens": [], "vf_share_layers": False},
+    ),
+    "gaussian": (spaces.Box(-9.0, 9.0, (4,)), BOX, {"initial_log_std": -0.5}),
+    "gaussian of the state": (spaces.Box(-9.0, 9.0, (4,)), BOX, {"free_log_std": False}),
+    "squashed": (spaces.Box(-9.0, 9.0, (2, 2)), BOX, {"squash_actions": True}),
+    "shared gaussian": (
+        spaces.Box(-9.0, 9.0, (4,)),
+        BOX,
+        {"vf_share_layers": True, "fcnet_activation": "relu", "free_log_std": False},
+    ),
+}
+every_model = pytest.mark.parametrize("key", MODELS)
+every_policy = pytest.mark.parametrize("name", ["a2c", "ppo"])
+
+
+class FakeEnv:
+    """The spaces of an environment, from which a policy is made."""
+
+    def __init__(self, observations: Space[Any], actions: Space[Any]) -> None:
+        self.observation_space = observations
+        self.action_space = actions
+
+
+def policy_of(key: str, name: str = "a2c", **options: Any) -> Policy:
+    observations, actions, model = MODELS[key]
+    return make_policy(name, FakeEnv(observations, actions), model=model, **options)
+
+
+def observations_for(policy: Policy, rows: int, seed: int = 0) -> np.ndarray:
+    space = policy.encoder.space
+    space.seed(seed)
+    return np.stack([space.sample() for _ in range(rows)])
+
+
+def small_policy(name: str, seed: int = 0, **options: Any) -> Policy:
+    """A small policy over two numbers and three actions."""
+    options = {"model": {"fcnet_hiddens": [8]}, **options}
+    return make_policy(name, TwoNumbers(), seed=seed, **options)
+
+
+def make_batch(policy: Policy, steps: int = 6, envs: int = 4, seed: int = 0) -> SampleBatch:
+    return random_batch(policy, steps, envs, np.random.default_rng(seed))
+
+
+def moved(policy: Policy, seed: int = 5) -> Policy:
+    """The policy with changed weights, so that it differs from the one that acted."""
+    noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        policy.flat.params.add_(0.3 * noise)
+    return policy
+
+
+def fixed_gradient(policy: Policy, seed: int = 0) -> Gradients:
+    """A random gradient of 10 rows."""
+    flat = np.random.default_rng(seed).normal(size=len(policy.flat.grads)).astype(np.float32)
+    return Gradients(flat, policy.version, 10, {})

@@ -1,0 +1,247 @@
+"""NumPy and torch compute the same actions, values and updates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import threadpoolctl
+import torch
+from policy_helpers import MODELS, FakeEnv, make_batch, moved, observations_for, policy_of
+from torch import Tensor
+from toy_envs import make_policy
+
+from polopt.policies.a2c import A2CPolicy
+from polopt.policies.fast_cpu.loss_gradients import closed_form_of
+from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
+from polopt.policies.policy import Policy
+from polopt.policies.ppo import PPOConfig, PPOPolicy
+
+MLPS = [key for key in MODELS if "convolutions" not in key]
+every_mlp = pytest.mark.parametrize("key", MLPS)
+LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a2c": ("a2c", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
+    "a2c, no entropy": ("a2c", {"entropy_coeff": 0.0}),
+    "ppo": ("ppo", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
+    "ppo, KL penalty": ("ppo", {"entropy_coeff": 0.0, "kl_coeff": 0.3}),
+    "ppo, clipped values": ("ppo", {"vf_clip_param": 0.1, "clip_param": 0.05}),
+}
+
+
+def both(key: str, name: str, **options: Any) -> tuple[Policy, Policy]:
+    """The same policy in NumPy and in torch."""
+    return (
+        policy_of(key, name, fast_cpu=True, **options),
+        policy_of(key, name, fast_cpu=False, **options),
+    )
+
+
+def assert_close(one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> None:
+    one, other = np.asarray(one), np.asarray(other)
+    # Sums in another order: elements that are small compared with their terms differ more.
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * float(np.abs(other).max()))
+
+
+def assert_same_gradient(fast: Policy, slow: Policy) -> None:
+    """Gradients and statistics are equal, for weights that differ from those that acted."""
+    rows = slow.training_rows(make_batch(slow, steps=16))
+    moved(fast)
+    moved(slow)
+    stats, expected = fast.backward(rows), slow.backward(rows)
+    assert stats == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert np.abs(slow.flat.get_grads()).max() > 1e-3
+    assert_close(fast.flat.get_grads(), slow.flat.get_grads())
+
+
+@every_mlp
+@pytest.mark.parametrize("losses", LOSSES)
+def test_gradients_are_equal(key: str, losses: str) -> None:
+    name, options = LOSSES[losses]
+    assert_same_gradient(*both(key, name, **options))
+
+
+@every_mlp
+@pytest.mark.parametrize("losses", LOSSES)
+def test_updates_are_equal(key: str, losses: str) -> None:
+    name, options = LOSSES[losses]
+    options = {**options, "num_sgd_iter": 2, "sgd_minibatch_size": 8, "lr": 0.01}
+    fast, slow = both(key, name, **options)
+    before = slow.get_weights().flat
+    batch = make_batch(slow)
+    for policy in (fast, slow):
+        policy.learn_on_batch(batch)
+    assert fast.version == slow.version > 2
+    change = slow.get_weights().flat - before
+    largest = np.abs(change).max()
+    assert largest > 0.01
+    # Adam divides by the root mean square, which enlarges differences of very small elements.
+    np.testing.assert_allclose(fast.get_weights().flat - before, change, atol=0.02 * largest)
+    assert fast.get_weights()[1:] == slow.get_weights()[1:]
+
+
+@every_mlp
+def test_acting_is_equal(key: str) -> None:
+    fast, slow = (moved(policy) for policy in both(key, "a2c"))
+    obs = observations_for(fast, 64)
+    params, values = fast.action_params(obs), fast.value(obs)
+    assert params.dtype == values.dtype == np.float32
+    np.testing.assert_allclose(params, slow.action_params(obs), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(values, slow.value(obs), rtol=1e-4, atol=1e-4)
+    for explore in (True, False):
+        actions = [
+            policy.compute_actions(obs, explore=explore, rng=np.random.default_rng(2))[0]
+            for policy in (fast, slow)
+        ]
+        np.testing.assert_allclose(*actions, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+@every_mlp
+def test_closed_forms_do_not_use_torch(key: str, name: str) -> None:
+    policy = policy_of(key, name)
+    calls: list[Tensor] = []
+    for module in policy.model.modules():
+        module.register_forward_hook(lambda _module, _args, out: calls.append(out))
+    policy.learn_on_batch(make_batch(policy))
+    assert calls == []
+    slow = policy_of(key, name, fast_cpu=False)
+    slow.model.register_forward_hook(lambda _module, _args, out: calls.append(out))
+    slow.learn_on_batch(make_batch(slow))
+    assert calls != []
+
+
+class HalfLossPPO(PPOPolicy):
+    """Overrides `loss` alone, so that the inherited closed form does not belong to it."""
+
+    def loss(self, rows: Any) -> Any:
+        loss, stats = super().loss(rows)
+        return 0.5 * loss, stats
+
+
+class UndeclaredPPO(HalfLossPPO):
+    """Overrides `loss_gradients` without a declaration of the loss."""
+
+    def loss_gradients(self, terms: Any, values: Any, rows: Any) -> Any:
+        raise AssertionError("not declared")
+
+
+class DeclaredPPO(HalfLossPPO):
+    """Has a closed form of its own loss."""
+
+    @closed_form_of(HalfLossPPO.loss)
+    def loss_gradients(self, terms: Any, values: Any, rows: Any) -> Any:
+        grads, stats = super().loss_gradients(terms, values, rows)
+        by = {name: 0.5 * getattr(grads, name) for name in grads._fields}
+        return grads._replace(**by), {**stats, "total_loss": 0.5 * stats["total_loss"]}
+
+
+def ppo_of(cls: type[PPOPolicy], **options: Any) -> PPOPolicy:
+    env = FakeEnv(*MODELS["default"][:2])
+    return cls(env.observation_space, env.action_space, PPOConfig.parse(options))
+
+
+def gradient_of(policy: Policy) -> np.ndarray:
+    policy.backward(policy.training_rows(make_batch(policy)))
+    return policy.flat.get_grads()
+
+
+@pytest.mark.parametrize("cls", [HalfLossPPO, UndeclaredPPO, DeclaredPPO])
+def test_overridden_loss_is_the_one_that_is_learned(cls: type[PPOPolicy]) -> None:
+    assert_close(2.0 * gradient_of(ppo_of(cls)), gradient_of(ppo_of(PPOPolicy)))
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+@pytest.mark.parametrize("column", ["advantages", "value_targets", "obs"])
+def test_nan_makes_the_gradient_non_finite(name: str, column: str) -> None:
+    policy = policy_of("relu", name)
+    rows = policy.training_rows(make_batch(policy))
+    rows[column][0] = float("nan")
+    policy.backward(rows)
+    assert not policy.flat.grads.isfinite().all()
+
+
+WRONG: dict[str, Any] = {
+    "entropy": lambda g: g._replace(entropy=-g.entropy),
+    "kl": lambda g: g._replace(kl=1.1 * g.kl),
+    "values": lambda g: g._replace(values=1.1 * g.values),
+    "log_prob": lambda g: g._replace(log_prob=1.1 * g.log_prob),
+}
+
+
+@pytest.mark.parametrize("term", WRONG)
+def test_wrong_loss_gradients_are_detected(term: str) -> None:
+    class WrongPPO(PPOPolicy):
+        @closed_form_of(PPOPolicy.loss)
+        def loss_gradients(self, *args: Any) -> Any:
+            grads, stats = super().loss_gradients(*args)
+            return WRONG[term](grads), stats
+
+    options = {"entropy_coeff": 0.05, "kl_coeff": 0.3}
+    slow = ppo_of(PPOPolicy, fast_cpu=False, **options)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_same_gradient(ppo_of(WrongPPO, **options), slow)
+
+
+@every_mlp
+def test_backward_has_a_gradient_for_each_weight(key: str) -> None:
+    """Of a loss with its own coefficient for each output."""
+    policy = moved(policy_of(key))
+    obs = observations_for(policy, 32) / np.float32(16.0)
+    rng = np.random.default_rng(0)
+    by_params = rng.normal(size=(32, policy.dist.num_params)).astype(np.float32)
+    by_values = rng.normal(size=32).astype(np.float32)
+    network = NumpyMLP(policy.model)
+    policy.flat.zero_grads()
+    for _ in range(2):  # gradients are added
+        network.backward(network.forward(obs)[2], by_params, by_values)
+    fast = policy.flat.get_grads()
+    policy.flat.zero_grads()
+    params, values = policy.model(torch.as_tensor(obs))
+    torch.autograd.backward([params, values], [torch.tensor(by_params), torch.tensor(by_values)])
+    slow = policy.flat.get_grads()
+    assert (slow != 0.0).mean() > 0.5, "except for inactive ReLU units"
+    assert_close(fast, 2.0 * slow)
+
+
+def uses_torch(policy: Policy) -> bool:
+    calls: list[Tensor] = []
+    policy.model.register_forward_hook(lambda _module, _args, out: calls.append(out))
+    policy.backward(policy.training_rows(make_batch(policy)))
+    assert policy.flat.grads.abs().max() > 0.0
+    return bool(calls)
+
+
+def test_several_blas_threads_learn_through_torch() -> None:
+    assert not uses_torch(policy_of("default"))
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        policy = policy_of("default")
+    assert uses_torch(policy)
+
+
+def test_large_networks_learn_through_torch() -> None:
+    env = FakeEnv(*MODELS["default"][:2])
+    assert uses_torch(make_policy("a2c", env, model={"fcnet_hiddens": [512, 512]}))
+
+
+def test_own_network_acts_and_learns_through_torch() -> None:
+    """A subclass of MLPNetwork may compute something else."""
+
+    class DoubledPolicy(A2CPolicy):
+        def make_network(self) -> Any:
+            network = super().make_network()
+
+            class Doubled(type(network)):  # type: ignore[misc]
+                def prepare(self, obs: Tensor) -> Tensor:
+                    return 2.0 * super().prepare(obs)
+
+            network.__class__ = Doubled
+            return network
+
+    env = FakeEnv(*MODELS["default"][:2])
+    policy = DoubledPolicy(env.observation_space, env.action_space, A2CPolicy.config_class())
+    obs = observations_for(policy, 5)
+    plain = policy_of("default")
+    plain.set_weights(policy.get_weights())
+    np.testing.assert_allclose(policy.value(obs), plain.value(2.0 * obs), rtol=1e-4, atol=1e-5)
+    assert uses_torch(policy)

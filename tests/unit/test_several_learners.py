@@ -1,0 +1,205 @@
+"""Several learners that sum their gradients equal one learner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from policy_helpers import (
+    every_policy,
+    small_policy,
+)
+from torch import Tensor
+from toy_envs import random_batch
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies import policy
+from polopt.policies.learning import sgd
+from polopt.policies.learning.minibatches import num_minibatches, shuffled, standardized
+from polopt.policies.learning.reducer import LocalReducer
+from polopt.policies.policy import Policy
+
+
+class Rank:
+    """A reducer of one of several threads."""
+
+    def __init__(self, index: int, slots: list[Tensor], barrier: threading.Barrier) -> None:
+        self.world_size = len(slots)
+        self._index = index
+        self._slots = slots
+        self._barrier = barrier
+
+    def sum_(self, tensor: Tensor) -> None:
+        self._slots[self._index] = tensor.clone()
+        self._barrier.wait()
+        total = torch.stack(self._slots).sum(0)
+        self._barrier.wait()
+        tensor.copy_(total)
+
+
+def learn_together(
+    learners: list[Policy], batches: list[SampleBatch]
+) -> tuple[list[np.ndarray], list[dict[str, float]]]:
+    """Weights and statistics of the learners after each learned from its batch in a thread."""
+    barrier = threading.Barrier(len(learners), timeout=20.0)
+    slots = [torch.zeros(0)] * len(learners)
+    stats: list[dict[str, float]] = [{} for _ in learners]
+    errors: list[BaseException] = []
+
+    def learn(index: int) -> None:
+        try:
+            rank = Rank(index, slots, barrier)
+            stats[index] = learners[index].learn_on_batch(batches[index], rank)
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=learn, args=(i,)) for i in range(len(learners))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    if errors:
+        raise errors[0]
+    return [learner.get_weights().flat for learner in learners], stats
+
+
+def uneven_batches(policy: Policy, shares: tuple[float, ...]) -> list[SampleBatch]:
+    """Batches of one policy with the given shares of valid rows, and with advantages of different
+    size and sign, so that the weights of the learners matter."""
+    batches = []
+    for i, share in enumerate(shares):
+        batch = random_batch(policy, 8, 3, np.random.default_rng(i), valid_share=share)
+        batch["advantages"] = (batch["advantages"] + 2.0 * i) * (1.0 + i)
+        batch["value_targets"] = batch["value_targets"] + 3.0 * i
+        batches.append(batch)
+    return batches
+
+
+def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options: Any) -> None:
+    options = {"num_sgd_iter": 4, "sgd_minibatch_size": 0, "lr": 1e-3, **options}
+    alone = small_policy(name, **options)
+    batches = uneven_batches(alone, shares)
+    learners = [small_policy(name, **options) for _ in shares]
+    for index, learner in enumerate(learners):
+        learner.shuffle = np.random.default_rng(index)
+    initial = alone.get_weights().flat
+    expected_stats = alone.learn_on_batch(SampleBatch.concat(batches))
+    expected = alone.get_weights().flat
+    weights, stats = learn_together(learners, batches)
+    for each, learner in zip(weights, learners, strict=True):
+        np.testing.assert_array_equal(each, weights[0])
+        assert learner.version == alone.version == 4
+    moved = np.abs(expected - initial).max()
+    np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.01 * moved)
+    for key in ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss"):
+        for each in stats:
+            assert each[key] == pytest.approx(expected_stats.get(key, 0.0), rel=1e-3, abs=1e-5)
+
+
+SHARES = [(1.0, 1.0), (0.9, 0.2), (1.0, 0.0), (0.3, 1.0, 0.0)]
+
+
+@every_policy
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("standardize", [False, True])
+def test_several_learners_equal_one_on_whole_batch(
+    name: str, shares: tuple[float, ...], standardize: bool
+) -> None:
+    assert_together_equals_alone(name, shares, standardize_advantages=standardize)
+
+
+def test_several_learners_share_kl_coefficient_and_stop() -> None:
+    assert_together_equals_alone("ppo", (0.9, 0.2), kl_coeff=0.3, kl_stop=1e9)
+
+
+def plain_average(
+    policy: Policy, count: int, stats: dict[str, float], reducer: Any
+) -> dict[str, float]:
+    """The unweighted mean of the learners' gradients."""
+    reducer.sum_(policy.flat.buffer)
+    policy.flat.buffer.div_(reducer.world_size)
+    return stats
+
+
+def own_standardisation(wrapped: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Each learner standardises its own advantages."""
+    return lambda advantages, reducer: wrapped(advantages, LocalReducer())
+
+
+@every_policy
+def test_averaging_without_counts_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sgd, "reduce_gradient", plain_average)
+    with pytest.raises(AssertionError):
+        assert_together_equals_alone(name, (0.9, 0.2))
+
+
+def test_standardising_separately_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "standardized", own_standardisation(standardized))
+    with pytest.raises(AssertionError):
+        assert_together_equals_alone("ppo", (1.0, 1.0))
+
+
+@pytest.mark.parametrize("shares", [(1.0, 0.4), (1.0, 0.0), (0.1, 1.0)], ids=str)
+def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) -> None:
+    """Minibatch `i` of all learners together equals a minibatch of one learner."""
+    options = {"num_sgd_iter": 3, "sgd_minibatch_size": 4}
+    alone = small_policy("ppo", **options, standardize_advantages=False)
+    batches = uneven_batches(alone, shares)
+    learners = [small_policy("ppo", **options) for _ in shares]
+    for index, learner in enumerate(learners):
+        learner.shuffle = np.random.default_rng(index)
+
+    rows = [alone.training_rows(batch) for batch in batches]
+    total = sum(len(r["obs"]) for r in rows)
+    union = torch.cat([r["advantages"] for r in rows])
+    for r in rows:
+        r["advantages"] = (r["advantages"] - union.mean()) / union.std(correction=0)
+    parts = num_minibatches(total, len(shares), 4)
+    assert parts > 1
+    generators = [np.random.default_rng(index) for index in range(len(shares))]
+    for _ in range(3):
+        cuts = [list(shuffled(r, parts, g)) for r, g in zip(rows, generators, strict=True)]
+        for pieces in zip(*cuts, strict=True):
+            part = {name: torch.cat([piece[name] for piece in pieces]) for name in rows[0]}
+            sgd.update(alone, part, LocalReducer())
+
+    initial = small_policy("ppo", **options).get_weights().flat
+    weights, _ = learn_together(learners, batches)
+    for each, learner in zip(weights, learners, strict=True):
+        np.testing.assert_array_equal(each, weights[0])
+        assert learner.version == alone.version == 3 * parts
+    expected = alone.get_weights().flat
+    moved = np.abs(expected - initial).max()
+    np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.02 * moved)
+
+
+def test_non_finite_gradient_of_one_is_skipped_by_all() -> None:
+    learners = [small_policy("ppo", num_sgd_iter=2, sgd_minibatch_size=0) for _ in range(2)]
+    batches = uneven_batches(learners[0], (1.0, 0.5))
+    batches[1]["value_targets"][batches[1]["valid"]] = np.nan
+    initial = learners[0].get_weights().flat
+    weights, _ = learn_together(learners, batches)
+    for each, learner in zip(weights, learners, strict=True):
+        np.testing.assert_array_equal(each, initial)
+        assert (learner.version, learner.skipped_updates) == (0, 2)
+    # The NaN in the buffer of a learner without rows does not affect the next update.
+    batches[1]["valid"][:] = False
+    weights, _ = learn_together(learners, batches)
+    assert np.isfinite(weights[0]).all()
+    for each, learner in zip(weights, learners, strict=True):
+        np.testing.assert_array_equal(each, weights[0])
+        assert (learner.version, learner.skipped_updates) == (2, 2)
+
+
+def test_no_learner_has_rows() -> None:
+    learners = [small_policy("ppo") for _ in range(2)]
+    initial = learners[0].get_weights()
+    weights, _ = learn_together(learners, uneven_batches(learners[0], (0.0, 0.0)))
+    for each, learner in zip(weights, learners, strict=True):
+        np.testing.assert_array_equal(each, initial.flat)
+        assert (learner.version, learner.skipped_updates) == (0, 0)
