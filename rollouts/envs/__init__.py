@@ -1,1 +1,1 @@
-"""Environments: made, checked, guarded and saved."""
+"""Making, checking, guarding and saving environments."""
