@@ -242,7 +242,7 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
         **({} if "RAY_ADDRESS" in os.environ else here),
         "runtime_env": environment,
         "log_to_driver": verbose,
-        "logging_level": logging.INFO if verbose else logging.ERROR,
+        "logging_level": logging.INFO if verbose else logging.CRITICAL,
     }
     attach_or_start(num_cpus, options)
 
