@@ -1,4 +1,4 @@
-"""The trainer under Ray Tune: what Tune and RLlib users rely on, for every preset."""
+"""The trainer under Ray Tune, for every preset: results, restore, schedulers, resources."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ray.tune.utils.util import validate_save_restore
 
 import polopt
 from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
-from polopt.trainers.results import is_result_key, result_keys
+from polopt.trainers.results import check_stop_key, result_keys
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: One worker and a few steps: enough to go through everything once.
+#: One worker and a few steps.
 TINY: dict[str, Any] = {
     "env": "CartPole-v1",
     "num_workers": 1,
@@ -35,13 +35,13 @@ OPTIMIZERS = ["async_gradients", "sync_samples", "decentralized_allreduce"]
 
 
 def tiny(preset: type[PolicyOptimizerTrainer], **changes: Any) -> dict[str, Any]:
-    """`TINY` for a preset; a step of AsyncGradients is as short as the others'."""
+    """`TINY` for a preset, with short steps of AsyncGradients."""
     own = {"grads_per_step": 2} if preset is A3C else {}
     return {**TINY, **own, **changes}
 
 
-def as_light_as_can_be(preset: type[PolicyOptimizerTrainer]) -> dict[str, Any]:
-    """Without workers where that works: each is a process that takes seconds to start."""
+def smallest(preset: type[PolicyOptimizerTrainer]) -> dict[str, Any]:
+    """`tiny` without workers where the preset allows it; each takes seconds to start."""
     return tiny(preset, num_workers=1 if preset in (A3C, DDPPO) else 0)
 
 
@@ -110,7 +110,7 @@ PHASES = {
 
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("preset", FOUR)
-def test_result_keys_are_all_there_from_the_first(preset: type[PolicyOptimizerTrainer]) -> None:
+def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) -> None:
     trainer = preset(tiny(preset))
     results = [trainer.train() for _ in range(3)]
     action = trainer.compute_single_action(torch.zeros(4).numpy())
@@ -121,7 +121,8 @@ def test_result_keys_are_all_there_from_the_first(preset: type[PolicyOptimizerTr
     assert first >= PROMISED
     assert first >= {f"optimizer/{phase}_time_ms" for phase in PHASES[preset]}
     assert first >= set(result_keys()), "the command line would refuse to stop at"
-    assert all(is_result_key(key) for key in PROMISED)
+    for key in PROMISED:
+        check_stop_key(key)
     for later in results[1:]:
         assert set(paths(later)) == first
     steps = [result["num_env_steps_sampled_lifetime"] for result in results]
@@ -133,21 +134,19 @@ def test_result_keys_are_all_there_from_the_first(preset: type[PolicyOptimizerTr
 
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("preset", FOUR)
-def test_ray_finds_that_it_saves_and_restores(preset: type[PolicyOptimizerTrainer]) -> None:
-    assert validate_save_restore(preset, as_light_as_can_be(preset))
+def test_ray_validates_save_and_restore(preset: type[PolicyOptimizerTrainer]) -> None:
+    assert validate_save_restore(preset, smallest(preset))
 
 
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("preset", FOUR)
-def test_tune_run_by_name_and_rllibs_own_check(
-    preset: type[PolicyOptimizerTrainer], tmp_path: Path
-) -> None:
+def test_tune_run_by_name(preset: type[PolicyOptimizerTrainer], tmp_path: Path) -> None:
     from ray.rllib.utils.test_utils import check_learning_achieved  # heavy, so only here
 
     polopt.register()
     analysis = tune.run(
         preset.__name__,
-        config=as_light_as_can_be(preset),
+        config=smallest(preset),
         stop={"env_runners/episode_return_mean": 9.0, "training_iteration": 50},
         storage_path=str(tmp_path),
         verbose=0,
@@ -189,7 +188,7 @@ def test_grid_search_over_optimizers_is_one_experiment(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_reset_config_becomes_another_trainer_in_the_same_processes(optimizer: str) -> None:
+def test_reset_config_reuses_processes(optimizer: str) -> None:
     trainer = PolicyOptimizerTrainer({**TINY, "optimizer": optimizer})
     trainer.train()
     actors = [worker.actor for worker in trainer.workers.remote]
@@ -252,38 +251,38 @@ def test_population_based_training(tmp_path: Path) -> None:
     assert all(result.metrics["training_iteration"] == 3 for result in grid)  # type: ignore[index]
 
 
-class Stumbles(A2C):
-    """Fails once it has trained twice, unless it was restored."""
+class FailsOnce(A2C):
+    """Fails in its third iteration until a file exists."""
 
     def step(self) -> dict[str, Any]:
-        if self.iteration == 2 and not Path(self.config["env_config"]["mended"]).exists():
-            raise RuntimeError("stumbled")
+        if self.iteration == 2 and not Path(self.config["env_config"]["repaired"]).exists():
+            raise RuntimeError("failed once")
         return super().step()
 
 
-def make_cartpole(mended: str = "") -> Any:
+def make_cartpole(repaired: str = "") -> Any:
     import gymnasium
 
     return gymnasium.make("CartPole-v1")
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_tuner_restore_goes_on_where_it_failed(tmp_path: Path) -> None:
+def test_tuner_restore_resumes_a_failed_trial(tmp_path: Path) -> None:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    mended = tmp_path / "mended"
-    space = tiny(A2C, num_workers=0, env=make_cartpole, env_config={"mended": str(mended)})
+    repaired = tmp_path / "repaired"
+    space = tiny(A2C, num_workers=0, env=make_cartpole, env_config={"repaired": str(repaired)})
     tuner = tune.Tuner(
-        Stumbles,
+        FailsOnce,
         param_space=space,
         run_config=run_config(
             tmp_path, 4, name="x", checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1)
         ),
     )
     (failed,) = tuner.fit()
-    assert "stumbled" in str(failed.error)
-    mended.touch()
+    assert "failed once" in str(failed.error)
+    repaired.touch()
     restored = tune.Tuner.restore(
-        str(tmp_path / "x"), Stumbles, param_space=space, resume_errored=True
+        str(tmp_path / "x"), FailsOnce, param_space=space, resume_errored=True
     )
     (finished,) = restored.fit()
     assert finished.error is None
@@ -292,7 +291,7 @@ def test_tuner_restore_goes_on_where_it_failed(tmp_path: Path) -> None:
     assert finished.metrics["num_env_steps_sampled_lifetime"] == 4 * 64
 
 
-def test_resources_that_tune_reserves() -> None:
+def test_tune_reserves_driver_and_workers() -> None:
     config = tiny(
         SyncPPO,
         num_workers=2,
@@ -328,8 +327,8 @@ trainer.stop()
 
 
 @pytest.mark.parametrize(("preset", "num_workers"), [(DDPPO, 1), (SyncPPO, 0)])
-def test_works_alone(preset: type[PolicyOptimizerTrainer], num_workers: int) -> None:
-    """Without Tune and without `ray.init`; without workers even without Ray."""
+def test_trainer_without_tune(preset: type[PolicyOptimizerTrainer], num_workers: int) -> None:
+    """No `ray.init`; without workers, no Ray."""
     script = _ALONE.replace("PRESET", preset.__name__)
     script = script.replace("CONFIG", repr(tiny(preset, num_workers=num_workers)))
     done = subprocess.run(
@@ -345,3 +344,17 @@ def test_presets_are_registered_by_name() -> None:
     polopt.register()
     for name, preset in PRESETS.items():
         assert get_trainable_cls(name).__name__ == preset.__name__
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("given", [{"gama": 0.9}, {"env": None}, {"lr": -1}])
+def test_tuner_with_resources_refuses_bad_config_early(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    """`tune.with_resources` replaces the method in which Tune would find a bad config."""
+    trainable = tune.with_resources(A2C, tune.PlacementGroupFactory([{"CPU": 1}]))
+    tuner = tune.Tuner(trainable, param_space={**TINY, **given}, run_config=run_config(tmp_path, 1))
+    with pytest.raises(Exception, match=f"key '{next(iter(given))}'") as caught:
+        tuner.fit()
+    assert "actor" not in str(caught.value).lower()
+    assert len(str(caught.value)) < 500

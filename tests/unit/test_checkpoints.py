@@ -17,6 +17,7 @@ from ray import tune
 
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from polopt.trainers.restoring import read_trainer_state
+from polopt.trainers.run_context import RunContext
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {
@@ -224,4 +225,50 @@ def test_other_network_is_refused(saved: Path, change: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=r"does not fit: it is of another network"):
         made.restore(str(saved))
     assert torch.equal(made.optimizer.get_state()["policy"]["params"], before)
+    made.stop()
+
+
+# ---- counts and versions ----------------------------------------------------------------------
+
+
+def test_restore_goes_on_counting(saved: Path, tmp_path: Path) -> None:
+    made = trainer()
+    made.restore(str(saved))
+    before = read_trainer_state(saved)
+    assert made.iteration == before["training_iteration"] == 1
+    result = made.train()
+    assert result["training_iteration"] == made.training_iteration == 2
+    assert result["time_total_s"] > before["time_total_s"] > 0
+    assert result["timesteps_total"] == result["num_env_steps_sampled_lifetime"]
+    kept = made.save(str(tmp_path / "again"))
+    made.restore(kept)  # through Tune, which counts by itself
+    assert made.train()["training_iteration"] == 3
+    made.reset({**SMALL})
+    assert made.train()["training_iteration"] == 1
+    made.stop()
+
+
+def test_checkpoint_of_version_0_1_loads() -> None:
+    """Written by commit 81a3eaa, whose checkpoints hold no `training_iteration`."""
+    made = trainer()
+    made.restore(str(Path(__file__).parents[1] / "data" / "checkpoint_81a3eaa"))
+    result = made.train()
+    assert result["num_env_steps_sampled_lifetime"] > 231
+    assert result["training_iteration"] == 1
+    made.stop()
+
+
+# ---- stop file --------------------------------------------------------------------------------
+
+
+def test_stop_file_ends_the_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Stoppable(PolicyOptimizerTrainer):
+        def setup(self, config: dict[str, Any]) -> None:  # type: ignore[override]
+            super().setup(config, RunContext(tmp_path, tmp_path))
+
+    made = Stoppable({**SMALL, "min_sample_timesteps_per_iteration": 10**9})
+    (tmp_path / "stop").touch()
+    assert made.train()["num_env_steps_sampled_lifetime"] > 0
     made.stop()
