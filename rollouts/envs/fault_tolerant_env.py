@@ -191,8 +191,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             except Exception as error:
                 raised = error
             count += 1
-            told = self._count(raised, None, "__init__")
-            self._unreported = EnvFault(False, count, told)
+            trace = self._count(raised, None, "__init__")
+            self._unreported = EnvFault(False, count, trace)
 
     def _replace(
         self, error: Exception, method: str = "step"
@@ -230,18 +230,18 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._total += 1
         step, self._steps = self._steps + (method == "step"), 0
         where = f"in {method}() at step {step} of its episode"
-        told = traceback_of(error, env, method)
+        trace = traceback_of(error, env, method)
         if isinstance(error, APIViolation):
             raise EnvironmentAPIError(
-                f"{self._place} breaks Gymnasium's API {where}: {error}\n{told}"
+                f"{self._place} breaks Gymnasium's API {where}: {error}\n{trace}"
             ) from None
         if self._in_a_row >= self._max_failures:
             raise EnvironmentFailedError(
                 f"{self._place} failed {self._in_a_row} times without one successful step in "
                 f"between (max_consecutive_env_faults={self._max_failures}), the last time "
-                f"{where}: {type(error).__name__}: {error}\n{told}"
+                f"{where}: {type(error).__name__}: {error}\n{trace}"
             ) from None
-        return f"{self._place} {where}:\n{told}"
+        return f"{self._place} {where}:\n{trace}"
 
     def _fresh_seed(self) -> int | None:
         """Differs from the first seed, so that episodes are not repeated, and follows from it, so

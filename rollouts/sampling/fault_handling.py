@@ -99,7 +99,7 @@ class SamplerFaults:
         failures = 0
         while True:
             failures += 1
-            told = self._count(error, env, self.step + step)
+            trace = self._count(error, env, self.step + step)
             close_env(env, self.place, terminate=True)
             try:
                 env = self._remake()
@@ -112,7 +112,7 @@ class SamplerFaults:
             # One exception, which cost every environment its step.
             array = np.full(env.num_envs, None, dtype=object)
             for index in range(env.num_envs):
-                array[index] = EnvFault(True, failures if index == 0 else 0, told)
+                array[index] = EnvFault(True, failures if index == 0 else 0, trace)
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
@@ -132,7 +132,7 @@ class SamplerFaults:
             ) from None
 
     def _count(self, error: Exception, env: _Vector, step: int) -> str:
-        told = traceback_of(error, env)
+        trace = traceback_of(error, env)
         self._in_a_row = self._in_a_row + 1 if step <= self._failed_at + 1 else 1
         self._failed_at = step
         self._rebuilt += 1
@@ -140,9 +140,9 @@ class SamplerFaults:
             raise EnvironmentFailedError(
                 f"{self.place} failed {self._in_a_row} times without one step in "
                 f"between (max_consecutive_env_faults={self._max_failures}), the last time at "
-                f"step {step}: {type(error).__name__}: {error}\n{told}"
+                f"step {step}: {type(error).__name__}: {error}\n{trace}"
             ) from None
-        return told
+        return trace
 
     def _fresh_seeds(self, env: _Vector, seeds: Seeds) -> Any:
         root = np.random.SeedSequence(seeds.envs[0], spawn_key=(self._rebuilt,))
