@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from polopt.rollouts.transport.collective import GroupSpec, resolve_backend, start_store
+from polopt.rollouts.transport.sockets import new_token
 from polopt.rollouts.workers.failures import WorkersFailedError, logger
 from polopt.rollouts.workers.health import WorkerHealth
 from polopt.rollouts.workers.in_flight import InFlight
@@ -149,6 +150,7 @@ class RankGroup:
         spec = GroupSpec(
             self._host,
             self._store.port,
+            new_token(),
             self._generation,
             len(workers),
             self._backend,

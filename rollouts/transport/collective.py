@@ -1,48 +1,55 @@
-"""Sums over workers, in groups that can be formed again and again: small ones by `RankLinks`, large
-ones and those on GPUs by `torch.distributed`.
+"""Sums over the workers of a group: small tensors by `RankLinks`, large ones and those on GPUs by
+torch's process groups.
 
-The store through which ranks find each other is held by the driver, outside the ranks, so that it
-outlives any of them.
+The store through which ranks find each other is in the driver, so that it outlives the ranks. It
+and gloo neither authenticate nor encrypt; see docs/security.md.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from polopt.rollouts.transport.rank_links import RankLinks, address_towards
 
 
 class GroupSpec(NamedTuple):
-    """How a rank finds its group.
+    """A group of ranks; sent through Ray.
 
     Attributes:
-        host: of the store.
+        host: address of the store.
         port: of the store.
-        generation: counts the groups formed; keeps the keys of a broken one out of the next.
+        token: secret of the group: prefix of its keys in the store, and what its ranks show each
+            other. Differs for each group, which separates the keys of a broken group from the next.
+        generation: number of the group, for messages.
         world_size: number of ranks.
         backend: `gloo` or `nccl`.
-        timeout_s: a rank that waits longer for another in a sum gives up with an error.
-        join_timeout_s: likewise while the group forms, when all are there and idle.
+        timeout_s: limit of a rank's wait for the others in a sum.
+        join_timeout_s: the same while the group forms.
     """
 
     host: str
     port: int
+    token: bytes
     generation: int
     world_size: int
     backend: str
     timeout_s: float
     join_timeout_s: float
 
+    def __repr__(self) -> str:
+        return f"GroupSpec({self.generation}, {self.world_size} ranks)"  # without the token
 
-#: Tensors up to this size are summed by `RankLinks`, which takes log2(ranks) exchanges of all of
-#: it; larger ones by torch's all-reduce, which sends each number twice, however many ranks.
+
+#: Tensors up to this size are summed by `RankLinks`, which takes log2(ranks) exchanges of the whole
+#: tensor; larger ones by torch's all-reduce, which sends each number twice for any number of ranks.
 LINKS_BYTES = 1 << 20
 
 
@@ -52,12 +59,22 @@ class GroupBroken(RuntimeError):
 
 
 def start_store(host: str) -> TCPStore:
-    """The store of a driver, at a free port."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    """A store that listens on one address of this node, at a free port.
+
+    Raises:
+        OSError: the address is not of this node.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Without a bound socket, torch listens on all addresses.
+    listener = socket.create_server((host, 0), family=family, backlog=1024)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
 
 
 class AllReducer:
-    """A rank's place in a group; sums tensors over it. One group for each process at a time.
+    """A rank's place in a group; sums tensors over it.
 
     Args:
         spec: the group.
@@ -66,33 +83,34 @@ class AllReducer:
 
     Attributes:
         world_size: number of ranks.
-        total_s: seconds spent in sums since `take_total_s` was last called.
+        total_s: seconds spent in sums since the last `take_total_s`.
 
     Raises:
-        GroupBroken: if the others do not come within the timeout.
+        GroupBroken: the others did not come within the timeout.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu") -> None:
         self.world_size = spec.world_size
         self.total_s = 0.0
         self._device = device
+        self._timeout = timedelta(seconds=spec.timeout_s)
         self._links: RankLinks | None = None
-        timeout = timedelta(seconds=spec.join_timeout_s)
+        self._group: Any = None
+        joining = timedelta(seconds=spec.join_timeout_s)
         try:
-            client = TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
-            store = PrefixStore(f"polopt/{spec.generation}", client)
-            dist.init_process_group(
-                spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=timeout
-            )
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=spec.timeout_s))
+            client = TCPStore(spec.host, spec.port, is_master=False, timeout=joining)
+            store = PrefixStore(spec.token.hex(), client)
+            # Not `init_process_group`: its state is global, and survives groups that did not form.
+            if spec.backend == "gloo":
+                self._group = dist.ProcessGroupGloo(store, rank, spec.world_size, joining)
+            else:
+                options = dist.ProcessGroupNCCL.Options()
+                self._group = dist.ProcessGroupNCCL(store, rank, spec.world_size, options)
             if spec.backend == "gloo" and torch.device(device).type == "cpu":
                 host, waits_s = address_towards(spec.host), (spec.join_timeout_s, spec.timeout_s)
-                self._links = RankLinks(store, host, rank, spec.world_size, *waits_s)
+                self._links = RankLinks(store, spec.token, host, rank, spec.world_size, *waits_s)
         except (RuntimeError, ValueError, OSError) as error:
             self.close()
-            # torch counts groups to name them, and also those that never formed. A rank that is
-            # ahead of the others would look for them under another name for ever.
-            dist.distributed_c10d._world.group_count = 0
             raise GroupBroken(
                 f"rank {rank} of {spec.world_size} could not join group {spec.generation} "
                 f"({spec.backend}) within {spec.join_timeout_s} s: {error}"
@@ -101,8 +119,8 @@ class AllReducer:
     def sum_(self, tensor: Tensor) -> None:
         """Replaces `tensor` by its sum over all ranks, in place.
 
-        A rank that finds the group broken leaves it at once: others may be waiting for this one,
-        and not for the one that died, and would wait until the timeout.
+        A rank that finds the group broken leaves it at once: others may wait for this rank, and
+        not for the one that died, and would wait until the timeout.
 
         Raises:
             GroupBroken: a rank died, or did not come within the timeout.
@@ -112,8 +130,10 @@ class AllReducer:
             moved = tensor.to(self._device)
             if self._links is not None and moved.nbytes <= LINKS_BYTES:
                 self._links.sum_(moved.numpy())
+            elif self._group is None:
+                raise RuntimeError("this rank has left the group")
             else:
-                dist.all_reduce(moved)
+                self._group.allreduce([moved]).wait(self._timeout)
             if moved is not tensor:
                 tensor.copy_(moved)
         except (RuntimeError, OSError) as error:
@@ -123,7 +143,7 @@ class AllReducer:
             self.total_s += time.perf_counter() - started_s
 
     def take_total_s(self) -> float:
-        """Seconds spent in sums since last asked."""
+        """Seconds spent in sums since the last call."""
         taken, self.total_s = self.total_s, 0.0
         return taken
 
@@ -132,8 +152,7 @@ class AllReducer:
         if self._links is not None:
             self._links.close()
             self._links = None
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self._group = None  # its destructor closes the connections
 
 
 def resolve_backend(backend: str, device: str) -> str:

@@ -1,27 +1,27 @@
 """`RankLinks`: TCP connections between the ranks of a group, over which small arrays are summed.
 
-A library's sum is handed to threads of its own, each of which has to be woken: beside two busy
-cores that takes milliseconds, however small the array is. Here the rank's own thread sends and
-receives, so the last to come finds the others' numbers waiting and does not sleep at all.
+gloo hands each sum to threads of its own, which have to be woken: beside two busy cores that takes
+milliseconds for an array of any size. Here the rank's own thread sends and receives, so the last
+rank finds the others' numbers in its buffer and does not sleep.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import selectors
 import socket
 import time
 from collections.abc import Iterator
 
 import numpy as np
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import Store  # type: ignore[attr-defined]
 
-from polopt.rollouts.transport.sockets import MAX_TIMEOUT_S, fill, greeting, hang_up, new_token
+from polopt.rollouts.transport.sockets import MAX_TIMEOUT_S, fill, hang_up
 
 #: Two ranks that send to each other both fill a buffer of the kernel's before either reads. This
-#: much always fits, so that neither waits for ever.
+#: much always fits, so that neither waits without end.
 CHUNK_BYTES = 1 << 16
-#: A stranger that connects and says nothing must not keep a rank from hearing the others.
-HELLO_TIMEOUT_S = 1.0
 
 
 class RankLinks:
@@ -32,7 +32,9 @@ class RankLinks:
     bit. Ranks beyond a power of two hand theirs to another first, and get the result in the end.
 
     Args:
-        store: through which ranks tell each other where they listen; one for each group.
+        store: holds the addresses at which ranks listen; one for each group.
+        token: secret of the group, which its ranks got through Ray. A peer that does not send it
+            is disconnected.
         host: the address of this rank at which others can reach it.
         rank: 0 to world_size - 1.
         world_size: number of ranks.
@@ -46,7 +48,8 @@ class RankLinks:
 
     def __init__(
         self,
-        store: PrefixStore,
+        store: Store,
+        token: bytes,
         host: str,
         rank: int,
         world_size: int,
@@ -58,7 +61,7 @@ class RankLinks:
         self._beyond = world_size - self._doubling
         self._links: dict[int, socket.socket] = {}
         try:
-            self._connect(store, host, time.monotonic() + min(join_timeout_s, MAX_TIMEOUT_S))
+            self._connect(store, token, host, time.monotonic() + min(join_timeout_s, MAX_TIMEOUT_S))
             for link in self._links.values():
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 link.settimeout(min(timeout_s, MAX_TIMEOUT_S))
@@ -105,14 +108,12 @@ class RankLinks:
         partners = [self._rank ^ distance for distance in self._distances()]
         return partners + ([self._rank + self._doubling] if self._rank < self._beyond else [])
 
-    def _connect(self, store: PrefixStore, host: str, until_s: float) -> None:
-        """Connects to partners of lower rank, whose kernels take that down before they answer, and
-        then hears those of higher rank; so nobody waits in a circle."""
+    def _connect(self, store: Store, token: bytes, host: str, until_s: float) -> None:
+        """Connects to partners of lower rank, whose kernels accept before they do, and then accepts
+        those of higher rank; so there is no circular wait."""
         partners = self._partners()
-        # Whoever comes first names it; none but ranks of this group know it.
-        token = store.compare_set("token", "", new_token().hex())
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, 0), family=family, backlog=64) as listener:
+        with socket.create_server((host, 0), family=family, backlog=1024) as listener:
             store.set(f"links/{self._rank}", f"{host} {listener.getsockname()[1]}")
             for partner in partners:
                 if partner < self._rank:
@@ -121,15 +122,46 @@ class RankLinks:
                     self._links[partner] = link
                     link.sendall(token + self._rank.to_bytes(4, "big"))
             missing = {partner for partner in partners if partner > self._rank}
-            while missing:
-                listener.settimeout(_remaining_s(until_s))
-                link, _ = listener.accept()
-                caller = _hello(link, token, min(HELLO_TIMEOUT_S, _remaining_s(until_s)))
-                if caller in missing:
-                    missing.remove(caller)
-                    self._links[caller] = link
+            with selectors.DefaultSelector() as selector:
+                listener.setblocking(False)
+                selector.register(listener, selectors.EVENT_READ)
+                try:
+                    self._accept(selector, listener, token, missing, until_s)
+                finally:
+                    for key in list(selector.get_map().values()):
+                        if isinstance(key.fileobj, socket.socket):
+                            key.fileobj.close()
+
+    def _accept(
+        self,
+        selector: selectors.BaseSelector,
+        listener: socket.socket,
+        token: bytes,
+        missing: set[int],
+        until_s: float,
+    ) -> None:
+        """Reads from all peers as they send, so that a silent one delays no other."""
+        while missing:
+            for key, _ in selector.select(_remaining_s(until_s)):
+                if key.fileobj is listener:
+                    with contextlib.suppress(BlockingIOError, ConnectionError):
+                        new, _ = listener.accept()
+                        new.setblocking(False)
+                        selector.register(new, selectors.EVENT_READ, bytearray())
+                    continue
+                peer, received = key.fileobj, key.data
+                assert isinstance(peer, socket.socket)
+                done = _read_greeting(peer, received, len(token) + 4)
+                if not done:
+                    continue
+                selector.unregister(peer)
+                rank = int.from_bytes(received[-4:], "big")
+                known = hmac.compare_digest(bytes(received[:-4]), token)
+                if known and rank in missing:
+                    missing.remove(rank)
+                    self._links[rank] = peer
                 else:
-                    link.close()
+                    peer.close()
 
     def _send(self, array: np.ndarray, partner: int) -> None:
         self._links[partner].sendall(_bytes(array))
@@ -157,12 +189,17 @@ def _remaining_s(until_s: float) -> float:
     return remaining_s
 
 
-def _hello(link: socket.socket, token: bytes, timeout_s: float) -> int | None:
-    """The rank at the other end; None if it is none of this group."""
-    said = greeting(link, len(token) + 4, timeout_s)
-    if said is None or not hmac.compare_digest(said[:-4], token):
-        return None
-    return int.from_bytes(said[-4:], "big")
+def _read_greeting(peer: socket.socket, received: bytearray, size: int) -> bool:
+    """Reads what has arrived of the first `size` bytes, and not one more; whether these are
+    complete, or will never be."""
+    try:
+        more = peer.recv(size - len(received))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    received += more
+    return not more or len(received) == size
 
 
 def address_towards(host: str) -> str:

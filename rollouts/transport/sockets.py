@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-import time
 
 #: What can be waited for at most in one call of the kernel's (milliseconds in 31 bits).
 MAX_TIMEOUT_S = 2e6
@@ -39,20 +38,3 @@ def fill(buffer: memoryview, connected: socket.socket) -> bool:
             return False
         buffer = buffer[count:]
     return True
-
-
-def greeting(connected: socket.socket, size: int, timeout_s: float) -> bytes | None:
-    """The first `size` bytes that a caller says; None if it has not said them after `timeout_s`
-    seconds, all in all, or has left."""
-    said = b""
-    until_s = time.monotonic() + timeout_s
-    try:
-        while len(said) < size:
-            connected.settimeout(max(1e-3, until_s - time.monotonic()))
-            more = connected.recv(size - len(said))
-            if not more:
-                return None
-            said += more
-    except OSError:
-        return None
-    return said

@@ -354,7 +354,9 @@ def test_sums_are_the_same_bits_on_all_of_any_number_of_ranks(worker_pool: Pool)
     workers = worker_pool(worker_config("ppo", rollout={"num_workers": 5})).remote
     store = start_store("127.0.0.1")
     for world in (1, 2, 3, 4, 5):
-        spec = GroupSpec("127.0.0.1", store.port, 1000 + world, world, "gloo", 20.0, 60.0)
+        spec = GroupSpec(
+            "127.0.0.1", store.port, b"%d" % world, 1000 + world, world, "gloo", 20.0, 60.0
+        )
         calls = [
             worker.actor.__ray_call__.remote(sums_of, spec, rank)
             for rank, worker in enumerate(workers[:world])
@@ -443,7 +445,7 @@ def test_a_group_that_did_not_form_is_in_nobodys_way(worker_pool: Pool) -> None:
     optimizer.step()
     before = on_ranks(optimizer, learned_state)
     one = optimizer.group.ranks[0]
-    alone = GroupSpec("127.0.0.1", optimizer.group._store.port, 900, 2, "gloo", 1.0, 0.3)
+    alone = GroupSpec("127.0.0.1", optimizer.group._store.port, b"900", 900, 2, "gloo", 1.0, 0.3)
     problem = ray.get(one.actor.join_group.remote(alone, 0), timeout=120.0)
     assert "could not join group 900 (gloo) within 0.3 s" in problem
     optimizer.group.broken = True

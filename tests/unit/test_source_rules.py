@@ -18,11 +18,6 @@ MAX_FILES = 14
 ALLOWED_PRIVATE_NAMES = {}
 # Exceptions that are still there. Remove an entry together with its exception.
 KNOWN_PRIVATE_NAMES = {
-    "rollouts/transport/collective.py: torch._C._distributed_c10d.PrefixStore",
-    "rollouts/transport/collective.py: torch._C._distributed_c10d.TCPStore",
-    "rollouts/transport/collective.py: torch.distributed.distributed_c10d._set_pg_timeout",
-    "rollouts/transport/collective.py: torch.distributed.distributed_c10d._world",
-    "rollouts/transport/rank_links.py: torch._C._distributed_c10d.PrefixStore",
     "rollouts/workers/placement.py: ray._private",
 }
 KNOWN_LONG_FILES = {"rollouts/workers/worker_set.py"}
