@@ -1,12 +1,16 @@
-"""`RunContext`: what the command line passes to its trial besides the config."""
+"""The process of a trial: what the command line passes to it, and how it ends."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+
+import ray
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,15 @@ class RunContext:
         handler.setLevel(logging.WARNING)
         logging.getLogger("polopt").addHandler(handler)
         return handler
+
+
+def finish_despite_sigterm() -> None:
+    """In an actor of Tune, ignores SIGTERM from now on.
+
+    Ray sends it to actors that are still being stopped when the driver leaves. Its handler raises
+    SystemExit, which inside `close` or `__del__` of an environment or an actor handle leaves them
+    open and prints a traceback. The process ends after `cleanup` in any case.
+    """
+    in_actor = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    if in_actor and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -24,7 +24,7 @@ from polopt.trainers.restoring import (
     refuse_pickled,
 )
 from polopt.trainers.results import make_result
-from polopt.trainers.run_context import RunContext
+from polopt.trainers.run_context import RunContext, finish_despite_sigterm
 
 #: Interval at which a long iteration looks for the stop file.
 _STOP_CHECK_S = 0.25
@@ -255,6 +255,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def cleanup(self) -> None:
         """Stops the workers, and releases the handles of their actors while Ray is still up."""
+        finish_despite_sigterm()
         optimizer, self.optimizer = self.optimizer, None
         try:
             if optimizer is not None:

@@ -1,7 +1,6 @@
 """`make run`: three distribution strategies solve CartPole-v1 in one Ray Tune experiment.
 
-The trials run one after the other, so that each has the machine to itself and the steps per second
-in the table at the end can be compared.
+The trials run one after the other, so that their steps per second can be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-# Notices that are nobody's business here; Ray reads these when it is imported.
+# Ray reads these when it is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
@@ -30,7 +29,7 @@ from rich.text import Text
 
 import polopt
 
-#: Tuned example of each optimizer that is shown.
+#: Optimizer to tuned example.
 EXAMPLES = {
     "async_gradients": "cartpole_a3c",
     "sync_samples": "cartpole_ppo",
@@ -41,22 +40,24 @@ _COLUMNS = ("preset", "optimizer", "return", "env steps", "seconds", "steps/s", 
 
 
 def load(name: str) -> dict[str, Any]:
-    """A tuned example as a dict: `run`, `config`, `stop`, `goal`."""
+    """Returns a tuned example as a dict: `run`, `config`, `stop`, `goal`."""
     text = resources.files("polopt.tuned_examples").joinpath(f"{name}.yaml").read_text()
     example: dict[str, Any] = yaml.safe_load(text)
     return example
 
 
-class SideBySide(tune.Callback):
-    """One row for each optimizer: a table that renews itself on a terminal, lines elsewhere."""
+class Comparison(tune.Callback):
+    """One row for each optimizer: a live table on a terminal, labelled lines elsewhere."""
 
     def __init__(self, console: Console, runs: dict[str, str]) -> None:
         self._console = console
-        self._rows = {run: [run, optimizer, *[""] * 5, "waits"] for optimizer, run in runs.items()}
+        self._rows = {
+            run: [run, optimizer, *[""] * 5, "waiting"] for optimizer, run in runs.items()
+        }
         self.first: dict[str, dict[str, Any]] = {}
         self._live = Live(self._view(), console=console, refresh_per_second=4)
 
-    def __enter__(self) -> SideBySide:
+    def __enter__(self) -> Comparison:
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -66,7 +67,7 @@ class SideBySide(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Called by Tune."""
-        self._set(trial, ["starts workers"], first=7)
+        self._set(trial, ["starting workers"], first=7)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -82,7 +83,7 @@ class SideBySide(tune.Callback):
             f"{result['num_env_steps_sampled_per_second']:,.0f}",
             f"{result['optimizer']['policy_lag']['mean']:.2f}",
         ]
-        self._set(trial, [*cells, "trains"])
+        self._set(trial, [*cells, "training"])
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Called by Tune when a trial has reached its goal or its limit."""
@@ -94,10 +95,16 @@ class SideBySide(tune.Callback):
         if self._live.is_started:
             self._live.update(self._view())
         else:
-            self._console.print("  ".join(cell for cell in row if cell), highlight=False)
+            self._console.print(_line(row), highlight=False, soft_wrap=True)
 
     def _view(self) -> Table:
         return _table(self._rows.values())
+
+
+def _line(row: list[str]) -> str:
+    named = zip(_COLUMNS[2:7], row[2:7], strict=True)
+    labels = [f"{label} {cell}" for label, cell in named if cell]
+    return "  ".join([row[0], *labels, row[7]])
 
 
 def _table(rows: Any) -> Table:
@@ -110,8 +117,8 @@ def _table(rows: Any) -> Table:
 
 
 def summary(trials: list[Any], first: dict[str, dict[str, Any]]) -> Table:
-    """What each trial came to. Seconds are all of a trial's; steps per second leave out the first
-    iteration, in which workers start."""
+    """Returns the final table. Seconds are those of the whole trial; steps per second exclude the
+    first iteration, in which workers start."""
     rows = []
     for trial in trials:
         name, last = trial.trainable_name, trial.last_result
@@ -142,10 +149,10 @@ def _verdict(trial: Any) -> str:
 
 
 def main(goal: float | None = None) -> None:
-    """Trains, shows, and says what to do next.
+    """Trains, shows the results, and names the next commands.
 
     Args:
-        goal: return to stop at; None: that of the tuned examples.
+        goal: return at which a trial stops; None: that of the tuned examples.
     """
     started_s = time.perf_counter()
     console = Console()
@@ -155,19 +162,24 @@ def main(goal: float | None = None) -> None:
     examples = {optimizer: load(name) for optimizer, name in EXAMPLES.items()}
     runs = {optimizer: example["run"] for optimizer, example in examples.items()}
     console.print("CartPole-v1: three ways to distribute the training of one policy.")
-    cpus = max(os.cpu_count() or 1, 4)  # logical ones: the driver, two workers, one to spare
-    ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
+    cpus = max(os.cpu_count() or 1, 4)  # the driver, two workers, one spare
+    ray.init(
+        num_cpus=cpus,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
     experiments = [
         tune.Experiment(
-            name="showcase",  # Tune writes the results of the first name alone
+            name="showcase",  # Tune writes results under the first name only
             run=example["run"],
             config={**example["config"], "seed": 0},
             stop={**example["stop"], **({} if goal is None else {RETURN: goal})},
         )
         for example in examples.values()
     ]
-    with SideBySide(console, runs) as view:
-        many: Any = experiments  # which its annotation does not know of
+    with Comparison(console, runs) as view:
+        many: Any = experiments  # a list is allowed, but not annotated
         analysis = tune.run(many, callbacks=[view], max_concurrent_trials=1, verbose=0)
     ray.shutdown()
     trials = analysis.trials
@@ -176,7 +188,7 @@ def main(goal: float | None = None) -> None:
             Text(f"\nDone in {time.perf_counter() - started_s:.0f} s.", style="bold"),
             summary(trials, view.first),
             Text(
-                "policy lag: how many updates old the weights were that a gradient was made with.\n"
+                "policy lag: age, in updates, of the weights that sampled.\n"
                 "Results (progress.csv, result.json, TensorBoard), a folder each: "
                 f"{Path(str(trials[0].path)).parent}/*\n"
                 "Next: .venv/bin/polopt list, or .venv/bin/polopt train cartpole_ppo lr=0.001"

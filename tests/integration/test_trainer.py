@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import ray
 import torch
@@ -261,8 +264,6 @@ class FailsOnce(A2C):
 
 
 def make_cartpole(repaired: str = "") -> Any:
-    import gymnasium
-
     return gymnasium.make("CartPole-v1")
 
 
@@ -358,3 +359,30 @@ def test_tuner_with_resources_refuses_bad_config_early(
         tuner.fit()
     assert "actor" not in str(caught.value).lower()
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_sigterm_does_not_interrupt_the_end_of_a_trial(tmp_path: Path) -> None:
+    """Ray sends SIGTERM to trials that are still closing environments when the driver leaves."""
+    closed = tmp_path / "closed"
+
+    class KilledInClose(gymnasium.Wrapper):  # type: ignore[type-arg]
+        def close(self) -> None:
+            if os.environ.get("IN_TRIAL"):
+                os.kill(os.getpid(), signal.SIGTERM)
+                closed.touch()
+            super().close()
+
+    class Trial(A2C):
+        def cleanup(self) -> None:
+            os.environ["IN_TRIAL"] = "1"
+            super().cleanup()
+
+    def make() -> Any:
+        return KilledInClose(gymnasium.make("CartPole-v1"))
+
+    trial = ray.remote(Trial).remote(tiny(A2C, num_workers=0, env=make))
+    ray.get(trial.train.remote())
+    ray.get(trial.stop.remote())
+    assert closed.exists()
+    ray.kill(trial)

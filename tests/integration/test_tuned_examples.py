@@ -1,4 +1,4 @@
-"""Each tuned example reaches its goal within its budget."""
+"""Tuned examples: fields, the showcase, and (slow) the goal of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(name):
     )
 
 
-def test_there_is_an_example_for_each_preset_and_environment_promised():
+def test_examples_for_presets_and_environments():
     assert set(EXAMPLES) >= {
         "cartpole_a3c",
         "cartpole_a2c",
@@ -42,7 +42,7 @@ def test_there_is_an_example_for_each_preset_and_environment_promised():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_says_what_it_reaches_and_what_it_may_cost(name):
+def test_example_has_goal_budget_and_measurement(name):
     example = load(name)
     assert example["stop"]["env_runners/episode_return_mean"] >= example["goal"]
     assert example["stop"]["num_env_steps_sampled_lifetime"] > 0
@@ -50,7 +50,7 @@ def test_an_example_says_what_it_reaches_and_what_it_may_cost(name):
     assert "seeds" in example["measured"]
 
 
-def test_the_showcase_trains_three_strategies_and_ends_with_a_table(tmp_path):
+def test_showcase_ends_with_a_table_of_three_strategies(tmp_path):
     code = "from polopt.tuned_examples.showcase import main; main(goal=30)"
     environ = {**os.environ, "HOME": str(tmp_path), "COLUMNS": "120"}
     done = subprocess.run(
@@ -68,7 +68,7 @@ def test_the_showcase_trains_three_strategies_and_ends_with_a_table(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_reaches_its_goal(name, ray_session, tmp_path):
+def test_example_reaches_its_goal(name, ray_session, tmp_path):
     example = load(name)
     polopt.register()
     analysis = tune.run(
