@@ -205,6 +205,18 @@ def test_update_policy_weights_sends_what_the_policy_is_then(fake: FakeRay) -> N
     assert collector.policy.version == 2
 
 
+def test_older_fragments_come_before_newer_ones(fake: FakeRay) -> None:
+    """Worker 1 is fast. After an update its next fragment arrives before worker 2's older one."""
+    fake.script = in_order([1, 1, 1, 2, 1, 2, 1])
+    collector = with_fakes(2)
+    found = [next(collector).version]
+    update(collector)
+    collector.update_policy_weights_()
+    found += [next(collector).version for _ in range(4)]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (0, 1)
+
+
 def test_broadcast_interval(fake: FakeRay) -> None:
     lags = versions(with_fakes(2, sync=True, broadcast_interval=3), 10)
     assert lags == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
