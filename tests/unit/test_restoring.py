@@ -216,7 +216,10 @@ def test_refusal_names_the_previous_checkpoint(
 def test_state_that_does_not_fit_is_one_error(saved: Path, trainer: PolicyOptimizerTrainer) -> None:
     newest = saved / "checkpoint_000002"
     for spoil, said in (
-        (lambda s: s["optimizer"]["policy"].pop("adam"), "must be of torch_optimizer 'adam'; got none"),
+        (
+            lambda s: s["optimizer"]["policy"].pop("adam"),
+            "must be of torch_optimizer 'adam'; got none",
+        ),
         (lambda s: s["optimizer"].pop("restore_count"), "does not fit: KeyError"),
         (lambda s: s["optimizer"].update(num_updates="many"), "'num_updates': got 'many'"),
         (lambda s: s["optimizer"]["policy"].update(params=[1, 2]), "policy/params': got [1, 2]"),
