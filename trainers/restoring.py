@@ -110,7 +110,8 @@ def network_mismatch(state: Mapping[str, Any], network: str, model: Mapping[str,
         model: `model` options of that policy.
     """
     saved = state["optimizer"]["policy"]
-    if saved.get("network") == network:
+    # The name of the class, before the first parenthesis, may differ: version 0.1 had other names.
+    if str(saved.get("network")).partition("(")[2] == network.partition("(")[2]:
         return ""
     saved_policy = state["config"].get("policy")
     saved_model = saved_policy.get("model") if isinstance(saved_policy, Mapping) else None
