@@ -1,0 +1,125 @@
+"""The columnar cache of result files: one Parquet file per trial in the user's cache directory.
+
+Nothing is written next to the results, which may belong to another user. A cache file holds all
+rows of a result file up to a byte offset, in file order, and what is needed to go on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_FORMAT = 1  # of the files; those of another format are built anew
+_KEY = b"polopt"
+_UNUSED_S = 30 * 24 * 3600.0  # after which a cache file is removed
+
+
+@dataclass
+class CacheHeader:
+    """What a cache file says about its source.
+
+    Attributes:
+        offset: bytes of the result file that the rows were made from.
+        fingerprint: hash of the last bytes before `offset`, to recognise another file in its place.
+        num_lines: lines up to `offset`.
+        problems: sentences about skipped lines.
+        config: config of the run as its rows carry it.
+        num_rows: rows in the cache file.
+        format: version of this layout.
+    """
+
+    offset: int = 0
+    fingerprint: str = ""
+    num_lines: int = 0
+    problems: list[str] = field(default_factory=list)
+    config: dict[str, Any] | None = None
+    num_rows: int = 0
+    format: int = _FORMAT
+
+
+def cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/polopt/dashboard`, `~/.cache/polopt/dashboard` without that variable."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "polopt" / "dashboard"
+
+
+def remove_unused(folder: Path, unused_s: float = _UNUSED_S) -> None:
+    """Removes cache files that were not opened for `unused_s` seconds."""
+    for path in folder.glob("*.parquet"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > unused_s:
+                path.unlink()
+
+
+class TrialCache:
+    """The cache file of one result file.
+
+    Args:
+        folder: where cache files are.
+        source: the trial's directory; its absolute path names the cache file.
+    """
+
+    def __init__(self, folder: Path, source: Path) -> None:
+        name = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:32]
+        self._path = folder / f"{name}.parquet"
+        # Stays open: another process may replace the file, and this one goes on with the old rows.
+        self._file: pq.ParquetFile | None = None
+
+    def open(self) -> CacheHeader:
+        """The header of the cache file; an empty one if there is none or it cannot be used."""
+        try:
+            self._file = pq.ParquetFile(self._path)
+            header = CacheHeader(**json.loads(self._file.schema_arrow.metadata[_KEY]))
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+            header = None
+        if header is None or header.format != _FORMAT:
+            self._file = None
+            return CacheHeader()
+        with contextlib.suppress(OSError):
+            os.utime(self._path)  # `remove_unused` goes by it
+        return header
+
+    def names(self) -> set[str]:
+        """Names of the columns in the cache file."""
+        return set(self._file.schema_arrow.names) if self._file is not None else set()
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+        """Columns by name, each of shape `[num_rows]`; names that the file lacks are left out."""
+        present = [name for name in names if name in self.names()]
+        if not present or self._file is None:
+            return {}
+        table = self._file.read(columns=present)
+        return {name: table[name].to_numpy() for name in present}
+
+    def write(self, header: CacheHeader, columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Replaces the cache file.
+
+        Raises:
+            OSError: if it cannot be written; the old file stays.
+        """
+        arrays = {
+            name: pa.array(values, type=pa.string() if values.dtype == object else pa.float64())
+            for name, values in columns.items()
+        }
+        table = pa.table(arrays).replace_schema_metadata({_KEY: json.dumps(asdict(header))})
+        partial = self._path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            pq.write_table(table, partial, compression="zstd", row_group_size=1 << 20)
+            partial.replace(self._path)
+            self._file = pq.ParquetFile(self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise

@@ -1,0 +1,277 @@
+"""Writes result files as Tune and the optimizers of polopt do, with made-up numbers.
+
+`python tests/dashboard_results.py DIR --trials 100 --iterations 10000` writes a large directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+#: Phases of the driver and strategy-specific numbers by optimizer; names of presets.
+PHASES = {
+    "async_gradients": ("wait", "apply", "dispatch"),
+    "sync_gradients": ("wait", "apply", "dispatch"),
+    "sync_samples": ("broadcast", "sample", "learn"),
+    "async_samples": ("broadcast", "sample", "learn"),
+    "decentralized_allreduce": ("group", "sample", "learn"),
+}
+PRESETS = {
+    "async_gradients": "A3C",
+    "sync_gradients": "DPPO",
+    "sync_samples": "SyncPPO",
+    "async_samples": "IMPALA",
+    "decentralized_allreduce": "DDPPO",
+}
+PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "idle")
+_SPEEDS = {"async_gradients": 900, "sync_gradients": 700, "sync_samples": 1000}
+_LEARNING_STEPS = {"async_gradients": 40_000, "sync_samples": 25_000, "async_samples": 30_000}
+
+
+def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> dict[str, Any]:
+    """One row of a result file.
+
+    Args:
+        optimizer: its name as results carry it.
+        iteration: from 1.
+        rng: of the noise.
+        **options: `config`, `num_workers`, `level` (return that is reached), `new_keys` (False: as
+            results were before the blocks of shares), `done`, and counters of faults.
+    """
+    workers = options.get("num_workers", 2)
+    steps_per_iteration = _SPEEDS.get(optimizer, 800)
+    steps, seconds = iteration * steps_per_iteration, iteration * 0.5
+    progress = 1.0 - math.exp(-steps / _LEARNING_STEPS.get(optimizer, 35_000))
+    level = options.get("level", 480.0) * (1.0 if iteration > 1 else 0.05)
+    reward = max(9.0, level * progress + rng.gauss(0.0, 12.0))
+    slow = options.get("slow", 0.0)
+    block = {
+        "name": optimizer,
+        "num_env_steps_sampled": steps,
+        "num_env_steps_trained": steps,
+        "num_updates": iteration * 40,
+        "num_skipped_updates": iteration // 40,
+        "env_steps_per_s": steps_per_iteration * 2 * rng.uniform(0.9, 1.1),
+        "updates_per_s": 80.0 * rng.uniform(0.9, 1.1),
+        **{key: _lag(optimizer, rng) for key in _LAGS},
+        **{f"{phase}_time_ms": rng.uniform(2, 9) for phase in PHASES[optimizer]},
+        **_strategy_numbers(optimizer, iteration, workers, rng),
+    }
+    if options.get("new_keys", True):
+        block.update(_shares(optimizer, workers, rng, slow))
+        block.update(_counts(optimizer, iteration, rng))
+    return {
+        "env_runners": {
+            "episode_return_mean": math.nan if iteration == 1 else reward,
+            "episode_return_min": reward * 0.5,
+            "episode_return_max": reward * 1.2,
+            "episode_len_mean": reward,
+            "num_episodes": 5,
+        },
+        "num_env_steps_sampled_lifetime": steps,
+        "num_env_steps_sampled_per_second": block["env_steps_per_s"],
+        "learners": {"default_policy": _learner(iteration, rng)},
+        "fault_tolerance": _faults(iteration, options),
+        "optimizer": block,
+        "done": options.get("done", False),
+        "training_iteration": iteration,
+        "time_this_iter_s": 0.5,
+        "time_total_s": seconds,
+        "timestamp": int(time.time()),
+        "config": options.get("config", {}),
+    }
+
+
+_LAGS = ("policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts")
+
+
+def _lag(optimizer: str, rng: random.Random) -> dict[str, Any]:
+    histogram = [0] * 17
+    for _ in range(40):
+        lag = min(16, int(rng.expovariate(0.7))) if optimizer.startswith("async") else 0
+        histogram[lag] += 1
+    mean = sum(i * count for i, count in enumerate(histogram)) / 40
+    return {
+        "mean": mean,
+        "max": max(i for i, c in enumerate(histogram) if c),
+        "histogram": histogram,
+    }
+
+
+def _split(weights: dict[str, float], rng: random.Random) -> dict[str, float]:
+    noisy = {key: weight * rng.uniform(0.9, 1.1) for key, weight in weights.items()}
+    total = sum(noisy.values())
+    return {key: value / total for key, value in noisy.items()}
+
+
+def _shares(optimizer: str, workers: int, rng: random.Random, slow: float) -> dict[str, Any]:
+    first, second, third = PHASES[optimizer]
+    driver = _split({first: 0.5 + slow, second: 0.3, third: 0.15, "other": 0.02}, rng)
+    allreduce = optimizer == "decentralized_allreduce"
+    parts = _split(
+        {
+            "sample": 0.5,
+            "gradient": 0.3 if "gradients" in optimizer else 0.0,
+            "learn": 0.2 if allreduce else 0.0,
+            "allreduce": 0.12 if allreduce else 0.0,
+            "skew": 0.05 + slow if allreduce else 0.0,
+            "idle": 0.1,
+        },
+        rng,
+    )
+    per_worker = [
+        {
+            "index": index + 1,
+            "env_steps_per_s": 800 * rng.uniform(0.9, 1.1) / (1 + 4 * slow * (index == 0)),
+            "idle_share": parts["idle"] * rng.uniform(0.8, 1.2),
+            "gradients_per_s": 20.0 * rng.uniform(0.9, 1.1) / (1 + 4 * slow * (index == 0)),
+        }
+        for index in range(workers)
+    ]
+    times = {phase: rng.uniform(2, 9) for phase in (first, second, third)}
+    worker_times = {part: rng.uniform(1, 5) for part in PARTS}
+    return {
+        "transport": "zmq",
+        "driver": {
+            "share": driver,
+            "p50_ms": times,
+            "p99_ms": {phase: 3 * value for phase, value in times.items()},
+        },
+        "workers": {
+            "share": parts,
+            "p50_ms": worker_times,
+            "p99_ms": {part: 2 * value for part, value in worker_times.items()},
+            **{
+                key: _spread([worker[key] for worker in per_worker])
+                for key in ("env_steps_per_s", "idle_share")
+            },
+            "per_worker": per_worker,
+        },
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
+
+
+def _counts(optimizer: str, iteration: int, rng: random.Random) -> dict[str, Any]:
+    gradients = 40 * iteration if "gradients" in optimizer else 0
+    return {
+        "num_bytes_sent": iteration * 1_000_000,
+        "num_bytes_received": iteration * 1_500_000,
+        "requests_in_flight": {"mean": rng.uniform(1, 2), "max": 2},
+        "num_gradients_accepted": gradients,
+        "num_gradients_stale": gradients // 20,
+        "num_gradients_skipped": gradients // 400,
+    }
+
+
+def _strategy_numbers(
+    optimizer: str, iteration: int, workers: int, rng: random.Random
+) -> dict[str, Any]:
+    if "samples" in optimizer:
+        return {
+            "num_early_stopped": iteration // 6,
+            "sample_peak_throughput": 3000 * rng.uniform(0.95, 1.05),
+            "learn_peak_throughput": 4000 * rng.uniform(0.95, 1.05),
+        }
+    if "allreduce" in optimizer:
+        return {
+            "num_rounds": iteration * 4,
+            "num_broken_rounds": iteration // 30,
+            "num_early_stopped": iteration,
+            "num_checksums": iteration // 4,
+            "num_ranks": workers - (iteration % 30 == 0),
+            "allreduce_time_ms": rng.uniform(2, 4),
+            "skew_time_ms": rng.uniform(0.5, 2),
+        }
+    return {"num_gradients": 40 * iteration, "num_stale_gradients": 2 * iteration}
+
+
+def _learner(iteration: int, rng: random.Random) -> dict[str, float]:
+    return {
+        "policy_loss": -0.02 + rng.gauss(0, 0.01),
+        "vf_loss": 5.0 / (1 + 0.02 * iteration) + rng.random(),
+        "entropy": 0.69 * math.exp(-iteration / 200),
+        "total_loss": 1.0 + rng.gauss(0, 0.1),
+        "mean_kl_loss": abs(rng.gauss(0.01, 0.004)),
+        "clip_fraction": abs(rng.gauss(0.1, 0.02)),
+        "vf_explained_var": min(1.0, 0.4 + iteration / 300),
+        "grad_norm": 1.0 + rng.random(),
+        "default_optimizer_learning_rate": 2e-3 * max(0.1, 1 - iteration / 300),
+    }
+
+
+def _faults(iteration: int, options: dict[str, Any]) -> dict[str, Any]:
+    deaths = sum(iteration >= at for at in options.get("deaths", ()))
+    env_faults = sum(iteration >= at for at in options.get("env_faults", ()))
+    return {
+        "num_healthy_workers": options.get("num_workers", 2),
+        "num_remote_worker_restarts": deaths,
+        "num_worker_deaths": deaths,
+        "last_death": "The actor died: <b>SIGKILL</b>" if deaths else "",
+        "num_env_faults": env_faults,
+        "last_env_fault": "ValueError: reward" if env_faults else "",
+        "num_non_finite": 0,
+        "last_non_finite": "",
+    }
+
+
+def write_trial(
+    experiment: Path, optimizer: str, seed: int, iterations: int, **options: Any
+) -> Path:
+    """Writes `params.json` and `result.json` of one trial; its directory.
+
+    Args:
+        experiment: directory of the experiment.
+        optimizer: name of the optimizer as results carry it.
+        seed: seed of the config and of the noise.
+        iterations: number of rows.
+        **options: as in `row`; `params` are further keys of the config, `first` the first
+            iteration, `finished` whether the last row ends the run.
+    """
+    rng = random.Random(f"{optimizer} {seed} {sorted(options)}")
+    config = {"env": "CartPole-v1", "num_workers": options.get("num_workers", 2), "lr": 0.002}
+    config |= {"seed": seed, **options.get("params", {})}
+    trainable = options.get("preset") or PRESETS[optimizer]
+    number = rng.randrange(16**5)
+    folder = experiment / f"{trainable}_{number:05x}_00000_{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "params.json").write_text(json.dumps(config))
+    last = options.get("first", 1) + iterations - 1
+    with (folder / "result.json").open("a") as file:
+        for iteration in range(options.get("first", 1), last + 1):
+            done = iteration == last and options.get("finished", True)
+            line = row(optimizer, iteration, rng, **options, config=config, done=done)
+            file.write(json.dumps(line) + "\n")
+    return folder
+
+
+def write_examples(root: Path, seeds: int = 5, iterations: int = 60) -> Path:
+    """Writes one experiment with every optimizer and `seeds` runs of each; its directory."""
+    for optimizer in PHASES:
+        for seed in range(seeds):
+            write_trial(
+                root, optimizer, seed, iterations, level=440.0 + 8 * seed, deaths=(20 + seed,)
+            )
+    return root
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--iterations", type=int, default=2000)
+    arguments = parser.parse_args()
+    for number in range(arguments.trials):
+        optimizer = list(PHASES)[number % len(PHASES)]
+        write_trial(arguments.directory, optimizer, number, arguments.iterations, num_workers=8)
+
+
+if __name__ == "__main__":
+    _main()
