@@ -75,6 +75,7 @@ class TrialCache:
         self._path = folder / f"{name}.parquet"
         # Stays open: another process may replace the file, and this one goes on with the old rows.
         self._file: pq.ParquetFile | None = None
+        self._names: set[str] = set()
 
     def open(self) -> CacheHeader:
         """The header of the cache file; an empty one if there is none or it cannot be used."""
@@ -86,13 +87,14 @@ class TrialCache:
         if header is None or header.format != _FORMAT:
             self._file = None
             return CacheHeader()
+        self._names = set(self._file.schema_arrow.names)
         with contextlib.suppress(OSError):
             os.utime(self._path)  # `remove_unused` goes by it
         return header
 
     def names(self) -> set[str]:
         """Names of the columns in the cache file."""
-        return set(self._file.schema_arrow.names) if self._file is not None else set()
+        return self._names
 
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
         """Columns by name, each of shape `[num_rows]`; names that the file lacks are left out."""
@@ -118,7 +120,7 @@ class TrialCache:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             pq.write_table(table, partial, compression="zstd", row_group_size=1 << 20)
             partial.replace(self._path)
-            self._file = pq.ParquetFile(self._path)
+            self._file, self._names = pq.ParquetFile(self._path), set(columns)
         except OSError:
             with contextlib.suppress(OSError):
                 partial.unlink()

@@ -49,6 +49,7 @@ class Trial:
     config: dict[str, Any] = field(default_factory=dict)
     state: str = "no results"
     problems: list[str] = field(default_factory=list)
+    _optimizer: tuple[int, str] = (-1, "")
 
     @property
     def name(self) -> str:
@@ -63,8 +64,11 @@ class Trial:
     @property
     def optimizer(self) -> str:
         """Name of the optimizer, such as `async_gradients`; empty before the first result."""
-        names = self.rows.column("optimizer/name")
-        return str(names[-1]) if names is not None and len(names) else ""
+        if self._optimizer[0] != self.rows.version:
+            names = self.rows.column("optimizer/name")
+            name = str(names[-1]) if names is not None and len(names) else ""
+            self._optimizer = (self.rows.version, name)
+        return self._optimizer[1]
 
     def values(self, name: str) -> np.ndarray[Any, Any] | None:
         """A column of numbers of shape `[R]`; None if no row has it."""

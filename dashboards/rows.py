@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import orjson
 
 #: Column of a row's number; rows that a resumed run wrote again are recognised by it.
 ITERATION = "training_iteration"
 # Other blocks of a row repeat these (`info`, `timers`) or do not change (`config`).
-_BLOCKS = ("optimizer", "env_runners", "learners", "fault_tolerance")
+_BLOCKS = frozenset({"optimizer", "env_runners", "learners", "fault_tolerance"})
 _MAX_LIST = 64  # entries of a list that become columns
 _MAX_PROBLEMS = 5
 _MAX_DEPTH = 8  # of dicts in dicts; deeper values are left out
 
+# Of the keys of one dict: a column of numbers or of strings, or the keys of the dict below.
+_Node = dict[str, Any]
+
 
 class RowColumns:
-    """Columns that grow row by row: numbers as float64, strings as lists of str.
+    """Columns that grow row by row: numbers as float64, strings as objects.
 
     Nested keys are joined by `/`, entries of lists have their index as the last part. A row that
     lacks a key has NaN or an empty string there.
@@ -31,31 +35,48 @@ class RowColumns:
 
     def __init__(self) -> None:
         self.num_rows = 0
+        self._root: _Node = {}
         self._numbers: dict[str, array[float]] = {}
         self._strings: dict[str, list[str]] = {}
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Appends the values of one decoded row."""
-        for name, value in _flatten(row):
-            if isinstance(value, str):
-                strings = self._strings.setdefault(name, [])
-                if len(strings) <= self.num_rows:
-                    strings.extend([""] * (self.num_rows - len(strings)))
-                    strings.append(value)
-            else:
-                numbers = self._numbers.get(name)
-                if numbers is None:
-                    numbers = self._numbers[name] = array("d")
-                if len(numbers) != self.num_rows:
-                    if len(numbers) > self.num_rows:  # the key occurs twice after joining
-                        continue
-                    numbers.extend([math.nan] * (self.num_rows - len(numbers)))
-                numbers.append(value)
+        top = {key: value for key, value in row.items() if not isinstance(value, dict | str | list)}
+        self._add(top, self._root, "", 0)
+        for block in _BLOCKS & row.keys():
+            if isinstance(row[block], dict):
+                node = self._root.setdefault(f"{block}/", {})
+                self._add(row[block], node, f"{block}/", 1)
         self.num_rows += 1
 
-    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of all columns, each of shape `[num_rows]`."""
-        return {name: self.column(name) for name in self.names()}
+    def _add(self, values: Mapping[str, Any], node: _Node, prefix: str, depth: int) -> None:
+        """Appends the values of one dict. It runs once for each row and dict, hence the lookups by
+        type and by node instead of by joined names."""
+        num_rows = self.num_rows
+        for key, value in values.items():
+            kind = type(value)
+            if kind is float or kind is int or kind is bool:
+                numbers = node.get(key)
+                if type(numbers) is not array:
+                    numbers = node[key] = self._numbers.setdefault(prefix + key, array("d"))
+                if len(numbers) < num_rows:
+                    numbers.extend([math.nan] * (num_rows - len(numbers)))
+                if len(numbers) == num_rows:  # longer where two paths have the same joined name
+                    numbers.append(value if kind is float else _number(value))
+            elif kind is str:
+                strings = self._strings.setdefault(prefix + key, [])
+                if len(strings) <= num_rows:
+                    strings.extend([""] * (num_rows - len(strings)))
+                    strings.append(value)
+            elif kind is dict or kind is list:
+                if depth >= _MAX_DEPTH:
+                    continue
+                if kind is list:
+                    value = dict(zip(_INDICES, value, strict=False))
+                below = node.get(key)
+                if type(below) is not dict:
+                    below = node[key] = {}
+                self._add(value, below, f"{prefix}{key}/", depth + 1)
 
     def names(self) -> set[str]:
         """Names of all columns."""
@@ -74,12 +95,7 @@ class RowColumns:
         return column
 
 
-def _flatten(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in row.items():
-        if isinstance(value, int | float):
-            yield key, _number(value)
-        elif isinstance(value, dict) and key in _BLOCKS:
-            yield from _flatten_block(value, f"{key}/", 1)
+_INDICES = tuple(map(str, range(_MAX_LIST)))
 
 
 def _number(value: float) -> float:
@@ -87,21 +103,6 @@ def _number(value: float) -> float:
         return float(value)
     except OverflowError:  # an integer of more than 308 digits
         return math.inf
-
-
-def _flatten_block(block: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
-    for key, value in block.items():
-        if isinstance(value, float):
-            yield prefix + key, value
-        elif isinstance(value, int):
-            yield prefix + key, _number(value)
-        elif isinstance(value, str):
-            yield prefix + key, value
-        elif isinstance(value, dict) and depth < _MAX_DEPTH:
-            yield from _flatten_block(value, f"{prefix}{key}/", depth + 1)
-        elif isinstance(value, list) and depth < _MAX_DEPTH:
-            entries = {str(index): entry for index, entry in enumerate(value[:_MAX_LIST])}
-            yield from _flatten_block(entries, f"{prefix}{key}/", depth + 1)
 
 
 class LineParser:
@@ -124,11 +125,8 @@ class LineParser:
             self.num_lines += 1
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict):
+            row = _decoded(line)
+            if row is None:
                 self._skip("not a JSON object")
                 continue
             if self.config is None and isinstance(row.get("config"), dict):
@@ -138,6 +136,17 @@ class LineParser:
     def _skip(self, why: str) -> None:
         if len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(f"line {self.num_lines} skipped: {why}")
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = orjson.loads(line)
+    except ValueError:
+        try:
+            row = json.loads(line)  # accepts NaN, which Tune writes before the first episode ends
+        except (ValueError, RecursionError):
+            return None
+    return row if isinstance(row, dict) else None
 
 
 def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -150,6 +159,8 @@ def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     Args:
         iterations: `training_iteration` of each row in file order, shape `[R]`; NaN rows stay.
     """
+    if not len(iterations):
+        return np.zeros(0, dtype=bool)
     after = np.concatenate([np.where(np.isnan(iterations), np.inf, iterations)[1:], [np.inf]])
-    least_after = np.minimum.accumulate(after[::-1])[::-1] if len(after) else after
+    least_after = np.minimum.accumulate(after[::-1])[::-1]
     return np.asarray(np.isnan(iterations) | (iterations < least_after))

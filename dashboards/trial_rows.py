@@ -60,6 +60,7 @@ class TrialRows:
     def _forget_columns(self) -> None:
         self._loaded.clear()
         self._mask: np.ndarray[Any, Any] | None = None
+        self._names: set[str] | None = None
         self.version += 1
 
     @property
@@ -147,7 +148,9 @@ class TrialRows:
     def names(self) -> set[str]:
         """Names of all columns."""
         with self._lock:
-            return self._cache.names() | self._tail.names() if self.num_rows else set()
+            if self._names is None:
+                self._names = self._cache.names() | self._tail.names() if self.num_rows else set()
+            return self._names
 
     def column(self, name: str) -> np.ndarray[Any, Any] | None:
         """One column of shape `[rows in effect]`; None if no row has it."""

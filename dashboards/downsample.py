@@ -1,0 +1,82 @@
+"""Downsampling of curves to the columns of pixels that a plot has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve with at most one point for each column of pixels.
+
+    Attributes:
+        x: shape `[columns]`.
+        mean: mean of the values in each column, shape `[columns]`.
+        low: least value in each column, shape `[columns]`.
+        high: greatest value in each column, shape `[columns]`.
+        exact: whether every column holds one value, so that low and high equal the mean.
+    """
+
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+    exact: bool
+
+
+def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
+    """Minimum, maximum and mean of `y` in each of `columns` equal parts of the range of `x`.
+
+    Args:
+        x: increasing, shape `[R]`.
+        y: shape `[R]`; points that are not finite are left out.
+        columns: columns of pixels, at least 1.
+    """
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if len(x) <= columns:
+        return Curve(x, y, y, y, exact=True)
+    span = float(x[-1] - x[0])
+    if span <= 0.0:
+        bins = np.zeros(len(x), dtype=np.int64)
+    else:
+        bins = np.clip(((x - x[0]) / span * columns).astype(np.int64), 0, columns - 1)
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    counts = np.diff(np.append(starts, len(x)))
+    return Curve(
+        x=np.add.reduceat(x, starts) / counts,
+        mean=np.add.reduceat(y, starts) / counts,
+        low=np.minimum.reduceat(y, starts),
+        high=np.maximum.reduceat(y, starts),
+        exact=False,
+    )
+
+
+def downsample_rows(x: Array, rows: Array, columns: int = 400) -> tuple[Array, Array]:
+    """Means of whole rows in each of `columns` parts of the range of `x`.
+
+    Args:
+        x: increasing, shape `[R]`.
+        rows: shape `[R, K]`; entries that are not finite count as 0.
+        columns: columns of pixels.
+
+    Returns:
+        x of shape `[columns]` and means of shape `[columns, K]`.
+    """
+    finite = np.isfinite(x)
+    x, rows = x[finite], np.nan_to_num(rows[finite], posinf=0.0, neginf=0.0)
+    if len(x) <= columns:
+        return x, rows
+    span = max(float(x[-1] - x[0]), 1e-12)
+    bins = np.clip(((x - x[0]) / span * columns).astype(np.int64), 0, columns - 1)
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    counts = np.diff(np.append(starts, len(x)))
+    return (
+        np.add.reduceat(x, starts) / counts,
+        np.add.reduceat(rows, starts, axis=0) / counts[:, None],
+    )

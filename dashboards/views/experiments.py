@@ -1,0 +1,75 @@
+"""The table of all selected trials."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from polopt.dashboards.results import RETURN, SECONDS, STEPS
+from polopt.dashboards.selection import Selection
+from polopt.dashboards.views.allreduce import mean_rate
+from polopt.dashboards.views.drawing import Panel, run_lines
+from polopt.dashboards.views.fault_tab import total_faults
+
+_COLUMNS = (
+    "state", "group", "task", "seed", "optimizer", "best return", "steps", "seconds", "steps/s",
+    "faults", "experiment", "trial",
+)  # fmt: skip
+
+
+def panels(selection: Selection) -> list[Panel]:
+    """The table, files that could not be read, and the returns of all trials."""
+    rows = []
+    for run in selection.runs:
+        trial = run.trial
+        returns = trial.values(RETURN)
+        finite = np.empty(0) if returns is None else returns[np.isfinite(returns)]
+        rows.append(
+            [
+                trial.state, run.group, run.task, run.seed, trial.optimizer,
+                round(float(finite.max()), 2) if len(finite) else None,
+                _whole(trial.last(STEPS)), _whole(trial.last(SECONDS)), _whole(mean_rate(run)),
+                total_faults(run), trial.experiment, trial.name,
+            ]
+        )  # fmt: skip
+    problems = [
+        [run.trial.experiment, run.trial.name, problem]
+        for run in selection.runs
+        for problem in run.trial.problems
+    ]
+    listed = [
+        Panel("trials", "Trials", "All selected trials.", columns=_COLUMNS, rows=rows, wide=True)
+    ]
+    if problems:
+        listed.append(
+            Panel(
+                "unreadable",
+                "Files and lines that were skipped",
+                "Everything else of these trials is shown.",
+                columns=("experiment", "trial", "problem"),
+                rows=problems,
+                wide=True,
+            )
+        )
+    listed.append(
+        run_lines(
+            ("returns", "Return of each trial", "Mean return of the last 100 episodes."),
+            selection,
+            [RETURN],
+            "mean episode return",
+        )
+    )
+    listed.append(
+        run_lines(
+            ("steps", "Progress of each trial", "A line that ends or flattens: a run that stops."),
+            selection,
+            [STEPS if selection.x == "seconds" else SECONDS],
+            "environment steps" if selection.x == "seconds" else "training time (s)",
+        )
+    )
+    return listed
+
+
+def _whole(value: float) -> int | None:
+    return round(value) if math.isfinite(value) else None

@@ -1,0 +1,97 @@
+"""The tab of faults: how many of each kind, when, and the last messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from polopt.dashboards.selection import Run, Selection
+from polopt.dashboards.views.drawing import (
+    Panel,
+    add_curve,
+    new_figure,
+    not_in_results,
+    pixel_columns,
+    run_lines,
+)
+from polopt.dashboards.views.faults import KINDS, add_fault_marks
+
+_MESSAGES = "fault_tolerance/last_"
+_MOST_CHARACTERS = 300
+
+
+def panels(selection: Selection) -> list[Panel]:
+    """Counters of faults over time, workers up, and what the last faults were."""
+    return [
+        *(_kind(selection, kind) for kind in KINDS),
+        run_lines(
+            (
+                "healthy-workers",
+                "Healthy workers",
+                "Workers that answer. A line that stays low: a worker was given up.",
+            ),
+            selection,
+            ["fault_tolerance/num_healthy_workers"],
+            "workers",
+            shape="hv",
+            y_range=[0, None],
+        ),
+        _messages(selection),
+    ]
+
+
+def total_faults(run: Run) -> int:
+    """Faults of all kinds in a run, skipped updates included."""
+    return int(sum(count for _, count in _counts(run)))
+
+
+def _counts(run: Run) -> list[tuple[str, float]]:
+    counts = []
+    for kind, (names, *_) in KINDS.items():
+        values = next((v for v in map(run.trial.values, names) if v is not None), None)
+        if values is not None and np.isfinite(values).any():
+            counts.append((kind, float(np.nanmax(values))))
+    return counts
+
+
+def _kind(selection: Selection, kind: str) -> Panel:
+    names = KINDS[kind][0]
+    panel = (kind.replace(" ", "-"), kind.capitalize(), "Since the start of each run.")
+    drawn = []
+    for run in selection.runs:
+        y = next((v for v in map(run.trial.values, names) if v is not None), None)
+        x = selection.x_of(run)
+        if x is not None and y is not None:
+            drawn.append((run, x, y))
+    if not drawn:
+        return not_in_results(*panel, names[0])
+    if not any(np.nansum(y) > 0 for _, _, y in drawn):
+        return Panel(*panel, missing="None in the selected runs")
+    figure = new_figure(selection.x_title, "count")
+    seen: set[str] = set()
+    for run, x, y in drawn:
+        add_curve(
+            figure, x, y, name=run.label, group=run.group, color=run.color, band=False,
+            columns=pixel_columns(len(drawn)), legend=run.group not in seen, shape="hv",
+        )  # fmt: skip
+        seen.add(run.group)
+    add_fault_marks(figure, selection, [run for run, _, _ in drawn])
+    return Panel(*panel, figure=figure)
+
+
+def _messages(selection: Selection) -> Panel:
+    rows: list[list[Any]] = []
+    for run in selection.runs:
+        for name in sorted(n for n in run.trial.rows.names() if n.startswith(_MESSAGES)):
+            texts = run.trial.rows.column(name)
+            if texts is None or texts.dtype != object:
+                continue
+            said = [text for text in texts if text]
+            if said:
+                kind = name.removeprefix(_MESSAGES).replace("_", " ")
+                rows.append([run.label, kind, str(said[-1])[:_MOST_CHARACTERS]])
+    panel = ("messages", "Last fault of each kind", "As the workers reported it.")
+    if not rows:
+        return Panel(*panel, missing="No faults in the selected runs", wide=True)
+    return Panel(*panel, columns=("run", "fault", "message"), rows=rows, wide=True)

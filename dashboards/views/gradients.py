@@ -1,0 +1,142 @@
+"""The tab of AsyncGradients and SyncGradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from polopt.dashboards.selection import Run, Selection
+from polopt.dashboards.views.drawing import Panel, heat_map, named_lines, run_lines
+from polopt.dashboards.views.shares import (
+    DRIVER,
+    PARTS,
+    WORKERS,
+    increase_share,
+    per_second,
+    phase_times,
+    share_areas,
+    share_bars,
+    worker_panels,
+)
+
+PHASES = ("wait", "apply", "dispatch")
+
+
+def panels(selection: Selection) -> list[Panel]:
+    """Shares of wait, apply and dispatch, gradient lag, stale gradients, workers' rates."""
+    run = selection.focused()
+    if run is None:
+        return []
+    return [
+        share_areas(
+            (
+                "driver-shares",
+                "Driver's time",
+                "1 - wait is how busy the driver is. Near 100 percent busy, more workers do not "
+                "help: gradients queue and get stale.",
+            ),
+            selection,
+            run,
+            DRIVER,
+            (*reversed(PHASES), "other"),
+        ),
+        share_bars(
+            ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
+            selection.runs,
+            DRIVER,
+            (*PHASES, "other"),
+        ),
+        _lag_map(selection, run),
+        _gradient_counts(selection, run),
+        run_lines(
+            (
+                "gradient-rate",
+                "Gradients applied per second",
+                "Of the driver, from all workers.",
+            ),
+            selection,
+            ["optimizer/num_gradients_accepted", "optimizer/num_gradients"],
+            "gradients/s",
+            transform=per_second,
+        ),
+        run_lines(
+            (
+                "stale-share",
+                "Share of stale gradients",
+                "Gradients older than max_policy_lag, which are computed and thrown away.",
+            ),
+            selection,
+            ["optimizer/num_gradients_stale", "optimizer/num_stale_gradients"],
+            "share",
+            transform=_stale_share,
+            y_range=[0, None],
+        ),
+        share_bars(
+            ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds."),
+            selection.runs,
+            WORKERS,
+            PARTS,
+        ),
+        phase_times(
+            "driver-times",
+            selection,
+            run,
+            {phase: f"optimizer/{phase}_time_ms" for phase in PHASES},
+            "optimizer/driver",
+        ),
+        *worker_panels(selection, run),
+    ]
+
+
+def _lag_map(selection: Selection, run: Run) -> Panel:
+    limit = run.trial.config.get("max_policy_lag")
+    has_limit = isinstance(limit, int | float) and not isinstance(limit, bool)
+    return heat_map(
+        (
+            "gradient-lag",
+            "Gradient lag",
+            "Updates between the weights that a gradient was computed with and its use. The last "
+            "bin holds all larger lags.",
+        ),
+        selection,
+        run,
+        "optimizer/gradient_lag/histogram/",
+        y_title="lag (updates)",
+        limit=float(limit) if has_limit and limit is not None else None,
+        limit_name=f"max_policy_lag {limit}",
+    )
+
+
+def _gradient_counts(selection: Selection, run: Run) -> Panel:
+    new = "optimizer/num_gradients_accepted" in run.trial.rows.names()
+    lines = (
+        {
+            "accepted": ("optimizer/num_gradients_accepted", "#19a979"),
+            "stale": ("optimizer/num_gradients_stale", "#e4508f"),
+            "skipped": ("optimizer/num_gradients_skipped", "#d9a514"),
+        }
+        if new
+        else {
+            "received": ("optimizer/num_gradients", "#19a979"),
+            "stale": ("optimizer/num_stale_gradients", "#e4508f"),
+        }
+    )
+    return named_lines(
+        (
+            "gradient-counts",
+            "Accepted, stale and skipped gradients",
+            "Since the start of the run. Skipped: the gradient was not finite.",
+        ),
+        selection,
+        run,
+        lines,
+        "gradients",
+    )
+
+
+def _stale_share(run: Run, stale: np.ndarray[Any, Any]) -> Any:
+    accepted = run.trial.values("optimizer/num_gradients_accepted")
+    received = run.trial.values("optimizer/num_gradients")
+    of = accepted + stale if accepted is not None else received
+    return increase_share(stale, of) if of is not None else np.full(len(stale), np.nan)

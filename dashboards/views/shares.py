@@ -1,0 +1,256 @@
+"""Where the time of the driver and of the workers goes: panels that all optimizers' tabs share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from polopt.dashboards.downsample import downsample_rows
+from polopt.dashboards.selection import Run, Selection
+from polopt.dashboards.views.drawing import (
+    Panel,
+    escaped,
+    named_lines,
+    new_figure,
+    not_in_results,
+    run_lines,
+    transparent,
+)
+from polopt.dashboards.views.faults import add_fault_marks
+
+#: Waiting is grey in every plot, work has colors.
+PHASE_COLORS = {
+    "wait": "#9aa5b1",
+    "apply": "#2f7ed8",
+    "dispatch": "#e8743b",
+    "broadcast": "#e8743b",
+    "sample": "#19a979",
+    "learn": "#2f7ed8",
+    "gradient": "#b45ad6",
+    "allreduce": "#e8743b",
+    "skew": "#e4508f",
+    "group": "#d9a514",
+    "idle": "#9aa5b1",
+    "other": "#cbd2d9",
+}
+DRIVER, WORKERS = "optimizer/driver/share", "optimizer/workers/share"
+PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "idle")
+
+
+def share_areas(
+    panel: tuple[str, str, str], selection: Selection, run: Run, block: str, parts: Sequence[str]
+) -> Panel:
+    """Shares of one run over time, stacked to 100 percent.
+
+    Args:
+        panel: key, title and help of the panel.
+        selection: the axis.
+        run: the run.
+        block: prefix of the shares, such as `optimizer/driver/share`.
+        parts: their names, drawn from the bottom; parts that are 0 throughout are left out.
+    """
+    x = selection.x_of(run)
+    columns = run.trial.rows.columns([f"{block}/{part}" for part in parts])
+    if x is None or not columns:
+        return not_in_results(*panel, block)
+    names = [name for name, values in columns.items() if np.nansum(values) > 0.0]
+    if not names:
+        return not_in_results(*panel, f"{block}: all are 0")
+    at, shares = downsample_rows(x, np.stack([columns[name] for name in names], axis=1))
+    figure = new_figure(selection.x_title, "share of time", hoverdistance=50)
+    for index, name in enumerate(names):
+        part = name.rsplit("/", 1)[1]
+        color = PHASE_COLORS.get(part, "#888888")
+        figure.add_scatter(
+            x=at,
+            y=shares[:, index],
+            name=part,
+            stackgroup="shares",
+            mode="lines",
+            line={"width": 0.5, "color": color},
+            fillcolor=transparent(color, 0.75),
+            hovertemplate=f"{part} %{{y:.1%}}<extra></extra>",
+        )
+    figure.update_yaxes(range=[0, 1], tickformat=".0%")
+    figure.update_layout(hovermode="x unified")
+    add_fault_marks(figure, selection, [run])
+    return Panel(*panel, figure=figure)
+
+
+def share_bars(
+    panel: tuple[str, str, str], runs: Sequence[Run], block: str, parts: Sequence[str]
+) -> Panel:
+    """Mean shares of each group over its runs, as one bar of 100 percent for each group."""
+    groups: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for run in runs:
+        columns = run.trial.rows.columns([f"{block}/{part}" for part in parts])
+        if columns:
+            means = [
+                float(np.nanmean(columns[f"{block}/{part}"]))
+                if f"{block}/{part}" in columns and np.isfinite(columns[f"{block}/{part}"]).any()
+                else 0.0
+                for part in parts
+            ]
+            groups.setdefault(run.group, []).append(np.array(means))
+    if not groups:
+        return not_in_results(*panel, block)
+    names = [f"{escaped(name)} (n={len(means)})" for name, means in groups.items()]
+    shares = np.stack([np.mean(values, axis=0) for values in groups.values()])  # [groups, parts]
+    figure = new_figure("share of time", "", barmode="stack")
+    for index, part in enumerate(parts):
+        if not shares[:, index].any():
+            continue
+        figure.add_bar(
+            x=shares[:, index],
+            y=names,
+            orientation="h",
+            name=part,
+            marker={"color": PHASE_COLORS.get(part, "#888888")},
+            text=[f"{value:.0%}" if value >= 0.04 else "" for value in shares[:, index]],
+            textposition="inside",
+            insidetextanchor="middle",
+            hovertemplate=f"{part} %{{x:.1%}}<extra>%{{y}}</extra>",
+        )
+    figure.update_xaxes(range=[0, 1], tickformat=".0%")
+    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1])
+    figure.update_layout(bargap=0.35)
+    return Panel(*panel, figure=figure)
+
+
+def phase_times(
+    key: str, selection: Selection, run: Run, phases: Mapping[str, str], block: str
+) -> Panel:
+    """Milliseconds of single timings: median and 99th percentile, means in older results.
+
+    Args:
+        key: key of the panel.
+        selection: the axis.
+        run: the run.
+        phases: name of a phase -> its column of means in older results.
+        block: `optimizer/driver` or `optimizer/workers`.
+    """
+    whose = "Driver" if block.endswith("driver") else "Workers"
+    panel = (
+        key,
+        f"{whose}: time of single phases",
+        "Solid: median, dotted: 99th percentile of single timings. A 99th percentile far above "
+        "the median means stalls.",
+    )
+    names = run.trial.rows.names()
+    if not any(name.startswith(f"{block}/p50_ms/") for name in names):
+        lines = {phase: (name, PHASE_COLORS[phase]) for phase, name in phases.items() if name}
+        help_ = "Mean of the last timings; these results have no percentiles."
+        return named_lines((key, panel[1], help_), selection, run, lines, "ms")
+    lines = {}
+    for phase in phases:
+        lines[phase] = (f"{block}/p50_ms/{phase}", PHASE_COLORS[phase])
+        lines[f"{phase}, p99"] = (f"{block}/p99_ms/{phase}", PHASE_COLORS[phase])
+    drawn = named_lines(panel, selection, run, lines, "ms")
+    if drawn.figure is not None:
+        drawn.figure.for_each_trace(
+            lambda trace: trace.update(line={"dash": "dot"}, showlegend=False),
+            selector=lambda trace: str(trace.name).endswith("p99"),
+        )
+    return drawn
+
+
+def worker_panels(selection: Selection, run: Run, what: str = "gradients_per_s") -> list[Panel]:
+    """Rates and idle shares of single workers, bytes and requests in flight."""
+    rate, unit = ("gradients/s", what) if what == "gradients_per_s" else ("env steps/s", what)
+    return [
+        per_worker(
+            (
+                "workers-rate",
+                f"Each worker's {rate}",
+                "One line far below the others is a slow worker or a slow environment.",
+            ),
+            selection,
+            run,
+            unit,
+            rate,
+        ),
+        named_lines(
+            (
+                "workers-idle",
+                "Workers' idle share",
+                "Time in which workers wait for the driver: slowest, mean and fastest worker.",
+            ),
+            selection,
+            run,
+            {
+                "most idle": ("optimizer/workers/idle_share/max", "#e4508f"),
+                "mean": ("optimizer/workers/idle_share/mean", "#2f7ed8"),
+                "least idle": ("optimizer/workers/idle_share/min", "#19a979"),
+            },
+            "idle share",
+        ),
+        named_lines(
+            (
+                "requests-in-flight",
+                "Requests in flight",
+                "Calls that workers have not answered yet. Fewer than workers: some have no work.",
+            ),
+            selection,
+            run,
+            {
+                "greatest": ("optimizer/requests_in_flight/max", "#e8743b"),
+                "mean": ("optimizer/requests_in_flight/mean", "#2f7ed8"),
+            },
+            "requests",
+        ),
+        run_lines(
+            (
+                "bytes",
+                "Bytes sent and received by the driver",
+                "Weights, gradients and batches, per second of training time.",
+            ),
+            selection,
+            ["optimizer/num_bytes_sent"],
+            "bytes/s",
+            transform=_bytes_per_s,
+        ),
+    ]
+
+
+def per_worker(
+    panel: tuple[str, str, str], selection: Selection, run: Run, key: str, y_title: str
+) -> Panel:
+    """One line for each worker of one run."""
+    prefix = "optimizer/workers/per_worker/"
+    found = sorted(
+        (name for name in run.trial.rows.names() if name.startswith(prefix) and name.endswith(key)),
+        key=lambda name: int(name.split("/")[3]),
+    )
+    if not found:
+        return not_in_results(*panel, f"{prefix}<worker>/{key}")
+    palette = ("#2f7ed8", "#e8743b", "#19a979", "#b45ad6", "#d9a514", "#e4508f", "#13a4b4")
+    lines = {
+        f"worker {int(name.split('/')[3]) + 1}": (name, palette[number % len(palette)])
+        for number, name in enumerate(found)
+    }
+    return named_lines(panel, selection, run, lines, y_title)
+
+
+def _bytes_per_s(run: Run, sent: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    received = run.trial.values("optimizer/num_bytes_received")
+    total = sent if received is None else sent + received
+    return per_second(run, total)
+
+
+def per_second(run: Run, counter: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rate of a lifetime counter between results, shape `[R]`; NaN where it starts anew."""
+    seconds = run.trial.values("time_total_s")
+    if seconds is None:
+        return np.full(len(counter), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.diff(counter, prepend=np.nan) / np.diff(seconds, prepend=np.nan)
+    return np.where(np.isfinite(rate) & (rate >= 0.0), rate, np.nan)
+
+
+def increase_share(counter: np.ndarray[Any, Any], of: np.ndarray[Any, Any]) -> Any:
+    """How much of the rise of one counter is the rise of another, shape `[R]`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.diff(counter, prepend=np.nan) / np.diff(of, prepend=np.nan)
+    return np.where(np.isfinite(share), share, np.nan)
