@@ -80,14 +80,14 @@ class TrialCache:
     def open(self) -> CacheHeader:
         """The header of the cache file; an empty one if there is none or it cannot be used."""
         try:
-            self._file = pq.ParquetFile(self._path)
-            header = CacheHeader(**json.loads(self._file.schema_arrow.metadata[_KEY]))
+            file = pq.ParquetFile(self._path)
+            schema = file.schema_arrow
+            header = CacheHeader(**json.loads(schema.metadata[_KEY]))
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
-            header = None
-        if header is None or header.format != _FORMAT:
-            self._file = None
             return CacheHeader()
-        self._names = set(self._file.schema_arrow.names)
+        if header.format != _FORMAT:
+            return CacheHeader()
+        self._file, self._names = file, set(schema.names)
         with contextlib.suppress(OSError):
             os.utime(self._path)  # `remove_unused` goes by it
         return header

@@ -15,8 +15,8 @@ from polopt.dashboards.selection import Run, Selection
 from polopt.dashboards.views.faults import add_fault_marks
 
 HEIGHT = 360  # px
-_POINTS = 60_000  # in one figure, over all of its curves
-_MOST_COLUMNS = 800
+_POINTS = 20_000  # in one figure, over all of its curves
+_MOST_COLUMNS = 500  # a plot is half a page wide
 #: Bands of minima and maxima are drawn for this many runs at most; more hide each other.
 _MOST_BANDS = 8
 

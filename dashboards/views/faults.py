@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from polopt.dashboards.selection import Run, Selection
 
+Array = np.ndarray[Any, Any]
 #: Kind -> counter, older names of it, the symbol of its mark, its color, and what tells the cause.
 KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
     "worker restarts": (
@@ -38,7 +39,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
 _MOST_MARKS, _LEAST_MARKS = 240, 12
 
 
-def increases(run: Run, names: Sequence[str]) -> tuple[np.ndarray[Any, Any], ...] | None:
+def increases(run: Run, names: Sequence[str]) -> tuple[Array, Array] | None:
     """Rows in which a lifetime counter rose, and by how much; None if no row has the counter.
 
     A counter that starts anew after a restore falls; that is no fault.
@@ -91,9 +92,9 @@ def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]
 
 
 def _merged(
-    x: np.ndarray[Any, Any],
-    rows: np.ndarray[Any, Any],
-    counts: np.ndarray[Any, Any],
+    x: Array,
+    rows: Array,
+    counts: Array,
     columns: int,
 ) -> list[tuple[float, float, int]]:
     """Position, count and last row of marks; those in one column of pixels are one mark."""

@@ -1,0 +1,62 @@
+"""Starts the live page: what `polopt dashboard` calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from polopt.common.config import ConfigError
+
+_EXTRA = "the dashboards need Streamlit and Plotly: pip install 'polopt[dashboard]'"
+
+
+def check_installed(*modules: str) -> None:
+    """Raises a ConfigError that names the extra if a module of it is missing."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"{module} is not installed; {_EXTRA}")
+
+
+def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> None:
+    """Replaces this process by the server of the live page. Does not return.
+
+    The server listens on the loopback address only and prints its address. Without `port` it takes
+    the first free one from 8501 on.
+
+    Args:
+        results_dir: directory of Tune results.
+        port: port, or None.
+        browser: whether a browser is opened where there is one.
+
+    Raises:
+        ConfigError: if the directory does not exist or the extra is not installed.
+    """
+    check_installed("streamlit", "plotly")
+    folder = results_dir.expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"results directory does not exist; got {str(results_dir)!r}")
+    command = [sys.executable, "-m", "streamlit", "run", str(Path(__file__).with_name("page.py"))]
+    options = {
+        "server.address": "127.0.0.1",
+        "browser.serverAddress": "127.0.0.1",
+        "browser.gatherUsageStats": "false",
+        "server.showEmailPrompt": "false",
+        "server.fileWatcherType": "none",
+        "server.runOnSave": "false",
+        "client.toolbarMode": "viewer",
+    }
+    if port is not None:
+        options["server.port"] = str(port)
+    if not browser or not _has_browser():
+        options["server.headless"] = "true"
+    command += [f"--{key}={value}" for key, value in options.items()]
+    os.execv(sys.executable, [*command, "--", str(folder.absolute())])
+
+
+def _has_browser() -> bool:
+    """Whether a desktop is there; elsewhere a text browser would take the terminal."""
+    return sys.platform == "darwin" or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )
