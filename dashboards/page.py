@@ -34,7 +34,7 @@ _STYLE = """<style>
   grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); }
 .st-key-panels > * { min-width: 0; width: 100%; }
 [class*="st-key-wide-"] { grid-column: 1 / -1; min-width: 0; }
-.block-container { padding-top: 2.75rem; padding-bottom: 2rem; }
+.block-container, [data-testid="stMainBlockContainer"] { padding: 3.5rem 1.5rem 2rem; }
 </style>"""
 
 
@@ -100,7 +100,7 @@ def _show(panel: Panel, tab: str) -> None:
         st.plotly_chart(
             panel.figure,
             key=f"{tab}-{panel.key}",
-            config={"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
+            config={"displayModeBar": False},  # dragging zooms, a double click goes back
         )
     elif panel.columns:
         names = _unique(panel.columns)

@@ -235,11 +235,11 @@ def write_trial(
         **options: as in `row`; `params` are further keys of the config, `first` the first
             iteration, `finished` whether the last row ends the run.
     """
-    rng = random.Random(f"{optimizer} {seed} {sorted(options)}")
+    rng = random.Random(f"{optimizer} {seed} {options.get('first', 1)}")
     config = {"env": "CartPole-v1", "num_workers": options.get("num_workers", 2), "lr": 0.002}
     config |= {"seed": seed, **options.get("params", {})}
     trainable = options.get("preset") or PRESETS[optimizer]
-    number = rng.randrange(16**5)
+    number = random.Random(f"{trainable} {seed} {options.get('params')}").randrange(16**5)
     folder = experiment / f"{trainable}_{number:05x}_00000_{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "params.json").write_text(json.dumps(config))

@@ -36,6 +36,7 @@ class Panel:
         rows: cells of a table.
         missing: why there is nothing to draw.
         wide: whether it spans the page.
+        run: label of the run that it shows; empty where it shows all selected runs.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Panel:
     rows: Sequence[Sequence[Any]] = ()
     missing: str = ""
     wide: bool = False
+    run: str = ""
 
 
 def escaped(text: str) -> str:
@@ -212,7 +214,7 @@ def named_lines(
             figure, x, values, name=name, color=lines[name][1], columns=pixel_columns(len(drawn))
         )
     add_fault_marks(figure, selection, [run])
-    return Panel(*panel, figure=figure)
+    return Panel(*panel, figure=figure, run=run.label)
 
 
 def pixel_columns(num_curves: int) -> int:
@@ -262,7 +264,7 @@ def heat_map(
             annotation_text=escaped(options["limit_name"]),
         )
     add_fault_marks(figure, selection, [run])
-    return Panel(*panel, figure=figure)
+    return Panel(*panel, figure=figure, run=run.label)
 
 
 # From transparent, so that empty bins have the background of the page, light or dark.

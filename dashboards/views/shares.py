@@ -76,7 +76,7 @@ def share_areas(
     figure.update_yaxes(range=[0, 1], tickformat=".0%")
     figure.update_layout(hovermode="x unified")
     add_fault_marks(figure, selection, [run])
-    return Panel(*panel, figure=figure)
+    return Panel(*panel, figure=figure, run=run.label)
 
 
 def share_bars(
