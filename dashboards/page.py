@@ -33,7 +33,7 @@ _STYLE = """<style>
 .st-key-panels > div, .st-key-panels { display: grid !important; gap: 0.75rem;
   grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); }
 .st-key-panels > * { min-width: 0; width: 100%; }
-[class*="st-key-wide-"] { grid-column: 1 / -1; min-width: 0; }
+.st-key-panels > :has(> [class*="st-key-wide-"]) { grid-column: 1 / -1; }
 .block-container, [data-testid="stMainBlockContainer"] { padding: 3.5rem 1.5rem 2rem; }
 </style>"""
 
@@ -128,10 +128,23 @@ def _panels(tab: Tab, selection: Selection) -> None:
         )
         selection = Selection(selection.runs, selection.x, selection.target, focus or "")
     with st.container(key="panels"):
-        for panel in tab.panels(selection):
+        for panel in _built(tab, selection):
             kind = "wide" if panel.wide else "panel"
             with st.container(key=f"{kind}-{tab.key}-{panel.key}"):
                 _show(panel, tab.key)
+
+
+def _built(tab: Tab, selection: Selection) -> list[Panel]:
+    """Panels of a tab; those of the last run of the script if nothing changed since."""
+    trials = [run.trial for run in selection.runs]
+    version = tuple((trial.folder, trial.rows.version, trial.state) for trial in trials)
+    labels = tuple(run.label for run in selection.runs)
+    key = (tab.key, selection.x, selection.target, selection.focus, version, labels)
+    last_key, panels = st.session_state.get("panels_of", (None, []))
+    if key != last_key:
+        panels = tab.panels(selection)
+        st.session_state["panels_of"] = (key, panels)
+    return list(panels)
 
 
 def _content(directory: ResultsDirectory, filters: Filters, x: str, target: float | None) -> None:
@@ -175,8 +188,7 @@ def main(folder: str) -> None:
         )
     if not directory.trials:
         st.info("No results here yet. This page shows them as soon as a run writes some.")
-    active = any(trial.state in {"running", "no results"} for trial in directory.trials)
-    run_every = _REFRESH_S if automatic and (active or not directory.trials) else None
+    run_every = _REFRESH_S if automatic else None
     st.fragment(_content, run_every=run_every)(directory, filters, str(axis), target)
 
 

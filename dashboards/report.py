@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 from polopt.common.config import ConfigError
 from polopt.dashboards.results import Progress, ResultsDirectory
 from polopt.dashboards.selection import Run, Selection, make_runs
-from polopt.dashboards.views.drawing import HEIGHT, Panel
+from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
 
 _PNG_WIDTH, _PNG_SCALE = 800, 2
@@ -145,7 +145,7 @@ def _json(figure: go.Figure) -> str:
 def _section(panel: Panel, plot: str) -> str:
     head = f"<h3>{html.escape(panel.title)}</h3><p>{html.escape(panel.help)}</p>"
     if panel.figure is not None:
-        body = f'<div id="{plot}" style="height:{HEIGHT}px"></div>'
+        body = f'<div id="{plot}" style="height:{panel.figure.layout.height}px"></div>'
     elif panel.columns:
         header = "".join(f"<th>{html.escape(str(name))}</th>" for name in panel.columns)
         rows = "".join(
@@ -223,9 +223,12 @@ def _write_pngs(figures: Sequence[go.Figure], paths: Sequence[Path]) -> list[str
     ]
     try:
         write_images(
-            opaque, [str(path) for path in paths], width=_PNG_WIDTH, height=HEIGHT + 80,
+            opaque,
+            [str(path) for path in paths],
+            width=_PNG_WIDTH,
+            height=[figure.layout.height for figure in opaque],
             scale=_PNG_SCALE,
-        )  # fmt: skip
+        )
     except (ImportError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         return [f"no PNG files: {reason} (they need `pip install kaleido` and Chrome or Chromium)"]

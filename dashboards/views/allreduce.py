@@ -100,7 +100,7 @@ def panels(selection: Selection) -> list[Panel]:
             ["optimizer/num_ranks"],
             "ranks",
             shape="hv",
-            y_range=[0, None],
+            from_zero=True,
         ),
         run_lines(
             (
@@ -112,7 +112,7 @@ def panels(selection: Selection) -> list[Panel]:
             ["optimizer/num_early_stopped", "optimizer/num_cut_short"],
             "share of fragments",
             transform=_early_share,
-            y_range=[0, None],
+            from_zero=True,
         ),
         efficiency(selection),
         phase_times("worker-times", selection, run, _MS, "optimizer/workers"),

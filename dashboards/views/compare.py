@@ -64,7 +64,7 @@ def panels(selection: Selection) -> list[Panel]:
             selection,
             ["optimizer/env_steps_per_s", "num_env_steps_sampled_per_second"],
             "env steps/s",
-            y_range=[0, None],
+            from_zero=True,
         ),
         strips(
             (
@@ -189,7 +189,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
         customdata=[[_interval(found) for found in row] for row in estimates],
         texttemplate="%{text}",
         hovertemplate="P(%{y} > %{x}) = %{customdata}<extra></extra>",
-        colorscale=[[0, "#e8743b"], [0.5, "rgba(128,128,128,0.15)"], [1, "#2f7ed8"]],
+        colorscale=[[0, "#e8743b"], [0.5, "#d3d9df"], [1, "#2f7ed8"]],
         zmin=0,
         zmax=1,
         showscale=False,
@@ -242,6 +242,7 @@ def _time_to_target(
             "Medians are over the runs that reach it.",
             columns=("group", "runs that reach it", "median steps", "median seconds"),
             rows=rows,
+            wide=True,
         ),
     ]
 

@@ -14,7 +14,9 @@ from polopt.dashboards.downsample import downsample, downsample_rows
 from polopt.dashboards.selection import Run, Selection
 from polopt.dashboards.views.faults import add_fault_marks
 
-HEIGHT = 360  # px
+HEIGHT = 360  # px, with a legend of few rows
+# Of legends: characters of a row and of a symbol, px of a row, rows that fit into `HEIGHT`.
+_LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
 _POINTS = 20_000  # in one figure, over all of its curves
 _MOST_COLUMNS = 500  # a plot is half a page wide
 #: Bands of minima and maxima are drawn for this many runs at most; more hide each other.
@@ -49,6 +51,14 @@ class Panel:
     wide: bool = False
     run: str = ""
 
+    def __post_init__(self) -> None:
+        if self.figure is not None:  # room for the legend, which is below the plot
+            names = [t.name or "" for t in self.figure.data if t.showlegend is not False]
+            characters = sum(len(name) + _LEGEND_SYMBOL for name in names)
+            rows = -(-characters // _LEGEND_ROW)
+            height = HEIGHT + _LEGEND_ROW_HEIGHT * max(0, rows - _FREE_LEGEND_ROWS)
+            self.figure.update_layout(height=height)
+
 
 def escaped(text: str) -> str:
     """Text of result files for Plotly, which takes some HTML in labels."""
@@ -71,9 +81,8 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
         legend={
             "orientation": "h",
             "yanchor": "top",
-            "y": -0.2,
+            "y": -0.3,
             "x": 0,
-            "maxheight": 0.25,
             "font": {"size": 11},
         },
         paper_bgcolor="rgba(0,0,0,0)",
@@ -158,7 +167,8 @@ def run_lines(
         selection: runs and axis.
         names: the column, and older names of it that are taken where it is missing.
         y_title: title of the axis with its unit.
-        **o: `transform(run, column)` for what is drawn instead of the column; `y_range`; `shape`.
+        **o: `transform(run, column)` for what is drawn instead of the column; `from_zero` for an
+            axis that contains 0; `shape` of the lines.
     """
     drawn = []
     for run in selection.runs:
@@ -172,8 +182,8 @@ def run_lines(
     if not drawn:
         return not_in_results(*panel, names[0])
     figure = new_figure(selection.x_title, y_title)
-    if "y_range" in o:
-        figure.update_yaxes(range=o["y_range"])
+    if o.get("from_zero"):
+        figure.update_yaxes(rangemode="tozero")
     columns = pixel_columns(len(drawn))
     seen: set[str] = set()
     for run, x, y in drawn:
@@ -209,6 +219,7 @@ def named_lines(
     if x is None or not drawn:
         return not_in_results(*panel, *(column for column, _ in lines.values()))
     figure = new_figure(selection.x_title, y_title)
+    figure.update_yaxes(rangemode="tozero")
     for name, values in drawn.items():
         add_curve(
             figure, x, values, name=name, color=lines[name][1], columns=pixel_columns(len(drawn))

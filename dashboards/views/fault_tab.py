@@ -35,7 +35,7 @@ def panels(selection: Selection) -> list[Panel]:
             ["fault_tolerance/num_healthy_workers"],
             "workers",
             shape="hv",
-            y_range=[0, None],
+            from_zero=True,
         ),
         _messages(selection),
     ]

@@ -59,6 +59,7 @@ def panels(selection: Selection) -> list[Panel]:
             ["optimizer/num_gradients_accepted", "optimizer/num_gradients"],
             "gradients/s",
             transform=per_second,
+            from_zero=True,
         ),
         run_lines(
             (
@@ -70,7 +71,7 @@ def panels(selection: Selection) -> list[Panel]:
             ["optimizer/num_gradients_stale", "optimizer/num_stale_gradients"],
             "share",
             transform=_stale_share,
-            y_range=[0, None],
+            from_zero=True,
         ),
         share_bars(
             ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds."),

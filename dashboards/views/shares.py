@@ -108,14 +108,17 @@ def share_bars(
             orientation="h",
             name=part,
             marker={"color": PHASE_COLORS.get(part, "#888888")},
-            text=[f"{value:.0%}" if value >= 0.04 else "" for value in shares[:, index]],
+            text=[f"{value:.0%}" if value >= 0.06 else "" for value in shares[:, index]],
+            width=0.5,
             textposition="inside",
+            textangle=0,
             insidetextanchor="middle",
             hovertemplate=f"{part} %{{x:.1%}}<extra>%{{y}}</extra>",
         )
     figure.update_xaxes(range=[0, 1], tickformat=".0%")
-    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1])
-    figure.update_layout(bargap=0.35)
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4]
+    )
     return Panel(*panel, figure=figure)
 
 
@@ -210,6 +213,7 @@ def worker_panels(selection: Selection, run: Run, what: str = "gradients_per_s")
             ["optimizer/num_bytes_sent"],
             "bytes/s",
             transform=_bytes_per_s,
+            from_zero=True,
         ),
     ]
 

@@ -1,0 +1,216 @@
+"""The live page and the report in a headless Chromium."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, Browser
+from dashboard_results import write_examples, write_trial
+
+for module in ("streamlit", "plotly"):
+    pytest.importorskip(module, reason="the extra polopt[dashboard] is not installed")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+    pytest.mark.timeout(900),
+]
+
+TABS = [
+    "Experiments", "Compare", "AsyncGradients", "SyncGradients", "SyncSamples", "AsyncSamples",
+    "DecentralizedAllReduce", "Faults", "Learner",
+]  # fmt: skip
+HOSTILE = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>'
+LOOKS = [(1280, "light"), (1280, "dark"), (800, "light"), (800, "dark")]
+# Points of each plot; -1 while one is not drawn yet.
+POINTS = """[...document.querySelectorAll('.js-plotly-plot')].map(plot => !plot._fullData ? -1 :
+    (plot.data || []).reduce((n, t) => n + ((t.x && (t.x.length || t.x.bdata)) ? 1 : 0), 0))"""
+# Pairs of panels, and of parts of one plot, that cover each other by more than 2 px.
+OVERLAPS = """(() => {
+  const hits = [], box = e => e.getBoundingClientRect();
+  const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 &&
+      Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
+  const check = (parts, what) => parts.forEach((a, i) => parts.slice(i + 1).forEach(b => {
+    if (meet(box(a), box(b))) hits.push(what + ': ' + a.textContent.slice(0, 40) + ' / ' +
+        b.textContent.slice(0, 40)); }));
+  check([...document.querySelectorAll(PANELS)], 'panels');
+  document.querySelectorAll('.js-plotly-plot').forEach(plot => check(
+      ['.legend', '.g-xtitle', '.g-ytitle', '.draglayer .xy .nsewdrag', '.colorbar'].map(
+          s => plot.querySelector(s)).filter(e => e && box(e).width > 0), 'plot'));
+  if (document.documentElement.scrollWidth > innerWidth + 1) hits.push('page is too wide');
+  return hits; })()"""
+PAGE_OVERLAPS = OVERLAPS.replace("PANELS", "'.st-key-panels > *'")
+REPORT_OVERLAPS = OVERLAPS.replace("PANELS", "'section'")
+SETTLED = """!document.querySelector('[data-testid="stStatusWidget"]') &&
+    !document.querySelector('[data-stale="true"]')"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results")
+    write_examples(root / "sweep", seeds=5, iterations=40)
+    for seed in range(2):
+        write_trial(root / "ranks", "decentralized_allreduce", seed, 40, num_workers=1)
+    write_trial(root / "odd", "async_gradients", 0, 9, params={"env": HOSTILE, HOSTILE: HOSTILE})
+    write_trial(root / "live", "sync_samples", 9, 20, finished=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+
+
+def python(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+@pytest.fixture(scope="module")
+def address(results: Path, environment: dict[str, str]) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = (
+        "import sys; from pathlib import Path; from polopt.dashboards.server import serve; "
+        "serve(Path(sys.argv[1]), int(sys.argv[2]), browser=False)"
+    )
+    process = subprocess.Popen(
+        python(serve, results, port), env=environment, stdout=subprocess.PIPE, text=True
+    )
+    address = f"http://127.0.0.1:{port}"
+    assert process.stdout is not None
+    try:
+        lines = []
+        while address not in (line := process.stdout.readline()):
+            assert line, f"the server ended: {lines}"
+            lines.append(line)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def report(results: Path, environment: dict[str, str], tmp_path_factory: Any) -> Path:
+    output = tmp_path_factory.mktemp("report") / "report.html"
+    write = (
+        "import sys; from pathlib import Path; from polopt.dashboards.report import write_report; "
+        "write_report(Path(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    command = python(write, results, output)
+    subprocess.run(command, env=environment, check=True, timeout=300)
+    return Path(output)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "profile") as browser:
+        yield browser
+
+
+def click_tab(browser: Browser, title: str) -> None:
+    browser.wait_for(
+        f"(() => {{ const tab = [...document.querySelectorAll('[role=tab]')].find("
+        f"t => t.textContent === {title!r}); if (tab) tab.click(); return !!tab; }})()"
+    )
+    browser.wait_for(
+        f"document.querySelector('[role=tab][aria-selected=true]')?.textContent === {title!r}"
+    )
+
+
+def drawn_plots(browser: Browser) -> list[int]:
+    """Traces with data of each plot once all are drawn."""
+    before: Any = None
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        points = browser.run(POINTS)
+        if points and -1 not in points and points == before and browser.run(SETTLED):
+            return list(points)
+        before = points
+        time.sleep(0.5)
+    raise TimeoutError(f"plots are not drawn: {points}")
+
+
+def look_for_overlaps(browser: Browser, script: str) -> list[str]:
+    """What still overlaps after plots had time to take a new size."""
+    deadline = time.monotonic() + 20
+    while (found := browser.run(script)) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    return list(found)
+
+
+def brightness(browser: Browser, selector: str) -> int:
+    color = browser.run(f"getComputedStyle(document.querySelector({selector!r})).backgroundColor")
+    return sum(map(int, color.strip("rgba()").split(",")[:3]))
+
+
+def test_every_tab_has_plots_and_no_overlap(browser: Browser, address: str) -> None:
+    browser.look(*LOOKS[0])
+    browser.open(address)
+    browser.wait_for(f"document.querySelectorAll('[role=tab]').length === {len(TABS)}")
+    for tab in TABS:
+        click_tab(browser, tab)
+        for look in LOOKS:
+            browser.look(*look)
+            plots = drawn_plots(browser)
+            assert len(plots) >= 2, tab
+            assert min(plots) > 0, tab
+            assert look_for_overlaps(browser, PAGE_OVERLAPS) == [], (tab, look)
+            assert (brightness(browser, ".stApp") > 384) == (look[1] == "light")
+        assert not browser.run("document.querySelector('[data-testid=stException]')?.textContent")
+    assert browser.run("window.attacked") is None
+    assert browser.errors == []
+    outside = [url for url in browser.requests if not url.startswith((address, "data:", "blob:"))]
+    assert outside == []
+
+
+def test_running_experiment_grows(browser: Browser, address: str, results: Path) -> None:
+    browser.look(*LOOKS[0])
+    browser.open(address)
+    click_tab(browser, "Experiments")
+    drawn_plots(browser)
+    write_trial(results / "live", "sync_samples", 9, 70, first=21, finished=False)
+    # 90 iterations of 0.5 s; no other run is longer than 20 s.
+    browser.wait_for(
+        "[...document.querySelectorAll('.js-plotly-plot')].some(p => "
+        "p._fullLayout && p._fullLayout.xaxis.range[1] > 44)"
+    )
+    assert browser.errors == []
+
+
+def test_server_listens_on_loopback_only(address: str) -> None:
+    port = int(address.rsplit(":", 1)[1])
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        assert answer.status == 200
+    # 127.0.0.2 is this machine, too; a server on all addresses would answer there.
+    with socket.socket() as other:
+        other.settimeout(5)
+        with pytest.raises(ConnectionRefusedError):
+            other.connect(("127.0.0.2", port))
+
+
+def test_report_opens_without_network(browser: Browser, report: Path) -> None:
+    browser.send(
+        "Network.emulateNetworkConditions",
+        offline=True, latency=0, downloadThroughput=0, uploadThroughput=0,
+    )  # fmt: skip
+    for look in LOOKS:
+        browser.look(*look)
+        browser.open(report.as_uri())
+        browser.wait_for("document.readyState === 'complete'")
+        plots = drawn_plots(browser)
+        assert len(plots) > 60
+        assert min(plots) > 0
+        assert look_for_overlaps(browser, REPORT_OVERLAPS) == [], look
+        assert (brightness(browser, "body") > 384) == (look[1] == "light")
+    assert browser.run("window.attacked") is None
+    assert browser.errors == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
