@@ -12,8 +12,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from polopt.dashboards.results import ResultsDirectory
-from polopt.dashboards.selection import (
+from polopt.dashboards.data.results import ResultsDirectory
+from polopt.dashboards.data.selection import (
     SEED_KEY,
     TASK_KEY,
     Filters,

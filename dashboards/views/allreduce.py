@@ -6,16 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.results import SECONDS, STEPS
-from polopt.dashboards.selection import Run, Selection
-from polopt.dashboards.views.drawing import (
-    Panel,
-    escaped,
-    named_lines,
-    new_figure,
-    not_in_results,
-    run_lines,
-)
+from polopt.dashboards.data.results import SECONDS, STEPS
+from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.views.charts import named_lines, run_lines
+from polopt.dashboards.views.drawing import Panel, escaped, new_figure, not_in_results
 from polopt.dashboards.views.shares import (
     DRIVER,
     PARTS,
@@ -36,6 +30,17 @@ def panels(selection: Selection) -> list[Panel]:
     run = selection.focused()
     if run is None:
         return []
+    return [
+        *_shares(selection, run),
+        *_waits(selection, run),
+        *_ranks(selection),
+        efficiency(selection),
+        phase_times("worker-times", selection, run, _MS, "optimizer/workers"),
+        *worker_panels(selection, run, "env_steps_per_s"),
+    ]
+
+
+def _shares(selection: Selection, run: Run) -> list[Panel]:
     return [
         share_areas(
             (
@@ -67,6 +72,11 @@ def panels(selection: Selection) -> list[Panel]:
             WORKERS,
             PARTS,
         ),
+    ]
+
+
+def _waits(selection: Selection, run: Run) -> list[Panel]:
+    return [
         _pair(
             (
                 "allreduce-learn",
@@ -89,6 +99,11 @@ def panels(selection: Selection) -> list[Panel]:
             run,
             ("sample", "skew"),
         ),
+    ]
+
+
+def _ranks(selection: Selection) -> list[Panel]:
+    return [
         run_lines(
             (
                 "ranks",
@@ -114,9 +129,6 @@ def panels(selection: Selection) -> list[Panel]:
             transform=_early_share,
             from_zero=True,
         ),
-        efficiency(selection),
-        phase_times("worker-times", selection, run, _MS, "optimizer/workers"),
-        *worker_panels(selection, run, "env_steps_per_s"),
     ]
 
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polopt.dashboards.selection import NOT_SET, Selection, differing_keys, flat_config
-from polopt.dashboards.statistics import (
+from polopt.dashboards.data.selection import NOT_SET, Selection, differing_keys, flat_config
+from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
     Estimate,
     estimate,
     probability_of_improvement,
 )
 from polopt.dashboards.views.allreduce import mean_rate
+from polopt.dashboards.views.charts import run_lines, strips
 from polopt.dashboards.views.curves import (
     Array,
     Scored,
@@ -34,8 +35,6 @@ from polopt.dashboards.views.drawing import (
     new_figure,
     not_in_results,
     pixel_columns,
-    run_lines,
-    strips,
 )
 from polopt.dashboards.views.faults import add_fault_marks
 

@@ -8,9 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.results import RETURN, SECONDS, STEPS
-from polopt.dashboards.selection import Run, Selection
-from polopt.dashboards.statistics import LEAST_RUNS_FOR_BAND, bootstrap_band, first_reach, resampled
+from polopt.dashboards.data.results import RETURN, SECONDS, STEPS
+from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.data.statistics import (
+    LEAST_RUNS_FOR_BAND,
+    bootstrap_band,
+    first_reach,
+    resampled,
+)
 
 _GRID = 200  # points of a band
 _RESAMPLES = 400  # of bands; the 95 percent interval of final scores takes more

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.results import RETURN, SECONDS, STEPS
-from polopt.dashboards.selection import Selection
+from polopt.dashboards.data.results import RETURN, SECONDS, STEPS
+from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.allreduce import mean_rate
-from polopt.dashboards.views.drawing import Panel, run_lines
+from polopt.dashboards.views.charts import run_lines
+from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.fault_tab import total_faults
 
 _COLUMNS = (
@@ -20,19 +22,7 @@ _COLUMNS = (
 
 def panels(selection: Selection) -> list[Panel]:
     """The table, files that could not be read, and the returns of all trials."""
-    rows = []
-    for run in selection.runs:
-        trial = run.trial
-        returns = trial.values(RETURN)
-        finite = np.empty(0) if returns is None else returns[np.isfinite(returns)]
-        rows.append(
-            [
-                trial.state, run.group, run.task, run.seed, trial.optimizer,
-                round(float(finite.max()), 2) if len(finite) else None,
-                _whole(trial.last(STEPS)), _whole(trial.last(SECONDS)), _whole(mean_rate(run)),
-                total_faults(run), trial.experiment, trial.name,
-            ]
-        )  # fmt: skip
+    rows = [_row(run) for run in selection.runs]
     problems = [
         [run.trial.experiment, run.trial.name, problem]
         for run in selection.runs
@@ -69,6 +59,18 @@ def panels(selection: Selection) -> list[Panel]:
         )
     )
     return listed
+
+
+def _row(run: Run) -> list[Any]:
+    trial = run.trial
+    returns = trial.values(RETURN)
+    finite = np.empty(0) if returns is None else returns[np.isfinite(returns)]
+    return [
+        trial.state, run.group, run.task, run.seed, trial.optimizer,
+        round(float(finite.max()), 2) if len(finite) else None,
+        _whole(trial.last(STEPS)), _whole(trial.last(SECONDS)), _whole(mean_rate(run)),
+        total_faults(run), trial.experiment, trial.name,
+    ]  # fmt: skip
 
 
 def _whole(value: float) -> int | None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.selection import Run, Selection
+from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import (
     Panel,
     add_curve,
     new_figure,
     not_in_results,
     pixel_columns,
-    run_lines,
 )
 from polopt.dashboards.views.faults import KINDS, add_fault_marks
 

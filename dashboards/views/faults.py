@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from polopt.dashboards.selection import Run, Selection
+from polopt.dashboards.data.selection import Run, Selection
 
 Array = np.ndarray[Any, Any]
 #: Kind -> counter, older names of it, the symbol of its mark, its color, and what tells the cause.

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.selection import Run, Selection
-from polopt.dashboards.views.drawing import Panel, heat_map, named_lines, run_lines
+from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.views.charts import heat_map, named_lines, run_lines
+from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.shares import (
     DRIVER,
     PARTS,
@@ -29,6 +30,29 @@ def panels(selection: Selection) -> list[Panel]:
     if run is None:
         return []
     return [
+        *_driver(selection, run),
+        _lag_map(selection, run),
+        _gradient_counts(selection, run),
+        *_rates(selection),
+        share_bars(
+            ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds."),
+            selection.runs,
+            WORKERS,
+            PARTS,
+        ),
+        phase_times(
+            "driver-times",
+            selection,
+            run,
+            {phase: f"optimizer/{phase}_time_ms" for phase in PHASES},
+            "optimizer/driver",
+        ),
+        *worker_panels(selection, run),
+    ]
+
+
+def _driver(selection: Selection, run: Run) -> list[Panel]:
+    return [
         share_areas(
             (
                 "driver-shares",
@@ -47,8 +71,11 @@ def panels(selection: Selection) -> list[Panel]:
             DRIVER,
             (*PHASES, "other"),
         ),
-        _lag_map(selection, run),
-        _gradient_counts(selection, run),
+    ]
+
+
+def _rates(selection: Selection) -> list[Panel]:
+    return [
         run_lines(
             (
                 "gradient-rate",
@@ -73,20 +100,6 @@ def panels(selection: Selection) -> list[Panel]:
             transform=_stale_share,
             from_zero=True,
         ),
-        share_bars(
-            ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds."),
-            selection.runs,
-            WORKERS,
-            PARTS,
-        ),
-        phase_times(
-            "driver-times",
-            selection,
-            run,
-            {phase: f"optimizer/{phase}_time_ms" for phase in PHASES},
-            "optimizer/driver",
-        ),
-        *worker_panels(selection, run),
     ]
 
 

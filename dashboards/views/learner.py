@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from polopt.dashboards.selection import Selection
-from polopt.dashboards.views.drawing import Panel, run_lines
+from polopt.dashboards.data.selection import Selection
+from polopt.dashboards.views.charts import run_lines
+from polopt.dashboards.views.drawing import Panel
 
 _PLOTS = {
     "policy_loss": ("Policy loss", "Near 0 by construction; a growing magnitude is a warning."),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from polopt.dashboards.selection import Run, Selection
-from polopt.dashboards.views.drawing import Panel, heat_map, named_lines, run_lines
+from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.views.charts import heat_map, named_lines, run_lines
+from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.shares import (
     DRIVER,
     PARTS,
@@ -24,24 +25,7 @@ def panels(selection: Selection) -> list[Panel]:
     if run is None:
         return []
     return [
-        share_areas(
-            (
-                "driver-shares",
-                "Driver's time",
-                "With synchronous sampling workers are idle while the driver learns, and the "
-                "driver while workers sample: the larger share is what to speed up.",
-            ),
-            selection,
-            run,
-            DRIVER,
-            ("learn", "sample", "broadcast", "other"),
-        ),
-        share_bars(
-            ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
-            selection.runs,
-            DRIVER,
-            (*PHASES, "other"),
-        ),
+        *_driver(selection, run),
         _rates(selection, run),
         run_lines(
             (
@@ -80,6 +64,29 @@ def panels(selection: Selection) -> list[Panel]:
             "optimizer/driver",
         ),
         *worker_panels(selection, run, "env_steps_per_s"),
+    ]
+
+
+def _driver(selection: Selection, run: Run) -> list[Panel]:
+    return [
+        share_areas(
+            (
+                "driver-shares",
+                "Driver's time",
+                "With synchronous sampling workers are idle while the driver learns, and the "
+                "driver while workers sample: the larger share is what to speed up.",
+            ),
+            selection,
+            run,
+            DRIVER,
+            ("learn", "sample", "broadcast", "other"),
+        ),
+        share_bars(
+            ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
+            selection.runs,
+            DRIVER,
+            (*PHASES, "other"),
+        ),
     ]
 
 

@@ -7,17 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.downsample import downsample_rows
-from polopt.dashboards.selection import Run, Selection
-from polopt.dashboards.views.drawing import (
-    Panel,
-    escaped,
-    named_lines,
-    new_figure,
-    not_in_results,
-    run_lines,
-    transparent,
-)
+from polopt.dashboards.data.downsample import downsample_rows
+from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.views.charts import named_lines, run_lines
+from polopt.dashboards.views.drawing import Panel, escaped, new_figure, not_in_results, transparent
 from polopt.dashboards.views.faults import add_fault_marks
 
 #: Waiting is grey in every plot, work has colors.
@@ -189,6 +182,12 @@ def worker_panels(selection: Selection, run: Run, what: str = "gradients_per_s")
             },
             "idle share",
         ),
+        *_traffic(selection, run),
+    ]
+
+
+def _traffic(selection: Selection, run: Run) -> list[Panel]:
+    return [
         named_lines(
             (
                 "requests-in-flight",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polopt.dashboards.selection import Run, Selection
+from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views import (
     allreduce,
     compare,

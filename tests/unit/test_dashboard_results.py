@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from dashboard_results import write_trial
 
-from polopt.dashboards import results as results_module
-from polopt.dashboards import trial_rows
-from polopt.dashboards.results import RETURN, STEPS, ResultsDirectory, Trial
-from polopt.dashboards.rows import LineParser, RowColumns, rows_in_effect
+from polopt.dashboards.data import results as results_module
+from polopt.dashboards.data import trial_rows
+from polopt.dashboards.data.results import RETURN, STEPS, ResultsDirectory, Trial
+from polopt.dashboards.data.rows import LineParser, RowColumns, rows_in_effect
 
 
 def opened(root: Path, cache: Path) -> ResultsDirectory:

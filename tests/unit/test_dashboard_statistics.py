@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polopt.dashboards.downsample import downsample, downsample_rows
-from polopt.dashboards.statistics import (
+from polopt.dashboards.data.downsample import downsample, downsample_rows
+from polopt.dashboards.data.statistics import (
     bootstrap_band,
     estimate,
     first_reach,

@@ -15,8 +15,8 @@ pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not install
 
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
-from polopt.dashboards.results import RETURN, ResultsDirectory
-from polopt.dashboards.selection import Filters, Selection, differing_keys, make_runs
+from polopt.dashboards.data.results import RETURN, ResultsDirectory
+from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
 from polopt.dashboards.views import allreduce, compare, experiments, fault_tab, gradients
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import TABS, tabs_of

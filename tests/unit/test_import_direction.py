@@ -52,7 +52,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optimizers": _BASE | _POLICIES | _ROLLOUTS,
     "trainers": _BASE | _POLICIES | _ROLLOUTS | {"optimizers"},
     "trainers/command_line": _BASE | _POLICIES | _ROLLOUTS | {"optimizers", "trainers"},
-    "dashboards": _BASE,
+    "dashboards/data": _BASE,
+    "dashboards/views": {*_BASE, "dashboards/data"},
+    "dashboards": {*_BASE, "dashboards/data", "dashboards/views"},
 }
 # Like a user's code: only the public names of polopt.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}

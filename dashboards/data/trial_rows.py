@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.cache import CacheHeader, TrialCache
-from polopt.dashboards.rows import ITERATION, LineParser, RowColumns, rows_in_effect
+from polopt.dashboards.data.cache import CacheHeader, TrialCache
+from polopt.dashboards.data.rows import ITERATION, LineParser, RowColumns, rows_in_effect
 
 _BLOCK_BYTES = 1 << 22
 _FINGERPRINT_BYTES = 1024

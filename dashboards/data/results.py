@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.cache import cache_dir, remove_unused
-from polopt.dashboards.trial_rows import TrialRows
+from polopt.dashboards.data.cache import cache_dir, remove_unused
+from polopt.dashboards.data.trial_rows import TrialRows
 
 RESULT_FILE, PARAMS_FILE, ERROR_FILE = "result.json", "params.json", "error.txt"
 RETURN = "env_runners/episode_return_mean"

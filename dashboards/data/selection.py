@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.results import SECONDS, STEPS, Trial
+from polopt.dashboards.data.results import SECONDS, STEPS, Trial
 
 #: Config keys that tell runs of one group apart.
 SEED_KEY, TASK_KEY = "seed", "env"
