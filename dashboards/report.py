@@ -34,7 +34,7 @@ p { color: var(--muted); margin: 0.2rem 0 0.4rem; font-size: 0.85rem; overflow-w
 section { min-width: 0; } section.wide { grid-column: 1 / -1; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.85rem; }
 th, td { border: 1px solid var(--line); padding: 0.25rem 0.6rem; text-align: left;
-  max-width: 30rem; overflow-wrap: anywhere; }
+  max-width: 30rem; overflow-wrap: break-word; }
 """
 # Plots are drawn in the colors of the page, which follow the setting of the system.
 _SCRIPT = """

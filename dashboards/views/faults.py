@@ -75,7 +75,7 @@ def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]
             any_marks = True
             figure.add_scatter(
                 x=np.array(at),
-                y=np.zeros(len(at)),
+                y=np.full(len(at), 0.03),
                 yaxis="y2",
                 mode="markers",
                 cliponaxis=False,

@@ -1,4 +1,4 @@
-"""The command line: `polopt train`, `polopt evaluate` and `polopt list`.
+"""The command line: `polopt train`, `evaluate`, `list`, `dashboard` and `report`.
 
 Each command imports what it needs, so that `--help` loads neither Ray nor torch.
 """
@@ -10,14 +10,14 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from polopt.common.config import ConfigError
+from polopt.trainers.command_line.dashboards import dashboard, report
+from polopt.trainers.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
 
 app = typer.Typer(
     help="Distributed reinforcement learning with interchangeable policy optimizers on Ray.",
@@ -26,8 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-#: Exit codes of a run that failed and of bad input. After a signal it is 128 plus its number.
-FAILED, BAD_INPUT = 1, 2
 #: Read by Ray when it is imported.
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # and the notice about it
@@ -55,9 +53,9 @@ def train(
             "stop.training_iteration=10.",
         ),
     ] = None,
-    results_dir: Annotated[Path, typer.Option(help="Directory of results and checkpoints.")] = Path(
-        "~/ray_results/polopt"
-    ),
+    results_dir: Annotated[
+        Path, typer.Option(help="Directory of results and checkpoints.")
+    ] = RESULTS_DIR,
     checkpoint_every: Annotated[
         int,
         typer.Option(
@@ -101,7 +99,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Play episodes with a trained policy."""
-    with _bad_input():
+    with bad_input():
         _import_from_working_directory()
         from polopt.trainers.command_line import evaluation
         from polopt.trainers.restoring import find_checkpoint
@@ -111,22 +109,26 @@ def evaluate(
         with evaluation.environment(experiment, video) as single_env:
             policy = evaluation.make_policy(experiment, state, single_env)
             played = evaluation.play(policy, single_env, episodes, stochastic, seed)
-    _say(f"checkpoint  {found}")
+    say(f"checkpoint  {found}")
     for name, values in (("return", played.returns), ("length", played.lengths)):
-        _say(f"{name:<11} {evaluation.summary(values)}  ({episodes} episodes)")
+        say(f"{name:<11} {evaluation.summary(values)}  ({episodes} episodes)")
     if video is not None:
-        _say(f"video       {video}")
+        say(f"video       {video}")
 
 
 @app.command("list")
 def list_() -> None:
     """List presets, optimizers, policies and tuned examples."""
-    with _bad_input():
+    with bad_input():
         for number, (kind, entries) in enumerate(_catalogue().items()):
-            _say(("\n" if number else "") + kind)
+            say(("\n" if number else "") + kind)
             width = max((len(name) for name in entries), default=0)
             for name, description in entries.items():
-                _say(f"  {name:<{width}}  {description}".rstrip())
+                say(f"  {name:<{width}}  {description}".rstrip())
+
+
+app.command()(dashboard)
+app.command()(report)
 
 
 def main() -> None:
@@ -144,7 +146,7 @@ def _train(
     signals = StopSignals()
     signals.install()
     try:
-        with _bad_input():
+        with bad_input():
             _import_from_working_directory()
             gc.disable()  # collections during thousands of imports find no garbage
             from polopt.trainers.command_line import plan, tune_run
@@ -152,29 +154,29 @@ def _train(
             gc.enable()
             planned = plan.plan(experiment, changes, restore)
 
-            def report(outcome: Any) -> None:
+            def report_outcome(outcome: Any) -> None:
                 _report(outcome, planned.experiment.rollout.env, bool(signals.number))
 
             run_options = tune_run.RunOptions(*options)
-            outcome = tune_run.run(planned, run_options, _console(), signals, report)
+            outcome = tune_run.run(planned, run_options, _console(), signals, report_outcome)
     except Stopped:
         signals.finish()
-        _say("stopped before the first result; nothing was saved")
+        say("stopped before the first result; nothing was saved")
         raise typer.Exit(signals.exit_code) from None
     if outcome.error:
-        _fail(outcome.error, FAILED)
+        fail(outcome.error, FAILED)
     if signals.number:
         raise typer.Exit(signals.exit_code)
 
 
 def _report(outcome: Any, env: Any, stopped: bool) -> None:
     if outcome.results is not None:
-        _say(f"results     {outcome.results}")
+        say(f"results     {outcome.results}")
     if outcome.checkpoint is not None:
-        _say(f"checkpoint  {outcome.checkpoint}")
-        _say(_next_step(outcome.checkpoint, env))
+        say(f"checkpoint  {outcome.checkpoint}")
+        say(_next_step(outcome.checkpoint, env))
     elif stopped:
-        _say(f"stopped{'' if outcome.results else ' before the first result'}; nothing was saved")
+        say(f"stopped{'' if outcome.results else ' before the first result'}; nothing was saved")
 
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:
@@ -209,21 +211,6 @@ def _first_sentence(cls: type) -> str:
     return paragraph.partition(". ")[0].removesuffix(".").replace("`", "")
 
 
-@contextmanager
-def _bad_input() -> Iterator[None]:
-    """Reports errors of configs and checkpoints in one line."""
-    try:
-        yield
-    except ConfigError as error:
-        _fail(str(error), BAD_INPUT)
-    except RuntimeError as error:
-        from polopt.trainers.checkpoints import CheckpointError
-
-        if not isinstance(error, CheckpointError):
-            raise
-        _fail(str(error), BAD_INPUT)
-
-
 def _import_from_working_directory() -> None:
     """A console script has its own directory on the path instead. Ray does the same in workers."""
     if str(Path.cwd()) not in sys.path:
@@ -249,15 +236,6 @@ def _program() -> list[str]:
     if script.name == "polopt":
         return ["polopt"] if shutil.which("polopt") else [str(script.absolute())]
     return [sys.executable, "-m", "polopt.trainers.command_line.cli"]
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    raise typer.Exit(code)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _console() -> Any:

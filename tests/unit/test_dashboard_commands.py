@@ -1,0 +1,73 @@
+"""`polopt report` and `polopt dashboard` up to the start of the server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboard_results import write_trial
+from typer.testing import CliRunner
+
+from polopt.trainers.command_line.cli import app
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_trial(tmp_path / "results", "async_gradients", 0, 4)
+    return tmp_path / "results"
+
+
+def test_report_names_what_it_wrote(results: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not installed")
+    output = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["report", str(results), "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    assert done.output.split() == ["report", str(output)]
+    assert output.stat().st_size > 1_000_000  # plotly.js is part of it
+
+
+@pytest.mark.parametrize("command", ["report", "dashboard"])
+def test_missing_directory_is_one_error(command: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [command, str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert "results directory does not exist" in done.output
+
+
+@pytest.mark.parametrize("command", ["report", "dashboard"])
+def test_missing_extra_is_one_error(
+    command: str, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+
+    def without_plotly(name: str, *rest: Any) -> Any:
+        return None if name in {"plotly", "streamlit"} else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_plotly)
+    done = CliRunner().invoke(app, [command, str(results)])
+    assert done.exit_code == 2
+    assert "pip install 'polopt[dashboard]'" in done.output
+
+
+@pytest.mark.parametrize("display", ["", ":0"])
+def test_server_binds_loopback_without_telemetry(
+    results: Path, monkeypatch: pytest.MonkeyPatch, display: str
+) -> None:
+    pytest.importorskip("streamlit", reason="the extra polopt[dashboard] is not installed")
+    started: list[str] = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.extend(arguments))
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    done = CliRunner().invoke(app, ["dashboard", str(results), "--port", "8765"])
+    assert done.exit_code == 0, done.output
+    assert started[-2:] == ["--", str(results)]
+    assert {
+        "--server.address=127.0.0.1",
+        "--browser.gatherUsageStats=false",
+        "--server.port=8765",
+    } <= set(started)
+    assert ("--server.headless=true" in started) == (display == "")
