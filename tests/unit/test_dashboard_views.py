@@ -219,6 +219,22 @@ def test_experiments_table_has_a_row_for_each_trial(results: Path) -> None:
     assert panels["unreadable"].rows[0][1] == "A3C_12345_00000"
 
 
+def test_figures_hold_no_html_of_results(results: Path) -> None:
+    for seed in range(2):
+        params = {"env": HOSTILE, "lr": HOSTILE if seed else 0.1, "max_policy_lag": 3}
+        write_trial(results, "async_gradients", seed, 5, deaths=(2,), params=params)
+        write_trial(results, "decentralized_allreduce", seed, 5, params=params, num_workers=1)
+    selection = select(results)
+    texts = [
+        json.dumps(panel.figure.to_dict(), default=str)
+        for tab in tabs_of(list(selection.runs))
+        for panel in tab.panels(selection)
+        if panel.figure is not None
+    ]
+    assert any("&lt;img" in text for text in texts)
+    assert not any("<img" in text or "<script" in text for text in texts)
+
+
 def test_report_holds_everything_and_escapes(results: Path, tmp_path: Path) -> None:
     for seed in range(2):
         write_trial(results, "async_gradients", seed, 5, params={"env": HOSTILE, "lr": seed})
