@@ -132,6 +132,11 @@ class PackedGradients(NamedTuple):
     rows: int
     stats: dict[str, float]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed vector."""
+        return sum(array.nbytes for array in self.packed.arrays)
+
 
 class GradientPacker:
     """Packs gradients before they are sent.

@@ -95,6 +95,12 @@ class SampleBatch:
         """Number of environment steps: the valid rows."""
         return int(np.count_nonzero(self.columns["valid"]))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the observations and of all columns, not compressed."""
+        columns = sum(column.nbytes for column in self.columns.values())
+        return int(self.all_obs.nbytes + columns + self.successor_obs.nbytes)
+
     def flat(self, name: str) -> np.ndarray:
         """`[T * N, ...]`: a column with time and environments flattened; a view."""
         column = self[name]

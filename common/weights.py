@@ -46,6 +46,11 @@ class Gradients(NamedTuple):
     rows: int
     stats: dict[str, float]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vector."""
+        return int(self.flat.nbytes)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _reduced(self, protocol)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-#: Keys that are reported for every policy, as in RLlib 2.60. 0 where a loss has no such term.
+#: Keys that are reported for every policy: those of RLlib 2.60, and `clip_fraction`.
+#: 0 where a loss has no such term.
 LEARNER_KEYS = (
     "policy_loss",
     "vf_loss",
     "entropy",
     "total_loss",
     "mean_kl_loss",
+    "clip_fraction",
     "vf_explained_var",
     "grad_norm",
     "default_optimizer_learning_rate",

@@ -11,6 +11,7 @@ from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, RolloutClock
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer
+from polopt.metrics.worker_times import WorkerTimes
 
 
 class StepResult(NamedTuple):
@@ -32,7 +33,8 @@ class OptimizerStats:
     """What an optimizer counts and measures while it trains.
 
     Args:
-        phases: names of the timed phases of a step.
+        phases: names of the driver's timed phases of a step, which do not overlap.
+        worker_phases: names of phases that the driver does not spend its own time in.
 
     Attributes:
         num_env_steps_sampled: environment steps so far.
@@ -43,10 +45,15 @@ class OptimizerStats:
         rollouts: versions at which rollouts were completely learned from.
         episodes: statistics of the last episodes.
         learner: statistics of the learner.
-        timers: by phase.
+        timers: by phase, those of the workers after the driver's.
+        worker_times: the workers' own times.
+        num_bytes_received: payload bytes of gradients, batches and weights from workers.
+        num_gradients_accepted: gradients of workers that were applied, alone or in a mean.
+        num_gradients_stale: gradients older than the optimizer's limit, dropped or scaled.
+        num_gradients_skipped: gradients that were not applied because they were not finite.
     """
 
-    def __init__(self, phases: Iterable[str] = ()) -> None:
+    def __init__(self, phases: Iterable[str] = (), worker_phases: Iterable[str] = ()) -> None:
         self.num_env_steps_sampled = 0
         self.num_env_steps_trained = 0
         self.num_updates = 0
@@ -55,10 +62,19 @@ class OptimizerStats:
         self.rollouts = RolloutClock()
         self.episodes = EpisodeWindow()
         self.learner = LearnerStats()
-        self.timers = {phase: PhaseTimer() for phase in phases}
+        self._driver_phases = tuple(phases)
+        every_phase = (*self._driver_phases, *worker_phases)
+        self.timers = {phase: PhaseTimer() for phase in every_phase}
+        self.worker_times = WorkerTimes()
+        self.num_bytes_received = 0
+        self.num_gradients_accepted = 0
+        self.num_gradients_stale = 0
+        self.num_gradients_skipped = 0
         self._begin_interval()
 
     def _begin_interval(self) -> None:
+        for timer in self.timers.values():
+            timer.take_percentiles_ms()
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
 
     def counts(self) -> StepResult:
@@ -105,9 +121,13 @@ class OptimizerStats:
         self.num_updates += updates
         self.learner.add(stats, max(env_steps if rows is None else rows, 1))
 
-    def report(self) -> dict[str, Any]:
-        """Counters, rates and lags since the last call, and mean milliseconds of each phase; the
-        same keys from the first call on."""
+    def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
+        """Counters, and rates, lags and times since the last call (`docs/metrics.md`); the same
+        keys from the first call on.
+
+        Args:
+            worker_indices: the workers of the run; 0 is the local one.
+        """
         now_s = time.perf_counter()
         then_s, sampled, updates = self._reported
         elapsed_s = max(now_s - then_s, 1e-9)
@@ -122,9 +142,27 @@ class OptimizerStats:
             "gradient_lag": self.gradient_lag.in_updates.report(),
             "gradient_lag_rollouts": self.gradient_lag.in_rollouts.report(),
             **{f"{phase}_time_ms": timer.mean_ms for phase, timer in self.timers.items()},
+            "driver": self._report_driver(elapsed_s),
+            "workers": self.worker_times.report(worker_indices, elapsed_s),
+            "num_bytes_received": self.num_bytes_received,
+            "num_gradients_accepted": self.num_gradients_accepted,
+            "num_gradients_stale": self.num_gradients_stale,
+            "num_gradients_skipped": self.num_gradients_skipped,
         }
         self._begin_interval()
         return report
+
+    def _report_driver(self, elapsed_s: float) -> dict[str, dict[str, float]]:
+        timers = {phase: self.timers[phase] for phase in self._driver_phases}
+        measured_s = {phase: timer.interval_s for phase, timer in timers.items()}
+        total_s = max(elapsed_s, sum(measured_s.values()))
+        share = {phase: duration_s / total_s for phase, duration_s in measured_s.items()}
+        percentiles = {phase: timer.take_percentiles_ms() for phase, timer in timers.items()}
+        return {
+            "share": {**share, "other": max(0.0, 1.0 - sum(share.values()))},
+            "p50_ms": {phase: p50 for phase, (p50, _) in percentiles.items()},
+            "p99_ms": {phase: p99 for phase, (_, p99) in percentiles.items()},
+        }
 
     def get_state(self) -> dict[str, Any]:
         """Counters and episode statistics, for checkpoints."""
@@ -142,4 +180,5 @@ class OptimizerStats:
         self.num_updates = int(state["num_updates"])
         self.episodes.set_state(state["episodes"])
         self.rollouts.clear()
+        self.worker_times.clear()
         self._begin_interval()

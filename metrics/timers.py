@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
+
+import numpy as np
+
+#: Percentiles are over the last so many durations of an interval, which bounds memory.
+MAX_DURATIONS = 10_000
 
 
 class PhaseTimer:
@@ -18,15 +24,18 @@ class PhaseTimer:
     Attributes:
         count: number of durations since construction.
         total_s: their sum in seconds.
+        interval_s: the sum since the last `take_percentiles_ms`.
         peak_rows_per_s: largest throughput of one phase.
     """
 
     def __init__(self, window: int = 100) -> None:
         self._durations_s: deque[float] = deque(maxlen=window)
         self._rows: deque[int] = deque(maxlen=window)
+        self._interval: deque[float] = deque(maxlen=MAX_DURATIONS)
         self._started_s = 0.0
         self.count = 0
         self.total_s = 0.0
+        self.interval_s = 0.0
         self.peak_rows_per_s = 0.0
 
     def __enter__(self) -> PhaseTimer:
@@ -42,6 +51,8 @@ class PhaseTimer:
         self._rows.append(0)
         self.count += 1
         self.total_s += duration_s
+        self.interval_s += duration_s
+        self._interval.append(duration_s)
 
     def push_rows(self, rows: int) -> None:
         """Sets the number of rows that the last timed phase processed."""
@@ -50,6 +61,14 @@ class PhaseTimer:
         self._rows[-1] = rows
         if self._durations_s[-1] > 0.0:
             self.peak_rows_per_s = max(self.peak_rows_per_s, rows / self._durations_s[-1])
+
+    def take_percentiles_ms(self) -> tuple[float, float]:
+        """p50 and p99 since the last call in milliseconds, 0 without durations; then begins a new
+        interval."""
+        percentiles = percentiles_ms(self._interval)
+        self._interval.clear()
+        self.interval_s = 0.0
+        return percentiles
 
     @property
     def mean_ms(self) -> float:
@@ -63,3 +82,11 @@ class PhaseTimer:
         """Rows per second over the last durations; 0 before the first."""
         elapsed_s = sum(self._durations_s)
         return sum(self._rows) / elapsed_s if elapsed_s > 0.0 else 0.0
+
+
+def percentiles_ms(durations_s: Collection[float]) -> tuple[float, float]:
+    """p50 and p99 of durations in milliseconds, interpolated linearly; 0 without durations."""
+    if not durations_s:
+        return 0.0, 0.0
+    p50, p99 = np.percentile(np.fromiter(durations_s, np.float64, len(durations_s)), (50, 99))
+    return 1000.0 * float(p50), 1000.0 * float(p99)

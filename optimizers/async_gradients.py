@@ -99,8 +99,9 @@ class AsyncGradients(PolicyOptimizer):
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
-        for worker in self.workers.remote:
-            self._dispatch(worker)
+        with self.timers["dispatch"]:
+            for worker in self.workers.remote:
+                self._dispatch(worker)
         for _ in range(self.config.grads_per_step):
             with self.timers["wait"]:
                 arrival = self._wait()
@@ -134,6 +135,7 @@ class AsyncGradients(PolicyOptimizer):
             lr_scale = self._lr_scale(self.policy.version - gradients.version)
             self.num_gradients += 1
             self.num_stale_gradients += lr_scale < 1.0
+            self.metrics.num_gradients_stale = self.num_stale_gradients
             apply_gradients(self, gradients, [info], lr_scale)
 
     def _lr_scale(self, lag: int) -> float:

@@ -15,7 +15,11 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.central_updates import learn_from_samples, num_fragments
+from polopt.optimizers.central_updates import (
+    learn_from_samples,
+    num_fragments,
+    take_fragment,
+)
 from polopt.optimizers.scheme import (
     Scheme,
     check_collection,
@@ -89,7 +93,7 @@ class AsyncSamples(PolicyOptimizer):
                 while not self.gatherer.landed:
                     self.gatherer.receive()
                     self._launch()
-                fragments.append(self.gatherer.landed.popleft().fragment.batch)
+                fragments.append(take_fragment(self, self.gatherer.landed.popleft()))
             batch = SampleBatch.concat(fragments)
         learn_from_samples(self, fragments, batch)
         return self.metrics.counts_since(before)

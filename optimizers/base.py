@@ -25,7 +25,8 @@ class PolicyOptimizer(ABC):
     """Decides which process samples, computes gradients and applies them, and which of them wait.
 
     A subclass implements `step`. It may name the phases of a step in `phases`, and time each with
-    `with self.timers[phase]:`. `docs/write-an-optimizer.md` has a complete example.
+    `with self.timers[phase]:`. Phases must not overlap, because results report their shares.
+    `docs/write-an-optimizer.md` has a complete example.
 
     Args:
         workers: the workers to use; the caller stops them.
@@ -46,6 +47,8 @@ class PolicyOptimizer(ABC):
     name: ClassVar[str] = ""
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     phases: ClassVar[tuple[str, ...]] = ()
+    #: Phases of the workers; their timers are filled with `push`.
+    worker_phases: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         self.scheme = self.check(workers.config.rollout, config)
@@ -54,7 +57,7 @@ class PolicyOptimizer(ABC):
         self.policy: Policy = workers.local.policy
         self.in_flight = InFlight(workers)
         self.health = WorkerHealth(workers)
-        self.metrics = OptimizerStats(self.phases)
+        self.metrics = OptimizerStats(self.phases, self.worker_phases)
         self.timers = self.metrics.timers
 
     @abstractmethod
@@ -88,7 +91,9 @@ class PolicyOptimizer(ABC):
             "name": self.name or type(self).__name__,
             "transport": self.workers.transport,
             **{f"scheme_{part}": value for part, value in self.scheme._asdict().items()},
-            **self.metrics.report(),
+            **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
+            "num_bytes_sent": self.workers.num_bytes_sent,
+            "requests_in_flight": self.in_flight.load.report(),
             "num_skipped_updates": self.policy.skipped_updates,
             **self.extra_stats(),
         }

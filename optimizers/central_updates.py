@@ -8,6 +8,7 @@ from typing import Any
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.optimizers.base import PolicyOptimizer
+from polopt.rollouts.collectors.gatherer import Landed
 from polopt.rollouts.sampling.requests import RoundInfo
 
 
@@ -35,19 +36,29 @@ def learn_from_samples(
     metrics, policy = optimizer.metrics, optimizer.policy
     env_steps = batch.env_steps
     metrics.timers["sample"].push_rows(env_steps)
-    optimizer.count_samples(env_steps, batch.episodes)
-    for fragment in fragments:
-        metrics.add_lag(fragment.version, policy.version)
     with metrics.timers["learn"]:
+        optimizer.count_samples(env_steps, batch.episodes)
+        for fragment in fragments:
+            metrics.add_lag(fragment.version, policy.version)
         version = policy.version
         stats = policy.learn_on_batch(batch)
-    metrics.rollouts.tick(policy.version)
+        metrics.rollouts.tick(policy.version)
+        updates = policy.version - version
+        if env_steps:
+            log = optimizer.workers.faults.fragments
+            log.update(updates > 0, why="gradient of the whole batch")
+        metrics.add_training(env_steps if updates else 0, updates, stats)
     metrics.timers["learn"].push_rows(env_steps)
-    updates = policy.version - version
-    if env_steps:
-        log = optimizer.workers.faults.fragments
-        log.update(updates > 0, why="gradient of the whole batch")
-    metrics.add_training(env_steps if updates else 0, updates, stats)
+
+
+def take_fragment(optimizer: PolicyOptimizer, landed: Landed) -> SampleBatch:
+    """Counts the seconds and the bytes of a fragment; returns its batch `[T, N]`."""
+    index, fragment = landed.worker_index, landed.fragment
+    parts = {"sample": fragment.sample_s}
+    optimizer.metrics.worker_times.add(index, parts, fragment.frames)
+    if index > 0:
+        optimizer.metrics.num_bytes_received += fragment.batch.nbytes
+    return fragment.batch
 
 
 def apply_gradients(
@@ -77,6 +88,10 @@ def apply_gradients(
         updates = policy.version - version
         log = optimizer.workers.faults.fragments
         log.update(updates > 0, infos[0].worker_index, "norm of its gradient")
+        if updates:
+            metrics.num_gradients_accepted += len(infos)
+        else:
+            metrics.num_gradients_skipped += len(infos)
         fresh = sum(info.fresh for info in infos) if updates else 0
         metrics.add_training(fresh, updates, stats, gradients.rows)
     if any(info.last for info in infos):
@@ -86,11 +101,17 @@ def apply_gradients(
 def usable_rounds(
     optimizer: PolicyOptimizer, rounds: Sequence[tuple[Any, RoundInfo]]
 ) -> list[tuple[Any, RoundInfo]]:
-    """Counts the faults of the rounds; returns those whose numbers are finite.
+    """Counts the faults, seconds and bytes of the rounds; returns those whose numbers are finite.
 
     Raises:
         NonFiniteError: too many in a row were not.
     """
-    faults = optimizer.workers.faults
-    faults.num_restarts_below += sum(info.restarts_below for _, info in rounds)
-    return [each for each in rounds if faults.fragment(each[1].worker_index, each[1].faults)]
+    faults, metrics = optimizer.workers.faults, optimizer.metrics
+    for packed, info in rounds:
+        faults.num_restarts_below += info.restarts_below
+        parts = {"sample": info.sample_s, "gradient": info.gradient_s}
+        metrics.worker_times.add(info.worker_index, parts, info.env_steps, gradients=1)
+        metrics.num_bytes_received += packed.nbytes
+    usable = [each for each in rounds if faults.fragment(each[1].worker_index, each[1].faults)]
+    metrics.num_gradients_skipped += len(rounds) - len(usable)
+    return usable

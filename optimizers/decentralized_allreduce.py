@@ -62,7 +62,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
     name = "decentralized_allreduce"
     config_class = DecentralizedAllReduceConfig
     config: DecentralizedAllReduceConfig
-    phases: ClassVar[tuple[str, ...]] = ("sample", "learn", "allreduce", "skew", "group")
+    phases: ClassVar[tuple[str, ...]] = ("group", "sample", "learn")
+    worker_phases: ClassVar[tuple[str, ...]] = ("allreduce", "skew")
 
     def __init__(self, workers: Any, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
@@ -100,7 +101,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             sampled = self._await_samples()
         with self.timers["learn"]:
             learned = self._await_learning()
-        self._finish_round(sampled, learned)
+            self._finish_round(sampled, learned)
         self._launch_round()
         return self.metrics.counts_since(before)
 
@@ -111,6 +112,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
             return
         with self.timers["group"]:
             self.group.ensure()
+            self._launch_on_ranks()
+
+    def _launch_on_ranks(self) -> None:
         self.num_rounds += 1
         every = self.config.checksum_interval
         want_checksum = every > 0 and self.num_rounds % every == 0
@@ -140,6 +144,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 last_s = time.perf_counter()
                 first_s = first_s or last_s
                 sampled[arrival.worker.index] = arrival.value
+                self._count_seconds(arrival)
                 waited_for = len(self.group.ranks) - len(sampled)
                 if self.stragglers.remain(len(self.group.ranks), waited_for):
                     self._stop_stragglers_early()
@@ -165,6 +170,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     def _keep(self, arrival: Arrival) -> None:
         self._learned.append((arrival.worker.index, arrival.value))
+        self._count_seconds(arrival)
         if arrival.value.broken and arrival.value.allreduce_s >= self.config.allreduce_timeout_s:
             # It waited to the limit, so somebody hangs, and the others give up as well, as much
             # later as they have sampled later. (Of a rank that dies Ray tells, and the others may
@@ -172,6 +178,22 @@ class DecentralizedAllReduce(PolicyOptimizer):
             for worker in self.group.ranks:
                 if self.in_flight.count(worker) == 1:  # it has sampled, maybe after this one
                     self.in_flight.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)
+
+    def _count_seconds(self, arrival: Arrival) -> None:
+        """Counts what a rank did with its time; sums over the group begin with a wait for the rank
+        that samples last, the skew."""
+        info, times = arrival.value, self.metrics.worker_times
+        if isinstance(info, RoundInfo):
+            times.add(arrival.worker.index, {"sample": info.sample_s}, info.env_steps)
+            return
+        parts = {
+            "learn": info.learn_s - info.allreduce_s,
+            "allreduce": info.allreduce_s - info.skew_s,
+            "skew": info.skew_s,
+        }
+        times.add(arrival.worker.index, parts)
+        if info.weights is not None:
+            self.metrics.num_bytes_received += info.weights.flat.nbytes
 
     def _lose(self, arrival: Arrival) -> None:
         """A rank is gone: the others will find their all-reduce broken, and say so."""

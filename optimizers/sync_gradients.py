@@ -61,7 +61,8 @@ class SyncGradients(PolicyOptimizer):
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
-        self._dispatch()
+        with self.timers["dispatch"]:
+            self._dispatch()
         arrived = 0
         while arrived < self.config.grads_per_step:
             with self.timers["wait"]:

@@ -15,7 +15,11 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.central_updates import learn_from_samples, num_fragments
+from polopt.optimizers.central_updates import (
+    learn_from_samples,
+    num_fragments,
+    take_fragment,
+)
 from polopt.optimizers.scheme import Scheme, check_collection, check_unused, collection_of
 from polopt.rollouts.collectors.gatherer import Gatherer, Slot
 from polopt.rollouts.config import RolloutConfig
@@ -89,7 +93,7 @@ class SyncSamples(PolicyOptimizer):
             self._launch()
         with self.timers["sample"]:
             self._gather()
-            fragments = [fragment.batch for fragment in self.gatherer.take_all()]
+            fragments = [take_fragment(self, landed) for landed in self.gatherer.take_all()]
             batch = SampleBatch.concat(fragments)
         if self.workers.config.rollout.collection == "overlapped":
             with self.timers["broadcast"]:

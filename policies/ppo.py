@@ -90,7 +90,8 @@ class PPOPolicy(Policy):
         if kl_coeff > 0.0:
             loss = loss + kl_coeff * kl
         stats = {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}
-        return loss, stats | {"mean_kl_loss": kl}
+        clip_fraction = (clipped != ratio).float().mean()
+        return loss, stats | {"mean_kl_loss": kl, "clip_fraction": clip_fraction}
 
     def _vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         errors = (values - rows["value_targets"]).square()
@@ -115,6 +116,7 @@ class PPOPolicy(Policy):
             "vf_loss": 0.5 * mean(errors),
             "entropy": mean(terms.entropy),
             "mean_kl_loss": mean(terms.kl),
+            "clip_fraction": np.count_nonzero(clipped != ratio) / count,
         }
         vf_coeff, entropy_coeff = config.vf_loss_coeff, self.entropy_coeff
         kl_coeff = self.coefficients["kl_coeff"]

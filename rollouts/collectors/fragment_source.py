@@ -84,7 +84,7 @@ class FragmentSource:
         if not self._workers.remote and not self._gatherer.landed:
             self._sample_locally()
         self._gatherer.wait_for_all()
-        return self._gatherer.take_all()
+        return [landed.fragment for landed in self._gatherer.take_all()]
 
     def _take_first(self) -> Landed:
         """The first fragment that arrives. Fragments from before the last

@@ -204,11 +204,11 @@ class Gatherer:
                 self.num_early_stopped += self.stop_early(self.in_flight.pending())
             self.receive()
 
-    def take_all(self) -> list[Fragment]:
+    def take_all(self) -> list[Landed]:
         """The fragments that have landed, in order of their slots."""
         landed = sorted(self.landed, key=lambda each: each.slot)
         self.landed.clear()
-        return [each.fragment for each in landed]
+        return landed
 
     # ---- ending early ---------------------------------------------------------------------------
 

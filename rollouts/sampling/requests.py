@@ -74,6 +74,7 @@ class RoundInfo(NamedTuple):
         fresh: of a gradient: rows in it that no gradient was computed from before.
         last: of a gradient: none of the same rollout will follow.
         restarts_below: workers below it that were replaced in this round.
+        gradient_s: seconds of the gradient, compression included.
     """
 
     env_steps: int
@@ -86,6 +87,7 @@ class RoundInfo(NamedTuple):
     fresh: int = 0
     last: bool = True
     restarts_below: int = 0
+    gradient_s: float = 0.0
 
 
 class LearnInfo(NamedTuple):
@@ -103,6 +105,7 @@ class LearnInfo(NamedTuple):
         broken: why the group broke, if it did; then the last gradient was thrown away.
         vetoed: some rank's fragment held bad numbers, so no rank learned.
         non_finite_gradients: this rank's own that were not finite; no rank has applied their sums.
+        skew_s: seconds of `allreduce_s` that this rank waited for others to finish sampling.
     """
 
     stats: dict[str, float]
@@ -116,3 +119,4 @@ class LearnInfo(NamedTuple):
     broken: str | None = None
     vetoed: bool = False
     non_finite_gradients: int = 0
+    skew_s: float = 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from polopt.common.compression import GradientCodec, GradientPacker, PackedGradients
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
@@ -48,13 +50,18 @@ class GradientRounds:
         minibatches = self.minibatches
         if minibatches is None:
             return policy.no_gradients(), info
+        started_s = time.perf_counter()
         fresh = minibatches.first_epoch
         gradients = minibatches.next_gradients()
-        info = info._replace(fresh=gradients.rows if fresh else 0, last=minibatches.done)
         problem = non_finite_gradient(gradients)
         if problem:
             info = info._replace(faults=info.faults._replace(non_finite=problem))
-        return self._packer.pack(gradients), info
+        packed = self._packer.pack(gradients)
+        return packed, info._replace(
+            fresh=gradients.rows if fresh else 0,
+            last=minibatches.done,
+            gradient_s=time.perf_counter() - started_s,
+        )
 
     def clear(self) -> None:
         """Drops the current rollout, and what compression has held back."""

@@ -67,15 +67,15 @@ class GroupLearner:
         if batch is None or self.reducer is None:
             raise RuntimeError("learn was called without a batch, or outside of a group")
         started_s = time.perf_counter()
-        version, skipped = policy.version, policy.non_finite_gradients
-        stats: dict[str, float] = {}
-        broken = None
-        vetoed = False
+        version, skipped, stats = policy.version, policy.non_finite_gradients, dict[str, float]()
+        broken: str | None = None
+        vetoed, skew_s = False, 0.0
         try:
             # After the first sum, numbers of one rank that are not finite would be in all ranks'
             # gradients. Each rank reports its own, and all skip the round.
             votes = torch.tensor([batch.env_steps, int(bool(batch.faults.non_finite))])
             self.reducer.sum_(votes)
+            skew_s = time.perf_counter() - started_s
             policy.env_steps = env_steps + int(votes[0])
             vetoed = bool(votes[1])
             if not vetoed:
@@ -94,6 +94,7 @@ class GroupLearner:
             broken=broken,
             vetoed=vetoed,
             non_finite_gradients=policy.non_finite_gradients - skipped,
+            skew_s=skew_s,
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import ray
 
+from polopt.metrics.load import LoadMeter
 from polopt.rollouts.transport.mixed_wait import wait_any
 from polopt.rollouts.transport.rpc_client import RpcClient
 from polopt.rollouts.transport.rpc_future import RpcFuture
@@ -76,12 +77,16 @@ class InFlight:
         is_work: a call that succeeds shows that its worker works, and resets the count of
             consecutive failures. False for calls that any process could answer, or whose success
             is decided elsewhere.
+
+    Attributes:
+        load: number of pending calls when one of them has ended, which is included.
     """
 
     def __init__(self, workers: Workers, is_work: bool = True) -> None:
         self._workers = workers
         self._is_work = is_work
         self._calls: dict[Call, _Call] = {}
+        self.load = LoadMeter()
 
     def __len__(self) -> int:
         self._forget_removed()
@@ -215,6 +220,7 @@ class InFlight:
             value = ref.result() if over_zmq else ray.get(ref, timeout=timeout_s)
         except (ray.exceptions.RayError, Exception) as error:  # a task's own exception class
             return self._fail(call, WorkerFailure.from_error(call.worker.index, error))
+        self.load.add(len(self._calls))
         del self._calls[ref]
         call.worker.last_answer_s = time.monotonic()
         if self._is_work:

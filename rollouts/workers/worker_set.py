@@ -48,6 +48,7 @@ class WorkerSet:
             again.
         started: at least once as many workers were up as the run needs.
         snapshot: the weights that were last sent.
+        num_bytes_sent: bytes of the weights that calls were given, since the workers were made.
         rpc: client for calls over ZeroMQ; None: all calls go through Ray.
     """
 
@@ -69,6 +70,7 @@ class WorkerSet:
         self._owns_local = local is None
         self.local = local or RolloutWorker(own, 0)
         self.snapshot: WeightSnapshot | None = None
+        self.num_bytes_sent = 0
         self.rpc: RpcClient | None = None
         self.started = False
         self.remote = [self._start(i + 1) for i in range(config.rollout.num_workers)]
@@ -334,6 +336,7 @@ class WorkerSet:
         if worker.known_version == snapshot.version:
             return None
         worker.known_version = snapshot.version
+        self.num_bytes_sent += snapshot.weights.flat.nbytes
         return snapshot.argument
 
     def forget_sent_weights(self) -> None:
@@ -361,6 +364,7 @@ class WorkerSet:
             return False
         self.config = config
         self.close_rpc()
+        self.num_bytes_sent = 0
         if self._owns_local:
             self.local.stop()
             self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)

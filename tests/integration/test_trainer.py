@@ -88,6 +88,7 @@ PROMISED = {
             "entropy",
             "total_loss",
             "mean_kl_loss",
+            "clip_fraction",
             "vf_explained_var",
             "grad_norm",
             "default_optimizer_learning_rate",

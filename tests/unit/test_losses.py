@@ -114,6 +114,9 @@ def test_ppo_loss_equals_formula(vf_clip: float | None, kl_coeff: float, standar
     assert (ratio < 0.9).any()  # otherwise the test would not cover clipping
     stats = assert_same_gradient(policy, batch, ppo_loss(x, 0.1, vf_clip, kl_coeff, standardize))
     assert stats["mean_kl_loss"] == pytest.approx(x["kl"].item(), rel=1e-4)
+    outside = ((ratio > 1.1) | (ratio < 0.9)).float().mean().item()
+    assert stats["clip_fraction"] == pytest.approx(outside)
+    assert 0.0 < outside < 1.0
 
 
 def test_value_clipping_changes_the_loss() -> None:

@@ -1,0 +1,137 @@
+"""`WorkerTimes`: how the workers spend their time, computed on the driver from their answers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from polopt.metrics.timers import MAX_DURATIONS, percentiles_ms
+
+#: Parts of a worker's time that it measures itself; the rest is `idle`.
+BUSY_PARTS = ("sample", "gradient", "learn", "allreduce", "skew")
+PARTS = (*BUSY_PARTS, "idle")
+
+
+class _Worker:
+    """Sums of one worker since the last report."""
+
+    def __init__(self) -> None:
+        self.answered_s: float | None = None
+        self.shares = {**dict.fromkeys(BUSY_PARTS, 0.0), "idle": 1.0}
+        self.begin_interval()
+
+    def begin_interval(self) -> None:
+        self.busy_s = dict.fromkeys(BUSY_PARTS, 0.0)
+        self.wall_s = 0.0
+        self.env_steps = 0
+        self.gradients = 0
+
+
+class WorkerTimes:
+    """Shares, steps and gradients of each worker since the last report.
+
+    A worker's wall time is the time between two of its answers, as the driver takes them. Idle time
+    is wall time minus the seconds that the worker reports: it waits for the driver or for other
+    workers, or its data are on their way. The time before a worker's first answer does not count.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[int, _Worker] = {}
+        self._durations_s = {part: deque[float](maxlen=MAX_DURATIONS) for part in PARTS}
+
+    def add(
+        self, index: int, parts: Mapping[str, float], env_steps: int = 0, gradients: int = 0
+    ) -> None:
+        """Counts one answer.
+
+        Args:
+            index: of the worker; 0 is the local one.
+            parts: seconds of the worker by part (see `BUSY_PARTS`), disjoint.
+            env_steps: environment steps of the answer.
+            gradients: gradients of the answer.
+        """
+        now_s = time.perf_counter()
+        worker = self._workers.get(index)
+        if worker is None:
+            worker = self._workers[index] = _Worker()
+        busy_s = 0.0
+        for part, duration_s in parts.items():
+            if duration_s > 0.0:
+                busy_s += duration_s
+                worker.busy_s[part] += duration_s
+                self._durations_s[part].append(duration_s)
+        wall_s = busy_s if worker.answered_s is None else now_s - worker.answered_s
+        worker.answered_s = now_s
+        worker.wall_s += wall_s
+        worker.env_steps += env_steps
+        worker.gradients += gradients
+        if wall_s > busy_s:
+            self._durations_s["idle"].append(wall_s - busy_s)
+
+    def report(self, indices: Iterable[int], elapsed_s: float) -> dict[str, Any]:
+        """The block `workers/` since the last report; then begins a new interval.
+
+        Shares of a worker that has not answered since the last report are repeated; before its
+        first answer a worker counts as idle.
+
+        Args:
+            indices: of the workers that belong to the run.
+            elapsed_s: seconds since the last report, positive.
+        """
+        present = {index: self._workers.get(index) or _Worker() for index in indices}
+        per_worker = []
+        for index, worker in present.items():
+            _update_shares(worker)
+            per_worker.append(
+                {
+                    "index": index,
+                    "env_steps_per_s": worker.env_steps / elapsed_s,
+                    "idle_share": worker.shares["idle"],
+                    "gradients_per_s": worker.gradients / elapsed_s,
+                }
+            )
+        count = max(len(present), 1)
+        share = {part: sum(w.shares[part] for w in present.values()) / count for part in PARTS}
+        if not present:
+            share["idle"] = 1.0
+        percentiles = {part: percentiles_ms(self._durations_s[part]) for part in PARTS}
+        self.begin_interval()
+        self._workers = {i: worker for i, worker in self._workers.items() if i in present}
+        return {
+            "share": share,
+            "p50_ms": {part: p50 for part, (p50, _) in percentiles.items()},
+            "p99_ms": {part: p99 for part, (_, p99) in percentiles.items()},
+            "env_steps_per_s": _spread([each["env_steps_per_s"] for each in per_worker]),
+            "idle_share": _spread([each["idle_share"] for each in per_worker]),
+            # A tuple: Tune's TensorBoard logger makes histograms of lists, and warns of others.
+            "per_worker": tuple(per_worker),
+        }
+
+    def begin_interval(self) -> None:
+        """Starts the sums anew."""
+        for worker in self._workers.values():
+            worker.begin_interval()
+        for durations_s in self._durations_s.values():
+            durations_s.clear()
+
+    def clear(self) -> None:
+        """Forgets all workers, for a run that continues from another state."""
+        self._workers.clear()
+        self.begin_interval()
+
+
+def _update_shares(worker: _Worker) -> None:
+    """Shares of the interval. Answers that arrive together can have been worked on for longer than
+    the time between them; then idle time is 0 and the shares are those of the reported seconds."""
+    busy_s = sum(worker.busy_s.values())
+    total_s = max(worker.wall_s, busy_s)
+    if total_s > 0.0:
+        worker.shares = {part: worker.busy_s[part] / total_s for part in BUSY_PARTS}
+        worker.shares["idle"] = max(0.0, 1.0 - busy_s / total_s)
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    mean = sum(values) / len(values) if values else 0.0
+    return {"mean": mean, "min": min(values, default=0.0), "max": max(values, default=0.0)}

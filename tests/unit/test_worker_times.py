@@ -1,0 +1,209 @@
+"""Shares of time of the driver and of workers, with a clock that the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polopt.metrics import optimizer_stats, timers, worker_times
+from polopt.metrics.load import LoadMeter
+from polopt.metrics.optimizer_stats import OptimizerStats
+from polopt.metrics.timers import MAX_DURATIONS, PhaseTimer
+from polopt.metrics.worker_times import PARTS, WorkerTimes
+
+
+class Clock:
+    """`time.perf_counter` that only moves when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    @contextmanager
+    def passing(self, duration_s: float, timer: PhaseTimer) -> Iterator[None]:
+        with timer:
+            self.now_s += duration_s
+            yield
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    for module in (optimizer_stats, timers, worker_times):
+        monkeypatch.setattr(module, "time", fake)
+    return fake
+
+
+def spend(clock: Clock, timer: PhaseTimer, *durations_s: float) -> None:
+    for duration_s in durations_s:
+        with clock.passing(duration_s, timer):
+            pass
+
+
+# ---- the driver -------------------------------------------------------------------------------
+
+
+def test_driver_shares_are_of_wall_time_and_sum_to_one(clock: Clock) -> None:
+    stats = OptimizerStats(("wait", "apply"), ("skew",))
+    spend(clock, stats.timers["wait"], 1.0, 2.0)
+    spend(clock, stats.timers["apply"], 5.0)
+    stats.timers["skew"].push(100.0)  # not the driver's own time
+    clock.now_s += 2.0
+    share = stats.report()["driver"]["share"]
+    assert share == pytest.approx({"wait": 0.3, "apply": 0.5, "other": 0.2})
+
+
+def test_driver_shares_are_since_the_last_report(clock: Clock) -> None:
+    stats = OptimizerStats(("wait", "apply"))
+    spend(clock, stats.timers["wait"], 40.0)
+    stats.report()
+    spend(clock, stats.timers["apply"], 3.0)
+    clock.now_s += 1.0
+    driver = stats.report()["driver"]
+    assert driver["share"] == pytest.approx({"wait": 0.0, "apply": 0.75, "other": 0.25})
+    assert driver["p50_ms"] == pytest.approx({"wait": 0.0, "apply": 3000.0})
+
+
+def test_overlapping_phases_still_sum_to_one(clock: Clock) -> None:
+    stats = OptimizerStats(("outer", "inner"))
+    with stats.timers["outer"]:
+        spend(clock, stats.timers["inner"], 4.0)
+    share = stats.report()["driver"]["share"]
+    assert share == pytest.approx({"outer": 0.5, "inner": 0.5, "other": 0.0})
+
+
+def test_percentiles_of_single_timings(clock: Clock) -> None:
+    stats = OptimizerStats(("wait",))
+    durations_s = [0.001 * i for i in range(1, 102)]
+    spend(clock, stats.timers["wait"], *durations_s)
+    driver = stats.report()["driver"]
+    assert driver["p50_ms"]["wait"] == pytest.approx(51.0)
+    assert driver["p99_ms"]["wait"] == pytest.approx(100.0)
+
+
+def test_percentiles_keep_a_bounded_number_of_timings() -> None:
+    timer = PhaseTimer()
+    for _ in range(MAX_DURATIONS):
+        timer.push(1.0)
+    for _ in range(MAX_DURATIONS):
+        timer.push(3.0)
+    assert timer.interval_s == 4.0 * MAX_DURATIONS
+    assert timer.take_percentiles_ms() == (3000.0, 3000.0)
+    assert (timer.interval_s, timer.take_percentiles_ms()) == (0.0, (0.0, 0.0))
+
+
+# ---- workers ----------------------------------------------------------------------------------
+
+
+def rounds(clock: Clock, times: WorkerTimes, seconds: dict[int, float], count: int) -> None:
+    """Synchronous rounds: every worker answers when the slowest has sampled."""
+    for _ in range(count):
+        clock.now_s += max(seconds.values())
+        for index, duration_s in seconds.items():
+            times.add(index, {"sample": duration_s}, env_steps=10)
+
+
+def test_workers_that_wait_for_a_slow_one_are_idle(clock: Clock) -> None:
+    times = WorkerTimes()
+    rounds(clock, times, {1: 1.0, 2: 1.0, 3: 4.0}, count=1)
+    times.report((1, 2, 3), 4.0)
+    rounds(clock, times, {1: 1.0, 2: 1.0, 3: 4.0}, count=5)
+    report = times.report((1, 2, 3), 20.0)
+    assert [each["idle_share"] for each in report["per_worker"]] == [0.75, 0.75, 0.0]
+    assert report["idle_share"] == {"mean": 0.5, "min": 0.0, "max": 0.75}
+    assert report["share"]["sample"] == pytest.approx(0.5)
+    assert report["share"]["idle"] == pytest.approx(0.5)
+    assert report["p50_ms"]["sample"] == 1000.0
+    assert report["p99_ms"]["idle"] == 3000.0
+
+
+def test_rates_of_each_worker(clock: Clock) -> None:
+    times = WorkerTimes()
+    clock.now_s += 1.0
+    for _ in range(3):
+        times.add(1, {"sample": 0.1}, env_steps=20, gradients=1)
+    times.add(2, {"sample": 0.1}, env_steps=10)
+    report = times.report((1, 2, 3), 10.0)
+    assert report["env_steps_per_s"] == pytest.approx({"mean": 7.0 / 3, "min": 0.0, "max": 6.0})
+    rates = [(each["index"], each["gradients_per_s"]) for each in report["per_worker"]]
+    assert rates == [(1, pytest.approx(0.3)), (2, 0.0), (3, 0.0)]
+    assert times.report((1, 2, 3), 10.0)["env_steps_per_s"]["max"] == 0.0
+
+
+def test_parts_of_a_worker_are_disjoint_shares(clock: Clock) -> None:
+    times = WorkerTimes()
+    times.add(1, {"sample": 3.0})
+    clock.now_s += 10.0
+    times.add(1, {"learn": 2.0, "allreduce": 1.0, "skew": 0.5})
+    share = times.report((1,), 10.0)["share"]
+    expected = {"sample": 3.0, "learn": 2.0, "allreduce": 1.0, "skew": 0.5}
+    assert sum(share.values()) == pytest.approx(1.0)
+    for part in PARTS[:-1]:
+        assert share[part] == pytest.approx(expected.get(part, 0.0) / 13.0)
+    assert share["idle"] == pytest.approx(6.5 / 13.0)
+
+
+def test_time_before_the_first_answer_does_not_count(clock: Clock) -> None:
+    times = WorkerTimes()
+    clock.now_s += 30.0  # the process starts
+    times.add(1, {"sample": 1.0})
+    assert times.report((1,), 30.0)["idle_share"]["max"] == 0.0
+
+
+def test_answers_that_arrive_together_keep_shares_in_range(clock: Clock) -> None:
+    times = WorkerTimes()
+    times.add(1, {"sample": 3.0})
+    times.report((1,), 1.0)
+    clock.now_s += 1.0
+    times.add(1, {"sample": 3.0, "gradient": 1.0})
+    share = times.report((1,), 1.0)["share"]
+    assert (share["sample"], share["gradient"], share["idle"]) == (0.75, 0.25, 0.0)
+
+
+def test_share_without_a_new_answer_is_repeated(clock: Clock) -> None:
+    times = WorkerTimes()
+    assert times.report((1,), 1.0)["share"]["idle"] == 1.0
+    times.add(1, {"sample": 1.0})
+    clock.now_s += 4.0
+    times.add(1, {"sample": 1.0})
+    assert times.report((1,), 1.0)["idle_share"]["mean"] == pytest.approx(0.6)
+    assert times.report((1,), 1.0)["idle_share"]["mean"] == pytest.approx(0.6)
+
+
+def test_removed_worker_leaves_the_report(clock: Clock) -> None:
+    times = WorkerTimes()
+    for index in (1, 2):
+        times.add(index, {"sample": 1.0}, env_steps=5)
+    report = times.report((2,), 1.0)
+    assert [each["index"] for each in report["per_worker"]] == [2]
+    times.add(2, {"sample": 1.0}, env_steps=5)
+    assert times.report((2,), 1.0)["env_steps_per_s"]["min"] == 5.0
+
+
+def test_report_of_no_workers_has_all_keys() -> None:
+    def keys(value: Any) -> Any:
+        return {k: keys(v) for k, v in value.items()} if isinstance(value, dict) else None
+
+    none, one = WorkerTimes().report((), 1.0), WorkerTimes().report((1,), 1.0)
+    assert keys(none) == keys(one)
+    assert sum(none["share"].values()) == 1.0
+
+
+def test_load_is_mean_and_maximum_since_the_last_report() -> None:
+    load = LoadMeter()
+    for value in (1, 4, 1):
+        load.add(value)
+    assert load.report() == {"mean": 2.0, "max": 4}
+    assert load.report() == {"mean": 0.0, "max": 0}
+
+
+def test_percentiles_equal_those_of_numpy() -> None:
+    durations_s = np.random.default_rng(0).exponential(size=37).tolist()
+    expected = 1000.0 * np.percentile(durations_s, (50, 99))
+    assert timers.percentiles_ms(durations_s) == pytest.approx(tuple(expected))
