@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from polopt.trainers.presets import register as register
     from polopt.trainers.trainer import PolicyOptimizerTrainer as PolicyOptimizerTrainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULE_OF = {
     "A2C": "polopt.trainers.presets",
