@@ -92,7 +92,7 @@ class PolicyOptimizer(ABC):
             "transport": self.workers.transport,
             **{f"scheme_{part}": value for part, value in self.scheme._asdict().items()},
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
-            "num_bytes_sent": self.workers.num_bytes_sent,
+            "num_bytes_sent": self.workers.snapshots.num_bytes_sent,
             "requests_in_flight": self.in_flight.load.report(),
             "num_skipped_updates": self.policy.skipped_updates,
             **self.extra_stats(),
@@ -123,7 +123,7 @@ class PolicyOptimizer(ABC):
         self.policy.set_state(state["policy"])  # first: raises for another network
         self.metrics.set_state(state)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
-        self.workers.forget_sent_weights()
+        self.workers.snapshots.clear()
         if self.workers.remote:
             self.health.up()
         # Checkpoints before 0.2 call it `life`.

@@ -26,7 +26,7 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.making import probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
-from polopt.rollouts.workers import health, in_flight, worker_set
+from polopt.rollouts.workers import health, in_flight, weight_snapshots, worker_actors
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -73,7 +73,7 @@ def in_order(indices: Iterable[int]) -> Script:
 
 
 class FakeRay:
-    """`ray` and the clock, as `in_flight` and `worker_set` use them.
+    """`ray` and the clock, as modules of `rollouts.workers` use them.
 
     Attributes:
         script: see `Script`.
@@ -249,7 +249,7 @@ class FakeWorkerSet(WorkerSet):
         """There is no process to connect."""
 
     def _start(self, index: int) -> RemoteWorker:
-        restart_count = self._restart_counts.get(index, 0)
+        restart_count = self._actors.restart_counts.get(index, 0)
         config = dataclasses.replace(self.config, restart_count=restart_count)
         actor = FakeActor(self._kind(config, index), index)
         self.actors.append(actor)
@@ -279,7 +279,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(in_flight, "time", fake)
     monkeypatch.setattr(in_flight, "waits_for_resources", lambda actor: False)
     monkeypatch.setattr(health, "waits_for_resources", lambda actor: False)
-    monkeypatch.setattr(worker_set, "ray", fake)
+    monkeypatch.setattr(worker_actors, "ray", fake)
+    monkeypatch.setattr(weight_snapshots, "ray", fake)
     monkeypatch.setattr(rank_group, "ray", fake)
     return fake
 

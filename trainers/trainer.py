@@ -14,7 +14,7 @@ from ray import tune
 from polopt.common.threads import limit_threads
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
-from polopt.rollouts.workers.ray_session import attach_or_start
+from polopt.rollouts.ray_session import attach_or_start
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.config import Experiment
 from polopt.trainers.restoring import (

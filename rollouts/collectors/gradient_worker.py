@@ -126,10 +126,10 @@ class GradientWorker(RolloutWorker):
     def _pass_on(self) -> None:
         if not self.below.remote:
             return
-        snapshot = self.below.snapshot
+        snapshot = self.below.snapshots.last
         if snapshot is None or self.policy.version <= snapshot.version:
             # Other weights may have had this version, before a restore.
-            self.below.forget_sent_weights()
+            self.below.snapshots.clear()
         self.collector.weight_sync.take_snapshot()
 
     def begin_restored_run(self, restore_count: int) -> None:

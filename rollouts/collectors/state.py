@@ -63,5 +63,5 @@ def load_collector_state(workers: WorkerSet, state: Mapping[str, Any]) -> None:
     saved = {int(index): parts for index, parts in state["collectors"].items()}
     workers.local.policy.set_state(state["policy"])
     workers.local.set_state(saved[0])
-    workers.forget_sent_weights()
+    workers.snapshots.clear()
     workers.call_each("set_state", {index: (parts,) for index, parts in saved.items()})

@@ -39,7 +39,7 @@ class WeightSync:
         self.by_consumer = False
         self.num_updates = 0
         self._stamp = 0  # `handed` when the snapshot was last the local policy's weights
-        workers.take_snapshot()
+        workers.snapshots.take()
         self._stamps: dict[int, int] = {}  # `_stamp` of each worker's weights, by index
         self._updates: dict[int, int] = {}  # `num_updates` when its last fragment was launched
         self._returned = 0  # highest of them of the fragments returned
@@ -57,14 +57,14 @@ class WeightSync:
         Weights that changed without a new version, because another optimizer than the policy's
         trains them, get one.
         """
-        policy, last = self._workers.local.policy, self._workers.snapshot
+        policy, last = self._workers.local.policy, self._workers.snapshots.last
         if (
             last is not None
             and last.version == policy.version
             and not np.array_equal(policy.get_weights().flat, last.weights.flat)
         ):
             policy.version += 1
-        version = self._workers.take_snapshot().version
+        version = self._workers.snapshots.take().version
         self._stamp = self.handed
         return version
 
@@ -80,7 +80,7 @@ class WeightSync:
             self.take_snapshot()
         self._stamps[worker.index] = self._stamp
         self._updates[worker.index] = self.num_updates
-        return self._workers.snapshot_for(worker)
+        return self._workers.snapshots.argument_for(worker)
 
     def is_before_update(self, index: int) -> bool:
         """Whether the last fragment of the worker with this index was launched before the last
@@ -116,7 +116,7 @@ class WeightSync:
             return []
         if not self.by_consumer:
             self.take_snapshot()
-        snapshot = self._workers.snapshot
+        snapshot = self._workers.snapshots.last
         assert snapshot is not None
         current = [w for w in old if w.known_version == snapshot.version]
         for worker in current:  # the weights have not changed since

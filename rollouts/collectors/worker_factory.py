@@ -17,7 +17,7 @@ from polopt.policies.registry import POLICIES
 from polopt.rollouts.collectors.config import CollectorConfig
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.resolving import EnvSource, resolve_env
-from polopt.rollouts.workers.ray_session import attach_or_start
+from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.workers.remote_worker import WorkerSpec
 from polopt.rollouts.workers.worker_config import checked_spaces, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet

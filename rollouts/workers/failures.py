@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import ray
 
 from polopt.common.data_faults import DataFaults
+from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.sampling.data_fault_log import DataFaultLog
 from polopt.rollouts.transport.rpc_future import UndecodableAnswerError
@@ -102,6 +103,11 @@ class FaultLog:
         self.num_restarts_below = 0
         self.last: WorkerFailure | None = None
 
+    @classmethod
+    def from_config(cls, rollout: RolloutConfig) -> FaultLog:
+        """An empty log with the limits of a config."""
+        return cls(rollout.max_consecutive_failures, rollout.max_consecutive_non_finite)
+
     def success(self, worker_index: int) -> None:
         """Counts a success: resets the consecutive-failure counts."""
         self._consecutive = 0
@@ -114,14 +120,31 @@ class FaultLog:
         others succeeded."""
         return self._of_worker.get(worker_index, 0) >= self._limit
 
-    def give_up(self, worker_index: int) -> None:
-        """Counts an unrecoverable worker that is not replaced."""
+    def give_up(self, failure: WorkerFailure, remaining: int, min_workers: int | None) -> None:
+        """Counts an unrecoverable worker, which is removed and not replaced.
+
+        Args:
+            failure: its last failure.
+            remaining: number of other workers.
+            min_workers: least number of workers of the run; None: all.
+
+        Raises:
+            WorkersFailedError: fewer workers remain than the run needs.
+        """
+        if min_workers is None or remaining < min_workers:
+            needed = "all of them" if min_workers is None else min_workers
+            raise WorkersFailedError(
+                f"worker {failure.worker_index} failed {self._limit} times without a success in "
+                "between (max_consecutive_failures) while others succeeded; "
+                f"{remaining} workers remain, min_workers is {needed}. The last failure "
+                f"({failure.kind}):\n{failure.message}"
+            )
         self.num_given_up += 1
         logger.error(
             "worker %d failed %d times without a success in between (max_consecutive_failures); "
             "the run continues without it",
-            worker_index,
-            self._of_worker.pop(worker_index, 0),
+            failure.worker_index,
+            self._of_worker.pop(failure.worker_index, 0),
         )
 
     def fragment(self, worker_index: int, faults: DataFaults) -> bool:

@@ -65,11 +65,11 @@ class WorkerHealth:
         """Tells of workers for which Ray finds no place, at intervals that grow."""
         now_s = time.monotonic()
         starting = [worker for worker in self._workers.remote if not worker.up]
-        late = [worker for worker in starting if now_s - worker.noticed_s >= self._notice_s]
+        late = [worker for worker in starting if now_s - worker.checked_s >= self._notice_s]
         if not starting:
             self._notice_s = NOTICE_S
         for worker in late:
-            worker.noticed_s = now_s
+            worker.checked_s = now_s
         unplaced = [worker.index for worker in late if waits_for_resources(worker.handle)]
         if unplaced:
             self._notice_s = min(2.0 * self._notice_s, 60.0)

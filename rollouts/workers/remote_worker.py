@@ -1,13 +1,12 @@
-"""What the driver knows of a worker in another process."""
+"""`RemoteWorker`: the driver's record of a worker in another process."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from polopt.common.weights import Weights
 from polopt.rollouts.envs.resolving import EnvSource
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 
@@ -17,14 +16,14 @@ class RemoteWorker:
     """A rollout worker in a process of its own.
 
     Attributes:
-        index: its place, from 1; a replacement takes the same.
-        handle: of the Ray actor, a `RolloutWorker`.
+        index: position in the `WorkerSet`, from 1; a replacement has the same.
+        handle: handle of the Ray actor, a `RolloutWorker`.
         known_version: version of the weights last sent to it; None: none yet.
         last_answer_s: monotonic time of its last answer; None before the first.
-        removed: what it still answers is of no interest.
-        noticed_s: monotonic time when it was last looked at while it had not answered yet; at first
-            of its start.
-        channel: for calls over ZeroMQ; None: there were none yet.
+        removed: it was removed from the `WorkerSet`; results of its pending calls are dropped.
+        checked_s: monotonic time of the last check of its placement while it had not answered; at
+            first of its start.
+        channel: connection for calls over ZeroMQ; None: there were no such calls yet.
     """
 
     index: int
@@ -32,38 +31,38 @@ class RemoteWorker:
     known_version: int | None = None
     last_answer_s: float | None = None
     removed: bool = False
-    noticed_s: float = field(default_factory=time.monotonic)
+    checked_s: float = field(default_factory=time.monotonic)
     channel: RpcChannel | None = None
 
     @property
     def actor(self) -> Any:
-        """The handle, to call methods through Ray. The worker answers these once `serve` has
-        returned, so this ends it, after the calls over ZeroMQ made so far."""
+        """The handle, to call methods through Ray. The worker answers these calls once `serve` has
+        returned, so this property ends `serve`, after the calls made over ZeroMQ so far."""
         if self.channel is not None:
             self.channel.pause()
         return self.handle
 
     def close_channel(self) -> None:
-        """Ends the connection, if there is one."""
+        """Closes the connection for calls over ZeroMQ, if there is one."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
 
     @property
     def up(self) -> bool:
-        """Whether it has answered, and can be given work."""
+        """Whether the worker has answered a call. Only such workers are given work."""
         return self.last_answer_s is not None
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """In what one worker differs from the others.
+    """Differences of one worker from the config.
 
     Attributes:
-        env: its environments; None: as the config says.
-        num_envs: how many of them; None: as the config says.
-        options: of its actor, over those that the config says (`num_cpus`, `num_gpus`, `memory`,
-            `resources`, `runtime_env` and whatever else `ActorClass.options` takes).
+        env: its environments; None: those of the config.
+        num_envs: number of its environments; None: as in the config.
+        options: options of its actor, which override those of the config (`num_cpus`, `num_gpus`,
+            `memory`, `resources`, `runtime_env` and other arguments of `ActorClass.options`).
     """
 
     env: EnvSource | None = None
@@ -71,15 +70,33 @@ class WorkerSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class WeightSnapshot(NamedTuple):
-    """Weights as workers get them.
+def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
+    """One spec for each worker to add, from the argument of `WorkerSet.add_workers`.
 
-    Attributes:
-        version: of the weights.
-        weights: themselves, on this side.
-        argument: what calls are given: the weights, or a reference to one object of them.
+    Raises:
+        ValueError: `more` is negative.
     """
+    if not isinstance(more, int):
+        return list(more)
+    if more < 0:
+        raise ValueError(f"number of workers to add: got {more}. Allowed: 0 or more")
+    return [WorkerSpec()] * more
 
-    version: int
-    weights: Weights
-    argument: Any
+
+def select(workers: Sequence[RemoteWorker], which: int | Iterable[int]) -> list[RemoteWorker]:
+    """The workers that the argument of `WorkerSet.remove_workers` denotes.
+
+    Args:
+        workers: in order of index.
+        which: number of workers, the latest first; or their indices.
+
+    Raises:
+        KeyError: an index does not exist.
+        ValueError: there are fewer workers than `which`.
+    """
+    by_index = {worker.index: worker for worker in workers}
+    if not isinstance(which, int):
+        return [by_index[index] for index in dict.fromkeys(which)]
+    if not 0 <= which <= len(workers):
+        raise ValueError(f"number of workers to remove: got {which}. Allowed: 0 to {len(workers)}")
+    return list(workers[len(workers) - which :])

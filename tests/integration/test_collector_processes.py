@@ -21,9 +21,9 @@ from toy_envs import Clock, Drift
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.rollouts import ray_session as sessions
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.state import next_seed
-from polopt.rollouts.workers import ray_session as sessions
 from polopt.rollouts.workers.failures import WorkersFailedError
 
 CHEAP = {"num_cpus": 0.25}

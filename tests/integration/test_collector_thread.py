@@ -153,9 +153,9 @@ def test_weights_are_published_by_who_gets_batches() -> None:
     with CollectorThread(collector) as thread:
         thread.get()
         update(collector)
-        assert collector.workers.snapshot.version == 0
+        assert collector.workers.snapshots.last.version == 0
         thread.get()
-        assert collector.workers.snapshot.version == 1
+        assert collector.workers.snapshots.last.version == 1
         update(collector)
         assert thread.update_policy_weights_() == 2
 

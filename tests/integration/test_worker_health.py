@@ -87,7 +87,7 @@ def test_who_has_no_place_is_told_of_at_growing_intervals(
     monkeypatch.setattr(muster_module, "asked_and_free", lambda rollout: "each asks for the moon")
     monkeypatch.setattr(muster_module, "time", fake)
     for worker in workers.remote:
-        worker.noticed_s = fake.now_s
+        worker.checked_s = fake.now_s
     health = WorkerHealth(workers)
     fake.script = in_order([1])
     health.up()

@@ -17,7 +17,8 @@ from toy_envs import Clock
 
 from polopt.rollouts.workers.failures import WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.remote_worker import RemoteWorker
-from polopt.rollouts.workers.worker_set import INLINE_BYTES, WorkerSet
+from polopt.rollouts.workers.weight_snapshots import INLINE_BYTES
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 LARGE = {"fcnet_hiddens": (256, 256)}
 FAILURE = WorkerFailure("death", 1, "gone")
@@ -70,7 +71,7 @@ def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeRay) -> Non
 def test_weights_that_changed_without_a_new_version_are_sent_again(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config())
     sent = [workers.weights_for(worker) for worker in workers.remote]
-    workers.forget_sent_weights()
+    workers.snapshots.clear()
     again = [workers.weights_for(worker) for worker in workers.remote]
     assert again[0] is again[1] is not sent[0]
 

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
     "policies/learning": _BASE | {"policies/networks"},
     "policies": _BASE | _POLICIES,
-    "rollouts": _BASE,  # config.py, resources.py
+    "rollouts": _BASE,  # config.py, resources.py, ray_session.py
     "rollouts/envs": {*_BASE, "rollouts"},
     "rollouts/sampling": {*_BASE, *_POLICIES, "rollouts", "rollouts/envs"},
     "rollouts/transport": {"common"},

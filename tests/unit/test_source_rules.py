@@ -20,7 +20,7 @@ ALLOWED_PRIVATE_NAMES: dict[str, str] = {}
 KNOWN_PRIVATE_NAMES = {
     "rollouts/workers/placement.py: ray._private",
 }
-KNOWN_LONG_FILES = {"rollouts/workers/worker_set.py"}
+KNOWN_LONG_FILES: set[str] = set()
 
 
 def is_private(name: str) -> bool:

@@ -19,7 +19,7 @@ from ray import tune
 from rich.console import Console
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.workers.ray_session import attach_or_start
+from polopt.rollouts.ray_session import attach_or_start
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example
 from polopt.trainers.command_line.plan import Plan
