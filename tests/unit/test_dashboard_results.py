@@ -158,6 +158,26 @@ def test_keys_may_come_go_and_change_type(root: Path, cache: Path) -> None:
     np.testing.assert_equal(rows.column("b"), [np.nan, np.nan, np.inf])
 
 
+def test_dict_of_numbers_may_change_its_types() -> None:
+    rows = RowColumns()
+    for values in ({"a": 1, "b": 2}, {"a": 3, "b": 4}, {"a": 5, "b": "x"}, {}, {"a": 7, "b": 8}):
+        rows.append({"optimizer": values})
+    rows.append({})
+    rows.append({"optimizer": {"a": 9, "b": None, "c": 10**400}})
+    nan = np.nan
+    np.testing.assert_equal(rows.column("optimizer/a"), [1, 3, 5, nan, 7, nan, 9])
+    np.testing.assert_equal(rows.column("optimizer/c"), [nan] * 6 + [np.inf])
+    assert rows.column("optimizer/b").tolist()[2] == "x"
+
+
+def test_paths_with_the_same_joined_name_are_one_column() -> None:
+    rows = RowColumns()
+    for number in range(3):
+        rows.append({"optimizer": {"x": {"y": number}, "x/y": 9}, "learners": {"x/y": number}})
+    np.testing.assert_equal(rows.column("optimizer/x/y"), [0, 1, 2])
+    np.testing.assert_equal(rows.column("learners/x/y"), [0, 1, 2])
+
+
 def test_second_process_reads_the_cache(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
