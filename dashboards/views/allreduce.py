@@ -58,7 +58,7 @@ def _shares(selection: Selection, run: Run) -> list[Panel]:
             (
                 "driver-shares",
                 "Driver's time",
-                "Group: the ranks form a group again after a fault. Sample and learn: the driver "
+                "Group: the driver forms the group and launches the round. Sample and learn: it "
                 "waits for the ranks.",
             ),
             selection,

@@ -92,7 +92,7 @@ def _rates(selection: Selection) -> list[Panel]:
             (
                 "stale-share",
                 "Share of stale gradients",
-                "Gradients older than max_policy_lag, which are computed and thrown away.",
+                "Of the gradients that arrived: older than max_policy_lag, dropped or scaled down.",
             ),
             selection,
             ["optimizer/num_gradients_stale", "optimizer/num_stale_gradients"],
@@ -150,7 +150,9 @@ def _gradient_counts(selection: Selection, run: Run) -> Panel:
 
 
 def _stale_share(run: Run, stale: np.ndarray[Any, Any]) -> Any:
-    accepted = run.trial.values("optimizer/num_gradients_accepted")
-    received = run.trial.values("optimizer/num_gradients")
-    of = accepted + stale if accepted is not None else received
-    return increase_share(stale, of) if of is not None else np.full(len(stale), np.nan)
+    # Stale gradients that are scaled are accepted as well: the share is of those that arrived.
+    arrived = run.trial.values("optimizer/num_gradients")
+    if arrived is None:
+        accepted = run.trial.values("optimizer/num_gradients_accepted")
+        arrived = None if accepted is None else accepted + stale
+    return increase_share(stale, arrived) if arrived is not None else np.full(len(stale), np.nan)

@@ -171,7 +171,7 @@ def worker_panels(selection: Selection, run: Run, what: str = "gradients_per_s")
             (
                 "workers-idle",
                 "Workers' idle share",
-                "Time in which workers wait for the driver: slowest, mean and fastest worker.",
+                "Time in which workers wait for the driver or for each other.",
             ),
             selection,
             run,
@@ -230,10 +230,15 @@ def per_worker(
         return not_in_results(*panel, f"{prefix}<worker>/{key}")
     palette = ("#2f7ed8", "#e8743b", "#19a979", "#b45ad6", "#d9a514", "#e4508f", "#13a4b4")
     lines = {
-        f"worker {int(name.split('/')[3]) + 1}": (name, palette[number % len(palette)])
+        f"worker {_index_of(run, name, number)}": (name, palette[number % len(palette)])
         for number, name in enumerate(found)
     }
     return named_lines(panel, selection, run, lines, y_title)
+
+
+def _index_of(run: Run, name: str, number: int) -> int:
+    index = run.trial.last(f"{name.rsplit('/', 1)[0]}/index")
+    return int(index) if np.isfinite(index) else number + 1
 
 
 def _bytes_per_s(run: Run, sent: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
