@@ -1,4 +1,4 @@
-"""Environments and policies that fail on command, and who kills: for the tests marked `chaos`."""
+"""Environments and policies that fail on command, and a thread that kills workers."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: While this file is there, something fails; the first who is meant takes it away.
-OMEN = Path(tempfile.gettempdir(), f"polopt-chaos-{os.getpid()}")
-#: When it did, in seconds of `time.time()`.
-STAMP = OMEN.with_suffix(".stamp")
+#: File whose presence makes one process fail; this process removes it.
+FAULT_FILE = Path(tempfile.gettempdir(), f"polopt-chaos-{os.getpid()}")
+#: File with the time of the failure, in seconds of `time.time()`.
+FAULT_TIME_FILE = FAULT_FILE.with_suffix(".stamp")
 
 
-def take(omen: Path = OMEN) -> bool:
-    """Whether the omen was there; only one process gets it. Its time is kept in `STAMP`."""
+def claim_fault(path: Path = FAULT_FILE) -> bool:
+    """Removes the file, writes the time to `FAULT_TIME_FILE`; True in exactly one process."""
     try:
-        omen.unlink()
+        path.unlink()
     except FileNotFoundError:
         return False
-    STAMP.write_text(repr(time.time()))
+    FAULT_TIME_FILE.write_text(repr(time.time()))
     return True
 
 
@@ -44,11 +44,11 @@ def take(omen: Path = OMEN) -> bool:
 
 
 class PacedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole whose steps take a time of their own, as those of a simulator do.
+    """CartPole whose steps take a configured time, as those of a simulator do.
 
     Args:
-        config: `step_s`; `slow`: a worker whose steps take ten times as long; `hangs`: one that
-            stops in the step in which it finds `OMEN`.
+        config: `step_s`; `slow`: index of the worker whose steps take ten times as long;
+            `hangs`: index of the worker that hangs in the step in which it finds `FAULT_FILE`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -60,17 +60,19 @@ class PacedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         if self.step_s:
             time.sleep(self.step_s)
-        if self.hangs and take():
+        if self.hangs and claim_fault():
             time.sleep(3600.0)
         return self.env.step(action)
 
 
-class Doomed(PacedCartPole):
-    """Ends its process when it is made while `OMEN` is there. (The driver's own, which only looks
-    at spaces, is spared.)"""
+class DiesInConstructor(PacedCartPole):
+    """Kills its worker process in the constructor while `FAULT_FILE` exists.
+
+    The environment that the driver makes to read the spaces (worker index 0) is excepted.
+    """
 
     def __init__(self, config: Any) -> None:
-        if config.worker_index > 0 and OMEN.exists():
+        if config.worker_index > 0 and FAULT_FILE.exists():
             os.kill(os.getpid(), signal.SIGKILL)
         super().__init__(config)
 
@@ -78,29 +80,29 @@ class Doomed(PacedCartPole):
 # ---- policies ----------------------------------------------------------------------------
 
 
-class OnceA2C(A2CPolicy):
-    """Refuses to apply a gradient that it has applied before."""
+class NoRepeatA2C(A2CPolicy):
+    """Raises AssertionError if the same gradient is applied twice."""
 
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
-        refuse_twice(self, gradients.flat.tobytes())
+        refuse_repeated(self, gradients.flat.tobytes())
         return super().apply_gradients(gradients, lr_scale)
 
 
-class OncePPO(PPOPolicy):
-    """Refuses to learn from what it has learned from before."""
+class NoRepeatPPO(PPOPolicy):
+    """Raises AssertionError if it learns from the same observations twice."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         for env in range(batch.all_obs.shape[1]):
-            refuse_twice(self, batch.all_obs[:, env].tobytes())
+            refuse_repeated(self, batch.all_obs[:, env].tobytes())
         return super().learn_on_batch(batch, reducer)
 
 
-class HashingPPO(OncePPO):
-    """Keeps a hash of its weights after each update, by version. Kills itself in the middle of an
-    all-reduce once it finds `OMEN`."""
+class HashingPPO(NoRepeatPPO):
+    """Keeps a hash of the weights of each version; kills its process within an all-reduce once
+    `FAULT_FILE` exists."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
-        if take():
+        if claim_fault():
             self.__dict__["sums_left"] = random.Random(time.time()).randrange(1, 8)
         if "sums_left" in self.__dict__:
             reducer = DyingReducer(reducer, self.__dict__)
@@ -115,15 +117,15 @@ class HashingPPO(OncePPO):
 
 
 class HangingPPO(PPOPolicy):
-    """Stops in the middle of an all-reduce once it finds `OMEN`."""
+    """Hangs within an all-reduce once `FAULT_FILE` exists."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
-        if take():
+        if claim_fault():
             time.sleep(3600.0)
         return super().learn_on_batch(batch, reducer)
 
 
-def refuse_twice(policy: Any, data: bytes) -> None:
+def refuse_repeated(policy: Any, data: bytes) -> None:
     seen = policy.__dict__.setdefault("seen", set())
     digest = hashlib.sha256(data).digest()
     assert digest not in seen, "applied twice"
@@ -131,11 +133,11 @@ def refuse_twice(policy: Any, data: bytes) -> None:
 
 
 class DyingReducer:
-    """Sums as the reducer it is given, but in one of the gradients' sums its process dies.
+    """Reducer that kills its process during one of the sums of gradients.
 
     Args:
-        reducer: that one.
-        left: `sums_left` counts how many it lives to see.
+        reducer: computes the sums.
+        left: `sums_left` counts down the sums until then.
     """
 
     def __init__(self, reducer: Any, left: dict[str, Any]) -> None:
@@ -152,21 +154,22 @@ class DyingReducer:
 
     def _die(self) -> None:
         time.sleep(random.Random(time.time()).uniform(0.0, 0.002))
-        STAMP.write_text(repr(time.time()))
+        FAULT_TIME_FILE.write_text(repr(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# ---- who kills, and what came of it ------------------------------------------------------
+# ---- kills and steps -----------------------------------------------------------------------
 
 
 def pid_now(worker: RemoteWorker) -> int:
-    """The process of a worker, without asking it: it may be busy. 0: none yet."""
+    """Returns the process id of a worker from Ray's state (a call would wait for a busy worker);
+    0 before the process exists."""
     info = ray._private.state.actors(worker.actor._actor_id.hex())
     return int(info["Pid"]) if info else 0
 
 
 def kill(worker: RemoteWorker) -> float:
-    """SIGKILL; returns when, in seconds of `time.time()`."""
+    """Sends SIGKILL; returns the time, in seconds of `time.time()`."""
     pid = pid_now(worker)
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
@@ -174,10 +177,10 @@ def kill(worker: RemoteWorker) -> float:
 
 
 class Killer(threading.Thread):
-    """Kills workers, chosen and timed at random, while the main thread trains.
+    """Kills random workers at random times while the main thread trains.
 
     Attributes:
-        back_s: for each kill, seconds until the worker in the killed one's place had answered.
+        back_s: for each kill, seconds until the replacement had answered its first call.
     """
 
     def __init__(self, workers: WorkerSet, kills: int, over_s: float, seed: int = 0) -> None:
@@ -192,7 +195,7 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         for pause_s in self._pauses_s:
-            # From the last kill on: those that come up late are not killed at birth.
+            # Pauses count from the last kill, so that a late replacement is not killed at once.
             due_s = time.time() + pause_s
             while not self._kill_one(due_s):
                 if self.stopped.wait(0.01):
@@ -223,8 +226,11 @@ class Killer(threading.Thread):
 
 
 def steps_until(optimizer: Any, condition: Callable[[], Any], limit_s: float) -> list[float]:
-    """Steps until something is the case; the seconds that each step took. No update is ever
-    without data."""
+    """Calls `step` until `condition()`; returns the duration of each step in seconds.
+
+    Raises:
+        AssertionError: `limit_s` is over, or a result counts updates without data.
+    """
     deadline_s = time.monotonic() + limit_s
     durations_s = []
     while not condition():
@@ -234,6 +240,7 @@ def steps_until(optimizer: Any, condition: Callable[[], Any], limit_s: float) ->
         assert result.updates == 0 or result.env_steps_trained > 0, "an update without data"
         assert time.monotonic() < deadline_s, (
             f"not within {limit_s} s and {len(durations_s)} steps, the longest of "
-            f"{max(durations_s):.1f} s; omen: {OMEN.exists()}, taken: {STAMP.exists()}"
+            f"{max(durations_s):.1f} s; fault file exists: {FAULT_FILE.exists()}, "
+            f"claimed: {FAULT_TIME_FILE.exists()}"
         )
     return durations_s

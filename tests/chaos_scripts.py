@@ -1,5 +1,7 @@
-"""What the tests of clusters run in processes of their own: `chaos_scripts.py WHAT OPTIMIZER ...`.
-The last line printed is JSON."""
+"""Programs that the cluster tests run: `chaos_scripts.py PROGRAM OPTIMIZER ...`.
+
+The last line of the output is JSON.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class Wide(gymnasium.Env[np.ndarray, int]):
 
 
 def make(name: str, env: Any, options: dict[str, Any]) -> Any:
-    for module in ("chaos", "fakes", "toy_envs", "__main__"):
+    for module in ("chaos_runs", "fakes", "toy_envs", "__main__"):
         if module in sys.modules:
             ray.cloudpickle.register_pickle_by_value(sys.modules[module])
     config = worker_config("a2c" if name == "async_gradients" else "ppo", env, rollout=options)
@@ -124,8 +126,8 @@ def nodes(name: str) -> dict[str, Any]:
 
 
 def driver(name: str, directory: str) -> dict[str, Any]:
-    """Trains for ever, saves every second iteration, and tells of it; begins from the newest whole
-    checkpoint."""
+    """Trains until killed from the newest whole checkpoint on; saves and prints every second
+    iteration."""
     ray.init(num_cpus=8, **QUIET)
     trainer = PolicyOptimizerTrainer(
         {
@@ -143,16 +145,16 @@ def driver(name: str, directory: str) -> dict[str, Any]:
         resumed = trainer.optimizer.metrics.num_env_steps_sampled
     except CheckpointError:
         pass
-    tell("begun", resumed)
+    print_steps("begun", resumed)
     while True:
         trainer.train()
         trainer.train()
         steps = trainer.optimizer.metrics.num_env_steps_sampled
         trainer.save(str(Path(directory, f"after-{trainer.iteration:06d}")))
-        tell("saved", steps)
+        print_steps("saved", steps)
 
 
-def tell(what: str, steps: int) -> None:
+def print_steps(what: str, steps: int) -> None:
     print(json.dumps({"what": what, "steps": steps}), flush=True)
 
 

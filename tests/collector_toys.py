@@ -17,14 +17,14 @@ from toy_envs import Drift
 from polopt.rollouts.collectors.collector import Collector
 
 
-class Watch(gymnasium.Env[np.ndarray, int]):
-    """Observes the monotonic clock, which all processes of a machine share, and its process.
+class TimestampEnv(gymnasium.Env[np.ndarray, int]):
+    """Observes the monotonic clock, which all processes of a machine share, and its process id.
 
     Args:
         step_s: seconds that a step takes.
-        slow_s: the same in the worker with index `slow`.
-        slow: see there.
-        length: of an episode.
+        slow: index of the slow worker.
+        slow_s: seconds that a step takes in the slow worker.
+        length: steps of an episode.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -50,8 +50,8 @@ class Watch(gymnasium.Env[np.ndarray, int]):
         return self._obs(), float(action), self.time >= self.length, False, {}
 
 
-class Fragile(Drift):
-    """A Drift that ends its process, or raises, after so many steps of the worker's life.
+class FailsAfterSteps(Drift):
+    """Drift that ends its process, or raises, after a number of steps.
 
     Args:
         config: `dies_after` or `raises_after` steps, in the worker with index `worker`.
@@ -68,7 +68,7 @@ class Fragile(Drift):
         if self.left < 0:
             if "dies_after" in self.context:
                 os._exit(1)
-            raise ValueError("too fragile")
+            raise ValueError("step limit of the test")
         return super().step(action)
 
 

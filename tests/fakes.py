@@ -1,5 +1,8 @@
-"""Stand-ins for Ray and for remote workers. A call ends when the test says so, in the order and the
-way it says, and everybody who is called checks what he is given. No process, no waiting."""
+"""Fakes of Ray, of the clock and of remote workers, and policies and environments that fail.
+
+The test sets the order and the outcome of calls; the fakes check their arguments. No processes, no
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -32,37 +35,42 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: See `StallingPPO`; one for each session of tests.
-OMEN = os.path.join(tempfile.gettempdir(), f"polopt-test-{os.getpid()}")
+#: File whose presence makes one process of `StallingPPO` or `NonFiniteGradientPPO` fail.
+FAULT_FILE = os.path.join(tempfile.gettempdir(), f"polopt-test-{os.getpid()}")
 
 
 class Ref:
-    """What a fake call returns, or `FakeRay.put` gives. `done` says whether it has ended."""
+    """Fake of `ray.ObjectRef`: the result of a fake call or of `FakeRay.put`.
+
+    Attributes:
+        done: the call has ended.
+        concurrent: the call may run beside another one of the same actor.
+    """
 
     def __init__(self, value: Any = None, error: Exception | None = None, index: int = 0) -> None:
         self.value = value
         self.error = error
         self.index = index  # of the worker
         self.done = False
-        self.beside = False  # does not count as a second call at once
+        self.concurrent = False
 
 
-#: Which of the calls under way ends next; None: none does, and time passes.
+#: Chooses the pending call that ends next. None: no call ends, and time passes.
 Script = Callable[[list[Ref]], Ref | None]
 
 
 def oldest_first(pending: list[Ref]) -> Ref | None:
-    """The script of workers that are all equally fast."""
+    """Script of equally fast workers."""
     return pending[0]
 
 
-def nobody(pending: list[Ref]) -> Ref | None:
-    """The script of workers that all hang."""
+def none_ready(pending: list[Ref]) -> Ref | None:
+    """Script of workers that all hang."""
     return None
 
 
 def in_order(indices: Iterable[int]) -> Script:
-    """The script in which calls of these workers end, one after the other."""
+    """Returns the script in which calls of the workers `indices` end in this order."""
     remaining = iter(indices)
 
     def script(pending: list[Ref]) -> Ref | None:
@@ -73,12 +81,12 @@ def in_order(indices: Iterable[int]) -> Script:
 
 
 class FakeRay:
-    """`ray` and the clock, as modules of `rollouts.workers` use them.
+    """Fake of `ray` and of the clock, as modules of `rollouts.workers` use them.
 
     Attributes:
         script: see `Script`.
-        now_s: the time; passes only while nothing ends.
-        num_puts: objects put into the store.
+        now_s: time of the clock; advances only in a `wait` in which no call ends.
+        num_puts: number of objects put into the store.
     """
 
     exceptions = ray.exceptions
@@ -101,8 +109,8 @@ class FakeRay:
         timeout: float | None = None,
         fetch_local: bool = True,
     ) -> tuple[list[Ref], list[Ref]]:
-        assert refs, "waits for nothing"
-        assert timeout is not None, "waits without a limit"
+        assert refs, "`wait` without references"
+        assert timeout is not None, "no timeout"
         assert len(set(refs)) == len(refs)
         if timeout > 0.0 and not any(ref.done for ref in refs):
             chosen = self.script(list(refs))
@@ -115,7 +123,7 @@ class FakeRay:
 
     def get(self, ref: Ref, timeout: float | None = None) -> Any:
         assert ref.done, "would block"
-        assert timeout is not None, "waits without a limit"
+        assert timeout is not None, "no timeout"
         if ref.error is not None:
             raise ref.error
         return ref.value
@@ -133,14 +141,16 @@ class FakeRay:
 
 
 class FakeActor:
-    """The handle of a worker that lives in this process. Calls run when made; their results arrive
-    when the script says. Refuses calls after its death, and two at once.
+    """Fake of the handle of an actor; the worker lives in this process.
+
+    Calls run when they are made; the script decides when their results arrive. A call after the
+    death of the actor, or beside another call, is an AssertionError.
 
     Attributes:
         calls: `(method, arguments)` of all calls so far.
-        results: what they returned.
-        next_error: what the next call ends with instead.
-        errors: likewise the next call of each method.
+        results: their return values.
+        next_error: error of the next call.
+        errors: error of the next call of a method, by method.
     """
 
     def __init__(self, worker: Any, index: int) -> None:
@@ -155,10 +165,10 @@ class FakeActor:
 
     @property
     def under_way(self) -> int:
-        return sum(not ref.done and not ref.beside for ref in self._refs)
+        return sum(not ref.done and not ref.concurrent for ref in self._refs)
 
     def finish(self) -> None:
-        """Ends what is under way, whatever the script says."""
+        """Ends all pending calls, independent of the script."""
         for ref in self._refs:
             ref.done = True
 
@@ -168,15 +178,15 @@ class FakeActor:
         return _FakeMethod(self, method)
 
     def call(self, method: str, *args: Any) -> Ref:
-        assert self.alive, f"{method} called on worker {self.index}, which is gone"
-        beside = method in ("ping", "stop")
-        assert beside or self.under_way == 0, f"two calls at once to worker {self.index}"
-        # As in Ray, a call that is given what another failed to make fails with that error.
+        assert self.alive, f"{method} called on worker {self.index}, which is dead"
+        concurrent = method in ("ping", "stop")
+        assert concurrent or self.under_way == 0, f"two calls at once to worker {self.index}"
+        # As in Ray, a call whose argument is the result of a failed call fails with its error.
         inherited = next((arg.error for arg in args if isinstance(arg, Ref) and arg.error), None)
         args = tuple(arg.value if isinstance(arg, Ref) else arg for arg in args)
         self.calls.append((method, args))
         ref = Ref(index=self.index)
-        ref.beside = beside
+        ref.concurrent = concurrent
         ref.error = self.next_error or self.errors.pop(method, None) or inherited
         self.next_error = None
         if ref.error is None:
@@ -196,11 +206,11 @@ class _FakeMethod:
 
     def options(self, concurrency_group: str) -> _FakeMethod:
         assert concurrency_group == "control"
-        return _FakeMethodBeside(self.actor, self.name)
+        return _ConcurrentFakeMethod(self.actor, self.name)
 
 
-class _FakeMethodBeside(_FakeMethod):
-    """Runs at once, whatever else is under way."""
+class _ConcurrentFakeMethod(_FakeMethod):
+    """Method of the concurrency group `control`: runs beside other calls."""
 
     def remote(self, *args: Any) -> Ref:
         assert self.actor.alive
@@ -208,30 +218,30 @@ class _FakeMethodBeside(_FakeMethod):
 
 
 class CheckedWorker(RolloutWorker):
-    """A real worker that refuses weights it has, and to begin without any."""
+    """Real worker that checks weights: none is sent twice, and the first call brings some."""
 
     version_sent: int | None = None
 
     def sample(self, weights: Weights | None = None, *args: Any) -> SampleBatch:
         if self.index > 0:
             if weights is None:
-                assert self.version_sent is not None, "asked to sample without any weights"
+                assert self.version_sent is not None, "`sample` without any weights"
             else:
-                assert weights.version != self.version_sent, "was sent weights that it has"
+                assert weights.version != self.version_sent, "received the same weights twice"
                 self.version_sent = weights.version
         return super().sample(weights, *args)
 
 
 class FakeWorkerSet(WorkerSet):
-    """The real one, but for its remote workers, which are `CheckedWorker`s in this process.
+    """WorkerSet whose remote workers are `CheckedWorker`s in this process.
 
     Args:
         config: see `WorkerSet`.
-        kind: of its workers.
-        up: they need no time to start.
+        kind: class of the workers.
+        up: workers count as started from the beginning.
 
     Attributes:
-        actors: all ever started, in that order.
+        actors: all actors that were started, in this order.
     """
 
     def __init__(
@@ -246,7 +256,7 @@ class FakeWorkerSet(WorkerSet):
         super().__init__(config)
 
     def use_transport(self, message_bytes: int) -> None:
-        """There is no process to connect."""
+        """Does nothing: there is no process to connect."""
 
     def _start(self, index: int) -> RemoteWorker:
         restart_count = self._actors.restart_counts.get(index, 0)
@@ -259,8 +269,8 @@ class FakeWorkerSet(WorkerSet):
         return worker
 
 
-class Puppet:
-    """The least a process can be that fails in every way."""
+class FakeWorkerProcess:
+    """Smallest actor class that can raise, hang and be killed."""
 
     def pid(self) -> int:
         return os.getpid()
@@ -268,12 +278,12 @@ class Puppet:
     def sleep(self, duration_s: float) -> None:
         time.sleep(duration_s)
 
-    def fall_over(self) -> None:
-        raise ValueError("over the edge")
+    def fail(self) -> None:
+        raise ValueError("expected failure")
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    """Puts a `FakeRay` in the place of Ray and of the clock that limits are measured by."""
+    """Replaces Ray and the clock of deadlines by a `FakeRay`."""
     fake = FakeRay()
     monkeypatch.setattr(in_flight, "ray", fake)
     monkeypatch.setattr(in_flight, "time", fake)
@@ -293,8 +303,7 @@ def worker_config(
     rollout: dict[str, Any] | None = None,
     **policy_options: Any,
 ) -> WorkerConfig:
-    """What workers are made from; two workers of two environments and five steps where `rollout`
-    says nothing else."""
+    """Returns the config of workers; default: two workers, two environments each, five steps."""
     options = {
         "num_workers": 2,
         "num_envs_per_worker": 2,
@@ -310,13 +319,13 @@ def worker_config(
 
 
 def make_optimizer(cls: Any, workers: WorkerSet, **options: Any) -> Any:
-    """An optimizer with `options` under the keys users write."""
+    """Returns an optimizer of class `cls`; `options` has the keys of its config."""
     optimizer: PolicyOptimizer = cls(workers, cls.config_class.parse(options))
     return optimizer
 
 
-class RestlessDrift(Drift):
-    """Takes a different, random time for each step, so that nobody arrives in order."""
+class RandomDelayDrift(Drift):
+    """Drift whose steps take random times, so that results arrive in random order."""
 
     def step(self, action: int) -> Any:
         time.sleep(ord(os.urandom(1)) * 4e-5)
@@ -324,18 +333,18 @@ class RestlessDrift(Drift):
 
 
 def pid_of(worker: RemoteWorker) -> int:
-    """The process of a worker that is not a fake."""
+    """Returns the process id of a worker that is not a fake."""
     pid: int = ray.get(worker.actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60.0)
     return pid
 
 
 def shuffled_by(seed: int) -> Script:
-    """The script in which a random one ends next."""
+    """Returns the script in which a random pending call ends next."""
     return random.Random(seed).choice
 
 
-class CrawlingDrift(Drift):
-    """So slow in worker 4 that the others wait for it, if they wait."""
+class SlowFourthWorkerDrift(Drift):
+    """Drift that is slow in worker 4."""
 
     def step(self, action: int) -> Any:
         if self.context.worker_index == 4:
@@ -343,8 +352,8 @@ class CrawlingDrift(Drift):
         return super().step(action)
 
 
-class SecondCrawls(Drift):
-    """Slow in worker 2."""
+class SlowSecondWorkerDrift(Drift):
+    """Drift that is slow in worker 2."""
 
     def step(self, action: int) -> Any:
         if self.context.worker_index == 2:
@@ -353,14 +362,14 @@ class SecondCrawls(Drift):
 
 
 class OwnAdvantagesPPO(PPOPolicy):
-    """Wrong on purpose: each learner standardises its advantages by its own rows."""
+    """Wrong variant: each learner standardises its advantages by its own rows."""
 
     def training_rows(self, batch: SampleBatch, reducer: Any = None) -> dict[str, torch.Tensor]:
         return super().training_rows(batch)
 
 
 class UnweightedPPO(PPOPolicy):
-    """Wrong on purpose: the mean over learners of their mean gradients, whoever has more rows."""
+    """Wrong variant: unweighted mean over learners, although their row counts differ."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         right = sgd.reduce_gradient
@@ -372,33 +381,32 @@ class UnweightedPPO(PPOPolicy):
 
 
 class StallingPPO(PPOPolicy):
-    """Whoever first finds the file that `OMEN` names takes it away, and stalls within learning."""
+    """The first process that finds `FAULT_FILE` removes it and hangs in `learn_on_batch`."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
         try:
-            os.remove(OMEN)
+            os.remove(FAULT_FILE)
         except FileNotFoundError:
             return super().learn_on_batch(batch, reducer)
         time.sleep(3600.0)
-        raise AssertionError("nobody waits that long")
+        raise AssertionError("the sleep ended before the process was killed")
 
 
-class PoisonedPPO(PPOPolicy):
-    """Whoever first finds the file that `OMEN` names takes it away, and computes a gradient that is
-    not finite."""
+class NonFiniteGradientPPO(PPOPolicy):
+    """The first process that finds `FAULT_FILE` removes it and computes a non-finite gradient."""
 
     def backward(self, rows: Any) -> dict[str, float]:
         stats = super().backward(rows)
         try:
-            os.remove(OMEN)
+            os.remove(FAULT_FILE)
         except FileNotFoundError:
             return stats
         self.flat.grads[3] = float("nan")
         return stats
 
 
-class GulliblePPO(PoisonedPPO):
-    """Wrong on purpose: applies whatever gradient there is."""
+class UncheckedGradientPPO(NonFiniteGradientPPO):
+    """Wrong variant: applies non-finite gradients."""
 
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""CartPole-v1 as the learning tests of schemes and codecs train it."""
+"""CartPole-v1 configs and training loop of the learning tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: For each optimizer: what learns CartPole well within its budget on two cores.
+#: Configs that solve CartPole within the step budget.
 A3C = {
     "policy": "a3c",
     "rollout_fragment_length": 20,
@@ -22,13 +22,15 @@ PPO = {
     "num_sgd_iter": 6,
     "sgd_minibatch_size": 128,
 }
-#: Gradients of whoever comes are each an update of its own: smaller steps, fewer epochs.
+#: Each gradient is applied on its own, so that steps are smaller and epochs fewer.
 PPO_BY_GRADIENTS = {**PPO, "num_sgd_iter": 4, "lr": [[0, 1e-3], [300_000, 2e-4]]}
 
 
 def train_cartpole(options: dict[str, Any], budget: int = 600_000, goal: float = 400.0) -> float:
-    """The best mean return over 100 episodes that a trainer reaches within `budget` steps; stops at
-    `goal`."""
+    """Returns the best mean return over 100 episodes within `budget` environment steps.
+
+    Training stops once the mean return reaches `goal`.
+    """
     optimizer = options.get("optimizer")
     name = optimizer["name"] if isinstance(optimizer, dict) else optimizer
     by_gradients = PPO_BY_GRADIENTS if name == "async_gradients" else PPO

@@ -12,7 +12,7 @@ import chaos_runs as chaos
 import numpy as np
 import pytest
 import ray
-from chaos_runs import OMEN, STAMP, HangingPPO, HashingPPO, steps_until
+from chaos_runs import FAULT_FILE, FAULT_TIME_FILE, HangingPPO, HashingPPO, steps_until
 from fakes import make_optimizer, worker_config
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
@@ -31,10 +31,10 @@ KILLS = 20
 @pytest.fixture(autouse=True)
 def _toys(ray_session: None) -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(chaos)
-    for path in (OMEN, STAMP):
+    for path in (FAULT_FILE, FAULT_TIME_FILE):
         path.unlink(missing_ok=True)
     yield
-    for path in (OMEN, STAMP):
+    for path in (FAULT_FILE, FAULT_TIME_FILE):
         path.unlink(missing_ok=True)
 
 
@@ -56,7 +56,7 @@ def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) 
     return ray.get(calls, timeout=60.0)
 
 
-class Watch:
+class FailureWatcher:
     """When survivors say that the group is broken, and how long it takes to form it again."""
 
     def __init__(self, optimizer: DecentralizedAllReduce) -> None:
@@ -104,18 +104,18 @@ def whole(optimizer: DecentralizedAllReduce) -> bool:
 
 def test_twenty_kills_in_the_middle_of_an_all_reduce(worker_pool: Pool, report: Report) -> None:
     optimizer = make(worker_pool, HashingPPO, checksum_interval=1)
-    watch = Watch(optimizer)
+    watch = FailureWatcher(optimizer)
     notice_s: list[float] = []
     going_on_s: list[float] = []
     num_compared = 0
     for count in range(1, KILLS + 1):
         pids = {worker.index: chaos.pid_now(worker) for worker in optimizer.group.ranks}
         watch.noticed_s.clear()
-        STAMP.unlink(missing_ok=True)
+        FAULT_TIME_FILE.unlink(missing_ok=True)
         version = optimizer.policy.version
-        OMEN.touch()
+        FAULT_FILE.touch()
         steps_until(optimizer, lambda n=count: optimizer.workers.faults.num_restarts == n, 60.0)
-        died_s = float(STAMP.read_text())
+        died_s = float(FAULT_TIME_FILE.read_text())
         updates = optimizer.metrics.num_updates
         steps_until(optimizer, lambda n=updates: optimizer.metrics.num_updates > n, 60.0)
         going_on_s.append(time.time() - died_s)
@@ -156,15 +156,15 @@ def test_a_rank_hangs_in_an_all_reduce(worker_pool: Pool, report: Report) -> Non
     optimizer = make(worker_pool, HangingPPO, allreduce_timeout_s=timeout_s, checksum_interval=1)
     assert DecentralizedAllReduce.config_class().allreduce_timeout_s <= 60.0
     optimizer.drain()
-    watch = Watch(optimizer)
-    OMEN.touch()
+    watch = FailureWatcher(optimizer)
+    FAULT_FILE.touch()
     steps_until(optimizer, lambda: optimizer.num_broken_rounds, 60.0)
     updates = optimizer.metrics.num_updates
     steps_until(optimizer, lambda: optimizer.metrics.num_updates > updates, 60.0)
-    recovered_s = time.time() - float(STAMP.read_text())
+    recovered_s = time.time() - float(FAULT_TIME_FILE.read_text())
     stats = optimizer.workers.stats()
     assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1
-    noticed_s = watch.noticed_s[0] - float(STAMP.read_text())
+    noticed_s = watch.noticed_s[0] - float(FAULT_TIME_FILE.read_text())
     assert noticed_s < timeout_s + 1.0
     assert recovered_s < timeout_s + 4.0, (noticed_s, watch.formed_s)
     steps_until(optimizer, lambda: whole(optimizer), 120.0)

@@ -13,12 +13,12 @@ import pytest
 import ray
 import yaml
 from chaos_runs import (
-    OMEN,
-    STAMP,
-    Doomed,
+    FAULT_FILE,
+    FAULT_TIME_FILE,
+    DiesInConstructor,
     Killer,
-    OnceA2C,
-    OncePPO,
+    NoRepeatA2C,
+    NoRepeatPPO,
     PacedCartPole,
     kill,
     steps_until,
@@ -46,10 +46,10 @@ pytestmark = pytest.mark.timeout(1200)
 @pytest.fixture(autouse=True)
 def _toys(ray_session: None) -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(chaos)
-    for path in (OMEN, STAMP):
+    for path in (FAULT_FILE, FAULT_TIME_FILE):
         path.unlink(missing_ok=True)
     yield
-    for path in (OMEN, STAMP):
+    for path in (FAULT_FILE, FAULT_TIME_FILE):
         path.unlink(missing_ok=True)
 
 
@@ -99,7 +99,7 @@ def start_s(optimizer: Any) -> float:
 
 @pytest.mark.parametrize("name", ALL)
 def test_twenty_kills_at_random_moments(name: str, worker_pool: Pool, report: Report) -> None:
-    optimizer = tuned(name, worker_pool, OnceA2C if name == "async_gradients" else OncePPO)
+    optimizer = tuned(name, worker_pool, NoRepeatA2C if name == "async_gradients" else NoRepeatPPO)
     workers = optimizer.workers
     start = start_s(optimizer)
     restarts, deaths = workers.faults.num_restarts, workers.faults.counts["death"]
@@ -147,7 +147,7 @@ def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> N
     start = start_s(optimizer)
     clean = rate(optimizer, 6.0)
     lost = workers.remote[1]
-    OMEN.touch()
+    FAULT_FILE.touch()
     began_s, trained = time.monotonic(), optimizer.metrics.num_env_steps_trained
     durations_s = steps_until(optimizer, lambda: workers.faults.counts["hang"], 60.0)
     hanging_s = time.monotonic() - began_s
@@ -155,7 +155,7 @@ def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> N
     durations_s += steps_until(
         optimizer, lambda: workers.remote[1] is not lost and workers.remote[1].up, 60.0
     )
-    back_s = time.time() - float(STAMP.read_text())
+    back_s = time.time() - float(FAULT_TIME_FILE.read_text())
     assert back_s < timeout_s + max(10.0, 3.0 * start), "but for what a start takes here"
     stats = workers.stats()
     assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1
@@ -212,9 +212,9 @@ def test_all_die_at_once(name: str, worker_pool: Pool, report: Report) -> None:
 def test_what_never_comes_up_again_ends_with_one_error(
     name: str, worker_pool: Pool, report: Report
 ) -> None:
-    optimizer = paced(name, worker_pool, Doomed, max_consecutive_failures=3)
+    optimizer = paced(name, worker_pool, DiesInConstructor, max_consecutive_failures=3)
     workers = optimizer.workers
-    OMEN.touch()
+    FAULT_FILE.touch()
     began_s = time.monotonic()
     for worker in workers.remote:
         kill(worker)
@@ -223,7 +223,7 @@ def test_what_never_comes_up_again_ends_with_one_error(
     deaths = workers.faults.counts["death"]
     assert 3 <= deaths <= 4 + 2, "all at once is one event"
     taken_s = time.monotonic() - began_s
-    OMEN.unlink()
+    FAULT_FILE.unlink()
     workers.stop()  # nobody else can use them
     report(
         "no replacement ever comes up",

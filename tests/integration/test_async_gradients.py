@@ -102,7 +102,7 @@ def test_the_pipeline_stays_full_across_steps(fake: FakeRay) -> None:
         assert sum(len(actor.calls) for actor in actors) == NUM_WORKERS + 7 * step
 
 
-def test_after_each_update_the_worker_that_answered_gets_weights_and_nobody_else(
+def test_only_the_worker_of_an_update_gets_the_new_weights(
     fake: FakeRay,
 ) -> None:
     optimizer = make(grads_per_step=1)
@@ -227,7 +227,7 @@ def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeRay) ->
             ), "a worker's, as of the weights it was sent last"
 
 
-def test_workers_that_hang_or_raise_are_replaced_and_training_goes_on(fake: FakeRay) -> None:
+def test_workers_that_hang_or_raise_are_replaced(fake: FakeRay) -> None:
     optimizer = make(grads_per_step=9, config={"seed": 1})
     optimizer.step()
     lost = optimizer.workers.remote[1].actor

@@ -15,7 +15,7 @@ import collector_toys
 import numpy as np
 import pytest
 import ray
-from collector_toys import Fragile, Reach, Watch, update
+from collector_toys import FailsAfterSteps, Reach, TimestampEnv, update
 from fakes import pid_of, worker_config
 from toy_envs import Clock, Drift
 
@@ -83,16 +83,14 @@ def test_killed_collectors_are_replaced_and_no_frame_is_missing(over: Any, sync:
     assert set(frames) == {20}
 
 
-def test_environments_that_raise_or_die_are_replaced_until_it_is_too_often(
-    over: Any, made: Any
-) -> None:
+def test_envs_that_raise_or_die_are_replaced_up_to_the_limit(over: Any, made: Any) -> None:
     env_config = {"raises_after": 12, "worker": 2}
     rollout = {"env_config": env_config, "max_consecutive_env_faults": 1}
-    collector = over(lambda ctx: Fragile(ctx), rollout=rollout, sync=True, total_frames=60)
+    collector = over(lambda ctx: FailsAfterSteps(ctx), rollout=rollout, sync=True, total_frames=60)
     assert sum(batch.env_steps for batch in collector) == 60
     assert collector.workers.faults.counts["environment"] > 0
     unrecoverable = made(
-        lambda ctx: Fragile(ctx),
+        lambda ctx: FailsAfterSteps(ctx),
         create_env_kwargs={"dies_after": 0},
         num_collectors=1,
         max_consecutive_failures=1,
@@ -121,7 +119,9 @@ def test_nobody_acts_on_weights_that_are_too_old(over: Any) -> None:
     rollout = {"num_envs_per_worker": 1, "rollout_fragment_length": 10, "env_config": slow}
 
     def oldest(**options: Any) -> int:
-        collector = over(lambda ctx: Watch(ctx), rollout=rollout, frames_per_batch=0, **options)
+        collector = over(
+            lambda ctx: TimestampEnv(ctx), rollout=rollout, frames_per_batch=0, **options
+        )
         found = max(ages(collector, 40))
         collector.shutdown()
         return found
@@ -160,7 +160,7 @@ def test_collectors_join_and_leave_while_iterating(made: Any) -> None:
     assert next(collector).shape == (10, 2)
 
 
-def test_collectors_can_have_environments_and_resources_of_their_own(made: Any) -> None:
+def test_collectors_can_have_own_environments_and_resources(made: Any) -> None:
     collector = made(
         [lambda: Clock(3, longest=9), lambda: Clock(9)],
         sync=True,
@@ -191,7 +191,7 @@ def test_environments_in_processes_of_their_own(made: Any) -> None:
         return batch
 
     collector = made(
-        lambda ctx: Watch(ctx),
+        lambda ctx: TimestampEnv(ctx),
         num_collectors=1,
         num_envs=1,
         num_workers_per_collector=3,

@@ -7,7 +7,7 @@ from typing import Any
 import collector_toys
 import pytest
 import ray
-from collector_toys import Watch
+from collector_toys import TimestampEnv
 from fakes import CheckedWorker, make_optimizer, worker_config
 
 from polopt.optimizers.sync_samples import SyncSamples
@@ -62,7 +62,9 @@ def workers(worker_pool: Any) -> WorkerSet:
         "rollout_fragment_length": 40,
         "env_config": {"slow": 2, "slow_s": 0.04},
     }
-    made: WorkerSet = worker_pool(worker_config("a2c", lambda ctx: Watch(ctx), rollout=options))
+    made: WorkerSet = worker_pool(
+        worker_config("a2c", lambda ctx: TimestampEnv(ctx), rollout=options)
+    )
     return made
 
 

@@ -20,7 +20,7 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.worker_factory import resolve_policy
-from polopt.rollouts.envs.checking import EnvironmentFailedError
+from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -64,7 +64,7 @@ def test_each_kind_has_its_own_keys_and_one_line(caplog: pytest.LogCaptureFixtur
 
 @every_optimizer
 @pytest.mark.parametrize(("env", "said"), [(NeverSteps, "no simulator"), (NeverMade, "no licence")])
-def test_environment_that_always_fails_ends_the_run_with_its_own_traceback(
+def test_env_that_always_fails_ends_run_with_its_traceback(
     worker_pool: Pool, cls: Any, env: Any, said: str
 ) -> None:
     limits = {"max_consecutive_env_faults": 2, "max_consecutive_failures": 2}
@@ -104,7 +104,7 @@ def test_environment_that_breaks_the_api_ends_the_run_at_once(worker_pool: Pool,
 
 
 @pytest.mark.parametrize(("env", "said"), [(NeverMade, "OSError: no licence"), (3, "got 3")])
-def test_environment_that_can_not_be_made_is_found_before_any_actor(env: Any, said: str) -> None:
+def test_env_that_cannot_be_made_is_found_before_any_actor(env: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Experiment.parse({"env": env}, {}).make_worker_config()
 

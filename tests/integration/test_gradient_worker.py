@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from fakes import RestlessDrift, SecondCrawls, make_optimizer, pid_of, worker_config
+from fakes import RandomDelayDrift, SlowSecondWorkerDrift, make_optimizer, pid_of, worker_config
 from toy_envs import Drift
 
 from polopt.common.config import ConfigError
@@ -42,7 +42,7 @@ def same(one: Gradients, other: Gradients) -> bool:
     return one.flat.tobytes() == other.flat.tobytes() and one[1:] == other[1:]
 
 
-def test_with_its_own_environments_it_gives_the_bits_of_a_rollout_worker() -> None:
+def test_own_environments_give_the_bits_of_a_rollout_worker() -> None:
     gradient_worker, rollout_worker = worker(), worker(RolloutWorker)
     for _ in range(6):
         mine, told = gradient_worker.step()
@@ -53,7 +53,7 @@ def test_with_its_own_environments_it_gives_the_bits_of_a_rollout_worker() -> No
             each.policy.apply_gradients(mine)
 
 
-def test_a_rollout_is_gone_through_in_minibatches_and_then_another_is_collected() -> None:
+def test_next_rollout_is_collected_after_the_last_minibatch() -> None:
     gradient_worker = worker()
     told = [gradient_worker.step()[1] for _ in range(8)]
     assert [info.env_steps for info in told] == [ROWS, 0, 0, 0] * 2
@@ -61,25 +61,25 @@ def test_a_rollout_is_gone_through_in_minibatches_and_then_another_is_collected(
     assert [info.last for info in told] == [False, False, False, True] * 2
 
 
-def test_a_lesson_of_one_minibatch_is_the_gradient_of_the_batch() -> None:
+def test_one_minibatch_gives_the_gradient_of_the_batch() -> None:
     one = worker(policy="a2c")
     batch = one.get_data()
     assert same(one.get_grads(), one.policy.compute_gradients(batch))
 
 
-def test_a_lesson_applied_at_once_is_what_learn_on_batch_does() -> None:
+def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
     taught, learner = worker(), worker()
     batch, other = taught.get_data(), learner.get_data()
     assert batch["rewards"].tobytes() == other["rewards"].tobytes()
-    lesson = MinibatchGradients(taught.policy, batch)
-    # get_data has begun a lesson of its own, which draws its order only when it is asked.
-    while not lesson.done:
-        taught.apply_gradients(lesson.next_gradients())
+    minibatches = MinibatchGradients(taught.policy, batch)
+    # `get_data` makes MinibatchGradients of its own; those draw their order at the first gradient.
+    while not minibatches.done:
+        taught.apply_gradients(minibatches.next_gradients())
     learner.policy.learn_on_batch(other)
     assert taught.checksum() == learner.checksum()
     assert taught.actor_version() == learner.actor_version() == 4
-    with pytest.raises(ValueError, match="the lesson is over"):
-        lesson.next_gradients()
+    with pytest.raises(ValueError, match="all minibatches of the batch are used"):
+        minibatches.next_gradients()
 
 
 def test_gradients_without_data_or_peers_are_refused() -> None:
@@ -183,7 +183,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_it_collects_from_all_below_by_the_weights_that_it_was_given(
+def test_gradient_worker_collects_with_the_weights_it_received(
     two: GradientWorkerSet,
 ) -> None:
     first, second = two.remote
@@ -248,17 +248,17 @@ def test_an_option_reaches_every_policy_below(two: GradientWorkerSet) -> None:
     optimizer.stop()
 
 
-def test_asynchronous_collection_gives_one_fragment_of_who_is_first(
+def test_asynchronous_collection_takes_the_first_fragment(
     workers: GradientWorkerSet,
 ) -> None:
-    assert workers.reconfigure(config(RestlessDrift, collection="async"))
+    assert workers.reconfigure(config(RandomDelayDrift, collection="async"))
     batches = [call(workers.remote[0], "get_data") for _ in range(12)]
     assert {batch.shape for batch in batches} == {(5, 2)}
     assert {batch.worker_index for batch in batches} == {1, 2}
 
 
 def test_a_straggler_s_workers_are_cut_short(workers: GradientWorkerSet) -> None:
-    long = config(RestlessDrift, rollout_fragment_length=2000)
+    long = config(RandomDelayDrift, rollout_fragment_length=2000)
     assert workers.reconfigure(long)
     first = workers.remote[0]
     call(first, "ping")
@@ -275,7 +275,7 @@ def test_a_straggler_s_workers_are_cut_short(workers: GradientWorkerSet) -> None
 
 def test_stragglers_below_are_cut_short(workers: GradientWorkerSet) -> None:
     options = {"rollout_fragment_length": 200, "fraction_samples_below": 0.01}
-    assert workers.reconfigure(config(SecondCrawls, fraction_workers_below=0.5, **options))
+    assert workers.reconfigure(config(SlowSecondWorkerDrift, fraction_workers_below=0.5, **options))
     batch = call(workers.remote[0], "get_data")
     assert batch["valid"][:, :2].all()
     assert 2 <= batch["valid"][:, 2].sum() < 200

@@ -13,10 +13,10 @@ import pytest
 import ray
 import torch
 from fakes import (
-    OMEN,
+    FAULT_FILE,
     FakeWorkerSet,
-    GulliblePPO,
-    PoisonedPPO,
+    NonFiniteGradientPPO,
+    UncheckedGradientPPO,
     install,
     make_optimizer,
     worker_config,
@@ -195,12 +195,12 @@ def test_five_in_a_row_of_one_worker_stop_the_run(
 
 def test_gradient_of_one_worker_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    config = worker_config(PoisonedPPO, rollout={"num_workers": 2})
+    config = worker_config(NonFiniteGradientPPO, rollout={"num_workers": 2})
     workers = FakeWorkerSet(config)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=10)
-    Path(OMEN).touch()
+    Path(FAULT_FILE).touch()
     optimizer.step()
-    assert not Path(OMEN).exists()
+    assert not Path(FAULT_FILE).exists()
     assert optimizer.metrics.num_updates == 9
     stats = workers.stats()
     assert stats["num_non_finite"] == 1
@@ -209,10 +209,10 @@ def test_gradient_of_one_worker_that_is_not_finite(monkeypatch: pytest.MonkeyPat
 
 
 def test_gradient_of_the_whole_batch_that_is_not_finite() -> None:
-    workers = WorkerSet(worker_config(PoisonedPPO, rollout={"num_workers": 0}))
+    workers = WorkerSet(worker_config(NonFiniteGradientPPO, rollout={"num_workers": 0}))
     optimizer = make_optimizer(SyncSamples, workers)
     for round_index in range(4):  # fewer than five, and each with a good one in between
-        Path(OMEN).touch()
+        Path(FAULT_FILE).touch()
         assert optimizer.step().updates < optimizer.step().updates or round_index == 0
     assert is_finite(optimizer.policy)
 
@@ -252,9 +252,7 @@ def decentralized(pool: Pool, config: WorkerConfig) -> Any:
 
 
 @pytest.mark.parametrize("what", ["nan reward", "nan observation"])
-def test_nan_of_one_ddppo_worker_spreads_neither_by_allreduce_nor_into_the_checkpoint(
-    worker_pool: Pool, what: str
-) -> None:
+def test_nan_of_one_rank_reaches_no_other_rank_or_checkpoint(worker_pool: Pool, what: str) -> None:
     optimizer = decentralized(worker_pool, spoiled_config(what, "ppo", times=1))
     log = optimizer.workers.faults.fragments
     skipped = 0
@@ -279,15 +277,15 @@ def poison(pool: Pool, policy: type) -> tuple[Any, list[Any]]:
     optimizer = decentralized(pool, worker_config(policy, num_sgd_iter=2))
     optimizer.step()
     optimizer.drain()
-    Path(OMEN).touch()
+    Path(FAULT_FILE).touch()
     optimizer.step()
     seen = on_ranks(optimizer, learned)
-    assert not Path(OMEN).exists()
+    assert not Path(FAULT_FILE).exists()
     return optimizer, seen
 
 
-def test_gradient_of_one_rank_that_is_not_finite_is_applied_by_none(worker_pool: Pool) -> None:
-    optimizer, seen = poison(worker_pool, PoisonedPPO)
+def test_non_finite_gradient_of_one_rank_is_applied_by_none(worker_pool: Pool) -> None:
+    optimizer, seen = poison(worker_pool, NonFiniteGradientPPO)
     assert len(set(seen)) == 1
     assert seen[0][2]
     stats = optimizer.workers.stats()
@@ -300,7 +298,7 @@ def test_gradient_of_one_rank_that_is_not_finite_is_applied_by_none(worker_pool:
 
 
 def test_gradient_that_is_applied_whatever_it_is_spreads_to_all(worker_pool: Pool) -> None:
-    _, seen = poison(worker_pool, GulliblePPO)
+    _, seen = poison(worker_pool, UncheckedGradientPPO)
     assert [finite for _, _, finite in seen] == [False, False]
 
 

@@ -63,9 +63,7 @@ def shape(value: Any) -> Any:
 
 
 @every_optimizer
-def test_the_block_has_its_shape_before_the_first_step_and_keeps_it(
-    worker_pool: Pool, name: str
-) -> None:
+def test_optimizer_block_has_one_shape_from_the_start(worker_pool: Pool, name: str) -> None:
     optimizer = make(worker_pool, name)
     first = optimizer.stats()
     assert first["name"] == name
@@ -115,7 +113,7 @@ def test_rates_and_lag_are_those_since_the_last_report(
     assert optimizer.stats()["env_steps_per_s"] == 0.0, "what was done before a restore"
 
 
-def test_what_belongs_to_one_optimizer_does_not_take_a_common_name(worker_pool: Pool) -> None:
+def test_own_statistics_do_not_take_a_common_key(worker_pool: Pool) -> None:
     for name in OPTIMIZERS:
         optimizer = make(worker_pool, name)
         timers = {f"{phase}_time_ms" for phase in optimizer.timers}

@@ -63,7 +63,6 @@ def test_collector_collects_on_ray(ray_session: None, sync: bool) -> None:
         num_envs=2,
         frames_per_batch=40,
         sync=sync,
-        vectorization_mode="sync",
     )
     with collector:
         batches = [next(collector) for _ in range(3)]

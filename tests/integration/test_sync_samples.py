@@ -13,7 +13,7 @@ import ray
 from fakes import (
     FakeRay,
     FakeWorkerSet,
-    RestlessDrift,
+    RandomDelayDrift,
     Script,
     install,
     make_optimizer,
@@ -93,7 +93,7 @@ def test_in_order_of_arrival_it_would(fake: FakeRay, monkeypatch: pytest.MonkeyP
     ("wanted", "fragments"),
     [(0, [1, 1, 1]), (1, [1, 0, 0]), (30, [1, 1, 1]), (31, [2, 1, 1]), (75, [3, 3, 2])],
 )
-def test_the_batch_is_rounded_up_to_fragments_that_are_dealt_out_in_turn(
+def test_batch_is_rounded_up_to_fragments_assigned_in_turn(
     fake: FakeRay, wanted: int, fragments: list[int]
 ) -> None:
     optimizer = make(train_batch_size=wanted)
@@ -248,7 +248,7 @@ def set_up(workers: WorkerSet) -> SyncSamples:
 
 @pytest.fixture
 def workers(worker_pool: Callable[[WorkerConfig], WorkerSet]) -> WorkerSet:
-    return worker_pool(worker_config("ppo", RestlessDrift, rollout=THREE, **PPO))
+    return worker_pool(worker_config("ppo", RandomDelayDrift, rollout=THREE, **PPO))
 
 
 def test_processes_in_no_order_give_the_bits_of_one_process(

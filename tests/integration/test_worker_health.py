@@ -122,7 +122,7 @@ def test_that_all_die_at_once_is_one_event() -> None:
         failures(FaultLog(max_consecutive_failures=1), 1)
 
 
-def test_one_that_fails_for_ever_is_hopeless_though_others_succeed() -> None:
+def test_worker_that_always_fails_is_fatal_though_others_succeed() -> None:
     log = FaultLog(max_consecutive_failures=3)
     for _ in range(2):
         log.success(1)
@@ -262,7 +262,7 @@ def test_workers_come_and_go_while_a_run_goes_on(workers: WorkerSet, name: str) 
     optimizer.stop()
 
 
-def test_what_the_cluster_lacks_is_named_and_taken_when_it_is_there(
+def test_missing_resources_are_named_and_used_once_available(
     ray_session: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(muster_module, "NOTICE_S", 0.5)

@@ -68,7 +68,7 @@ def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeRay) -> Non
     assert fake.num_puts == 2
 
 
-def test_weights_that_changed_without_a_new_version_are_sent_again(fake: FakeRay) -> None:
+def test_weights_changed_without_new_version_are_sent_again(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config())
     sent = [workers.weights_for(worker) for worker in workers.remote]
     workers.snapshots.clear()
@@ -114,7 +114,7 @@ def test_apply_runs_a_function_in_every_worker(fake: FakeRay) -> None:
     assert alone.apply(lambda worker: worker.index) == {0: 0}
 
 
-def test_constructor_arguments_are_small_however_large_the_network() -> None:
+def test_constructor_arguments_are_small_for_a_large_network() -> None:
     config = worker_config("ppo", model={"fcnet_hiddens": (1024, 1024)})
     assert len(ray.cloudpickle.dumps((config, 1))) < 100_000
 
@@ -143,7 +143,7 @@ def test_resources_of_the_config_reach_ray(workers: WorkerSet) -> None:
         assert assigned["memory"] == 50_000_000
 
 
-def test_reconfigure_keeps_the_processes_unless_others_are_wanted(workers: WorkerSet) -> None:
+def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSet) -> None:
     pids = [pid_of(worker) for worker in workers.remote]
     old = workers.config
     assert not workers.reconfigure(worker_config(rollout={"num_workers": 3}))

@@ -28,7 +28,7 @@ def content(batch: SampleBatch) -> bytes:
 # ---- what a batch holds -------------------------------------------------------------------------
 
 
-def test_synchronous_batches_are_in_worker_order_whoever_comes_first(fake: FakeRay) -> None:
+def test_synchronous_batches_are_in_worker_order(fake: FakeRay) -> None:
     contents = []
     for seed in range(4):
         fake.script = shuffled_by(seed)
@@ -50,9 +50,7 @@ def test_asynchronous_batches_are_first_come_first_served(fake: FakeRay) -> None
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_the_next_fragment_is_launched_before_the_last_is_handed_out(
-    fake: FakeRay, sync: bool
-) -> None:
+def test_next_fragment_starts_before_the_last_is_returned(fake: FakeRay, sync: bool) -> None:
     collector = with_fakes(2, sync=sync)
     next(collector)
     assert all(actor.under_way == 1 for actor in collector.workers.actors)

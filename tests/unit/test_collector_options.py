@@ -259,7 +259,7 @@ def test_reset_rows_are_made_up_for(num_envs: int) -> None:
 # ---- what is done to batches --------------------------------------------------------------------
 
 
-def test_postproc_sees_each_fragment_and_does_not_change_the_count() -> None:
+def test_postproc_gets_each_fragment_and_keeps_frame_counts() -> None:
     def halve(batch: SampleBatch) -> SampleBatch:
         return batch.steps(0, batch.shape[0] // 2)
 

@@ -126,7 +126,7 @@ def test_registered_id_needs_no_import_of_its_module() -> None:
     assert source == gymnasium.spec("CartPole-v1")
 
 
-def test_attribute_of_a_loaded_module_is_refused_without_permission() -> None:
+def test_attribute_of_loaded_module_needs_permission() -> None:
     with pytest.raises(ConfigError, match="imported only if the user names it"):
         resolve_env("os:getcwd", allow_import=False)
 

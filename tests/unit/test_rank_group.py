@@ -141,7 +141,7 @@ def test_a_death_in_the_fetch_of_a_state_is_repaired(
     assert workers.faults.num_restarts == 1
 
 
-def test_when_nobody_is_left_that_had_learned_the_local_policy_leads(
+def test_local_policy_leads_if_no_trained_rank_is_left(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     local = workers.local.policy
