@@ -55,8 +55,7 @@ class GroupLearner:
 
         Args:
             policy: learns.
-            env_steps: sampled by all workers before this round; together with those of this round,
-                the clock of schedules, equal on all ranks.
+            env_steps: sampled by all workers before this round, for the clock of schedules.
             want_weights: return the weights.
             want_checksum: return their SHA-256.
 
@@ -67,7 +66,8 @@ class GroupLearner:
         if batch is None or self.reducer is None:
             raise RuntimeError("learn was called without a batch, or outside of a group")
         started_s = time.perf_counter()
-        version, skipped, stats = policy.version, policy.non_finite_gradients, dict[str, float]()
+        version, skipped = policy.version, policy.non_finite_gradients
+        stats: dict[str, float] = {}
         broken: str | None = None
         vetoed, skew_s = False, 0.0
         try:
@@ -77,8 +77,7 @@ class GroupLearner:
             self.reducer.sum_(votes)
             skew_s = time.perf_counter() - started_s
             policy.env_steps = env_steps + int(votes[0])
-            vetoed = bool(votes[1])
-            if not vetoed:
+            if not (vetoed := bool(votes[1])):
                 stats = policy.learn_on_batch(batch, self.reducer)
         except GroupBroken as error:
             broken = str(error)

@@ -1,0 +1,80 @@
+"""Cost of the statistics for each gradient of AsyncGradients, against the time of a gradient.
+
+    python benchmarks/metrics_overhead.py
+
+Two figures: microseconds of the calls that one gradient causes, measured alone, and the time of a
+gradient in a run of A3C on CartPole-v1 (8 environments x 20 steps, the fastest setting of
+docs/benchmarks.md). The overhead is their
+quotient: a difference between two runs would be below the noise of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import polopt
+from polopt.metrics.load import LoadMeter
+from polopt.metrics.optimizer_stats import OptimizerStats
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+GRADIENTS = 20_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--num-workers", type=int, default=2)
+    args = parser.parse_args()
+    call_us = statistics.median(measured_us() for _ in range(7))
+    gradient_us, steps_per_s = run_us(args.iterations, args.num_workers)
+    print(f"statistics: {call_us:.2f} us for each gradient, median of 7 times {GRADIENTS:,}")
+    print(f"A3C: {gradient_us:.0f} us for each gradient, {steps_per_s:,.0f} environment steps/s")
+    print(f"overhead: {100.0 * call_us / gradient_us:.2f} percent")
+
+
+def measured_us() -> float:
+    """Microseconds of what one gradient adds: three phases, one answer, one pending count, and its
+    share of a report for every 1,000 gradients."""
+    stats, load = OptimizerStats(("wait", "apply", "dispatch")), LoadMeter()
+    wait, apply, dispatch = stats.timers.values()
+    started_s = time.perf_counter()
+    for i in range(GRADIENTS):
+        with wait:
+            load.add(4)
+        with apply:
+            parts = {"sample": 2e-4, "gradient": 1e-4}
+            stats.worker_times.add(1 + i % 4, parts, 100, gradients=1)
+            stats.num_bytes_received += 4
+            stats.num_gradients_accepted += 1
+        with dispatch:
+            pass
+        if i % 1000 == 999:
+            stats.report((1, 2, 3, 4))
+            load.report()
+    return 1e6 * (time.perf_counter() - started_s) / GRADIENTS
+
+
+def run_us(iterations: int, num_workers: int) -> tuple[float, float]:
+    """Microseconds of a gradient, and environment steps/s, of the fastest iteration."""
+    trainer: PolicyOptimizerTrainer = polopt.A3C(
+        {
+            "env": "CartPole-v1",
+            "num_workers": num_workers,
+            "num_envs_per_worker": 8,
+            "rollout_fragment_length": 20,
+            "grads_per_step": 1000,
+        }
+    )
+    try:
+        trainer.train()  # workers start
+        blocks = [trainer.train()["optimizer"] for _ in range(iterations)]
+    finally:
+        trainer.stop()
+    best = max(blocks, key=lambda block: float(block["updates_per_s"]))
+    return 1e6 / best["updates_per_s"], best["env_steps_per_s"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Shares of the driver's and of the workers' time in runs of every optimizer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import make_optimizer, worker_config
+from toy_envs import Drift
+
+from polopt.metrics.worker_times import PARTS
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_samples import AsyncSamples
+from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+Pool = Callable[[WorkerConfig], WorkerSet]
+GRADIENTS: Any = {"grads_per_step": 4}
+OPTIMIZERS: dict[type[PolicyOptimizer], dict[str, Any]] = {
+    AsyncGradients: GRADIENTS,
+    SyncGradients: GRADIENTS,
+    SyncSamples: {},
+    AsyncSamples: {},
+    DecentralizedAllReduce: {},
+}
+
+
+class WaitingDrift(Drift):
+    """Every step waits, so that a step of the optimizer lasts long on any machine."""
+
+    def step(self, action: int) -> Any:
+        time.sleep(0.004)
+        return super().step(action)
+
+
+class SecondWaits(Drift):
+    """Every step waits; in worker 2 ten times as long."""
+
+    def step(self, action: int) -> Any:
+        time.sleep(0.02 if self.context.worker_index == 2 else 0.002)
+        return super().step(action)
+
+
+def assert_sums(stats: dict[str, Any], phases: tuple[str, ...]) -> None:
+    """Shares of the driver and of the workers sum to 1, and are those of the contract."""
+    driver, workers = stats["driver"], stats["workers"]
+    assert set(driver["share"]) == {*phases, "other"}
+    assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == set(phases)
+    assert tuple(workers["share"]) == tuple(workers["p50_ms"]) == tuple(workers["p99_ms"]) == PARTS
+    for share in (driver["share"], workers["share"]):
+        assert all(0.0 <= value <= 1.0 for value in share.values())
+        assert sum(share.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda cls: cls.name)
+def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> None:
+    workers = worker_pool(worker_config("ppo", WaitingDrift))
+    optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
+    assert_sums(optimizer.stats(), cls.phases)
+    optimizer.step()
+    optimizer.stats()
+    for _ in range(8):
+        optimizer.step()
+    stats = optimizer.stats()
+    assert_sums(stats, cls.phases)
+    assert stats["driver"]["share"]["other"] < 0.05
+    assert stats["workers"]["share"]["sample"] > 0.2
+    assert [each["index"] for each in stats["workers"]["per_worker"]] == [1, 2]
+    assert stats["requests_in_flight"]["max"] >= 1
+    assert stats["num_bytes_received"] > 0
+    sends_gradients = cls in (AsyncGradients, SyncGradients)
+    assert stats["num_gradients_accepted"] == stats.get("num_gradients", 0)
+    assert (stats["num_gradients_accepted"] > 0) == sends_gradients
+    assert (stats["num_bytes_sent"] > 0) == (cls is not DecentralizedAllReduce)
+    nbytes = optimizer.policy.flat.params.nbytes
+    if sends_gradients:
+        assert stats["num_bytes_received"] == stats["num_gradients_accepted"] * nbytes
+    assert json.loads(json.dumps(stats["workers"]["per_worker"]))[1]["index"] == 2
+
+
+def test_local_worker_fills_the_same_keys() -> None:
+    config = worker_config("ppo", WaitingDrift, rollout={"num_workers": 0})
+    optimizer = make_optimizer(SyncSamples, WorkerSet(config))
+    for _ in range(3):
+        optimizer.step()
+    stats = optimizer.stats()
+    optimizer.workers.stop()
+    assert_sums(stats, SyncSamples.phases)
+    assert [each["index"] for each in stats["workers"]["per_worker"]] == [0]
+    assert stats["workers"]["share"]["sample"] > 0.2
+    assert stats["num_bytes_sent"] == stats["num_bytes_received"] == 0
+    assert stats["requests_in_flight"] == {"mean": 0.0, "max": 0}
+
+
+def steps_of_slow_worker(worker_pool: Pool, cls: Any) -> dict[int, dict[str, float]]:
+    workers = worker_pool(worker_config("a2c", SecondWaits))
+    optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
+    while any(not worker.up for worker in workers.remote):
+        optimizer.step()
+    optimizer.stats()
+    for _ in range(8):
+        optimizer.step()
+    return {each["index"]: each for each in optimizer.stats()["workers"]["per_worker"]}
+
+
+def test_workers_wait_for_a_slow_environment_in_sync(worker_pool: Pool) -> None:
+    fast, slow = steps_of_slow_worker(worker_pool, SyncSamples).values()
+    assert fast["idle_share"] > 0.5 > slow["idle_share"]
+    assert fast["env_steps_per_s"] == pytest.approx(slow["env_steps_per_s"])
+
+
+def test_no_worker_waits_for_a_slow_environment_in_async(worker_pool: Pool) -> None:
+    fast, slow = steps_of_slow_worker(worker_pool, AsyncGradients).values()
+    assert fast["idle_share"] < 0.5
+    assert slow["env_steps_per_s"] < fast["env_steps_per_s"] / 2
+    assert slow["gradients_per_s"] < fast["gradients_per_s"] / 2
+
+
+def test_ranks_report_the_wait_for_the_slow_one(worker_pool: Pool) -> None:
+    workers = worker_pool(worker_config("ppo", SecondWaits))
+    optimizer = make_optimizer(DecentralizedAllReduce, workers, preemption_threshold=1.0)
+    for _ in range(2):
+        optimizer.step()
+    optimizer.stats()
+    for _ in range(4):
+        optimizer.step()
+    stats = optimizer.stats()["workers"]
+    assert stats["share"]["skew"] > 0.2
+    assert stats["p99_ms"]["skew"] > 100.0
+    assert stats["share"]["learn"] > 0.0
+
+
+def test_every_key_of_a_result_is_in_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    config = worker_config("ppo", rollout={"num_workers": 0})
+    optimizer = make_optimizer(SyncSamples, WorkerSet(config))
+    block = optimizer.stats()
+    optimizer.workers.stop()
+    keys = {*block, *(f"{top}/{key}" for top in ("driver", "workers") for key in block[top])}
+    keys -= {"driver", "workers", *(f"{phase}_time_ms" for phase in optimizer.timers)}
+    table = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
+    named = {part.split("/<")[0] for row in table for part in row.replace("`", "").split(", ")}
+    named = {part.strip().removesuffix("/*") for part in named}
+    assert keys <= named
+    others = {"num_gradients", "num_stale_gradients", "num_early_stopped", "num_rounds"}
+    assert others | {"num_broken_rounds", "num_checksums", "num_ranks"} <= named
+    assert all(phase in page for cls in OPTIMIZERS for phase in cls.phases)
