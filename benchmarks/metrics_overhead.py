@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from typing import Any
 
 import polopt
-from polopt.metrics.load import LoadMeter
-from polopt.metrics.optimizer_stats import OptimizerStats
-from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 GRADIENTS = 20_000
 
@@ -27,17 +25,16 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--num-workers", type=int, default=2)
     args = parser.parse_args()
-    call_us = statistics.median(measured_us() for _ in range(7))
-    gradient_us, steps_per_s = run_us(args.iterations, args.num_workers)
+    call_us, gradient_us, steps_per_s = measure(args.iterations, args.num_workers)
     print(f"statistics: {call_us:.2f} us for each gradient, median of 7 times {GRADIENTS:,}")
     print(f"A3C: {gradient_us:.0f} us for each gradient, {steps_per_s:,.0f} environment steps/s")
     print(f"overhead: {100.0 * call_us / gradient_us:.2f} percent")
 
 
-def measured_us() -> float:
+def calls_us(optimizer: Any) -> float:
     """Microseconds of what one gradient adds: three phases, one answer, one pending count, and its
     share of a report for every 1,000 gradients."""
-    stats, load = OptimizerStats(("wait", "apply", "dispatch")), LoadMeter()
+    stats, load = type(optimizer.metrics)(optimizer.phases), type(optimizer.in_flight.load)()
     wait, apply, dispatch = stats.timers.values()
     started_s = time.perf_counter()
     for i in range(GRADIENTS):
@@ -56,9 +53,10 @@ def measured_us() -> float:
     return 1e6 * (time.perf_counter() - started_s) / GRADIENTS
 
 
-def run_us(iterations: int, num_workers: int) -> tuple[float, float]:
-    """Microseconds of a gradient, and environment steps/s, of the fastest iteration."""
-    trainer: PolicyOptimizerTrainer = polopt.A3C(
+def measure(iterations: int, num_workers: int) -> tuple[float, float, float]:
+    """Microseconds of the calls and of a gradient, and environment steps/s, of the fastest
+    iteration."""
+    trainer = polopt.A3C(
         {
             "env": "CartPole-v1",
             "num_workers": num_workers,
@@ -70,10 +68,11 @@ def run_us(iterations: int, num_workers: int) -> tuple[float, float]:
     try:
         trainer.train()  # workers start
         blocks = [trainer.train()["optimizer"] for _ in range(iterations)]
+        call_us = statistics.median(calls_us(trainer.optimizer) for _ in range(7))
     finally:
         trainer.stop()
     best = max(blocks, key=lambda block: float(block["updates_per_s"]))
-    return 1e6 / best["updates_per_s"], best["env_steps_per_s"]
+    return call_us, 1e6 / best["updates_per_s"], best["env_steps_per_s"]
 
 
 if __name__ == "__main__":
