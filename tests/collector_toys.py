@@ -90,7 +90,7 @@ class Reach(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def logits_for(space: Any = None, favourite: int = 0) -> nn.Module:
-    """A linear module over Drift's observations whose logits strongly favour one action."""
+    """Returns a linear module over observations of Drift that almost always chooses `favourite`."""
     module = nn.Linear(3, 3)
     with torch.no_grad():
         module.weight.zero_()
@@ -100,24 +100,26 @@ def logits_for(space: Any = None, favourite: int = 0) -> nn.Module:
 
 
 def pushing_right(obs: np.ndarray) -> np.ndarray:
-    """A callable policy for Drift: always 1."""
+    """Callable policy for Drift: action 1 in every environment, `[N]`."""
     return np.ones(len(obs), dtype=np.int64)
 
 
-def here(env: Any = Drift, policy: Any = None, **options: Any) -> Collector:
-    """A collector in this process."""
+def local_collector(env: Any = Drift, policy: Any = None, **options: Any) -> Collector:
+    """Returns a collector that samples in this process."""
     defaults = {"num_collectors": 0, "frames_per_batch": 12, "num_envs": 2, "seed": 1}
     return Collector(env, policy, **{**defaults, **options})
 
 
-def with_fakes(num_workers: int = 2, rollout: dict[str, Any] | None = None, **options: Any) -> Any:
-    """A collector over fake remote workers of two environments and five steps."""
+def fake_collector(
+    num_workers: int = 2, rollout: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """Returns a collector over fake remote workers, each of two environments and five steps."""
     config = worker_config(rollout={"num_workers": num_workers, **(rollout or {})})
     return Collector.over(FakeWorkerSet(config), **options)
 
 
 def update(collector: Collector) -> None:
-    """One more version of the policy's weights."""
+    """Applies a constant gradient: the next version of the weights."""
     policy = collector.policy
     policy.flat.grads.fill_(0.1)
     policy.apply_flat()

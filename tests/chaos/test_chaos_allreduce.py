@@ -19,7 +19,7 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-# Ranks are asked by functions from here, where they can not import.
+# Ranks cannot import this module: its functions are pickled by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Pool = Callable[[WorkerConfig], WorkerSet]

@@ -13,7 +13,7 @@ from typing import Any
 import collector_toys
 import pytest
 import ray
-from collector_toys import FailsAfterSteps, TimestampEnv, here, update, with_fakes
+from collector_toys import FailsAfterSteps, TimestampEnv, fake_collector, local_collector, update
 from fakes import FakeRay, install, worker_config
 from toy_envs import Clock
 
@@ -41,8 +41,8 @@ def stop_quickly(thread: CollectorThread) -> None:
 
 
 def test_all_batches_in_order_then_the_end() -> None:
-    direct = [batch.all_obs.tobytes() for batch in here(total_frames=60)]
-    with CollectorThread(here(total_frames=60), maxsize=2) as thread:
+    direct = [batch.all_obs.tobytes() for batch in local_collector(total_frames=60)]
+    with CollectorThread(local_collector(total_frames=60), maxsize=2) as thread:
         assert [batch.all_obs.tobytes() for batch in thread] == direct
         with pytest.raises(CollectorEnded):
             thread.get()
@@ -53,7 +53,7 @@ def test_all_batches_in_order_then_the_end() -> None:
 def test_the_queue_is_bounded_and_so_are_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch)
     assert isinstance(fake, FakeRay)
-    collector = with_fakes(2)
+    collector = fake_collector(2)
     thread = CollectorThread(collector, maxsize=3)
     until(thread.queue.full)
 
@@ -74,7 +74,7 @@ def test_the_queue_is_bounded_and_so_are_the_workers(monkeypatch: pytest.MonkeyP
 def collector_that_raises(raises_after: int) -> Collector:
     """Returns a local collector whose environment raises after a number of steps."""
     kwargs = {"raises_after": raises_after}
-    return here(FailsAfterSteps, create_env_kwargs=kwargs, max_consecutive_env_faults=1)
+    return local_collector(FailsAfterSteps, create_env_kwargs=kwargs, max_consecutive_env_faults=1)
 
 
 def test_an_exception_is_raised_at_the_next_get() -> None:
@@ -87,7 +87,7 @@ def test_an_exception_is_raised_at_the_next_get() -> None:
     stop_quickly(thread)
 
 
-def test_an_exception_wakes_who_waits_already() -> None:
+def test_exception_ends_a_pending_get() -> None:
     collector = collector_that_raises(raises_after=3)
     original = collector.workers.local.collect
 
@@ -104,7 +104,7 @@ def test_an_exception_wakes_who_waits_already() -> None:
 
 
 def test_get_has_a_limit() -> None:
-    collector = here(
+    collector = local_collector(
         lambda ctx: TimestampEnv(ctx), create_env_kwargs={"step_s": 0.2}, frames_per_batch=100
     )
     with CollectorThread(collector) as thread, pytest.raises(queue.Empty):
@@ -112,7 +112,7 @@ def test_get_has_a_limit() -> None:
 
 
 def test_stop_while_it_waits_for_room() -> None:
-    collector = here(lambda: Clock(5))
+    collector = local_collector(lambda: Clock(5))
     thread = CollectorThread(collector)
     until(thread.queue.full)
     stop_quickly(thread)
@@ -123,7 +123,7 @@ def test_stop_while_it_waits_for_room() -> None:
 
 
 def test_stop_while_it_samples_here() -> None:
-    collector = here(
+    collector = local_collector(
         lambda ctx: TimestampEnv(ctx), create_env_kwargs={"step_s": 0.05}, frames_per_batch=100_000
     )
     thread = CollectorThread(collector)
@@ -131,8 +131,8 @@ def test_stop_while_it_samples_here() -> None:
     stop_quickly(thread)
 
 
-def test_stop_wakes_who_waits() -> None:
-    collector = here(
+def test_stop_ends_a_pending_get() -> None:
+    collector = local_collector(
         lambda ctx: TimestampEnv(ctx), create_env_kwargs={"step_s": 0.05}, frames_per_batch=100_000
     )
     thread = CollectorThread(collector)
@@ -152,8 +152,8 @@ def test_stop_wakes_who_waits() -> None:
     assert len(outcome) == 1
 
 
-def test_weights_are_published_by_who_gets_batches() -> None:
-    collector = here(policy="a2c", broadcast_interval=1)
+def test_weights_are_sent_by_the_thread_that_gets_batches() -> None:
+    collector = local_collector(policy="a2c", broadcast_interval=1)
     with CollectorThread(collector) as thread:
         thread.get()
         update(collector)
@@ -239,7 +239,7 @@ def test_stop_while_workers_start_or_hang(remote: Any) -> None:
     stop_quickly(thread)
 
 
-def test_workers_that_keep_failing_are_told_of(remote: Any) -> None:
+def test_persistent_worker_failures_raise(remote: Any) -> None:
     collector = remote(frames_per_batch=10, max_consecutive_failures=1)
     with CollectorThread(collector) as thread:
         thread.get()

@@ -50,7 +50,7 @@ from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-# Ranks are asked by functions from here, where they can not import.
+# Ranks cannot import this module: its functions are pickled by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Pool = Callable[[WorkerConfig], WorkerSet]
@@ -145,7 +145,7 @@ def test_two_learners_on_split_data_are_one_learner_on_the_whole(worker_pool: Po
 
 
 @pytest.mark.parametrize("wrong", [OwnAdvantagesPPO, UnweightedPPO])
-def test_wrong_ways_to_split_are_told_apart(worker_pool: Pool, wrong: type[Policy]) -> None:
+def test_wrong_ways_to_split_give_other_weights(worker_pool: Pool, wrong: type[Policy]) -> None:
     assert distance_from_one_learner(worker_pool, wrong, rounds=1) > 1e-3
 
 
@@ -279,7 +279,7 @@ def test_a_straggler_is_cut_short_and_its_part_is_learned_from(worker_pool: Pool
     assert optimizer.num_early_stopped >= 2
 
 
-def test_nobody_is_cut_short_unless_asked_for(worker_pool: Pool) -> None:
+def test_no_rank_stops_early_by_default(worker_pool: Pool) -> None:
     optimizer, steps, duration_s = straggle(worker_pool, preemption_threshold=1.0)
     assert steps == [40, 40]
     assert optimizer.num_early_stopped == 0
@@ -442,7 +442,7 @@ def test_only_the_rank_that_stalls_in_allreduce_is_replaced(
     assert optimizer.policy.version > version
 
 
-def test_a_group_that_did_not_form_is_in_nobodys_way(worker_pool: Pool) -> None:
+def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> None:
     optimizer = make(worker_pool)
     optimizer.step()
     before = on_ranks(optimizer, learned_state)

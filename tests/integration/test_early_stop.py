@@ -28,7 +28,9 @@ from polopt.rollouts.workers.worker_set import WorkerSet
         (0.9, 4, []),
     ],
 )
-def test_who_is_a_straggler(fraction: float, workers: int, when: list[int]) -> None:
+def test_stragglers_are_those_after_the_given_fraction(
+    fraction: float, workers: int, when: list[int]
+) -> None:
     stragglers = Stragglers(fraction, 0.25)
     assert [n for n in range(workers + 1) if stragglers.remain(workers, n)] == when
 

@@ -292,7 +292,7 @@ def test_what_is_below_packs_its_fragments(two: GradientWorkerSet, codec: str) -
     assert errors < 2.0**-11 * np.abs(plain.all_obs).max()
 
 
-def test_who_dies_below_is_replaced_and_counted(two: GradientWorkerSet) -> None:
+def test_dead_workers_below_are_replaced_and_counted(two: GradientWorkerSet) -> None:
     optimizer = make_optimizer(SyncGradients, two, grads_per_step=8)
     optimizer.step()
     victim = pids_below(two.remote[0])[0]
@@ -308,7 +308,7 @@ def test_who_dies_below_is_replaced_and_counted(two: GradientWorkerSet) -> None:
     optimizer.stop()
 
 
-def test_nobody_below_outlives_a_gradient_worker_that_dies(two: GradientWorkerSet) -> None:
+def test_workers_below_end_with_a_killed_gradient_worker(two: GradientWorkerSet) -> None:
     optimizer = make_optimizer(AsyncGradients, two, grads_per_step=4)
     optimizer.step()
     orphans = pids_below(two.remote[1])
@@ -321,7 +321,7 @@ def test_nobody_below_outlives_a_gradient_worker_that_dies(two: GradientWorkerSe
     optimizer.stop()
 
 
-def test_nobody_below_outlives_the_set(two: GradientWorkerSet) -> None:
+def test_workers_below_end_with_the_set(two: GradientWorkerSet) -> None:
     pids = [pid for each in two.remote for pid in pids_below(each)]
     two.stop()
     deadline_s = time.monotonic() + 120.0

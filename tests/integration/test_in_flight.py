@@ -62,7 +62,7 @@ def test_first_ready_is_served_first(fake: FakeRay, calls: InFlight) -> None:
     assert len(calls) == 0
 
 
-def test_nobody_starves_behind_others_that_are_always_ready(calls: InFlight) -> None:
+def test_ready_workers_are_served_in_turn(calls: InFlight) -> None:
     for worker in make_workers(3):
         launch(calls, worker).done = True
     served: Counter[int] = Counter()

@@ -35,7 +35,7 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-# Ranks are asked by functions from here, where they can not import.
+# Ranks cannot import this module: its functions are pickled by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Pool = Callable[[WorkerConfig], WorkerSet]

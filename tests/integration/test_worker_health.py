@@ -78,7 +78,7 @@ def test_a_trial_of_tune_reserves_what_it_can_not_start_without() -> None:
     assert len(PRESETS["A3C"].default_resource_request(config).bundles) == 1 + 2
 
 
-def test_who_has_no_place_is_told_of_at_growing_intervals(
+def test_unplaced_workers_are_reported_at_growing_intervals(
     fake: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = make(2, min_workers=1)
@@ -136,7 +136,7 @@ def test_worker_that_always_fails_is_fatal_though_others_succeed() -> None:
 
 
 @pytest.mark.parametrize("min_workers", [None, 1])
-def test_a_hopeless_worker_ends_the_run_or_is_gone_on_without(
+def test_unrecoverable_worker_ends_the_run_or_is_given_up(
     fake: FakeRay, min_workers: int | None
 ) -> None:
     rollout = {"num_workers": 2, "min_workers": min_workers, "max_consecutive_failures": 4}
@@ -201,17 +201,17 @@ def test_what_can_not_be_added_or_removed(fake: FakeRay) -> None:
         optimizer.step()
 
 
-def test_a_save_waits_for_nobody_who_is_not_up(fake: FakeRay) -> None:
+def test_save_does_not_wait_for_starting_workers(fake: FakeRay) -> None:
     workers = make(2, min_workers=1)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     fake.script = lambda pending: next((ref for ref in pending if ref.index == 1), None)
     assert optimizer.step().updates == 2
-    assert len(optimizer.in_flight) == 2, "the other begins as soon as it is up"
+    assert len(optimizer.in_flight) == 2, "the other call starts with its worker"
     optimizer.get_state()
     assert [worker.index for worker, _ in optimizer.in_flight.pending()] == [2]
     assert workers.faults.num_restarts == 0
     assert optimizer.step().updates == 2
-    assert len(optimizer.in_flight) == 2, "it is asked once"
+    assert len(optimizer.in_flight) == 2, "one call per worker"
 
 
 # ---- with processes ----------------------------------------------------------------------

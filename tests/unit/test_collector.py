@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_toys import update, with_fakes
+from collector_toys import fake_collector, update
 from fakes import FakeRay, in_order, install, shuffled_by
 
 from polopt.common.config import ConfigError
@@ -32,7 +32,7 @@ def test_synchronous_batches_are_in_worker_order(fake: FakeRay) -> None:
     contents = []
     for seed in range(4):
         fake.script = shuffled_by(seed)
-        collector = with_fakes(3, sync=True)
+        collector = fake_collector(3, sync=True)
         batches = [next(collector) for _ in range(3)]
         assert [batch.shape for batch in batches] == [(5, 6)] * 3
         contents.append([content(batch) for batch in batches])
@@ -43,7 +43,7 @@ def test_synchronous_batches_are_in_worker_order(fake: FakeRay) -> None:
 
 def test_asynchronous_batches_are_first_come_first_served(fake: FakeRay) -> None:
     fake.script = in_order([2, 2, 1, 2, 1])
-    collector = with_fakes(2)
+    collector = fake_collector(2)
     batches = [next(collector) for _ in range(5)]
     assert [batch.worker_index for batch in batches] == [2, 2, 1, 2, 1]
     assert all(batch.shape == (5, 2) for batch in batches)
@@ -51,17 +51,17 @@ def test_asynchronous_batches_are_first_come_first_served(fake: FakeRay) -> None
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_next_fragment_starts_before_the_last_is_returned(fake: FakeRay, sync: bool) -> None:
-    collector = with_fakes(2, sync=sync)
+    collector = fake_collector(2, sync=sync)
     next(collector)
     assert all(actor.under_way == 1 for actor in collector.workers.actors)
-    late = with_fakes(2, sync=sync, update_after_each_batch=True)
+    late = fake_collector(2, sync=sync, update_after_each_batch=True)
     next(late)
     busy = sum(actor.under_way for actor in late.workers.actors)
     assert busy == (0 if sync else 1)
 
 
-def test_nobody_has_two_fragments_however_slow_the_consumer(fake: FakeRay) -> None:
-    collector = with_fakes(3)
+def test_one_fragment_per_worker_with_a_slow_consumer(fake: FakeRay) -> None:
+    collector = fake_collector(3)
     for _ in range(10):
         next(collector)
         assert all(actor.under_way <= 1 for actor in collector.workers.actors)
@@ -70,13 +70,13 @@ def test_nobody_has_two_fragments_however_slow_the_consumer(fake: FakeRay) -> No
 
 
 def test_lengths_follow_from_frames_per_batch(fake: FakeRay) -> None:
-    assert next(with_fakes(3, sync=True, frames_per_batch=61)).shape == (11, 6)
-    assert next(with_fakes(3, frames_per_batch=61)).shape == (31, 2)
-    assert next(with_fakes(3, sync=True)).shape == (5, 6)  # the workers' own fragments
+    assert next(fake_collector(3, sync=True, frames_per_batch=61)).shape == (11, 6)
+    assert next(fake_collector(3, frames_per_batch=61)).shape == (31, 2)
+    assert next(fake_collector(3, sync=True)).shape == (5, 6)  # the workers' own fragments
 
 
 def test_a_late_cut_does_not_meet_the_next_collectors_fragments(fake: FakeRay) -> None:
-    first = with_fakes(2, sync=True)
+    first = fake_collector(2, sync=True)
     next(first)
     late = [asked.number for asked in first.gatherer.in_flight.tags()]
     first.shutdown()
@@ -97,7 +97,7 @@ def test_a_late_cut_does_not_meet_the_next_collectors_fragments(fake: FakeRay) -
 def test_total_frames_are_exact(fake: FakeRay, sync: bool, mode: str, total: int) -> None:
     fake.script = shuffled_by(total)
     rollout = {"autoreset_mode": mode}
-    collector = with_fakes(2, rollout, sync=sync, frames_per_batch=20, total_frames=total)
+    collector = fake_collector(2, rollout, sync=sync, frames_per_batch=20, total_frames=total)
     frames = [batch.env_steps for batch in collector]
     assert sum(frames) == collector.num_frames >= total
     assert sum(frames[:-1]) < total, "a batch more than needed"
@@ -116,7 +116,7 @@ def test_the_policy_is_ignored_for_the_first_frames_of_all(
     fake: FakeRay, sync: bool, expected: int
 ) -> None:
     """50 frames, rounded up to whole batches: of 20 in synchronous ones, else of 10."""
-    collector = with_fakes(2, sync=sync, init_random_frames=50)
+    collector = fake_collector(2, sync=sync, init_random_frames=50)
     batches = [next(collector) for _ in range(8)]
     uniform = [not batch["action_dist_inputs"].any() for batch in batches]
     assert uniform == [True] * expected + [False] * (8 - expected)
@@ -124,7 +124,7 @@ def test_the_policy_is_ignored_for_the_first_frames_of_all(
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_removal_loses_what_was_under_way_and_no_count(fake: FakeRay, sync: bool) -> None:
-    collector = with_fakes(3, sync=sync, total_frames=200)
+    collector = fake_collector(3, sync=sync, total_frames=200)
     frames = [next(collector).env_steps]
     collector.workers.actors[0].finish()
     collector.remove_collectors([1])
@@ -140,7 +140,7 @@ def test_removal_loses_what_was_under_way_and_no_count(fake: FakeRay, sync: bool
 
 
 def test_rows_that_only_reset_are_no_frames(fake: FakeRay) -> None:
-    collector = with_fakes(2, {"autoreset_mode": "next_step"}, frames_per_batch=40)
+    collector = fake_collector(2, {"autoreset_mode": "next_step"}, frames_per_batch=40)
     batches = [next(collector) for _ in range(5)]
     rows = sum(len(batch) for batch in batches)
     assert collector.num_frames == sum(int(b["valid"].sum()) for b in batches) < rows
@@ -148,7 +148,7 @@ def test_rows_that_only_reset_are_no_frames(fake: FakeRay) -> None:
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_what_a_failed_collector_owed_is_collected_again(fake: FakeRay, sync: bool) -> None:
-    collector = with_fakes(2, sync=sync, total_frames=100)
+    collector = fake_collector(2, sync=sync, total_frames=100)
     frames = [next(collector).env_steps]
     collector.workers.actors[1].next_error = ValueError("gone")
     frames += [batch.env_steps for batch in collector]
@@ -157,7 +157,7 @@ def test_what_a_failed_collector_owed_is_collected_again(fake: FakeRay, sync: bo
 
 
 def test_failures_without_end_end_the_iteration(fake: FakeRay) -> None:
-    collector = with_fakes(1, {"max_consecutive_failures": 3})
+    collector = fake_collector(1, {"max_consecutive_failures": 3})
     next(collector)
     original = collector.workers._start
 
@@ -187,14 +187,14 @@ def versions(collector: Collector, count: int) -> list[int]:
 
 
 def test_lag_is_zero_when_weights_go_out_first(fake: FakeRay) -> None:
-    assert versions(with_fakes(2, sync=True, update_after_each_batch=True), 5) == [0] * 5
-    assert versions(with_fakes(2, sync=True, broadcast_interval=1), 5) == [0, 1, 1, 1, 1]
+    assert versions(fake_collector(2, sync=True, update_after_each_batch=True), 5) == [0] * 5
+    assert versions(fake_collector(2, sync=True, broadcast_interval=1), 5) == [0, 1, 1, 1, 1]
     # Without any rule nothing goes out.
-    assert versions(with_fakes(2, sync=True), 5) == [0, 1, 2, 3, 4]
+    assert versions(fake_collector(2, sync=True), 5) == [0, 1, 2, 3, 4]
 
 
 def test_update_policy_weights_sends_what_the_policy_is_then(fake: FakeRay) -> None:
-    collector = with_fakes(2, sync=True)
+    collector = fake_collector(2, sync=True)
     next(collector)
     update(collector)
     assert collector.update_policy_weights_() == 1
@@ -206,7 +206,7 @@ def test_update_policy_weights_sends_what_the_policy_is_then(fake: FakeRay) -> N
 def test_older_fragments_come_before_newer_ones(fake: FakeRay) -> None:
     """Worker 1 is fast. After an update its next fragment arrives before worker 2's older one."""
     fake.script = in_order([1, 1, 1, 2, 1, 2, 1])
-    collector = with_fakes(2)
+    collector = fake_collector(2)
     found = [next(collector).version]
     update(collector)
     collector.update_policy_weights_()
@@ -216,18 +216,18 @@ def test_older_fragments_come_before_newer_ones(fake: FakeRay) -> None:
 
 
 def test_broadcast_interval(fake: FakeRay) -> None:
-    lags = versions(with_fakes(2, sync=True, broadcast_interval=3), 10)
+    lags = versions(fake_collector(2, sync=True, broadcast_interval=3), 10)
     assert lags == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_max_weight_update_interval_of_synchronous_batches(fake: FakeRay, limit: int) -> None:
-    lags = versions(with_fakes(2, sync=True, max_weight_update_interval=limit), 12)
+    lags = versions(fake_collector(2, sync=True, max_weight_update_interval=limit), 12)
     assert max(lags) == limit
 
 
 def test_weights_that_somebody_else_trained_are_noticed(fake: FakeRay) -> None:
-    collector = with_fakes(1, update_after_each_batch=True)
+    collector = fake_collector(1, update_after_each_batch=True)
     assert next(collector).version == 0
     assert next(collector).version == 0, "nothing has changed"
     collector.policy.flat.params.data[0] += 1.0  # by another optimizer than the policy's
@@ -238,7 +238,7 @@ def test_weights_that_somebody_else_trained_are_noticed(fake: FakeRay) -> None:
 
 
 def test_weights_from_outside(fake: FakeRay) -> None:
-    collector = with_fakes(1, update_after_each_batch=False)
+    collector = fake_collector(1, update_after_each_batch=False)
     flat = np.arange(len(collector.policy.flat.params), dtype=np.float32)
     assert collector.update_policy_weights_(flat) == 1
     next(collector)
@@ -270,4 +270,4 @@ def test_weights_from_outside(fake: FakeRay) -> None:
 )
 def test_bad_options_are_refused(fake: FakeRay, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        with_fakes(2, **options)
+        fake_collector(2, **options)

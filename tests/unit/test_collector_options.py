@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collector_toys import Reach, here, logits_for, pushing_right
+from collector_toys import Reach, local_collector, logits_for, pushing_right
 from gymnasium.wrappers import NormalizeObservation
 from toy_envs import AUTORESET, Clock, Drift, make_policy
 
@@ -26,7 +26,7 @@ from polopt.rollouts.collectors.state import next_seed
 
 def test_a_policy_is_used_as_it_is() -> None:
     policy = make_policy("ppo", Drift())
-    collector = here(policy=policy)
+    collector = local_collector(policy=policy)
     assert collector.policy is policy
     batch = next(collector)
     assert {"advantages", "value_targets", "action_logp"} <= set(batch.columns)
@@ -38,15 +38,19 @@ def test_a_policy_is_used_as_it_is() -> None:
 
 @pytest.mark.parametrize("policy", [("ppo", {"gamma": 0.5}), (PPOPolicy, {"gamma": 0.5})])
 def test_a_policy_is_made_from_name_or_class(policy: Any) -> None:
-    collector = here(policy=policy)
+    collector = local_collector(policy=policy)
     assert type(collector.policy) is PPOPolicy
     assert collector.policy.config.gamma == 0.5
-    assert type(here(policy="ppo").policy) is type(here(policy=PPOPolicy).policy) is PPOPolicy
+    assert (
+        type(local_collector(policy="ppo").policy)
+        is type(local_collector(policy=PPOPolicy).policy)
+        is PPOPolicy
+    )
 
 
 def test_a_module_gives_action_parameters() -> None:
     module = logits_for(favourite=2)
-    collector = here(policy=module)
+    collector = local_collector(policy=module)
     assert (next(collector)["actions"] == 2).all()
     with torch.no_grad():
         module.bias.copy_(torch.tensor([30.0, 0.0, 0.0]))  # the caller trains it
@@ -57,9 +61,9 @@ def test_a_module_gives_action_parameters() -> None:
     assert "advantages" not in batch
 
 
-def test_a_module_that_gives_something_else_is_told_so() -> None:
+def test_wrong_output_of_a_module_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"shape \[2, 3\]; got \[2, 4\]"):
-        next(here(policy=torch.nn.Linear(3, 4)))
+        next(local_collector(policy=torch.nn.Linear(3, 4)))
 
 
 def test_all_state_of_a_module_travels() -> None:
@@ -83,19 +87,19 @@ def test_all_state_of_a_module_travels() -> None:
 
 
 def test_a_callable_gives_actions() -> None:
-    assert (next(here(policy=pushing_right))["actions"] == 1).all()
-    low = here(Reach, lambda obs: np.full((len(obs), 2), -9.0))
+    assert (next(local_collector(policy=pushing_right))["actions"] == 1).all()
+    low = local_collector(Reach, lambda obs: np.full((len(obs), 2), -9.0))
     assert (next(low)["rewards"] == -1.0).all(), "clipped to the box, as everywhere"
     with pytest.raises(ValueError, match=r"shape \[2\]; got \[2, 1\]"):
-        next(here(policy=lambda obs: np.zeros((len(obs), 1))))
+        next(local_collector(policy=lambda obs: np.zeros((len(obs), 1))))
 
 
 def test_without_a_policy_actions_are_uniform() -> None:
-    batch = next(here(frames_per_batch=3000))
+    batch = next(local_collector(frames_per_batch=3000))
     counts = Counter(batch["actions"].reshape(-1).tolist())
     assert set(counts) == {-1, 0, 1}  # as the environment takes them
     assert min(counts.values()) > 900
-    box = next(here(Reach, frames_per_batch=3000))["actions"]
+    box = next(local_collector(Reach, frames_per_batch=3000))["actions"]
     assert box.min() >= -1.0
     assert box.max() <= 3.0
     assert abs(box.mean() - 1.0) < 0.1
@@ -105,18 +109,18 @@ def test_without_a_policy_actions_are_uniform() -> None:
 def test_what_can_not_act_is_refused() -> None:
     for policy in (3, object, "pp0"):
         with pytest.raises(ConfigError, match="policy"):
-            here(policy=policy)
+            local_collector(policy=policy)
     with pytest.raises(ConfigError, match="gama"):
-        here(policy=("ppo", {"gama": 1}))
+        local_collector(policy=("ppo", {"gama": 1}))
 
 
 def test_policy_device_is_where_it_acts() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    assert here(policy="a2c", policy_device=device).policy.device.type == device
+    assert local_collector(policy="a2c", policy_device=device).policy.device.type == device
     with pytest.raises(ConfigError, match="'policy_device': got 'warp'; allowed: names of torch"):
-        here(policy="a2c", policy_device="warp")
+        local_collector(policy="a2c", policy_device="warp")
     with pytest.raises(ConfigError, match="'policy_device': got 'cuda:99', which is not here"):
-        here(policy="a2c", policy_device="cuda:99")
+        local_collector(policy="a2c", policy_device="cuda:99")
 
 
 # ---- exploration --------------------------------------------------------------------------------
@@ -125,14 +129,15 @@ def test_policy_device_is_where_it_acts() -> None:
 def test_exploration_types() -> None:
     policy = make_policy("ppo", Drift())
     best = {
-        kind: next(here(policy=policy, exploration_type=kind)) for kind in ("mode", "deterministic")
+        kind: next(local_collector(policy=policy, exploration_type=kind))
+        for kind in ("mode", "deterministic")
     }
     for batch in best.values():
         np.testing.assert_array_equal(batch["actions"], batch["action_dist_inputs"].argmax(-1))
-    drawn = next(here(policy=policy, frames_per_batch=300))
+    drawn = next(local_collector(policy=policy, frames_per_batch=300))
     assert (drawn["actions"] != drawn["action_dist_inputs"].argmax(-1)).any()
     with pytest.raises(ConfigError, match="categories have no mean"):
-        here(policy=policy, exploration_type="mean")
+        local_collector(policy=policy, exploration_type="mean")
 
 
 @pytest.mark.parametrize("squash", [False, True])
@@ -142,7 +147,7 @@ def test_the_mean_of_box_actions(squash: bool) -> None:
     with torch.no_grad():
         policy.model.policy_head.bias[:] = torch.tensor([0.4, -0.2])
         policy.model.log_std.fill_(0.3)
-    collector = here(Reach, policy, exploration_type="mean")
+    collector = local_collector(Reach, policy, exploration_type="mean")
     batch = next(collector)
     taken = policy.dist.to_env(batch["actions"].reshape(-1, 2))
     params = batch.flat("action_dist_inputs")
@@ -160,7 +165,7 @@ def test_the_policy_is_ignored_for_the_first_frames(env: Any) -> None:
     policy = make_policy("ppo", env())
     with torch.no_grad():
         policy.model.policy_head.bias[0] = 30.0
-    collector = here(env, policy, init_random_frames=90, frames_per_batch=40)
+    collector = local_collector(env, policy, init_random_frames=90, frames_per_batch=40)
     batches = [next(collector) for _ in range(5)]
     by_policy = [bool((batch.flat("action_dist_inputs")[:, 0] > 20.0).all()) for batch in batches]
     assert by_policy == [False, False, False, True, True]  # rounded up to whole batches
@@ -185,7 +190,7 @@ def test_longest_trajectory(mode: str) -> None:
     with torch.no_grad():
         policy.flat.params.zero_()
         policy.model.value_head.bias.fill_(1.0 / (1.0 - gamma))
-    collector = here(
+    collector = local_collector(
         lambda: Clock(100), policy, max_frames_per_traj=4, autoreset_mode=mode, frames_per_batch=40
     )
     batch = next(collector)
@@ -204,16 +209,18 @@ def test_longest_trajectory(mode: str) -> None:
 
 def test_a_limit_that_can_not_be_kept_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_frames_per_traj"):
-        here("CartPole-v1", max_frames_per_traj=5, vectorization_mode="vector_entry_point")
+        local_collector(
+            "CartPole-v1", max_frames_per_traj=5, vectorization_mode="vector_entry_point"
+        )
     with pytest.raises(ConfigError, match="max_frames_per_traj"):
-        here(lambda: gymnasium.make_vec("CartPole-v1", 2), max_frames_per_traj=5)
-    batch = next(here("CartPole-v1", max_frames_per_traj=5, frames_per_batch=60))
+        local_collector(lambda: gymnasium.make_vec("CartPole-v1", 2), max_frames_per_traj=5)
+    batch = next(local_collector("CartPole-v1", max_frames_per_traj=5, frames_per_batch=60))
     assert batch.episodes.lengths.max() == 5
 
 
 def test_reset_at_each_iter() -> None:
     def times(reset: bool) -> list[int]:
-        collector = here(lambda: Clock(100), reset_at_each_iter=reset)
+        collector = local_collector(lambda: Clock(100), reset_at_each_iter=reset)
         return [int(next(collector).obs[0, 0].argmax()) for _ in range(3)]
 
     assert times(True) == [0, 0, 0]
@@ -236,8 +243,8 @@ def rows_of(batch: SampleBatch) -> list[list[float]]:
 @pytest.mark.parametrize("mode", AUTORESET)
 def test_trajectories_are_split(mode: str) -> None:
     options = {"autoreset_mode": mode, "frames_per_batch": 16}
-    as_list = next(here(lambda: Clock(3), split_trajs="list", **options))
-    padded = next(here(lambda: Clock(3), split_trajs=True, **options))
+    as_list = next(local_collector(lambda: Clock(3), split_trajs="list", **options))
+    padded = next(local_collector(lambda: Clock(3), split_trajs=True, **options))
     expected = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2]]
     assert [rows_of(part)[0] for part in as_list] == expected * 2
     assert rows_of(padded) == expected * 2
@@ -249,7 +256,9 @@ def test_trajectories_are_split(mode: str) -> None:
 @pytest.mark.parametrize("num_envs", [1, 4])
 def test_reset_rows_are_made_up_for(num_envs: int) -> None:
     """CartPole has a vector implementation of its own, whose resets take a row each."""
-    collector = here("CartPole-v1", frames_per_batch=400, num_envs=num_envs, total_frames=1600)
+    collector = local_collector(
+        "CartPole-v1", frames_per_batch=400, num_envs=num_envs, total_frames=1600
+    )
     batches = list(collector)
     assert all(400 <= batch.env_steps < 400 + num_envs for batch in batches)
     assert any(not batch["valid"].all() for batch in batches)
@@ -263,17 +272,17 @@ def test_postproc_gets_each_fragment_and_keeps_frame_counts() -> None:
     def halve(batch: SampleBatch) -> SampleBatch:
         return batch.steps(0, batch.shape[0] // 2)
 
-    collector = here(postproc=halve, total_frames=40)
+    collector = local_collector(postproc=halve, total_frames=40)
     batches = list(collector)
     assert [batch.shape for batch in batches] == [(3, 2)] * 4
     assert collector.num_frames == 48
     with pytest.raises(TypeError, match="postproc"):
-        next(here(postproc=lambda batch: None))
+        next(local_collector(postproc=lambda batch: None))
 
 
 def test_storing_device_is_where_tensordicts_are() -> None:
     pytest.importorskip("tensordict")
-    batch = next(here(storing_device="meta"))
+    batch = next(local_collector(storing_device="meta"))
     assert batch.to_tensordict()["observation"].device.type == "meta"
     assert batch.to_tensordict("cpu")["observation"].device.type == "cpu"
 
@@ -286,9 +295,9 @@ def _kwargs(**kwargs: Any) -> dict[str, Any]:
 
 
 def test_kwargs_reach_the_environment() -> None:
-    collector = here(lambda **kwargs: Clock(**kwargs), **_kwargs(length=2))
+    collector = local_collector(lambda **kwargs: Clock(**kwargs), **_kwargs(length=2))
     with pytest.raises(ConfigError, match="create_env_kwargs"):
-        here(lambda **kwargs: Clock(**kwargs), **_kwargs(lengths=2))
+        local_collector(lambda **kwargs: Clock(**kwargs), **_kwargs(lengths=2))
     assert set(next(collector).episodes.lengths.tolist()) == {2}
 
 
@@ -312,7 +321,7 @@ def test_remote_configs_are_checked() -> None:
 
 
 def test_seeds_follow_torchrls_sequence() -> None:
-    one, two = here(seed=1), here(seed=2)
+    one, two = local_collector(seed=1), local_collector(seed=2)
     assert next(one).all_obs.tobytes() != next(two).all_obs.tobytes()
     after = [collector.set_seed(7) for collector in (one, two)]
     assert after == [next_seed(next_seed(7))] * 2  # two environments
@@ -333,7 +342,7 @@ def test_seed_sequence_is_torchrls() -> None:
 
 
 def test_state_goes_on_where_it_was() -> None:
-    one, two = (here(policy="ppo", seed=seed) for seed in (1, 2))
+    one, two = (local_collector(policy="ppo", seed=seed) for seed in (1, 2))
     for _ in range(3):
         one.policy.learn_on_batch(next(one))
     two.load_state_dict(one.state_dict())
@@ -358,7 +367,7 @@ def test_running_statistics_of_environments_are_saved() -> None:
     def make() -> Any:
         return NormalizeObservation(Silent(Drift()))
 
-    one, two = here(make, seed=1), here(make, seed=2)
+    one, two = local_collector(make, seed=1), local_collector(make, seed=2)
     for _ in range(5):
         next(one)
     two.load_state_dict(one.state_dict())
@@ -369,7 +378,7 @@ def test_running_statistics_of_environments_are_saved() -> None:
         np.testing.assert_array_equal(left["mean"], right["mean"])
         np.testing.assert_array_equal(left["var"], right["var"])
     with pytest.raises(ValueError, match="running statistics"):
-        here(Drift).load_state_dict(one.state_dict())
+        local_collector(Drift).load_state_dict(one.state_dict())
 
 
 def test_state_is_tensors_and_json() -> None:
@@ -385,6 +394,6 @@ def test_state_is_tensors_and_json() -> None:
             kinds = (torch.Tensor, np.ndarray, int, float, str, type(None), np.generic)
             assert isinstance(value, kinds), value
 
-    collector = here(policy="ppo")
+    collector = local_collector(policy="ppo")
     next(collector)
     check(collector.state_dict())

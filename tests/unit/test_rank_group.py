@@ -160,7 +160,7 @@ def test_local_policy_leads_if_no_trained_rank_is_left(
     assert_equal(group)
 
 
-def test_a_group_that_does_not_form_is_nobodys_death(
+def test_group_that_does_not_form_is_no_worker_death(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     rank_of(group.ranks[0]).learn_alone(1)

@@ -123,7 +123,7 @@ def test_a_rank_that_leaves_is_noticed_by_all_at_once(
     assert max(group.on_all(fail)) < 60.0
 
 
-def test_a_rank_that_is_silent_is_waited_for_as_long_as_told(make: Callable[..., Group]) -> None:
+def test_silent_rank_times_out_after_the_limit(make: Callable[..., Group]) -> None:
     error, duration_s = make(2, 0.4).failure_of(0)
     assert isinstance(error, TimeoutError)
     assert 0.35 < duration_s < 60.0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collector_toys import here
+from collector_toys import local_collector
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, sync_clocks
 
 from polopt.common.sample_batch import SampleBatch
@@ -57,7 +57,7 @@ def test_names_and_shapes() -> None:
 
 
 def test_padding_is_masked() -> None:
-    part = next(here(lambda: Clock(4), split_trajs=True, frames_per_batch=14))
+    part = next(local_collector(lambda: Clock(4), split_trajs=True, frames_per_batch=14))
     td = part.to_tensordict()
     assert td["collector", "mask"].sum() == part.env_steps == 14
     assert td["collector", "mask"].shape == (4, 4)
@@ -96,7 +96,7 @@ def clip_ppo_loss(policy: Any) -> Any:
 
 def test_torchrl_ppo_loss_accepts_batch() -> None:
     policy = make_policy("ppo", Drift(), gamma=0.9, **{"lambda": 0.8}, entropy_coeff=0.0)
-    batch = next(here(policy=policy, frames_per_batch=60))
+    batch = next(local_collector(policy=policy, frames_per_batch=60))
     td = batch.to_tensordict()
     loss = clip_ppo_loss(policy)
     theirs = float(loss(td)["loss_objective"].detach())
@@ -117,7 +117,7 @@ def test_torchrl_gae_equals_advantages() -> None:
             flat = policy.model(obs.reshape(-1, obs.shape[-1]))[1]
             return flat.reshape(*obs.shape[:-1], 1)
 
-    batch = next(here(policy=policy, frames_per_batch=60))
+    batch = next(local_collector(policy=policy, frames_per_batch=60))
     td = batch.to_tensordict().exclude("state_value", "advantage", "value_target")
     critic = TensorDictModule(Critic(), ["observation"], ["state_value"])
     GAE(gamma=0.9, lmbda=0.8, value_network=critic)(td)
@@ -127,7 +127,7 @@ def test_torchrl_gae_equals_advantages() -> None:
 def test_torchrl_replay_buffer_accepts_batch() -> None:
     data = pytest.importorskip("torchrl.data")
     buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(100), batch_size=16)
-    for batch in here(lambda: Clock(4), frames_per_batch=20, total_frames=60):
+    for batch in local_collector(lambda: Clock(4), frames_per_batch=20, total_frames=60):
         buffer.extend(batch.to_tensordict().reshape(-1))
     assert len(buffer) == 60
     sample = buffer.sample()
