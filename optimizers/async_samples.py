@@ -18,6 +18,7 @@ from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.central_updates import (
     learn_from_samples,
     num_fragments,
+    sample_message_bytes,
     take_fragment,
 )
 from polopt.optimizers.scheme import (
@@ -64,6 +65,7 @@ class AsyncSamples(PolicyOptimizer):
             weights_for=workers.weights_for,
         )
         self.in_flight = self.gatherer.in_flight
+        workers.use_transport(sample_message_bytes(self))
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:

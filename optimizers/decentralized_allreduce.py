@@ -77,6 +77,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_broken_rounds = 0
         self.num_early_stopped = 0
         self.num_checksums = 0
+        fetched = self.config.keep_local_weights_in_sync
+        workers.use_transport(self.policy.flat.grads.nbytes if fetched else 0)
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
@@ -120,10 +122,9 @@ class DecentralizedAllReduce(PolicyOptimizer):
         want_checksum = every > 0 and self.num_rounds % every == 0
         for rank, worker in enumerate(self.group.ranks):
             want_weights = rank == 0 and self.config.keep_local_weights_in_sync
-            sample = worker.actor.sample_for_learning.remote(self.num_rounds)
-            learn = worker.actor.learn.remote(
-                self.metrics.num_env_steps_sampled, want_weights, want_checksum
-            )
+            env_steps = self.metrics.num_env_steps_sampled
+            sample = self.workers.call(worker, "sample_for_learning", self.num_rounds)
+            learn = self.workers.call(worker, "learn", env_steps, want_weights, want_checksum)
             self.in_flight.launch(worker, sample, "sample")
             # In a sum a rank waits for others, whose fault that is.
             self.in_flight.launch(worker, learn, "learn", self.config.allreduce_timeout_s)

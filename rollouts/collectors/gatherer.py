@@ -127,7 +127,7 @@ class Gatherer:
     def launch(self, worker: RemoteWorker, slot: Slot, weights: Any) -> None:
         """Launches one fragment now, on weights as `weights_for` returns them."""
         request = self._request(worker.index)
-        call = worker.actor.collect.remote(weights, request)
+        call = self._workers.call(worker, "collect", weights, request)
         self.in_flight.launch(worker, call, self._tag(worker.index, slot, request))
 
     def _tag(self, index: int, slot: Slot, request: SampleRequest) -> Pending:
@@ -220,8 +220,7 @@ class Gatherer:
         """Ends all pending fragments once they have `keep_steps` steps. May be called by any
         thread."""
         for worker, tag in self.in_flight.pending():
-            call = worker.actor.stop_early.options(concurrency_group="control")
-            call.remote(tag.number, keep_steps)
+            worker.stop_early(tag.number, keep_steps)
         self._workers.local.stop_early(self._local_number, keep_steps)
 
     def discard(self) -> None:

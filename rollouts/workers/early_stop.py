@@ -61,8 +61,7 @@ class Stragglers:
         new = [part for part in fragments if self._stopped.get(part[0].index) != part[1]]
         for worker, number, steps in new:
             self._stopped[worker.index] = number
-            call = worker.actor.stop_early.options(concurrency_group="control")
-            call.remote(number, self.keep_steps(steps))
+            worker.stop_early(number, self.keep_steps(steps))
         return len(new)
 
 

@@ -42,6 +42,18 @@ class RemoteWorker:
             self.channel.pause()
         return self.handle
 
+    def stop_early(self, number: int, keep_steps: int) -> None:
+        """Ends a fragment early; does not wait. The call goes through Ray in a concurrency group of
+        its own and reaches the worker while it samples, also within `serve`, which continues. Any
+        thread may call this.
+
+        Args:
+            number: of the request.
+            keep_steps: least number of steps of the fragment.
+        """
+        call = self.handle.stop_early.options(concurrency_group="control")
+        call.remote(number, keep_steps)
+
     def close_channel(self) -> None:
         """Closes the connection for calls over ZeroMQ, if there is one."""
         if self.channel is not None:
