@@ -19,7 +19,13 @@ from faulty_envs import NeverResets
 
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_samples import AsyncSamples
+from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy
+from polopt.rollouts.collectors.gatherer import Slot
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES, Endpoint
 from polopt.rollouts.transport.rpc_channel import RpcChannel
@@ -339,3 +345,98 @@ def test_removed_and_added_workers_connect(worker_pool: Pool) -> None:
         assert time.monotonic() < until_s
     assert optimizer.stats()["transport"] == "zmq"
     assert optimizer.workers.faults.num_restarts == 0
+
+
+# ---- all optimizers ----------------------------------------------------------------------------
+
+
+OPTIMIZERS: dict[str, tuple[type[PolicyOptimizer], dict[str, Any]]] = {
+    "async_gradients": (AsyncGradients, {"grads_per_step": 10}),
+    "sync_gradients": (SyncGradients, {"grads_per_step": 10}),
+    "sync_samples": (SyncSamples, {}),
+    "async_samples": (AsyncSamples, {}),
+    "decentralized_allreduce": (DecentralizedAllReduce, {"preemption_threshold": 1.0}),
+}
+REPRODUCIBLE = ["sync_gradients", "sync_samples", "decentralized_allreduce"]
+
+
+def make_named(pool: Pool, name: str, transport: str, **rollout: Any) -> Any:
+    cls, options = OPTIMIZERS[name]
+    config = worker_config("a2c", rollout={"transport": transport, **rollout}, lr=1e-2)
+    return make_optimizer(cls, pool(config), **options)
+
+
+def step_until_zmq(optimizer: PolicyOptimizer) -> None:
+    """Steps until calls have gone over ZeroMQ, which those made while workers connect do not."""
+    rpc, until_s = optimizer.workers.rpc, time.monotonic() + LIMIT_S
+    assert rpc is not None
+    while not rpc.num_calls:
+        optimizer.step()
+        assert time.monotonic() < until_s
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_calls_of_every_optimizer_go_over_zmq(worker_pool: Pool, name: str) -> None:
+    optimizer = make_named(worker_pool, name, "zmq")
+    step_until_zmq(optimizer)
+    before = optimizer.workers.rpc.num_calls
+    for _ in range(3):
+        optimizer.step()
+    assert optimizer.workers.rpc.num_calls - before >= 3
+    assert optimizer.stats()["transport"] == "zmq"
+    optimizer.drain()
+    assert optimizer.workers.faults.num_restarts == 0
+
+
+@pytest.mark.parametrize("name", REPRODUCIBLE)
+def test_synchronous_weights_are_equal_on_both(worker_pool: Pool, name: str) -> None:
+    learned = []
+    for transport in ("zmq", "ray"):
+        optimizer = make_named(worker_pool, name, transport)
+        optimizer.workers.call_all("ping")  # all take part in the first step
+        for _ in range(6):
+            optimizer.step()
+        optimizer.drain()
+        assert optimizer.stats()["transport"] == transport
+        assert (optimizer.workers.rpc is not None) == (transport == "zmq")
+        learned.append(optimizer.policy.get_weights().flat)
+    np.testing.assert_array_equal(*learned)
+
+
+@both_transports
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_replaces_a_killed_worker(
+    worker_pool: Pool, name: str, transport: str
+) -> None:
+    optimizer = make_named(worker_pool, name, transport)
+    if transport == "zmq":
+        step_until_zmq(optimizer)
+    optimizer.step()
+    optimizer.drain()
+    victim = pid_of(optimizer.workers.remote[0])
+    optimizer.step()
+    os.kill(victim, signal.SIGKILL)
+    until_s = time.monotonic() + LIMIT_S
+    while optimizer.workers.faults.num_restarts == 0:
+        optimizer.step()
+        assert time.monotonic() < until_s
+    optimizer.step()
+    assert optimizer.workers.faults.counts["death"] == 1
+    assert optimizer.stats()["transport"] == transport
+
+
+def test_early_stop_reaches_a_worker_that_serves(worker_pool: Pool) -> None:
+    rollout = {"num_workers": 1, "rollout_fragment_length": 10**6, "transport": "zmq"}
+    optimizer = make_named(worker_pool, "async_samples", "zmq", **rollout)
+    workers, gatherer = optimizer.workers, optimizer.gatherer
+    worker = workers.remote[0]
+    calls, until_s = optimizer.in_flight, time.monotonic() + LIMIT_S
+    while worker.channel is None or not worker.channel.connected:
+        calls.launch(worker, workers.call(worker, "ping"))
+        assert calls.wait().failure is None
+        assert time.monotonic() < until_s
+    gatherer.launch(worker, Slot(1), workers.weights_for(worker))
+    gatherer.stop_all(1)
+    gatherer.receive()
+    assert gatherer.landed[0].fragment.steps < 10**6
+    assert worker.channel.open, "the worker goes on serving"
