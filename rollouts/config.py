@@ -71,7 +71,9 @@ class RolloutConfig(Config):
             0.8: `memory_per_worker`.
         transport: path of the calls of a training round. `ray`: actor calls. `zmq`: ZeroMQ, which
             needs less processor time; a worker that cannot connect is an error. `auto`: ZeroMQ for
-            messages up to 100 KB, and Ray for larger ones and for workers that cannot connect.
+            messages up to 100 KB (weights, gradients and fragments, each as one worker sends or
+            gets them), and Ray for larger ones and for workers that cannot connect. Collectors that
+            belong to no optimizer, and those below gradient workers, use Ray.
         worker_timeout_s: seconds after which a call counts as hanging and its worker is replaced.
             RLlib: `sample_timeout_s`, which does not replace the worker.
         worker_startup_timeout_s: the same for the first call of a new worker, in seconds. Time in
