@@ -35,7 +35,7 @@ class PolicyOptimizer(ABC):
     Attributes:
         policy: policy of the local worker, which is evaluated and saved.
         in_flight: pending calls.
-        health: tells which workers are up.
+        health: tracks which workers are up.
         metrics: counters and statistics.
         timers: of `metrics`, by phase.
         scheme: place in the scheme matrix.
@@ -132,7 +132,7 @@ class PolicyOptimizer(ABC):
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in this process, in all workers and in the workers below
-        them, torch optimizers included. Returns once each has it.
+        them, torch optimizers included. Returns once all have applied it.
 
         Raises:
             ConfigError: unknown name or wrong value; nothing has changed then.

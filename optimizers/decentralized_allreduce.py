@@ -1,7 +1,7 @@
 """DecentralizedAllReduce: workers sample and learn together; gradients are all-reduced (DD-PPO).
 
 Wijmans et al., 2020. Neither data nor gradients pass through the driver, which only starts rounds,
-cuts stragglers short and repairs the group.
+stops stragglers early and forms the group again after failures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polopt.rollouts.sampling.requests import LearnInfo, RoundInfo
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.in_flight import Arrival
 
-#: After one rank has given up waiting for the others, they have so long to do the same.
+#: After the all-reduce of one rank has timed out, time for the other ranks to answer.
 BREAK_GRACE_S = 1.5
 
 
@@ -40,11 +40,12 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
         backend: of torch.distributed; `auto`: `nccl` where workers have GPUs, else `gloo`.
         keep_local_weights_in_sync: fetch weights to the local worker once a step; else only when
             they are saved.
-        preemption_threshold: once this share of workers has finished sampling, the others are cut
-            short. 1 waits for all; then, and with two workers, results do not depend on timing.
-        min_fragment_share: but a worker cut short keeps at least this share of its fragment.
+        preemption_threshold: once this share of workers has finished sampling, the others stop
+            early. With 1 the round waits for all; then, and with two workers, results do not depend
+            on timing.
+        min_fragment_share: a fragment that stops early keeps at least this share of its steps.
         checksum_interval: rounds after which all workers' weights are compared; 0: never.
-        allreduce_timeout_s: a rank that waits longer for the others gives the group up.
+        allreduce_timeout_s: time limit of each all-reduce; after it, the group is broken.
     """
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
@@ -87,11 +88,11 @@ class DecentralizedAllReduce(PolicyOptimizer):
         if config.backend == "nccl" and rollout.num_gpus_per_worker < 1.0:
             raise ConfigError(
                 f"key 'backend': got 'nccl' with num_gpus_per_worker={rollout.num_gpus_per_worker}"
-                "; allowed: 'gloo' or 'auto', or a GPU for each worker"
+                ". Allowed: 'gloo' or 'auto', or a GPU for each worker"
             )
         check_collection("each worker", "num_workers_below", rollout)
         check_unused(
-            "gradients are summed in place by all-reduce, which takes them as they are",
+            "all-reduce sums gradients in place, without compression",
             compress_gradients=(rollout.compress_gradients, "none"),
         )
         return Scheme(collection_of(below, how), "parallel sync", "decentralized")
@@ -108,8 +109,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _launch_round(self) -> None:
-        """Two calls to each rank, one behind the other, so that a rank goes from sampling to
-        learning without asking the driver. Does nothing if a round is under way."""
+        """Queues two calls to each rank, so that a rank goes from sampling to learning without a
+        message from the driver. Has no effect while a round is pending."""
         if len(self.in_flight):
             return
         with self.timers["group"]:
@@ -126,19 +127,19 @@ class DecentralizedAllReduce(PolicyOptimizer):
             sample = self.workers.call(worker, "sample_for_learning", self.num_rounds)
             learn = self.workers.call(worker, "learn", env_steps, want_weights, want_checksum)
             self.in_flight.launch(worker, sample, "sample")
-            # In a sum a rank waits for others, whose fault that is.
+            # An all-reduce also waits for other ranks.
             self.in_flight.launch(worker, learn, "learn", self.config.allreduce_timeout_s)
         self._learned: list[tuple[int, LearnInfo]] = []
 
     def _await_samples(self) -> list[RoundInfo]:
-        """Waits until every rank has sampled or failed; cuts the last ones short. In order of
-        worker index, for results must not depend on arrival."""
+        """Waits until every rank has sampled or failed; stops the last ones early. The result is in
+        order of worker index, so that it does not depend on the order of arrival."""
         sampled: dict[int, RoundInfo] = {}
         first_s = last_s = 0.0
         while "sample" in self.in_flight.tags():
             arrival = self.in_flight.wait()
             if arrival.failure is not None:
-                self._lose(arrival)
+                self._replace(arrival)
             elif arrival.tag == "learn":
                 self._keep(arrival)
             else:
@@ -155,16 +156,16 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     def _stop_stragglers_early(self) -> None:
         length = self.workers.config.rollout.rollout_fragment_length
-        # Those with two calls under way have not sampled yet.
+        # Ranks with two pending calls have not finished sampling.
         late = [worker for worker in self.group.ranks if self.in_flight.count(worker) == 2]
         self.stragglers.stop_early((worker, self.num_rounds, length) for worker in late)
 
     def _await_learning(self) -> list[tuple[int, LearnInfo]]:
-        """Waits until every rank has learned or failed; `(worker index, what it told)`."""
+        """Waits until every rank has learned or failed; `(worker index, result)` of each."""
         while len(self.in_flight):
             arrival = self.in_flight.wait()
             if arrival.failure is not None:
-                self._lose(arrival)
+                self._replace(arrival)
             else:
                 self._keep(arrival)
         return sorted(self._learned, key=lambda pair: pair[0])
@@ -173,11 +174,11 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self._learned.append((arrival.worker.index, arrival.value))
         self._count_seconds(arrival)
         if arrival.value.broken and arrival.value.allreduce_s >= self.config.allreduce_timeout_s:
-            # It waited to the limit, so somebody hangs, and the others give up as well, as much
-            # later as they have sampled later. (Of a rank that dies Ray tells, and the others may
-            # still have a gradient to compute.)
+            # Its all-reduce timed out, so a rank hangs. The all-reduces of the others time out too,
+            # later by the time that they sampled later. (The death of a rank is reported by Ray;
+            # the other ranks may still be computing a gradient then.)
             for worker in self.group.ranks:
-                if self.in_flight.count(worker) == 1:  # it has sampled, maybe after this one
+                if self.in_flight.count(worker) == 1:  # it has sampled
                     self.in_flight.tighten_deadline(worker, BREAK_GRACE_S + self._skew_s)
 
     def _count_seconds(self, arrival: Arrival) -> None:
@@ -196,8 +197,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
         if info.weights is not None:
             self.metrics.num_bytes_received += info.weights.flat.nbytes
 
-    def _lose(self, arrival: Arrival) -> None:
-        """A rank is gone: the others will find their all-reduce broken, and say so."""
+    def _replace(self, arrival: Arrival) -> None:
+        """Replaces a failed rank. The all-reduce of the other ranks fails, and they report it."""
         assert arrival.failure is not None
         self.workers.replace(arrival.worker, arrival.failure)
         self.group.broken = True
@@ -211,8 +212,8 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 self.count_samples(info.env_steps, info.episodes)
         infos = [info for _, info in learned]
         if self.group.broken or any(info.broken for info in infos):
-            # What survivors learned before the break is found in their versions when the group is
-            # formed again; the rest of this round is lost.
+            # Updates that the other ranks made before are kept: the group is formed again from the
+            # latest version. The rest of this round is lost.
             self.group.broken = True
             self.num_broken_rounds += 1
             return
@@ -222,22 +223,23 @@ class DecentralizedAllReduce(PolicyOptimizer):
         for learning in infos:
             self.metrics.add_lag(learning.acted, learning.version)
         self.metrics.rollouts.tick(first.version + first.updates)
-        self._take_note_of_skipped(learned)
+        self._count_skipped(learned)
         env_steps = sum(info.env_steps for info in sampled) if first.updates else 0
         self.metrics.add_training(env_steps, first.updates, first.stats)
         if first.weights is not None:
             self.policy.set_weights(first.weights)
 
-    def _take_note_of_skipped(self, learned: list[tuple[int, LearnInfo]]) -> None:
-        """All ranks have skipped the same updates; only some are to blame."""
+    def _count_skipped(self, learned: list[tuple[int, LearnInfo]]) -> None:
+        """Counts updates that were skipped, by the rank whose gradient was not finite. All ranks
+        skip the same updates."""
         log = self.workers.faults.fragments
         for index, info in learned:
             if info.non_finite_gradients:
                 log.note(index, DataFaults(non_finite="gradient of a minibatch"))
         first = learned[0][1]
-        blamed = first.vetoed or any(info.non_finite_gradients for _, info in learned)
-        if first.updates or blamed or first.stats:
-            why = "" if blamed else "sum of the gradients"
+        rank_known = first.vetoed or any(info.non_finite_gradients for _, info in learned)
+        if first.updates or rank_known or first.stats:
+            why = "" if rank_known else "sum of the gradients"
             log.update(first.updates > 0, why=why)
 
     def _check_equal(self, learned: list[tuple[int, LearnInfo]]) -> None:
@@ -247,7 +249,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_checksums += 1
         if len(set(sums.values())) > 1:
             raise RuntimeError(
-                f"weights of the ranks have come apart in round {self.num_rounds}: SHA-256 by "
+                f"the ranks have different weights in round {self.num_rounds}: SHA-256 by "
                 f"worker { ({index: value[:12] for index, value in sums.items()}) }"
             )
 
@@ -256,7 +258,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self._finish_round(self._await_samples(), self._await_learning())
 
     def get_state(self) -> dict[str, Any]:
-        """The policy, torch optimizer included, is fetched from a rank: that is where it lives."""
+        """As every optimizer's; the policy, torch optimizer included, is fetched from a rank."""
         self.drain()
         if self.group.ranks:
             self.policy.set_state(self.group.fetch_policy_state())

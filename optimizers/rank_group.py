@@ -1,4 +1,4 @@
-"""`RankGroup`: which workers learn together, and how they come to agree again after a break."""
+"""`RankGroup`: the workers that learn together; forms their group, with equal weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polopt.rollouts.workers.in_flight import InFlight
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: At most so long for ranks to find each other; all have just answered and are idle.
+#: Maximum time for ranks to connect to each other; all have just answered and are idle.
 JOIN_TIMEOUT_S = 10.0
 
 
@@ -23,14 +23,14 @@ class RankGroup:
     """The workers that learn together, in order of rank.
 
     Args:
-        workers: those that can be ranks.
-        health: says which of them are up.
+        workers: the workers that can be ranks.
+        health: tracks which of them are up.
         backend: `auto`, `gloo` or `nccl`.
-        timeout_s: of each sum.
+        timeout_s: time limit of each all-reduce.
 
     Attributes:
         ranks: the group's workers; empty before the first `ensure`.
-        broken: a rank is gone, and the group has to be formed again.
+        broken: a rank failed, and the group has to be formed again.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class RankGroup:
         self._health = health
         self._backend = resolve_backend(backend, workers.config.device)
         self._timeout_s = timeout_s
-        # Well before the driver would call a rank that waits for another hanging.
+        # Well below the limit after which a rank that waits for another counts as hanging.
         hang_s = workers.config.rollout.worker_timeout_s
         self._join_timeout_s = min(JOIN_TIMEOUT_S, timeout_s, hang_s / 2.0)
-        # Held here, outside the ranks, the store outlives any of them.
+        # In this process the store does not depend on any rank.
         self._host = ray.util.get_node_ip_address()
         self._store = start_store(self._host)
         self._generation = 0
@@ -53,11 +53,11 @@ class RankGroup:
         self.broken = True
 
     def ensure(self) -> None:
-        """Forms the group if there is none, if it is broken, or if other workers are up than are
-        in it: replacements, and those that were added or removed.
+        """Forms the group if there is none, if it is broken, or if the workers that are up are not
+        its members: after replacements, additions and removals.
 
         Raises:
-            WorkersFailedError: if workers keep failing, or can not find each other.
+            WorkersFailedError: workers keep failing, or cannot connect to each other.
         """
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
@@ -68,10 +68,10 @@ class RankGroup:
             if problem is None:
                 self.ranks, self.broken = candidates, False
                 return
-        raise WorkersFailedError(f"workers can not form a group. The last problem: {problem}")
+        raise WorkersFailedError(f"workers cannot form a group. The last problem: {problem}")
 
     def restart_from_local(self) -> None:
-        """Everybody takes over the local policy with the next `ensure`."""
+        """Sends the local policy to all ranks with the next `ensure`."""
         self._local_leads = True
         self.broken = True
 
@@ -89,8 +89,11 @@ class RankGroup:
                 return state
 
     def _agree(self, workers: list[RemoteWorker]) -> str | None:
-        """Gives all the same policy: the local one at first, later that of the rank that has made
-        most updates, for a break can leave survivors one update apart. None, or what went wrong.
+        """Sends all workers the same policy: the local one at first, later that of the rank with
+        the most updates, because ranks of a broken group may differ by one update.
+
+        Returns:
+            None, or the failure.
         """
         local = self._workers.local.policy
         leader: RemoteWorker | None = None
@@ -105,8 +108,8 @@ class RankGroup:
         if leader is None:
             source: Any = ray.put({"policy": local.get_state()})
         else:
-            # Waited for here, because a call that is given the result of a failed one fails with
-            # it, and each follower would be taken for dead.
+            # Waits for the result here, because a call whose argument is the result of a failed
+            # call fails too, and every follower would count as dead.
             fetched = self._fetch(leader)
             if fetched is None:
                 return self._last_failure()
@@ -121,20 +124,20 @@ class RankGroup:
     def _leader(
         self, workers: list[RemoteWorker], versions: Mapping[int, int]
     ) -> RemoteWorker | None:
-        """The rank that has learned most; None if the local policy knows more than all of them,
-        because every rank that had learned is gone."""
+        """The rank with the most updates; None if the local policy has more than all of them,
+        because every rank that had learned has failed."""
         leader = max(workers, key=lambda w: (versions[w.index], -w.index))
         if versions[leader.index] >= self._workers.local.policy.version:
             return leader
         logger.warning(
-            "every worker that had learned is gone; those that are there go on from the local "
-            "policy, version %d",
+            "every worker that had learned has failed; the others continue from the local policy, "
+            "version %d",
             self._workers.local.policy.version,
         )
         return None
 
     def _fetch(self, worker: RemoteWorker) -> tuple[ray.ObjectRef[Any], dict[str, Any]] | None:
-        """A worker's learner state, to pass on and to read; None if the worker failed."""
+        """A worker's learner state, as a reference and as a value; None if the worker failed."""
         source: ray.ObjectRef[Any] = worker.actor.get_learner_state.remote()
         self._calls.launch(worker, source, worker.index)
         values = self._calls.gather()
@@ -145,7 +148,7 @@ class RankGroup:
         return "none" if failure is None else failure.message
 
     def _join(self, workers: list[RemoteWorker]) -> str | None:
-        """None, or why the group did not form."""
+        """Connects the ranks; returns None, or why the group was not formed."""
         self._generation += 1
         spec = GroupSpec(
             self._host,

@@ -69,7 +69,7 @@ def scheme_config(
     _check_term("update", update, UPDATES)
     if update == "decentralized" and gradients != "parallel sync":
         raise ConfigError(
-            f"update 'decentralized' with gradients {gradients!r}: {_NO_PEERS[gradients]}. "
+            f"update 'decentralized' with gradients {gradients!r}: {_NO_ALLREDUCE[gradients]}. "
             "Allowed: gradients 'parallel sync', or update 'central'"
         )
     counts = {"central sync": 0, "central async": 1}
@@ -102,10 +102,10 @@ def collection_of(collectors: int, how: str) -> str:
 
 
 #: Why gradients of this kind cannot be all-reduced.
-_NO_PEERS = {
-    "central sync": "a single process has no peers to share gradients with",
-    "central async": "a single process has no peers to share gradients with",
-    "parallel async": "in an all-reduce each process waits for all, so none can be ahead",
+_NO_ALLREDUCE = {
+    "central sync": "all-reduce needs several processes that compute gradients",
+    "central async": "all-reduce needs several processes that compute gradients",
+    "parallel async": "in an all-reduce each process waits for all others",
 }
 #: The key `collection` for each kind of collection.
 _HOW = {

@@ -42,7 +42,7 @@ class Collector:
     Args:
         create_env_fn: makes an environment (or is a Gymnasium id, see `resolve_env`); a list has
             one for each collector.
-        policy: a polopt Policy, which is used as it is; the name or class of one, or
+        policy: a polopt Policy, which is used directly; the name or class of one, or
             `(name or class, options)`; a `torch.nn.Module` from observations `[N, ...]` to action
             parameters `[N, P]`; a callable from observations to actions `[N, ...]`; or None, for
             random actions. Where polopt makes the policy, it is `collector.policy`.
@@ -135,7 +135,7 @@ class Collector:
 
     @property
     def policy(self) -> Policy:
-        """The policy whose weights the collectors get, or its adapter."""
+        """The policy whose weights the collectors receive, or its adapter."""
         return self.workers.local.policy
 
     def update_policy_weights_(
@@ -171,9 +171,9 @@ class Collector:
 
         Args:
             create_env_fn: as for the constructor; None: the environment of the first collector.
-            num_collectors: how many; None: as many as environments are given.
-            num_envs: environments of each; None: as the others have.
-            remote_configs: as for the constructor; None: as it was there.
+            num_collectors: number of collectors; None: one for each given environment.
+            num_envs: number of environments of each; None: as the others.
+            remote_configs: as for the constructor; None: as given there.
 
         Returns:
             their indices, which batches carry and `remove_collectors` takes.
@@ -200,12 +200,12 @@ class Collector:
         fragments are dropped.
 
         Args:
-            seed: of the first environment. The next ones get those that follow in TorchRL's
+            seed: seed of the first environment. The others have the seeds that follow in TorchRL's
                 sequence (`torchrl._utils.seed_generator`).
-            static_seed: all environments get the same.
+            static_seed: all environments have the same seed.
 
         Returns:
-            the seed that the next environment would get.
+            the next seed of the sequence.
         """
         self.gatherer.discard()
         return seed_workers(self.workers, seed, static_seed)
@@ -218,11 +218,11 @@ class Collector:
     # ---- state and end --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, the policy, and of each collector random numbers, the running statistics of its
-        environments' wrappers, and the state of its environments, if they have `get_state`.
+        """Counts, the policy, and for each collector its random numbers, running statistics of its
+        environments' wrappers, and states of its environments, if they have `get_state`.
 
-        Tensors, arrays, numbers, strings, and lists and dicts of those. Waits for pending
-        fragments; they are kept here, and are not in the state.
+        Holds tensors, arrays, numbers, strings, and lists and dicts of those. Waits for pending
+        fragments; they are kept for the next batches, and are not in the state.
         """
         self.settle()
         states = self.workers.call_all("get_state", False)

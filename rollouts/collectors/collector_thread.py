@@ -10,36 +10,39 @@ from typing import Any
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.gatherer import CollectionInterrupted
 
-#: How long `stop` waits for workers to end the step they are at.
+#: Time for workers to end their current step after `stop`.
 STOP_GRACE_S = 1.0
 
 
 class CollectorEnded(RuntimeError):
-    """There are no more batches: the collector has given all it was to give, or was stopped."""
+    """There are no more batches: `total_frames` are reached, or the thread was stopped."""
 
 
 class CollectorThread:
-    """Iterates a Collector in a daemon thread, as far ahead as the queue is long.
+    """Iterates a Collector in a daemon thread, which fills a queue of `maxsize` batches.
 
         with CollectorThread(collector, maxsize=2) as batches:
             for batch in batches:
                 collector.policy.learn_on_batch(batch)
 
-    When the queue is full the thread blocks, and then so do the workers, which have one fragment
-    each on its way. Weights are published by whoever gets batches, in `get`, because that is the
-    one moment at which the policy is sure not to be in the middle of an update: if the collector
-    has a rule of its own for when weights go out, `get` publishes each time; else they go out by
-    `update_policy_weights_`.
+    When the queue is full, the thread blocks, and workers stop after the one fragment that each has
+    pending. Snapshots of the weights are taken in `get`, by the thread that consumes batches,
+    because the policy is not in the middle of an update then. If an option of the collector says
+    when weights are sent, each `get` takes a snapshot; otherwise only `update_policy_weights_`
+    does.
 
     Args:
-        collector: used by this thread alone until `stop`, but for its policy and
+        collector: used by this thread alone until `stop`, except for its policy and
             `update_policy_weights_`. It is not shut down.
-        maxsize: batches in the queue at most.
+        maxsize: maximum number of batches in the queue.
+
+    Raises:
+        ValueError: `maxsize` is less than 1.
     """
 
     def __init__(self, collector: Collector, maxsize: int = 1) -> None:
         if maxsize < 1:
-            raise ValueError(f"maxsize must be 1 or more, for the queue is bounded; got {maxsize}")
+            raise ValueError(f"maxsize: got {maxsize}. Allowed: 1 or more; the queue is bounded")
         self.collector = collector
         self.queue: queue.Queue[Any] = queue.Queue(maxsize)
         self._error: BaseException | None = None
@@ -58,24 +61,24 @@ class CollectorThread:
                     return
         except CollectionInterrupted:
             return
-        except BaseException as error:  # whatever it is, the consumer has to know
+        except BaseException as error:  # raised again in the consumer's thread
             self._error = error
         finally:
             self._ended.set()
-            # Wakes a consumer that waits. If the queue is full nobody waits, and it is found empty
-            # later with `_ended` set.
+            # Wakes a consumer that waits. With a full queue no consumer waits, and the next one
+            # finds `_ended` set once the queue is empty.
             self._wake()
 
     def get(self, timeout: float | None = None) -> Any:
         """The next batch.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
+            timeout: seconds; None: no limit.
 
         Raises:
-            queue.Empty: none came in time.
-            CollectorEnded: there will be none.
-            Exception: whatever ended the thread, at once, whatever is still in the queue.
+            queue.Empty: no batch within `timeout`.
+            CollectorEnded: there are no more batches.
+            Exception: the exception that ended the thread, even if batches remain in the queue.
         """
         if self._error is None and not (self._ended.is_set() and self.queue.empty()):
             if self.collector.weight_sync.automatic and not self._ended.is_set():
@@ -102,7 +105,7 @@ class CollectorThread:
             raise StopIteration from None
 
     def update_policy_weights_(self, weights: Any = None) -> int:
-        """As the collector's, which takes a copy before it returns."""
+        """See `Collector.update_policy_weights_`. The weights are copied before the call returns."""
         return self.collector.update_policy_weights_(weights)
 
     @property
@@ -111,10 +114,10 @@ class CollectorThread:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ends the thread within a second or two, whatever it is doing; may be called twice.
+        """Ends the thread within about two seconds, in any state; may be called twice.
 
-        Fragments under way are cut short. Workers that do not answer even then, because they hang
-        or are still starting, are ended. Afterwards the collector can be used by others.
+        Pending fragments are stopped early. Workers that do not answer within a second, because
+        they hang or are still starting, are killed. Other threads may use the collector afterwards.
         """
         self._stopping.set()
         gatherer = self.collector.gatherer
@@ -135,7 +138,7 @@ class CollectorThread:
             self.collector.weight_sync.by_consumer = False
 
     def _empty(self) -> None:
-        """Throws away what is in the queue, which frees a thread that waits for room in it."""
+        """Drops the batches in the queue, which unblocks a thread that waits to add one."""
         while True:
             try:
                 self.queue.get_nowait()

@@ -20,39 +20,39 @@ def _known_device(name: str) -> str:
     return name
 
 
-#: A name that `torch.device` takes; whether this machine has such a device, it does not say.
+#: A name that `torch.device` accepts; this machine need not have such a device.
 DeviceName = Annotated[str, pydantic.AfterValidator(_known_device)]
 
 
 class CollectingConfig(Config):
-    """How a collector collects, whoever made its workers.
+    """Options of a collector that do not depend on how its workers were made.
 
     Attributes:
         frames_per_batch: environment steps in one batch, rounded up to whole steps of all
             environments: of all collectors together if `sync`, else of the one it is from. 0: one
             fragment as long as the workers' `rollout_fragment_length`.
-        total_frames: the iterator ends once so many have been handed out, with the batch that
-            reaches them; -1: never.
+        total_frames: the iterator ends after the batch with which this many environment steps
+            have been returned; -1: never.
         sync: each batch holds a fragment of every collector, in their order; else each is one
             collector's, first ready first served.
-        init_random_frames: while fewer than so many frames were asked for, the policy is ignored
-            and actions are uniform over the action space; -1: never.
+        init_random_frames: the first fragments, until this many environment steps have been
+            requested, are sampled with actions uniform over the action space; -1: none.
         reset_at_each_iter: environments are reset before each batch.
         split_trajs: batches are cut into trajectories: `padded` (or True) gives a batch
             `[longest, number of trajectories]` whose mask is `valid`, `list` a list of batches
             `[length, 1]`.
         exploration_type: how actions follow from the policy's distribution.
-        storing_device: where `SampleBatch.to_tensordict` puts the tensors of what is handed out.
-        update_after_each_batch: weights go out before each fragment, and none is launched ahead
-            of them, so that in synchronous collection no batch is ever older than the policy.
-        broadcast_interval: the policy's weights go out anew every so many batches; 0: only as the
-            other rules say.
-        max_weight_update_interval: no worker acts on weights that were current more than so many
-            batches ago: it is sent new ones in time, and if it is in the middle of a fragment
-            then, that is cut short before the next batch is handed out. -1: no such rule.
-        fraction_workers: of a synchronous batch, the last fragments are cut short once this share
-            of the collectors has finished; 1: never.
-        fraction_samples: but a fragment that is cut short keeps at least this share of its steps.
+        storing_device: device of the tensors that `SampleBatch.to_tensordict` makes of batches.
+        update_after_each_batch: weights are sent before each fragment, and no fragment is launched
+            before them, so that in synchronous collection the policy's weights sample every batch.
+        broadcast_interval: weights are sent again after this many batches; 0: only by the other
+            options.
+        max_weight_update_interval: maximum age, in batches, of the weights that a worker acts on.
+            Workers receive new weights in time; a fragment that would exceed the age is stopped
+            early before the next batch is returned. -1: no limit.
+        fraction_workers: in synchronous collection, the last fragments of a batch stop early once
+            this share of the collectors has finished; 1: none does.
+        fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
     frames_per_batch: int = pydantic.Field(0, ge=0, le=10**9)
@@ -73,35 +73,35 @@ class CollectingConfig(Config):
     def _check_together(self) -> CollectingConfig:
         if self.max_weight_update_interval == 0:
             raise ValueError(
-                "key 'max_weight_update_interval': got 0; allowed: -1, or from 1 on (new weights "
-                "before each batch are update_after_each_batch)"
+                "key 'max_weight_update_interval': got 0. Allowed: -1, or 1 or more "
+                "(update_after_each_batch sends new weights before each batch)"
             )
         if self.fraction_workers < 1.0 and not self.sync:
             raise ValueError(
                 f"key 'fraction_workers': got {self.fraction_workers} with sync=False, where "
-                "nobody is waited for; allowed: 1.0, or sync=True"
+                "no batch waits for all collectors. Allowed: 1.0, or sync=True"
             )
         return self
 
 
 class CollectorConfig(CollectingConfig):
-    """What a collector that makes its own workers is made from, besides environments and policy.
+    """Options of a collector that makes its own workers, besides environments and policy.
 
     Attributes:
-        num_collectors: collectors, each a Ray actor; None: as many as environments were given.
-            0: everything in this process, without Ray.
+        num_collectors: number of collectors, each a Ray actor; None: one for each given
+            environment. 0: this process collects, without Ray.
         num_envs: environments of one collector.
-        num_workers_per_collector: so many times as many environments, and if it is over 1 each in
-            a process of its own (Gymnasium's `AsyncVectorEnv`).
+        num_workers_per_collector: multiplies the number of environments; if it is over 1, each
+            environment is in a process of its own (Gymnasium's `AsyncVectorEnv`).
         create_env_kwargs: passed to the environment.
-        max_frames_per_traj: an episode is truncated after so many steps; -1: never.
-        policy_device: where the collectors' copies of the policy act.
+        max_frames_per_traj: episodes are truncated after this many steps; -1: never.
+        policy_device: device of the collectors' copies of the policy.
         postproc: a callable on each fragment, `SampleBatch -> SampleBatch`, run in the worker.
         remote_configs: options of the collectors' actors, as `ray.remote` takes them (`num_cpus`,
             `num_gpus`, `memory`, `resources`, `runtime_env`, ...); a list has one for each.
-        ray_init_config: arguments of `ray.init` where no Ray runs yet in this process. Without
-            any, attaches to a running cluster if there is one, else starts Ray here.
-        seed: all random numbers derive from it; None takes a fresh one.
+        ray_init_config: arguments of `ray.init`, unless this process is connected to Ray already.
+            None: attach to a running cluster if there is one, else start Ray here.
+        seed: source of all random numbers; None: a random seed.
         vectorization_mode, autoreset_mode, worker_timeout_s, worker_startup_timeout_s,
             max_consecutive_failures, max_consecutive_env_faults, max_consecutive_non_finite: as in
             `RolloutConfig`.

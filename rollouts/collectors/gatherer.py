@@ -27,7 +27,7 @@ class Slot(NamedTuple):
 
     Attributes:
         worker_index: the worker to which it was first assigned.
-        round: how many fragments of the batch that worker makes before.
+        round: number of earlier fragments of that worker in the batch.
     """
 
     worker_index: int
@@ -39,9 +39,9 @@ class Pending(NamedTuple):
 
     Attributes:
         slot: place of the fragment.
-        number: of the request.
+        number: number of the request.
         steps: T.
-        frames: environment steps in it, unless resets or an early stop take some.
+        frames: environment steps in it, without rows lost to resets or an early stop.
     """
 
     slot: Slot
@@ -71,9 +71,9 @@ class Gatherer:
     depend on timing, or each idle worker gets one and the first that arrives is taken (`launch`,
     `receive`).
 
-    Failure rule: what a failed worker had to make is reassigned to workers that are up
-    (`reassign_to`), or launched on the worker that replaces it. A fragment with numbers that are
-    not finite is made again by its worker.
+    Failure rule: fragments of a failed worker are reassigned to workers that are up
+    (`reassign_to`), or launched on the worker that replaces it. A worker samples a fragment with
+    values that are not finite again.
 
     Args:
         workers: the workers; without remote ones, `sample_locally` uses the local one.
@@ -194,13 +194,13 @@ class Gatherer:
                 self._launch_next(worker)
 
     def wait_for_all(self) -> None:
-        """Waits for everything that is assigned; stops stragglers early."""
+        """Waits for all assigned fragments; stops stragglers early."""
         sharers = {landed.worker_index for landed in self.landed}
         num_sharers = len(sharers | {worker.index for worker, _ in self.in_flight.pending()})
         while len(self.in_flight):
             if self._stragglers.remain(num_sharers, len(self.in_flight)):
                 for worker, _ in self.in_flight.pending():
-                    self._todo[worker.index].clear()  # what it has not begun
+                    self._todo[worker.index].clear()  # fragments that it has not begun
                 self.num_early_stopped += self.stop_early(self.in_flight.pending())
             self.receive()
 
@@ -213,7 +213,8 @@ class Gatherer:
     # ---- ending early ---------------------------------------------------------------------------
 
     def stop_early(self, calls: Iterable[tuple[RemoteWorker, Pending]]) -> int:
-        """Ends pending fragments early; does not wait. Returns how many were not told before."""
+        """Ends pending fragments early; does not wait. Returns the number of those that were not
+        stopped before."""
         return self._stragglers.stop_early((w, tag.number, tag.steps) for w, tag in calls)
 
     def stop_all(self, keep_steps: int) -> None:
@@ -239,8 +240,8 @@ class Gatherer:
         self.stop_all(1)
 
     def kill_busy(self) -> None:
-        """Kills the workers with pending calls, which do not answer. They are replaced when they
-        are needed next."""
+        """Kills the workers with pending calls, which do not answer. Collection replaces them when
+        it continues."""
         for worker, _ in self.in_flight.pending():
             ray.kill(worker.handle, no_restart=True)
 

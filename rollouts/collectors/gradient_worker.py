@@ -32,18 +32,18 @@ COLLECTING: dict[str, dict[str, Any]] = {
 
 class GradientWorker(RolloutWorker):
     """Computes gradients from what its Collector collects: with environments in its own process,
-    or with `num_workers_below` remote rollout workers, which get every weights that it gets.
+    or with `num_workers_below` remote rollout workers, which receive the same weights.
 
-    What optimizers call is as in `RolloutWorker`, whose place it takes. The rest are PyTorchRL's
-    methods, for those who drive gradient workers by hand.
+    Optimizers call the methods of `RolloutWorker`. The other methods are PyTorchRL's, for programs
+    that call gradient workers directly.
 
     Args:
-        config: its `rollout` says what there is below it, and how that collects.
-        index: as of a rollout worker.
+        config: `config.rollout` has the number of workers below, and how they collect.
+        index: as for a rollout worker.
 
     Attributes:
-        below: this worker as the local one, and the remote ones below it.
-        collector: over those.
+        below: this worker as the local one, and the remote workers below it.
+        collector: collects with `below`.
     """
 
     def __init__(self, config: WorkerConfig, index: int) -> None:
@@ -65,7 +65,8 @@ class GradientWorker(RolloutWorker):
     def _config_below(self) -> WorkerConfig:
         config = self.config
         rollout = config.rollout
-        # Half the patience, so that who is above hears of a failure, and does not see a hang.
+        # Half the time limits, so that the driver receives the failure of a worker below before it
+        # takes this worker for hanging.
         below = rollout.model_copy(
             update={
                 "num_workers": rollout.num_workers_below,
@@ -74,7 +75,7 @@ class GradientWorker(RolloutWorker):
                 "worker_startup_timeout_s": rollout.worker_startup_timeout_s / 2.0,
             }
         )
-        # Other random numbers than below any other worker, or the one that stood here before.
+        # Other random numbers than workers below another gradient worker, or below a predecessor.
         stream = np.random.SeedSequence(config.seed, spawn_key=(self.index, config.restart_count))
         seed = int(stream.generate_state(1)[0]) >> 1
         return dataclasses.replace(config, rollout=below, seed=seed)
@@ -84,11 +85,11 @@ class GradientWorker(RolloutWorker):
     def _next_batch(
         self, weights: Weights | None = None, request: SampleRequest | None = None
     ) -> SampleBatch:
-        """The next batch of its collector, by `weights` if given and if collection is synchronous.
+        """The next batch of its collector. With synchronous collection, `weights` sample it.
 
         Args:
-            weights: to take over first.
-            request: its number is what `stop_early` names this batch by.
+            weights: set first; None: the worker's own.
+            request: its number identifies the batch in `stop_early`.
         """
         if weights is not None:
             self.set_weights(weights)
@@ -100,8 +101,8 @@ class GradientWorker(RolloutWorker):
         return batch
 
     def stop_early(self, number: int, keep_steps: int) -> None:
-        """Ends all fragments of the batch that was asked for by `number`, once they have
-        `keep_steps` steps. Runs beside the call that collects."""
+        """Ends all fragments of the batch of request `number` once they have `keep_steps` steps.
+        Runs in a concurrency group of its own, beside the call that collects."""
         if self.below.remote and number != self._round:
             return
         if self.below.remote:
@@ -115,7 +116,7 @@ class GradientWorker(RolloutWorker):
         return info._replace(restarts_below=self._restarts - before)
 
     def set_weights(self, weights: Weights) -> None:
-        """Takes over weights and passes them on to its collectors, before their next fragments."""
+        """Sets weights here, and in the workers below before their next fragments."""
         self.policy.set_weights(weights)
         self._pass_on()
 
@@ -133,13 +134,13 @@ class GradientWorker(RolloutWorker):
         self.collector.weight_sync.take_snapshot()
 
     def begin_restored_run(self, restore_count: int) -> None:
-        """Also below: what is on its way there is thrown away."""
+        """As in `RolloutWorker`, also for the workers below. Drops their pending fragments."""
         self.collector.gatherer.discard()
         super().begin_restored_run(restore_count)
         self.below.begin_restored_run(restore_count)
 
     def reconfigure(self, config: WorkerConfig, index: int) -> None:
-        """Becomes the worker that `config` makes, in the same process, and so do those below."""
+        """Becomes the worker that `config` describes, in the same process; its workers below too."""
         below = self.below
         self.collector.shutdown()
         super().stop()
@@ -151,7 +152,7 @@ class GradientWorker(RolloutWorker):
         self._begin_collecting()
 
     def stop(self) -> None:
-        """Ends the workers below, closes environments and leaves its group."""
+        """Stops the workers below, closes environments and leaves its group."""
         self.collector.shutdown()
         self.below.stop()
         super().stop()
@@ -159,20 +160,20 @@ class GradientWorker(RolloutWorker):
     # ---- PyTorchRL's ----------------------------------------------------------------------------
 
     def get_data(self) -> SampleBatch:
-        """The next batch of its collector, which `get_grads` then goes through."""
+        """The next batch of its collector; `get_grads` computes gradients from it."""
         batch = self._next_batch()
         self.gradients.begin(self.policy, batch)
         return batch
 
     def get_grads(self, distribute_gradients: bool = False) -> Gradients:
-        """The gradient of the next minibatch of what `get_data` got last.
+        """The gradient of the next minibatch of the last batch of `get_data`.
 
         Args:
-            distribute_gradients: sum over all peers of its group, each of which has to be asked:
-                the gradient of the mean loss over the rows of all.
+            distribute_gradients: all-reduce over the group, in which every rank has to make the
+                same call: the gradient of the mean loss over the rows of all ranks.
 
         Raises:
-            RuntimeError: nothing is left to compute one from, or it is in no group.
+            RuntimeError: no minibatch is left, or the worker is in no group.
             GroupBroken: a peer died or hangs.
         """
         minibatches = self.gradients.minibatches
@@ -192,7 +193,7 @@ class GradientWorker(RolloutWorker):
         """Gets data if none is left, and computes the gradient of the next minibatch.
 
         Args:
-            distribute_gradients: sum over all peers and apply here; else it is returned.
+            distribute_gradients: all-reduce the gradient and apply it here; otherwise return it.
         """
         if not distribute_gradients:
             return self.sample_and_compute_gradients()
@@ -202,7 +203,7 @@ class GradientWorker(RolloutWorker):
         return None, sampled
 
     def apply_gradients(self, gradients: Gradients | PackedGradients | None = None) -> int:
-        """One update, with a gradient from elsewhere or the last of `get_grads`; the version."""
+        """Makes one update with `gradients`, None: the last of `get_grads`; returns the version."""
         if gradients is None:
             self.policy.apply_flat()
         else:
@@ -211,21 +212,21 @@ class GradientWorker(RolloutWorker):
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy here, in its torch optimizer, and in all workers below.
-        Returns once each has it."""
+        Returns once all have applied it."""
         self.policy.set_option(name, value)
         self.collector.settle()
         self.below.update_algorithm_parameter(name, value)
 
     def save_model(self, fname: str) -> str:
         """Writes weights, torch optimizer, counters and schedules' clock; returns the path.
-        `torch.load(path, weights_only=True)` is what `Policy.set_state` takes."""
+        `Policy.set_state` accepts the result of `torch.load(path, weights_only=True)`."""
         path = Path(fname).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(self.policy.get_state(), path)
         return str(path)
 
     def actor_version(self) -> int:
-        """How many updates its weights have had."""
+        """Number of updates that made the weights."""
         return self.policy.version
 
 
@@ -238,15 +239,15 @@ class GradientWorkerSet(WorkerSet):
     def create_factory(
         cls, create_env_fn: Any, policy: Any, **options: Any
     ) -> Callable[[], GradientWorkerSet]:
-        """A function that makes such sets, for those who drive gradient workers by hand.
+        """A function that makes such sets, for programs that call gradient workers directly.
 
         Args:
             create_env_fn: makes an environment, or names one; see `resolve_env`.
-            policy: name, class, or `(name or class, options)` of one that learns.
+            policy: name, class, or `(name or class, options)` of a policy that learns.
             options: see `RolloutConfig`.
 
         Raises:
-            ConfigError: for whatever is wrong with any of them, before any actor starts.
+            ConfigError: an argument is invalid; before any actor starts.
         """
         rollout = RolloutConfig.parse({"env": create_env_fn, **options}, "GradientWorkerSet")
         policy_class, policy_config = resolve_policy(policy)
@@ -256,7 +257,7 @@ class GradientWorkerSet(WorkerSet):
 
 
 def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
-    """The workers that a config asks for: gradient workers if there are to be workers below them,
-    rollout workers, which compute gradients from their own samples, if not."""
+    """The workers of a config: gradient workers if `num_workers_below` is 1 or more, else rollout
+    workers, which compute gradients from their own samples."""
     kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
     return kind(config, learner_device)

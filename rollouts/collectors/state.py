@@ -20,7 +20,7 @@ def next_seed(seed: int) -> int:
 
 
 def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
-    """Seeds every environment of every worker; the seed that would come next."""
+    """Seeds every environment of every worker; returns the next seed of the sequence."""
     seeds: dict[int, list[int]] = {}
     for index in [worker.index for worker in workers.remote] or [0]:
         seeds[index] = []
@@ -34,11 +34,11 @@ def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
 
 
 def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any]) -> None:
-    """Gives a policy weights from outside: Weights with their version, or a flat vector or
-    `state_dict`, which become the next one.
+    """Sets weights of a policy: Weights with their version; a flat vector `[P]` or a `state_dict`
+    of the network as the next version.
 
     Raises:
-        ValueError: if they are of another network.
+        ValueError: they are of another network.
     """
     if isinstance(weights, Weights):
         policy.set_weights(weights)
@@ -58,8 +58,8 @@ def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any])
 
 
 def load_collector_state(workers: WorkerSet, state: Mapping[str, Any]) -> None:
-    """Gives policy and workers back what `Collector.state_dict` took. Workers that it does not know
-    go on as they are."""
+    """Restores policy and workers from what `Collector.state_dict` returned. Workers that are not
+    in `state` keep theirs."""
     saved = {int(index): parts for index, parts in state["collectors"].items()}
     workers.local.policy.set_state(state["policy"])
     workers.local.set_state(saved[0])

@@ -14,8 +14,8 @@ def split_trajectories(batch: SampleBatch) -> list[SampleBatch]:
     A trajectory ends with its episode or with the batch. Rows that are not `valid` are in none.
 
     Returns:
-        batches `[length, 1]`, views where they can be; each knows the true observation after its
-        last row, and the episode that it ended, if it began within the batch.
+        batches `[length, 1]`, views where possible, each with the true observation after its last
+        row.
     """
     steps, envs = batch.shape
     ends = batch["terminated"] | batch["truncated"]
@@ -47,7 +47,7 @@ def pad_trajectories(parts: list[SampleBatch]) -> SampleBatch:
 def _part(batch: SampleBatch, start: int, stop: int, env: int) -> SampleBatch:
     all_obs = batch.all_obs[start : stop + 1, env : env + 1]
     columns = {name: column[start:stop, env : env + 1] for name, column in batch.columns.items()}
-    # Within a trajectory only the last row can have a successor spelled out.
+    # Within a trajectory only the last row can have a separate successor observation.
     last = (stop - 1) * batch.shape[1] + env
     found = np.flatnonzero(batch.successor_index == last)
     return SampleBatch(

@@ -1,4 +1,4 @@
-"""`WeightSync`: which weights collectors get, and when."""
+"""`WeightSync`: when workers of a collector receive weights, and the age of those they have."""
 
 from __future__ import annotations
 

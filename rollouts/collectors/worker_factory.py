@@ -1,5 +1,4 @@
-"""From what a user gives a `Collector` to its workers, and everything that can be wrong with it
-before an actor starts."""
+"""`WorkerFactory`: makes the workers of a `Collector` from the user's arguments, after checks."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from polopt.rollouts.workers.remote_worker import WorkerSpec
 from polopt.rollouts.workers.worker_config import checked_spaces, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: Options of `ActorClass.options` that make sense for a collector; the others are WorkerSet's.
+#: Options of `ActorClass.options` that a user may set; `WorkerSet` sets the others.
 REMOTE_OPTIONS = (
     "num_cpus",
     "num_gpus",
@@ -34,12 +33,12 @@ REMOTE_OPTIONS = (
     "runtime_env",
     "scheduling_strategy",
 )
-#: What a Collector calls the environment and its options.
+#: Names of a Collector's arguments for the environment and its options, for errors.
 ENV_KEYS = ("create_env_fn", "create_env_kwargs")
 
 
 class WorkerFactory:
-    """What the workers of one Collector are made from.
+    """Checks the arguments of a Collector, and makes its workers from them.
 
     Args:
         create_env_fn: see `Collector`.
@@ -47,7 +46,7 @@ class WorkerFactory:
         config: see `Collector`.
 
     Raises:
-        ConfigError: for whatever is wrong with any of them.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, create_env_fn: Any, policy: Any, config: CollectorConfig) -> None:
@@ -79,7 +78,7 @@ class WorkerFactory:
             _check_mean(self.policy_class(*self._spaces, self.policy_config))
 
     def connect(self) -> bool:
-        """Connects to Ray if it is needed; whether this made the connection."""
+        """Connects to Ray if there are remote collectors; returns whether this call connected."""
         if self.num_collectors == 0:
             return False
         cpus = sum(options.get("num_cpus", 1.0) for options in self.options)
@@ -99,7 +98,7 @@ class WorkerFactory:
     def more(
         self, create_env_fn: Any, num_collectors: int | None, num_envs: int | None, options: Any
     ) -> list[WorkerSpec]:
-        """What more collectors are made from; see `Collector.add_collectors`."""
+        """Specs of additional collectors; see `Collector.add_collectors`."""
         envs = [self.sources[0]] if create_env_fn is None else _as_list(create_env_fn)
         count = num_collectors or len(envs)
         sources = [resolve_env(env) for env in _one_each(envs, count, "create_env_fn")]
@@ -134,10 +133,10 @@ class WorkerFactory:
 
 
 def resolve_policy(policy: Any) -> tuple[Any, Config]:
-    """Class and options of what workers act with; see `Collector`.
+    """Policy class and options from the argument `policy` of a `Collector`.
 
     Raises:
-        ConfigError: for an unknown name or option, or something that can not act.
+        ConfigError: unknown name or option, or an object that cannot act.
     """
     if isinstance(policy, Policy):
         return type(policy), policy.config
@@ -179,22 +178,22 @@ def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:
 def _as_list(given: Any, required: str = "") -> list[Any]:
     items = list(given) if isinstance(given, list | tuple) else [given]
     if required and not items:
-        raise ConfigError(f"{required}: got an empty list; allowed: one for each collector")
+        raise ConfigError(f"{required}: got an empty list. Allowed: one for each collector")
     return items
 
 
 def _one_each(given: list[Any], count: int, name: str) -> list[Any]:
-    """One for each collector: one alone is for all."""
+    """One item for each collector; a single item is repeated."""
     if len(given) == count:
         return given
     if len(given) == 1:
         return given * count
-    raise ConfigError(f"{name}: got {len(given)} for {count} collectors; allowed: 1 or {count}")
+    raise ConfigError(f"{name}: got {len(given)} for {count} collectors. Allowed: 1 or {count}")
 
 
 def _checked_options(options: Any) -> dict[str, Any]:
     if not isinstance(options, Mapping):
-        raise ConfigError(f"remote_configs: got {options!r}; allowed: dicts of actor options")
+        raise ConfigError(f"remote_configs: got {options!r}. Allowed: dicts of actor options")
     for key in options:
         if key not in REMOTE_OPTIONS:
             raise ConfigError(
@@ -207,9 +206,9 @@ def _checked_options(options: Any) -> dict[str, Any]:
 def _check_here(device: str) -> None:
     try:
         torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError) as error:  # the latter where torch has no CUDA at all
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
         raise ConfigError(
-            f"key 'policy_device': got {device!r}, which is not here: {error}".splitlines()[0]
+            f"key 'policy_device': got {device!r}, not available here: {error}".splitlines()[0]
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What a worker is asked for when it samples, and what it answers."""
+"""Requests for samples, and the results of workers: fragments, rounds and learning."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from polopt.common.episodes import EpisodeStats
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 
-#: How actions follow from the policy's distribution; names as TorchRL's ExplorationType has them.
-#: `random` draws them, `mode` and `deterministic` take the most likely, `mean` the expected one.
+#: How actions are chosen from the policy's distribution; names of TorchRL's ExplorationType.
+#: `random` samples, `mode` and `deterministic` use the most likely action, `mean` the mean.
 Exploration = Literal["random", "mode", "mean", "deterministic"]
 
 _numbers = itertools.count(1)
 
 
 def next_number() -> int:
-    """A number that no other request of this process has: workers outlive who collects with them,
-    and a late cut must not meet a fragment of the next one."""
+    """A number that no other request of this process has. Collectors may use the same workers one
+    after the other, and a late early stop must not end a fragment of the next one."""
     return next(_numbers)
 
 
 class SampleRequest(NamedTuple):
-    """How one fragment is to be sampled.
+    """Request for one fragment.
 
     Attributes:
-        number: what `stop_early` names it by, from `next_number`; None: it can not be cut short.
-        steps: T; None: as the worker's config says.
+        number: identifies the request in `stop_early`, from `next_number`; None: the fragment
+            cannot be stopped early.
+        steps: T; None: `rollout_fragment_length` of the worker's config.
+        frames: environment steps to sample at least: rows lost to next-step resets are made up
+            for with further steps; None: T steps, without a minimum.
         exploration: see `Exploration`.
-        uniform: the policy is ignored, and actions are uniform over the action space.
+        uniform: actions are uniform over the action space; the policy is not used.
         reset_first: all environments begin new episodes.
     """
 
@@ -43,14 +46,14 @@ class SampleRequest(NamedTuple):
 
 
 class Fragment(NamedTuple):
-    """What a collector's worker answers.
+    """Result of `RolloutWorker.collect`.
 
     Attributes:
-        batch: postprocessed, by the policy and by the user's `postproc`.
+        batch: samples, postprocessed by the policy and by the user's `postproc`.
         frames: environment steps in it, counted before `postproc`, which may drop or add rows.
-        steps: T as sampled; fewer than asked for if it was cut short.
+        steps: T as sampled; fewer than requested if the fragment was stopped early.
         sample_s: seconds spent sampling.
-        faults: of environments, and numbers that are not finite.
+        faults: faults of environments, and values that are not finite.
     """
 
     batch: SampleBatch
@@ -61,19 +64,19 @@ class Fragment(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What a round of sampling tells besides its batch or gradient.
+    """Counts and statistics of a round of sampling, besides its batch or gradient.
 
     Attributes:
         env_steps: valid rows sampled.
-        episodes: that ended in it.
-        steps: T, fewer than the fragment length if it was cut short.
+        episodes: episodes that ended in the round.
+        steps: T; fewer than the fragment length if the fragment was stopped early.
         sample_s: seconds spent sampling.
-        faults: of environments, and numbers that are not finite.
-        worker_index: whose round it was.
-        acted: version of the weights that acted, the oldest if several did.
-        fresh: of a gradient: rows in it that no gradient was computed from before.
-        last: of a gradient: none of the same rollout will follow.
-        restarts_below: workers below it that were replaced in this round.
+        faults: faults of environments, and values that are not finite.
+        worker_index: the worker.
+        acted: version of the weights that acted; the oldest if there were several.
+        fresh: of a gradient: number of rows that are in no earlier gradient.
+        last: of a gradient: it is the last of its rollout.
+        restarts_below: number of workers below this one that were replaced in this round.
         gradient_s: seconds of the gradient, compression included.
     """
 
@@ -91,20 +94,21 @@ class RoundInfo(NamedTuple):
 
 
 class LearnInfo(NamedTuple):
-    """What a round of decentralised learning tells.
+    """Result of `RolloutWorker.learn`, a round of decentralized learning.
 
     Attributes:
-        stats: learner statistics over all ranks' rows.
-        updates: made in this round.
-        version: of the weights that learning began with.
-        acted: of those that sampled, the oldest if several did.
+        stats: learner statistics over the rows of all ranks.
+        updates: number of updates in this round.
+        version: version of the weights before the round.
+        acted: version of the weights that sampled; the oldest if there were several.
         learn_s: seconds, sums over the group included.
         allreduce_s: seconds in sums over the group, waiting for other ranks included.
-        weights: of the rank that was asked for them.
-        checksum: SHA-256 of the weights, from ranks that were asked for it.
-        broken: why the group broke, if it did; then the last gradient was thrown away.
-        vetoed: some rank's fragment held bad numbers, so no rank learned.
-        non_finite_gradients: this rank's own that were not finite; no rank has applied their sums.
+        weights: the weights after the round, if the call requested them.
+        checksum: SHA-256 of the weights, if the call requested it.
+        broken: why the group broke; None: it did not. The last gradient is dropped then.
+        vetoed: the fragment of a rank held values that are not finite, so no rank learned.
+        non_finite_gradients: number of this rank's gradients that were not finite; no rank has
+            applied their sums.
         skew_s: seconds of `allreduce_s` that this rank waited for others to finish sampling.
     """
 

@@ -42,7 +42,7 @@ class RankLinks:
         timeout_s: of each wait for another rank, later.
 
     Raises:
-        OSError: connections can not be made within `join_timeout_s`.
+        OSError: connections cannot be made within `join_timeout_s`.
         RuntimeError: likewise; another rank has not said where it listens.
     """
 

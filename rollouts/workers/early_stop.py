@@ -29,7 +29,7 @@ class Stragglers:
 
     Args:
         fraction_workers: once this share of the workers has finished, the others are stragglers;
-            1: none ever is.
+            1: there are no stragglers.
         fraction_samples: a straggler keeps at least this share of its fragment, and one step.
     """
 
@@ -56,7 +56,7 @@ class Stragglers:
                 are skipped.
 
         Returns:
-            how many were not stopped before.
+            number of fragments that were not stopped before.
         """
         new = [part for part in fragments if self._stopped.get(part[0].index) != part[1]]
         for worker, number, steps in new:
@@ -66,7 +66,7 @@ class Stragglers:
 
 
 class EarlyStop:
-    """The worker's side: receives stops in another thread than the one that samples."""
+    """Early stops in the worker, received in another thread than the one that samples."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,8 +76,8 @@ class EarlyStop:
 
     @contextmanager
     def sampling(self, sampler: Sampler, number: int | None) -> Iterator[None]:
-        """Context in which stops of request `number` reach the sampler, including one that came
-        before. A request without a number is never stopped."""
+        """Context in which stops of request `number` reach the sampler, including one that was
+        received before. A request without a number is never stopped."""
         with self._lock:
             self._sampler, self._number = sampler, number
             if number is not None:

@@ -58,7 +58,7 @@ class WorkerFailure(NamedTuple):
         if isinstance(error, ray.exceptions.RayTaskError | UndecodableAnswerError):
             return cls("exception", worker_index, str(error))
         if isinstance(error, ray.exceptions.GetTimeoutError):
-            return cls("hang", worker_index, "its answer could not be fetched in time")
+            return cls("hang", worker_index, "its result could not be fetched in time")
         if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
             return cls("exception", worker_index, str(error), first_call=True)
         return cls("death", worker_index, str(error).strip() or type(error).__name__)
@@ -71,18 +71,19 @@ class WorkersFailedError(RuntimeError):
 class FaultLog:
     """Counts failures, logs each in one line, and ends the run with one error if they persist.
 
-    When all workers die at the same moment, for example with their node, that is one event and no
-    sign that replacements would die too. So failures of workers that have worked since their last
-    failure count as one consecutive failure; those of workers that have not count one each.
+    The death of all workers at the same moment, for example with their node, is one event, and does
+    not show that replacements would die too. So consecutive failures of workers that have succeeded
+    since their last failure count as one; failures of other workers count one each.
 
     Args:
         max_consecutive_failures: limit without a success in between.
         max_consecutive_non_finite: see `DataFaultLog`.
 
     Attributes:
-        fragments: faults that cost less than a worker.
+        fragments: faults in the data of workers that continue.
         counts: failures by kind.
         num_restarts: replacements that were started.
+        num_restarts_below: replacements that gradient workers have started below them.
         num_given_up: workers that failed too often and were not replaced.
         last: the last failure.
     """
@@ -91,7 +92,7 @@ class FaultLog:
         self._limit = max_consecutive_failures
         self._consecutive = 0
         self._of_worker: dict[int, int] = {}  # consecutive failures, by index
-        self._at_work: set[int] = set()  # have succeeded since they last failed
+        self._at_work: set[int] = set()  # have succeeded since their last failure
         self._any_success = False
         # A worker whose environments fail still succeeds in other calls.
         self._without_fragment = 0
@@ -148,7 +149,7 @@ class FaultLog:
         )
 
     def fragment(self, worker_index: int, faults: DataFaults) -> bool:
-        """Counts a fragment that arrived; whether it may be learned from. See
+        """Counts a fragment that arrived; returns whether it can be used. See
         `DataFaultLog.note`."""
         self._without_fragment = 0
         return self.fragments.note(worker_index, faults)

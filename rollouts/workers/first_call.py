@@ -1,4 +1,4 @@
-"""What the first call of a worker raises is an error of the user's code, not of the worker."""
+"""`first_call`: exceptions of a worker's first call, which are errors in the user's code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FirstCallError(RuntimeError):
     policy and environment, and ends with the user's traceback.
 
     Args:
-        message: see there.
+        message: policy, environment, and the user's traceback.
         of_environment: the environment raised, not the policy.
     """
 
@@ -41,13 +41,13 @@ class Worker(Protocol):
 def first_call(method: Callable[..., R]) -> Callable[..., R]:
     """Decorator for methods of a worker that run the user's environment and policy.
 
-    Until one has succeeded, exceptions become `FirstCallError`, unless the worker replaces another
-    (what the one before did differently is not known here).
+    Until a call has succeeded, exceptions become `FirstCallError`. Replacements are excepted: their
+    predecessor may have succeeded.
     """
 
     @functools.wraps(method)
     def wrapped(worker: Worker, *args: Any, **kwargs: Any) -> R:
-        # Exceptions of the driver's own worker reach the user as they are.
+        # Exceptions of the local worker reach the user unchanged.
         if worker.has_worked or worker.index == 0 or worker.config.restart_count > 0:
             return method(worker, *args, **kwargs)
         try:

@@ -1,4 +1,4 @@
-"""`GradientRounds`: a worker's gradients of one rollout after the other, for a central update."""
+"""`GradientRounds`: a worker's minibatch gradients of successive rollouts, for central updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polopt.rollouts.sampling.requests import RoundInfo
 
 
 class GradientRounds:
-    """The minibatches of the current rollout, and what compression holds back.
+    """The minibatches of the current rollout, and the residual of compression.
 
     Args:
         codec: of the gradients; see `polopt.common.compression`.
@@ -64,5 +64,5 @@ class GradientRounds:
         )
 
     def clear(self) -> None:
-        """Drops the current rollout, and what compression has held back."""
+        """Drops the current rollout and the residual of compression."""
         self.minibatches = self._packer.residual = None

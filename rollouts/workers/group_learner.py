@@ -58,13 +58,11 @@ class GroupLearner:
             env_steps: sampled by all workers before this round, for the clock of schedules.
             want_weights: return the weights.
             want_checksum: return their SHA-256.
-
-        Raises:
-            RuntimeError: nothing was sampled, or the worker is in no group.
         """
         batch, self.batch = self.batch, None
         if batch is None or self.reducer is None:
-            raise RuntimeError("learn was called without a batch, or outside of a group")
+            # After a failure to sample, which the driver receives from that call.
+            return LearnInfo({}, 0, policy.version, policy.version, 0.0, 0.0, broken="no batch")
         started_s = time.perf_counter()
         version, skipped = policy.version, policy.non_finite_gradients
         stats: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""`InFlight`: pending calls to workers; every wait for a worker is here, and has a deadline."""
+"""`InFlight`: pending calls to workers. All waits for workers are in this file, with deadlines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polopt.rollouts.transport.mixed_wait import wait_any
 from polopt.rollouts.transport.rpc_client import RpcClient
 from polopt.rollouts.transport.rpc_future import RpcFuture
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure
-from polopt.rollouts.workers.placement import asked_and_free, waits_for_resources
+from polopt.rollouts.workers.placement import describe_resources, waits_for_resources
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
@@ -172,7 +172,7 @@ class InFlight:
             RuntimeError: if no call is pending.
         """
         if not len(self):
-            raise RuntimeError("no call is in flight: the wait would never end")
+            raise RuntimeError("no call is pending: the wait would never end")
         until_s = time.monotonic() + duration_s
         while True:
             oldest = self._oldest()
@@ -189,7 +189,7 @@ class InFlight:
                 return None
 
     def _ready(self, calls: list[Call], timeout_s: float) -> list[Call]:
-        """The first that has ended, if one does in time."""
+        """The first call that has ended, in a list; empty after `timeout_s` seconds."""
         rpc = self._workers.rpc
         if rpc is not None and any(isinstance(call, RpcFuture) for call in calls):
             return wait_any(rpc, calls, timeout_s)
@@ -203,8 +203,8 @@ class InFlight:
 
     @property
     def num_begun(self) -> int:
-        """Number of pending calls to workers that are up. The other calls begin when their worker
-        is."""
+        """Number of pending calls to workers that are up. Calls to the other workers begin once
+        those are up."""
         self._forget_removed()
         return sum(call.worker.up for call in self._calls.values())
 
@@ -250,14 +250,14 @@ class InFlight:
             ref for ref in late if isinstance(ref, RpcFuture) and not self._ready([ref], 0.0)
         ]
         if others := [ref for ref in late if not isinstance(ref, RpcFuture)]:
-            # What has ended on another node counts, fetched or not.
+            # A result on another node counts as arrived before it is fetched.
             pending += ray.wait(others, num_returns=len(others), timeout=0, fetch_local=False)[1]
         return next((late[ref] for ref in pending if not self._is_waiting(late[ref])), None)
 
     def _is_waiting(self, call: _Call) -> bool:
         """Whether Ray has not placed the worker yet and the run can continue without it; if so, the
         call's time limit starts again."""
-        if call.worker.up or not waits_for_resources(call.worker.handle):
+        if call.worker.up or not waits_for_resources(call.worker):
             return False
         if not self._workers.enough_up():
             return False
@@ -280,20 +280,21 @@ class InFlight:
         if answered_s is None:
             limit_s = call.launched_s + rollout.worker_startup_timeout_s
         else:
-            # A call queued behind another starts when that one has ended.
+            # A queued call starts when the call before it has ended.
             limit_s = max(call.launched_s, answered_s) + rollout.worker_timeout_s
         return min(limit_s + call.extra_timeout_s, call.latest_s)
 
     def _hang(self, call: _Call) -> WorkerFailure:
         silent_s = time.monotonic() - max(call.launched_s, call.worker.last_answer_s or 0.0)
         message = f"no answer for {silent_s:.1f} s"
-        if not call.worker.up and waits_for_resources(call.worker.handle):
-            asked = asked_and_free(self._workers.config.rollout)
-            message = f"Ray did not place it within {silent_s:.1f} s: {asked}"
+        if not call.worker.up and waits_for_resources(call.worker):
+            resources = describe_resources(self._workers.config.rollout)
+            message = f"Ray did not place it within {silent_s:.1f} s: {resources}"
         return WorkerFailure("hang", call.worker.index, message)
 
 
 def wait_all(refs: Sequence[Any], timeout_s: float) -> None:
-    """Waits until all of Ray's calls have ended, in success or failure, at most `timeout_s`."""
+    """Waits until all Ray calls have ended, in success or failure, for at most `timeout_s`
+    seconds."""
     if refs:
         ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)

@@ -23,6 +23,7 @@ class RemoteWorker:
         removed: it was removed from the `WorkerSet`; results of its pending calls are dropped.
         checked_s: monotonic time of the last check of its placement while it had not answered; at
             first of its start.
+        reserved: a placement group has reserved its resources.
         channel: connection for calls over ZeroMQ; None: there were no such calls yet.
     """
 
@@ -32,6 +33,7 @@ class RemoteWorker:
     last_answer_s: float | None = None
     removed: bool = False
     checked_s: float = field(default_factory=time.monotonic)
+    reserved: bool = False
     channel: RpcChannel | None = None
 
     @property

@@ -271,7 +271,7 @@ class RolloutWorker:
         """Changes an option of the policy, see `Policy.set_option`."""
         self.policy.set_option(name, value)
 
-    # ---- life cycle -----------------------------------------------------------------------------
+    # ---- configuration and end ------------------------------------------------------------------
 
     def reconfigure(self, config: WorkerConfig, index: int) -> None:
         """Becomes the worker that `config` describes, in the same process."""

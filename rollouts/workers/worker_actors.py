@@ -10,7 +10,7 @@ import ray
 
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.workers.in_flight import wait_all
-from polopt.rollouts.workers.placement import actor_argument, actor_options
+from polopt.rollouts.workers.placement import actor_argument, actor_options, in_reservation
 from polopt.rollouts.workers.remote_worker import RemoteWorker, WorkerSpec
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -69,7 +69,7 @@ class WorkerActors:
         as_actor: Any = ray.remote  # its annotations lack the option
         actor_class = as_actor(concurrency_groups={"control": 1})(self._actor_class)
         actor = actor_class.options(**options).remote(actor_argument(own), index)
-        return RemoteWorker(index, actor)
+        return RemoteWorker(index, actor, reserved=in_reservation(options))
 
     def kill_failed(self, worker: RemoteWorker) -> None:
         """Kills the process of a failed worker, and counts its restart."""

@@ -1,4 +1,4 @@
-"""`WorkerConfig`: everything that a rollout worker is made from."""
+"""`WorkerConfig`: the arguments of a rollout worker, and their assembly from user options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENV_KEYS = ("env", "env_config")
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Everything a worker is made from. Small: weights are sent after construction.
+    """Arguments of a worker. They are small: weights are sent after construction.
 
     Attributes:
         rollout: options of sampling.
@@ -78,13 +78,13 @@ def make_worker_config(
     device: str | None = None,
     postproc: Callable[[SampleBatch], SampleBatch] | None = None,
 ) -> WorkerConfig:
-    """Checks that environment and policy work together, and puts together what workers need.
+    """Checks that environment and policy fit together, and makes the config of all workers.
 
-    Makes and closes one environment, and makes one policy for its spaces: a policy refuses spaces
+    Makes and closes one environment, and makes one policy for its spaces, which raises for spaces
     that it does not support.
 
     Args:
-        rollout: options of sampling; its `seed` None draws one.
+        rollout: options of sampling; `seed` None: a random seed.
         policy_class: see `WorkerConfig`.
         policy: options of the policy.
         env: result of `resolve_env`; None resolves `rollout.env`.

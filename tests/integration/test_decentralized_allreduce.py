@@ -161,7 +161,7 @@ def test_all_ranks_stay_equal_and_unequal_ones_are_found(worker_pool: Pool) -> N
         worker.policy.flat.params.data[0] += 1e-6
 
     ask(optimizer.group.ranks[:1], disturb)
-    with pytest.raises(RuntimeError, match="come apart in round 7"):
+    with pytest.raises(RuntimeError, match="different weights in round 7"):
         optimizer.step()
 
 

@@ -74,7 +74,7 @@ def test_ready_workers_are_served_in_turn(calls: InFlight) -> None:
 
 
 def test_waiting_for_nothing_is_an_error(calls: InFlight) -> None:
-    with pytest.raises(RuntimeError, match="no call is in flight"):
+    with pytest.raises(RuntimeError, match="no call is pending"):
         calls.wait()
     assert not calls.any_ready()
 

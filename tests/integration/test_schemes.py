@@ -45,7 +45,9 @@ def test_the_matrix_has_20_cells_with_a_meaning() -> None:
 
 @pytest.mark.parametrize("cell", [c for c in CELLS if not has_meaning(c)], ids=", ".join)
 def test_a_cell_without_meaning_says_why(cell: Scheme) -> None:
-    with pytest.raises(ConfigError, match=r"decentralized.*(no peers to share|waits for all)"):
+    with pytest.raises(
+        ConfigError, match=r"decentralized.*(needs several processes|waits for all)"
+    ):
         scheme_config(*cell)
 
 

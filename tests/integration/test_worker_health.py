@@ -18,7 +18,7 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.workers import health as muster_module
+from polopt.rollouts.workers import health as health_module
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.health import WorkerHealth
 from polopt.rollouts.workers.placement import MAX_ARGUMENT_BYTES, actor_argument
@@ -82,10 +82,10 @@ def test_unplaced_workers_are_reported_at_growing_intervals(
     fake: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = make(2, min_workers=1)
-    unplaced = workers.remote[1].actor
-    monkeypatch.setattr(muster_module, "waits_for_resources", lambda actor: actor is unplaced)
-    monkeypatch.setattr(muster_module, "asked_and_free", lambda rollout: "each asks for the moon")
-    monkeypatch.setattr(muster_module, "time", fake)
+    unplaced = workers.remote[1]
+    monkeypatch.setattr(health_module, "waits_for_resources", lambda worker: worker is unplaced)
+    monkeypatch.setattr(health_module, "describe_resources", lambda rollout: "each needs 1000 CPUs")
+    monkeypatch.setattr(health_module, "time", fake)
     for worker in workers.remote:
         worker.checked_s = fake.now_s
     health = WorkerHealth(workers)
@@ -98,7 +98,9 @@ def test_unplaced_workers_are_reported_at_growing_intervals(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, "after 5 s, and after 15"
     assert told[0] == told[1]
-    assert "no place yet for worker 2: each asks for the moon. The run goes on without" in told[0]
+    assert (
+        "no resources yet for worker 2: each needs 1000 CPUs. The run continues without" in told[0]
+    )
 
 
 # ---- failures in a row -------------------------------------------------------------------
@@ -170,7 +172,7 @@ def test_calls_to_removed_workers_are_forgotten(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}))
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     optimizer.step()
-    actor = workers.remote[1].actor
+    actor = workers.remote[1]
     actor.finish()  # it is asked to close its environments first
     assert workers.remove_workers([2]) == [2]
     assert not actor.alive
@@ -265,18 +267,18 @@ def test_workers_come_and_go_while_a_run_goes_on(workers: WorkerSet, name: str) 
 def test_missing_resources_are_named_and_used_once_available(
     ray_session: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(muster_module, "NOTICE_S", 0.5)
+    monkeypatch.setattr(health_module, "CHECK_INTERVAL_S", 0.5)
     asks = {"custom_resources_per_worker": {"seat": 5.0}, "num_cpus_per_worker": 0.1}
     made = WorkerSet(worker_config(rollout={"num_workers": 2, "min_workers": 1, **asks}))
     try:
         optimizer = make_optimizer(SyncSamples, made)
         with caplog.at_level(logging.WARNING, "polopt"):
-            step_until(optimizer, lambda: "goes on without" in caplog.text)
+            step_until(optimizer, lambda: "continues without" in caplog.text)
         told = caplog.records[-1].getMessage()
-        assert "Ray has found no place yet for worker" in told
-        assert "each asks for CPU 0.1 (the cluster has 32, of which" in told
+        assert "Ray has no resources yet for worker" in told
+        assert "each needs CPU 0.1 (the cluster has 32, of which" in told
         assert "seat 5 (the cluster has 8, of which 3 are free)" in told
-        assert "The run goes on without them." in told
+        assert "The run continues without them." in told
         assert optimizer.step().env_steps_trained == 10
         assert made.stats()["num_healthy_workers"] == 1
         lucky = next(worker for worker in made.remote if worker.up)

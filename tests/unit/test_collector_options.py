@@ -119,7 +119,7 @@ def test_policy_device_is_where_it_acts() -> None:
     assert local_collector(policy="a2c", policy_device=device).policy.device.type == device
     with pytest.raises(ConfigError, match="'policy_device': got 'warp'; allowed: names of torch"):
         local_collector(policy="a2c", policy_device="warp")
-    with pytest.raises(ConfigError, match="'policy_device': got 'cuda:99', which is not here"):
+    with pytest.raises(ConfigError, match="'policy_device': got 'cuda:99', not available here"):
         local_collector(policy="a2c", policy_device="cuda:99")
 
 

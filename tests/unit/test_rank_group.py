@@ -166,7 +166,7 @@ def test_group_that_does_not_form_is_no_worker_death(
     rank_of(group.ranks[0]).learn_alone(1)
     rank_of(group.ranks[2]).problem = "no way to worker 1"
     group.broken = True
-    with pytest.raises(WorkersFailedError, match=r"can not form a group.*no way to worker 1"):
+    with pytest.raises(WorkersFailedError, match=r"cannot form a group.*no way to worker 1"):
         group.ensure()
     assert workers.faults.num_restarts == 0
     rank_of(workers.remote[2]).problem = None

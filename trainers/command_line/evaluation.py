@@ -21,8 +21,9 @@ from gymnasium.vector import VectorEnv
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.checking import reward_of
+from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.creators import EnvContext, call_creator
-from polopt.rollouts.envs.resolving import resolve_env
+from polopt.rollouts.envs.resolving import env_name, resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.config import Experiment
 from polopt.trainers.restoring import name_previous, network_mismatch, read_trainer_state
@@ -118,7 +119,7 @@ def environment(experiment: Experiment, video: Path | None = None) -> Iterator[A
         try:
             yield env
         finally:
-            env.close()
+            close_env(env, env_name(source))
     except gymnasium.error.Error as error:  # rendering may fail at the first frame
         raise ConfigError(f"environment {experiment.rollout.env!r}: {error}") from error
 
