@@ -105,7 +105,7 @@ class CollectorThread:
             raise StopIteration from None
 
     def update_policy_weights_(self, weights: Any = None) -> int:
-        """See `Collector.update_policy_weights_`. The weights are copied before the call returns."""
+        """See `Collector.update_policy_weights_`. Copies the weights before it returns."""
         return self.collector.update_policy_weights_(weights)
 
     @property

@@ -140,7 +140,7 @@ class GradientWorker(RolloutWorker):
         self.below.begin_restored_run(restore_count)
 
     def reconfigure(self, config: WorkerConfig, index: int) -> None:
-        """Becomes the worker that `config` describes, in the same process; its workers below too."""
+        """Becomes the worker that `config` describes, in the same process; workers below too."""
         below = self.below
         self.collector.shutdown()
         super().stop()
