@@ -66,7 +66,9 @@ def test_collector_collects_on_ray(ray_session: None, sync: bool) -> None:
     )
     with collector:
         batches = [next(collector) for _ in range(3)]
-    assert [batch.env_steps for batch in batches] == [40, 40, 40]
+    # Steps that make up for reset rows are taken by both environments of a worker.
+    steps = [batch.env_steps for batch in batches]
+    assert all(40 <= count < 40 + 2 * WORKERS for count in steps), steps
 
 
 def test_command_line_trains(tmp_path: Path) -> None:
