@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
-
-from gymnasium import spaces
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
@@ -26,10 +25,8 @@ def sample_message_bytes(optimizer: PolicyOptimizer) -> int:
     """Size of the larger one of a request, which holds weights, and a fragment; see
     `WorkerSet.use_transport`. A fragment's size is that of its observations, which are most of it:
     what policies add is known once there is a fragment."""
-    config = optimizer.workers.config
-    rollout, space = config.rollout, config.observation_space
-    itemsize = space.dtype.itemsize if isinstance(space, spaces.Box) else 4
-    row_bytes = spaces.flatdim(space) * itemsize
+    rollout, encoder = optimizer.workers.config.rollout, optimizer.policy.encoder
+    row_bytes = math.prod(encoder.shape) * encoder.dtype.itemsize
     rows = (rollout.rollout_fragment_length + 1) * rollout.num_envs_per_worker
     return max(optimizer.policy.flat.grads.nbytes, rows * row_bytes)
 
