@@ -37,7 +37,9 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     """Options of `DecentralizedAllReduce`.
 
     Attributes:
-        backend: of torch.distributed; `auto`: `nccl` where workers have GPUs, else `gloo`.
+        backend: what sums gradients. `zmq`: ZeroMQ, authenticated and encrypted; for small
+            networks. `gloo` and `nccl`: those of torch.distributed. `auto`: `nccl` where workers
+            have GPUs, `gloo` for gradients above 1 MiB and with `transport: ray`, else `zmq`.
         keep_local_weights_in_sync: fetch weights to the local worker once a step; else only when
             they are saved.
         preemption_threshold: once this share of workers has finished sampling, the others stop
@@ -48,7 +50,7 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
         allreduce_timeout_s: time limit of each all-reduce; after it, the group is broken.
     """
 
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    backend: Literal["auto", "zmq", "gloo", "nccl"] = "auto"
     keep_local_weights_in_sync: bool = True
     preemption_threshold: float = pydantic.Field(0.6, gt=0.0, le=1.0)
     min_fragment_share: float = pydantic.Field(0.25, ge=0.0, le=1.0)
@@ -88,7 +90,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         if config.backend == "nccl" and rollout.num_gpus_per_worker < 1.0:
             raise ConfigError(
                 f"key 'backend': got 'nccl' with num_gpus_per_worker={rollout.num_gpus_per_worker}"
-                ". Allowed: 'gloo' or 'auto', or a GPU for each worker"
+                ". Allowed: 'zmq', 'gloo' or 'auto', or a GPU for each worker"
             )
         check_collection("each worker", "num_workers_below", rollout)
         check_unused(
@@ -270,6 +272,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     def extra_stats(self) -> dict[str, Any]:
         return {
+            "transport": "zmq, ray" if self.group.backend == "zmq" else "ray",
             "num_rounds": self.num_rounds,
             "num_broken_rounds": self.num_broken_rounds,
             "num_early_stopped": self.num_early_stopped,

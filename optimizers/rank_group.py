@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import ray
+import zmq
 
 from polopt.rollouts.transport.collective import GroupSpec, resolve_backend, start_store
-from polopt.rollouts.transport.sockets import new_token
 from polopt.rollouts.workers.failures import WorkersFailedError, logger
 from polopt.rollouts.workers.health import WorkerHealth
 from polopt.rollouts.workers.in_flight import InFlight
@@ -25,10 +26,11 @@ class RankGroup:
     Args:
         workers: the workers that can be ranks.
         health: tracks which of them are up.
-        backend: `auto`, `gloo` or `nccl`.
+        backend: `auto`, `zmq`, `gloo` or `nccl`; see `resolve_backend`.
         timeout_s: time limit of each all-reduce.
 
     Attributes:
+        backend: `zmq`, `gloo` or `nccl`.
         ranks: the group's workers; empty before the first `ensure`.
         broken: a rank failed, and the group has to be formed again.
     """
@@ -38,14 +40,16 @@ class RankGroup:
     ) -> None:
         self._workers = workers
         self._health = health
-        self._backend = resolve_backend(backend, workers.config.device)
+        num_bytes = workers.local.policy.get_weights().flat.nbytes
+        transport = workers.config.rollout.transport
+        self.backend = resolve_backend(backend, workers.config.device, transport, num_bytes)
         self._timeout_s = timeout_s
         # Well below the limit after which a rank that waits for another counts as hanging.
         hang_s = workers.config.rollout.worker_timeout_s
         self._join_timeout_s = min(JOIN_TIMEOUT_S, timeout_s, hang_s / 2.0)
         # In this process the store does not depend on any rank.
-        self._host = ray.util.get_node_ip_address()
-        self._store = start_store(self._host)
+        listens = self.backend != "zmq"
+        self._store = start_store(ray.util.get_node_ip_address()) if listens else None
         self._generation = 0
         self._calls = InFlight(workers, is_work=False)
         self._local_leads = True
@@ -150,19 +154,28 @@ class RankGroup:
     def _join(self, workers: list[RemoteWorker]) -> str | None:
         """Connects the ranks; returns None, or why the group was not formed."""
         self._generation += 1
-        spec = GroupSpec(
-            self._host,
-            self._store.port,
-            new_token(),
-            self._generation,
-            len(workers),
-            self._backend,
-            self._timeout_s,
-            self._join_timeout_s,
-        )
-        for rank, worker in enumerate(workers):
-            self._calls.launch(worker, worker.actor.join_group.remote(spec, rank), worker.index)
+        for rank, (worker, spec) in enumerate(zip(workers, self._specs(len(workers)), strict=True)):
+            call = worker.actor.listen_for_group.remote(spec, rank)
+            self._calls.launch(worker, call, worker.index)
+        listening = self._calls.gather()
+        if len(listening) < len(workers):
+            return self._last_failure()
+        addresses = [listening[worker.index] for worker in workers]
+        for worker in workers:
+            self._calls.launch(worker, worker.actor.join_group.remote(addresses), worker.index)
         problems = self._calls.gather()
         if len(problems) < len(workers):
             return self._last_failure()
         return next((problem for problem in problems.values() if problem is not None), None)
+
+    def _specs(self, world_size: int) -> list[GroupSpec]:
+        """The spec of each rank, with new keys."""
+        limits = (self._timeout_s, self._join_timeout_s)
+        spec = GroupSpec(self._generation, world_size, self.backend, *limits)
+        if self._store is not None:
+            prefix = secrets.token_hex(16)
+            spec = spec._replace(host=self._store.host, port=self._store.port, prefix=prefix)
+            return [spec] * world_size
+        pairs = [zmq.curve_keypair() for _ in range(world_size)]
+        spec = spec._replace(public_keys=tuple(public for public, _ in pairs))
+        return [spec._replace(secret_key=secret) for _, secret in pairs]

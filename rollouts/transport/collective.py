@@ -1,14 +1,15 @@
-"""Sums over the workers of a group: small tensors by `RankLinks`, large ones and those on GPUs by
-torch's process groups.
+"""Sums over the workers of a group: by ZeroMQ, or by torch's process groups (gloo, NCCL).
 
-The store through which ranks find each other is in the driver, so that it outlives the ranks. It
-and gloo neither authenticate nor encrypt; see docs/security.md.
+The ranks of a torch group find each other through a store in the driver, which outlives the ranks.
+The store and torch's groups neither authenticate nor encrypt; see docs/security.md. Groups that use
+ZeroMQ need no store.
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -17,40 +18,46 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from polopt.rollouts.transport.rank_links import RankLinks, address_towards
+from polopt.common.config import ConfigError
+from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
+from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
+
+#: `backend: auto` sums tensors up to this size over ZeroMQ, which takes log2(ranks) exchanges of the
+#: whole tensor; larger ones by torch's all-reduce, which sends each number twice for any number of
+#: ranks.
+SMALL_TENSOR_BYTES = 1 << 20
 
 
 class GroupSpec(NamedTuple):
-    """A group of ranks; sent through Ray.
+    """A group of ranks, as one rank receives it through Ray.
 
     Attributes:
-        host: address of the store.
-        port: of the store.
-        token: secret of the group: prefix of its keys in the store, and what its ranks show each
-            other. Differs for each group, which separates the keys of a broken group from the next.
         generation: number of the group, for messages.
         world_size: number of ranks.
-        backend: `gloo` or `nccl`.
+        backend: `zmq`, `gloo` or `nccl`.
         timeout_s: limit of a rank's wait for the others in a sum.
         join_timeout_s: the same while the group forms.
+        public_keys: CURVE keys of all ranks by rank, Z85. Only for `zmq`, as is the next one.
+        secret_key: CURVE key of this rank, Z85.
+        host: address of the store. Only for `gloo` and `nccl`, as are the next ones.
+        port: of the store.
+        prefix: of the group's keys in the store. Differs for each group, which separates the keys
+            of a broken group from the next.
     """
 
-    host: str
-    port: int
-    token: bytes
     generation: int
     world_size: int
     backend: str
     timeout_s: float
     join_timeout_s: float
+    public_keys: tuple[bytes, ...] = ()
+    secret_key: bytes = b""
+    host: str = ""
+    port: int = 0
+    prefix: str = ""
 
     def __repr__(self) -> str:
-        return f"GroupSpec({self.generation}, {self.world_size} ranks)"  # without the token
-
-
-#: Tensors up to this size are summed by `RankLinks`, which takes log2(ranks) exchanges of the whole
-#: tensor; larger ones by torch's all-reduce, which sends each number twice for any number of ranks.
-LINKS_BYTES = 1 << 20
+        return f"GroupSpec({self.generation}, {self.world_size} ranks)"  # without the secret key
 
 
 class GroupBroken(RuntimeError):
@@ -74,53 +81,64 @@ def start_store(host: str) -> TCPStore:
 
 
 class AllReducer:
-    """A rank's place in a group; sums tensors over it.
+    """A rank's place in a group; sums tensors over it. `join` has to follow.
 
     Args:
         spec: the group.
         rank: 0 to world_size - 1.
-        device: of the tensors that will be summed.
+        device: of the tensors that are summed.
+        host: address of this node at which the other ranks reach it; for `zmq`.
 
     Attributes:
         world_size: number of ranks.
+        address: at which this rank listens; empty for torch's groups.
         total_s: seconds spent in sums since the last `take_total_s`.
 
     Raises:
-        GroupBroken: the others did not come within the timeout.
+        zmq.ZMQError: no socket can be bound.
     """
 
-    def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu") -> None:
+    def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu", host: str = "") -> None:
         self.world_size = spec.world_size
+        self.address = ""
         self.total_s = 0.0
+        self._spec, self._rank = spec, rank
         self._device = device
         self._timeout = timedelta(seconds=spec.timeout_s)
-        self._links: RankLinks | None = None
+        self._zmq: ZmqAllReduce | None = None
         self._group: Any = None
-        joining = timedelta(seconds=spec.join_timeout_s)
+        if spec.backend == "zmq":
+            keys = spec.public_keys, spec.secret_key
+            self._zmq = ZmqAllReduce(host, rank, *keys, spec.timeout_s)
+            self._device, self.address = "cpu", self._zmq.address
+
+    def join(self, addresses: Sequence[str]) -> None:
+        """Connects to the other ranks.
+
+        Args:
+            addresses: `address` of all ranks, by rank.
+
+        Raises:
+            GroupBroken: the others did not connect within the timeout.
+        """
+        spec = self._spec
         try:
-            client = TCPStore(spec.host, spec.port, is_master=False, timeout=joining)
-            store = PrefixStore(spec.token.hex(), client)
-            # Not `init_process_group`: its state is global, and survives groups that did not form.
-            if spec.backend == "gloo":
-                self._group = dist.ProcessGroupGloo(store, rank, spec.world_size, joining)
+            if self._zmq is not None:
+                self._zmq.connect(addresses, spec.join_timeout_s)
             else:
-                options = dist.ProcessGroupNCCL.Options()
-                self._group = dist.ProcessGroupNCCL(store, rank, spec.world_size, options)
-            if spec.backend == "gloo" and torch.device(device).type == "cpu":
-                host, waits_s = address_towards(spec.host), (spec.join_timeout_s, spec.timeout_s)
-                self._links = RankLinks(store, spec.token, host, rank, spec.world_size, *waits_s)
+                self._group = _torch_group(spec, self._rank)
         except (RuntimeError, ValueError, OSError) as error:
             self.close()
             raise GroupBroken(
-                f"rank {rank} of {spec.world_size} could not join group {spec.generation} "
+                f"rank {self._rank} of {spec.world_size} could not join group {spec.generation} "
                 f"({spec.backend}) within {spec.join_timeout_s} s: {error}"
             ) from error
 
     def sum_(self, tensor: Tensor) -> None:
         """Replaces `tensor` by its sum over all ranks, in place.
 
-        A rank that finds the group broken leaves it at once: others may wait for this rank, and
-        not for the one that died, and would wait until the timeout.
+        A rank that finds the group broken leaves it at once, because others may wait for this rank
+        and not for the one that failed.
 
         Raises:
             GroupBroken: a rank died, or did not come within the timeout.
@@ -128,8 +146,8 @@ class AllReducer:
         started_s = time.perf_counter()
         try:
             moved = tensor.to(self._device)
-            if self._links is not None and moved.nbytes <= LINKS_BYTES:
-                self._links.sum_(moved.numpy())
+            if self._zmq is not None:
+                self._zmq.sum_(moved.numpy())
             elif self._group is None:
                 raise RuntimeError("this rank has left the group")
             else:
@@ -149,14 +167,43 @@ class AllReducer:
 
     def close(self) -> None:
         """Leaves the group."""
-        if self._links is not None:
-            self._links.close()
-            self._links = None
+        if self._zmq is not None:
+            self._zmq.close()
+            self._zmq = None
         self._group = None  # its destructor closes the connections
 
 
-def resolve_backend(backend: str, device: str) -> str:
-    """`auto` is `nccl` for CUDA devices and `gloo` for the CPU."""
+def _torch_group(spec: GroupSpec, rank: int) -> Any:
+    """A process group of torch. Not by `init_process_group`, whose state is global and survives
+    groups that did not form."""
+    timeout = timedelta(seconds=spec.join_timeout_s)
+    client = TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
+    store = PrefixStore(spec.prefix, client)
+    if spec.backend == "gloo":
+        return dist.ProcessGroupGloo(store, rank, spec.world_size, timeout)
+    return dist.ProcessGroupNCCL(store, rank, spec.world_size, dist.ProcessGroupNCCL.Options())
+
+
+def resolve_backend(backend: str, device: str, transport: str, tensor_bytes: int) -> str:
+    """The backend that `auto` means: `nccl` for CUDA devices, `gloo` for tensors above
+    `SMALL_TENSOR_BYTES` and with `transport: ray`, else `zmq`.
+
+    Args:
+        backend: of the config.
+        device: of the tensors that are summed.
+        transport: of the config; see `RolloutConfig`.
+        tensor_bytes: size of the largest one.
+
+    Raises:
+        ConfigError: `zmq` with tensors that are too large for it.
+    """
+    if backend == "zmq" and tensor_bytes > MAX_FRAME_BYTES:
+        raise ConfigError(
+            f"key 'backend': got 'zmq' with gradients of {tensor_bytes} bytes. "
+            f"Allowed: up to {MAX_FRAME_BYTES}; for larger ones 'gloo' or 'auto'"
+        )
     if backend != "auto":
         return backend
-    return "nccl" if torch.device(device).type == "cuda" else "gloo"
+    if torch.device(device).type == "cuda":
+        return "nccl"
+    return "gloo" if transport == "ray" or tensor_bytes > SMALL_TENSOR_BYTES else "zmq"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 
+import ray
 import torch
 
 from polopt.common.sample_batch import SampleBatch
@@ -25,17 +27,32 @@ class GroupLearner:
         self.reducer: AllReducer | None = None
         self.batch: SampleBatch | None = None
 
-    def join(self, spec: GroupSpec, rank: int, device: str) -> str | None:
-        """Becomes `rank` of a group, and leaves the one before.
+    def listen(self, spec: GroupSpec, rank: int, device: str) -> str:
+        """Leaves the group before, and listens for the other ranks of the next one.
+
+        Returns:
+            the address at which they reach this rank; empty for torch's groups.
+        """
+        self.leave()
+        self.reducer = AllReducer(spec, rank, device, ray.util.get_node_ip_address())
+        return self.reducer.address
+
+    def join(self, addresses: Sequence[str]) -> str | None:
+        """Connects to the other ranks of the group that `listen` named.
+
+        Args:
+            addresses: of all ranks, by rank.
 
         Returns:
             None, or why the group was not formed. Not an exception: the cause is another rank, and
             an exception would cost this one its process, and what it has learned.
         """
-        self.leave()
+        if self.reducer is None:
+            return "join_group was called before listen_for_group"
         try:
-            self.reducer = AllReducer(spec, rank, device)
+            self.reducer.join(addresses)
         except GroupBroken as error:
+            self.reducer = None
             return str(error)
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -197,9 +197,13 @@ class RolloutWorker:
         """Second half of a round of DecentralizedAllReduce; see `GroupLearner.learn`."""
         return self.group.learn(self.policy, env_steps, want_weights, want_checksum)
 
-    def join_group(self, spec: GroupSpec, rank: int) -> str | None:
-        """Becomes `rank` of a group; see `GroupLearner.join`."""
-        return self.group.join(spec, rank, self.config.device)
+    def listen_for_group(self, spec: GroupSpec, rank: int) -> str:
+        """Becomes `rank` of a group; see `GroupLearner.listen`."""
+        return self.group.listen(spec, rank, self.config.device)
+
+    def join_group(self, addresses: Sequence[str]) -> str | None:
+        """Connects to the other ranks of the group; see `GroupLearner.join`."""
+        return self.group.join(addresses)
 
     def checksum(self) -> str:
         """SHA-256 of the weights' bytes."""

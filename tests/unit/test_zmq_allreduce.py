@@ -1,0 +1,228 @@
+"""`ZmqAllReduce`: each rank is a thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
+
+HOST = "127.0.0.1"
+LIMIT_S = 60.0
+
+
+class Ranks:
+    """A group of ranks that listen; `connect` forms the group."""
+
+    def __init__(self, world: int, timeout_s: float = LIMIT_S) -> None:
+        self.pairs = [zmq.curve_keypair() for _ in range(world)]
+        keys = [public for public, _ in self.pairs]
+        self.ranks = [
+            ZmqAllReduce(HOST, rank, keys, secret, timeout_s)
+            for rank, (_, secret) in enumerate(self.pairs)
+        ]
+        self.addresses = [rank.address for rank in self.ranks]
+        self.threads = ThreadPoolExecutor(world)
+
+    def on_all(self, function: Callable[[int], Any]) -> list[Any]:
+        return list(self.threads.map(function, range(len(self.ranks))))
+
+    def connect(self) -> None:
+        self.on_all(lambda rank: self.ranks[rank].connect(self.addresses, LIMIT_S))
+
+    def sums(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        self.on_all(lambda rank: self.ranks[rank].sum_(arrays[rank]))
+        return arrays
+
+    def failure_of(self, rank: int) -> tuple[OSError, float]:
+        """Error of a sum that has to fail, and its duration in seconds."""
+        began_s = time.monotonic()
+        with pytest.raises(OSError, match="rank") as caught:
+            self.ranks[rank].sum_(np.ones(1000, np.float32))
+        return caught.value, time.monotonic() - began_s
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+        self.threads.shutdown()
+
+
+Make = Callable[..., Ranks]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Ranks] = []
+
+    def build(world: int, timeout_s: float = LIMIT_S) -> Ranks:
+        made.append(Ranks(world, timeout_s))
+        return made[-1]
+
+    yield build
+    for ranks in made:
+        ranks.close()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    made: zmq.Context[Any] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.mark.parametrize("world", range(1, 8))
+def test_sums_are_the_same_bits_on_all_ranks(make: Make, world: int) -> None:
+    group, rng = make(world), np.random.default_rng(world)
+    group.connect()
+    for count in (1, 9_155, 300_000):
+        terms = rng.standard_normal((world, count)).astype(np.float32)
+        sums = group.sums(list(terms.copy()))
+        assert len({result.tobytes() for result in sums}) == 1
+        np.testing.assert_allclose(
+            sums[0], terms.astype(np.float64).sum(0), rtol=1e-4, atol=1e-5 * world
+        )
+    counts = group.sums([np.array([[rank, 1]], np.int64) for rank in range(world)])
+    assert counts[-1].tolist() == [[world * (world - 1) // 2, world]]
+    moments = group.sums([np.array([1e17 if rank else 1.0]) for rank in range(world)])
+    assert moments[0].dtype == np.float64
+
+
+def test_faster_ranks_do_not_mix_up_rounds(make: Make) -> None:
+    group = make(5)
+    group.connect()
+
+    def rounds(rank: int) -> list[float]:
+        results = []
+        for number in range(200):
+            array = np.full(3, float(number + rank))
+            group.ranks[rank].sum_(array)
+            results.append(float(array[0]))
+        return results
+
+    expected = [5.0 * number + 10.0 for number in range(200)]
+    assert group.on_all(rounds) == [expected] * 5
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 7])
+def test_closed_rank_ends_the_sums_of_all_others(make: Make, world: int) -> None:
+    group = make(world)
+    group.connect()
+    group.ranks[world - 1].close()
+
+    def fail(rank: int) -> float:
+        if rank == world - 1:
+            return 0.0
+        error, duration_s = group.failure_of(rank)
+        assert "has left" in str(error)
+        group.ranks[rank].close()  # as AllReducer does, so that the next partners fail, too
+        return duration_s
+
+    assert max(group.on_all(fail)) < LIMIT_S / 2.0
+
+
+def test_silent_rank_ends_the_sum_at_the_deadline(make: Make) -> None:
+    group = make(2, 0.5)
+    group.connect()
+    error, duration_s = group.failure_of(0)
+    assert isinstance(error, TimeoutError)
+    assert 0.45 < duration_s < LIMIT_S
+
+
+def test_missing_rank_ends_the_join_at_the_deadline(make: Make) -> None:
+    group = make(2)
+    with pytest.raises(TimeoutError, match=r"rank 1 sent nothing within 0.3 s"):
+        group.ranks[0].connect(group.addresses, 0.3)
+
+
+def test_array_of_another_size_is_an_error(make: Make) -> None:
+    group = make(2)
+    group.connect()
+    other = group.threads.submit(lambda: group.ranks[1].sum_(np.ones(3)))
+    with pytest.raises(ConnectionError, match="rank 1 sent 24 bytes, not 16"):
+        group.ranks[0].sum_(np.ones(2))
+    with pytest.raises(ConnectionError, match="rank 0 sent 16 bytes, not 24"):
+        other.result(LIMIT_S)
+
+
+def test_silent_and_unknown_peers_delay_no_rank(make: Make, context: zmq.Context[Any]) -> None:
+    """64 silent connections, raw bytes, no CURVE, and an unknown CURVE key."""
+    group = make(2)
+    address = (HOST, int(group.addresses[0].rpartition(":")[2]))
+    peers = [socket.create_connection(address, LIMIT_S) for _ in range(66)]
+    peers[0].close()
+    peers[1].sendall(b"GET / HTTP/1.1\r\nHost: polopt\r\n\r\n")
+    for keys in (None, zmq.curve_keypair()):
+        intruder(context, group, keys).send(np.full(1000, 9e9).tobytes(), zmq.NOBLOCK)
+    began_s = time.monotonic()
+    group.connect()
+    sums = group.sums([np.ones(1000), np.ones(1000)])
+    assert sums[0].tolist() == sums[1].tolist() == [2.0] * 1000
+    assert time.monotonic() - began_s < LIMIT_S / 2.0, "64 timeouts of a handshake are 256 s"
+    for peer in peers:
+        peer.close()
+
+
+def intruder(
+    context: zmq.Context[Any], group: Ranks, keys: tuple[bytes, bytes] | None
+) -> zmq.Socket[Any]:
+    """A PUSH socket that connects to rank 0."""
+    made = context.socket(zmq.PUSH)
+    made.linger = 0
+    if keys is not None:
+        made.curve_serverkey = group.pairs[0][0]
+        made.curve_publickey, made.curve_secretkey = keys
+    made.connect(group.addresses[0])
+    return made
+
+
+def test_unknown_key_is_refused(make: Make, context: zmq.Context[Any]) -> None:
+    group = make(2)
+    events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.HANDSHAKE_FAILED_AUTH
+    results = []
+    for keys in (zmq.curve_keypair(), group.pairs[1]):
+        peer = context.socket(zmq.PUSH)
+        peer.linger = 0
+        peer.curve_serverkey = group.pairs[0][0]
+        peer.curve_publickey, peer.curve_secretkey = keys
+        monitor = peer.get_monitor_socket(events)
+        peer.connect(group.addresses[0])
+        results.append(monitor.poll(int(1e3 * LIMIT_S)) and monitor.recv_multipart()[0][:2])
+        peer.disable_monitor()
+        monitor.close()
+    codes = [int.from_bytes(result, "little") for result in results]
+    assert codes == [zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_SUCCEEDED]
+
+
+def test_peer_at_a_ranks_address_cannot_take_its_place(
+    make: Make, context: zmq.Context[Any]
+) -> None:
+    group = make(2)
+    false_rank = context.socket(zmq.PULL)
+    false_rank.curve_server = 1
+    false_rank.curve_publickey, false_rank.curve_secretkey = zmq.curve_keypair()
+    port = false_rank.bind_to_random_port(f"tcp://{HOST}")
+    with pytest.raises(OSError, match="rank 1"):
+        group.ranks[0].connect([group.addresses[0], f"tcp://{HOST}:{port}"], 2.0)
+    assert not false_rank.poll(0)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_fifty_groups_leak_no_descriptors(make: Make) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = 0
+    for number in range(51):
+        group = Ranks(2)
+        group.connect()
+        group.close()
+        before = before if number else count()
+    assert count() <= before
