@@ -22,7 +22,7 @@ from polopt.common.config import ConfigError
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
 
-#: `backend: auto` sums tensors up to this size over ZeroMQ, which takes log2(ranks) exchanges of the
+#: `backend: auto` sums tensors up to this size over ZeroMQ, in log2(ranks) exchanges of the
 #: whole tensor; larger ones by torch's all-reduce, which sends each number twice for any number of
 #: ranks.
 SMALL_TENSOR_BYTES = 1 << 20

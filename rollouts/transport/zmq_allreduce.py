@@ -49,7 +49,12 @@ class ZmqAllReduce:
     """
 
     def __init__(
-        self, host: str, rank: int, public_keys: Sequence[bytes], secret_key: bytes, timeout_s: float
+        self,
+        host: str,
+        rank: int,
+        public_keys: Sequence[bytes],
+        secret_key: bytes,
+        timeout_s: float,
     ) -> None:
         self._rank, self._timeout_s = rank, timeout_s
         self._doubling = 1 << (len(public_keys).bit_length() - 1)

@@ -81,11 +81,9 @@ class RolloutWorker:
         self._rpc_server = RpcServer()
 
     def _seeds(self) -> Seeds:
-        config = self.config
-        envs = config.rollout.num_envs_per_worker
-        return worker_seeds(
-            config.seed, self.index, config.restart_count, envs, config.restore_count
-        )
+        config, envs = self.config, self.config.rollout.num_envs_per_worker
+        counts = (config.restart_count, envs, config.restore_count)
+        return worker_seeds(config.seed, self.index, *counts)
 
     def _seed_process(self, seeds: Seeds) -> None:
         """Seeds the global generators, which environments may draw from; in the driver's process

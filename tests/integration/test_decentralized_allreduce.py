@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+import zmq
 from fakes import (
     FAULT_FILE,
     CheckedWorker,
@@ -39,7 +40,7 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.sampling.requests import LearnInfo, RoundInfo
 from polopt.rollouts.transport.collective import (
-    LINKS_BYTES,
+    SMALL_TENSOR_BYTES,
     AllReducer,
     GroupBroken,
     GroupSpec,
@@ -337,31 +338,46 @@ def test_group_continues_without_killed_rank_until_replaced(
     assert stats["num_ranks"] == 2
 
 
-def sums_of(worker: Any, spec: GroupSpec, rank: int) -> tuple[bytes, list[int], str]:
-    """A rank's share in a sum of numbers, large and small, and in one of counts."""
-    group = AllReducer(spec, rank)
+def listen(worker: Any, spec: GroupSpec, rank: int) -> str:
+    """Address of a rank; its group stays at the worker."""
+    worker.test_group = AllReducer(spec, rank, host="127.0.0.1")
+    return worker.test_group.address
+
+
+def sums_of(worker: Any, rank: int, addresses: list[str]) -> tuple[bytes, list[int], str]:
+    """A rank's share in sums of numbers, of counts, and of a large tensor."""
+    group = worker.test_group
+    group.join(addresses)
     try:
         numbers = torch.randn(3000, generator=torch.Generator().manual_seed(rank))
         counts = torch.tensor([rank, 1])
         group.sum_(numbers)
         group.sum_(counts)
-        large = torch.full((LINKS_BYTES // 4 + 1,), float(rank))
+        large = torch.full((SMALL_TENSOR_BYTES // 4 + 1,), float(rank))
         group.sum_(large)
         return numbers.numpy().tobytes(), counts.tolist(), str(large.unique().tolist())
     finally:
         group.close()
 
 
-def test_sums_are_the_same_bits_on_all_of_any_number_of_ranks(worker_pool: Pool) -> None:
+@pytest.mark.parametrize("backend", ["zmq", "gloo"])
+def test_sums_are_the_same_bits_on_all_ranks(worker_pool: Pool, backend: str) -> None:
     workers = worker_pool(worker_config("ppo", rollout={"num_workers": 5})).remote
     store = start_store("127.0.0.1")
     for world in (1, 2, 3, 4, 5):
-        spec = GroupSpec(
-            "127.0.0.1", store.port, b"%d" % world, 1000 + world, world, "gloo", 20.0, 60.0
-        )
+        spec = GroupSpec(1000 + world, world, backend, 20.0, 60.0)
+        if backend == "gloo":
+            spec = spec._replace(host="127.0.0.1", port=store.port, prefix=str(world))
+        pairs = [zmq.curve_keypair() for _ in range(world)]
+        spec = spec._replace(public_keys=tuple(public for public, _ in pairs))
+        actors = [worker.actor for worker in workers[:world]]
         calls = [
-            worker.actor.__ray_call__.remote(sums_of, spec, rank)
-            for rank, worker in enumerate(workers[:world])
+            actor.__ray_call__.remote(listen, spec._replace(secret_key=pairs[rank][1]), rank)
+            for rank, actor in enumerate(actors)
+        ]
+        addresses = ray.get(calls, timeout=120.0)
+        calls = [
+            actor.__ray_call__.remote(sums_of, rank, addresses) for rank, actor in enumerate(actors)
         ]
         results = ray.get(calls, timeout=120.0)
         assert all(result == results[0] for result in results), world
@@ -373,6 +389,14 @@ def test_sums_are_the_same_bits_on_all_of_any_number_of_ranks(worker_pool: Pool)
         torch.testing.assert_close(total, torch.stack(terms).double().sum(0).float())
         assert counts == [world * (world - 1) // 2, world]
         assert large == str([float(counts[0])])
+
+
+@pytest.mark.parametrize("backend", ["zmq", "gloo"])
+def test_backend_of_small_gradients_is_reported(worker_pool: Pool, backend: str) -> None:
+    optimizer = make(worker_pool, backend=backend)
+    assert optimizer.step().updates >= 0
+    expected = {"zmq": "zmq, ray", "gloo": "ray"}[backend]
+    assert optimizer.stats()["transport"] == expected
 
 
 def seconds_until_broken(worker: Any) -> float:
@@ -447,9 +471,11 @@ def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> Non
     optimizer.step()
     before = on_ranks(optimizer, learned_state)
     one = optimizer.group.ranks[0]
-    alone = GroupSpec("127.0.0.1", optimizer.group._store.port, b"900", 900, 2, "gloo", 1.0, 0.3)
-    problem = ray.get(one.actor.join_group.remote(alone, 0), timeout=120.0)
-    assert "could not join group 900 (gloo) within 0.3 s" in problem
+    (key, secret), (other, _) = zmq.curve_keypair(), zmq.curve_keypair()
+    alone = GroupSpec(900, 2, "zmq", 1.0, 0.3, (key, other), secret)
+    address = ray.get(one.actor.listen_for_group.remote(alone, 0), timeout=120.0)
+    problem = ray.get(one.actor.join_group.remote([address, address]), timeout=120.0)
+    assert "could not join group 900 (zmq) within 0.3 s" in problem
     optimizer.group.broken = True
     optimizer.group.ensure()
     assert on_ranks(optimizer, learned_state) == before

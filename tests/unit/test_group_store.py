@@ -1,14 +1,21 @@
-"""The store through which ranks find each other."""
+"""Choice of a backend, and the store of torch's groups."""
 
 from __future__ import annotations
 
 import socket
-from datetime import timedelta
 
 import pytest
-from torch.distributed import TCPStore
 
-from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec, start_store
+from polopt.common.config import ConfigError
+from polopt.rollouts.transport.collective import (
+    SMALL_TENSOR_BYTES,
+    AllReducer,
+    GroupBroken,
+    GroupSpec,
+    resolve_backend,
+    start_store,
+)
+from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 
 
 def test_store_listens_only_on_its_address() -> None:
@@ -24,20 +31,31 @@ def test_address_of_another_machine_is_refused() -> None:
         start_store("192.0.2.77")
 
 
-def spec(store: TCPStore, token: bytes, world_size: int) -> GroupSpec:
-    return GroupSpec("127.0.0.1", store.port, token, 1, world_size, "gloo", 20.0, 0.3)
-
-
-def test_store_does_not_hold_the_token() -> None:
+def test_group_of_another_prefix_is_not_joined() -> None:
     store = start_store("127.0.0.1")
-    group = AllReducer(spec(store, b"secret token", 1), 0)
-    peer = TCPStore("127.0.0.1", store.port, timeout=timedelta(seconds=20))
-    for key in ("token", "polopt/1/token", "links/0", "polopt/1/links/0"):
-        assert not peer.check([key])
-    group.close()
-
-
-def test_rank_with_another_token_joins_no_group() -> None:
-    store = start_store("127.0.0.1")
+    spec = GroupSpec(1, 2, "gloo", 20.0, 0.3, host="127.0.0.1", port=store.port, prefix="a")
     with pytest.raises(GroupBroken, match=r"could not join group 1 \(gloo\) within 0.3 s"):
-        AllReducer(spec(store, b"other token", 2), 0)
+        AllReducer(spec, 0).join([])
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "transport", "num_bytes", "expected"),
+    [
+        ("auto", "cpu", "auto", SMALL_TENSOR_BYTES, "zmq"),
+        ("auto", "cpu", "zmq", 4, "zmq"),
+        ("auto", "cpu", "auto", SMALL_TENSOR_BYTES + 4, "gloo"),
+        ("auto", "cpu", "ray", 4, "gloo"),
+        ("auto", "cuda:0", "auto", 4, "nccl"),
+        ("gloo", "cpu", "auto", 4, "gloo"),
+        ("zmq", "cpu", "ray", 4, "zmq"),
+    ],
+)
+def test_auto_backend(
+    backend: str, device: str, transport: str, num_bytes: int, expected: str
+) -> None:
+    assert resolve_backend(backend, device, transport, num_bytes) == expected
+
+
+def test_zmq_with_too_large_gradients_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'backend': got 'zmq'.*Allowed: up to"):
+        resolve_backend("zmq", "cpu", "auto", MAX_FRAME_BYTES + 4)

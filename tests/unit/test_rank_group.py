@@ -1,5 +1,4 @@
-"""`RankGroup`: how ranks come to agree after a break, and that what they have learned is not lost
-with the one that broke it."""
+"""`RankGroup`: ranks agree on one policy after a failure, and keep the updates of the survivors."""
 
 from __future__ import annotations
 
@@ -19,13 +18,18 @@ DEATH = ray.exceptions.ActorDiedError()
 
 
 class Rank(CheckedWorker):
-    """Joins no real group; keeps what it was told of it."""
+    """Joins no real group; records the arguments."""
 
     joined: tuple[GroupSpec, int] | None = None
+    addresses: list[str] | None = None
     problem: str | None = None
 
-    def join_group(self, spec: GroupSpec, rank: int) -> str | None:
+    def listen_for_group(self, spec: GroupSpec, rank: int) -> str:
         self.joined = (spec, rank)
+        return f"address of {rank}"
+
+    def join_group(self, addresses: list[str]) -> str | None:
+        self.addresses = addresses
         return self.problem
 
     def learn_alone(self, updates: int) -> None:
@@ -60,8 +64,8 @@ def versions(group: RankGroup) -> list[int]:
 
 
 def grow(group: RankGroup, workers: FakeWorkerSet) -> None:
-    """Takes the replacements in, once they are up."""
-    group.ensure()  # asks whether they are
+    """Adds the replacements to the group, once they are up."""
+    group.ensure()  # pings them
     for worker in workers.remote:
         worker.actor.finish()
     group.ensure()
@@ -76,20 +80,22 @@ def assert_equal(group: RankGroup) -> None:
         assert all(state["adam"][key].equal(states[0]["adam"][key]) for key in state["adam"])
     joined = [rank_of(worker).joined for worker in group.ranks]
     assert [rank for _, rank in joined] == list(range(len(joined)))
-    assert {spec for spec, _ in joined} == {joined[0][0]}
+    assert len({spec._replace(secret_key=b"") for spec, _ in joined}) == 1
+    assert len({spec.secret_key for spec, _ in joined}) == len(joined), "each has its own key"
     assert joined[0][0].world_size == len(joined)
+    addresses = [f"address of {rank}" for rank in range(len(joined))]
+    assert all(rank_of(worker).addresses == addresses for worker in group.ranks)
 
 
-def test_at_first_all_start_from_the_local_policy(group: RankGroup, workers: FakeWorkerSet) -> None:
+def test_ranks_start_from_the_local_policy(group: RankGroup, workers: FakeWorkerSet) -> None:
     assert group.ranks == workers.remote
     assert not group.broken
     assert_equal(group)
     group.ensure()
-    assert len({spec.generation for spec, _ in [rank_of(group.ranks[0]).joined]}) == 1
     assert rank_of(group.ranks[0]).joined[0].generation == 1, "formed once"
 
 
-def test_survivors_follow_the_one_that_has_learned_most(
+def test_survivors_take_the_policy_with_most_updates(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     for worker, updates in zip(group.ranks, [4, 5, 5], strict=True):
@@ -103,9 +109,11 @@ def test_survivors_follow_the_one_that_has_learned_most(
     assert workers.faults.num_restarts == 0
 
 
-@pytest.mark.parametrize("method", ["ping", "get_learner_state", "set_state", "join_group"])
+@pytest.mark.parametrize(
+    "method", ["ping", "get_learner_state", "set_state", "listen_for_group", "join_group"]
+)
 @pytest.mark.parametrize("dying", [0, 1, 2])
-def test_only_the_one_that_dies_is_replaced_whenever_it_dies(
+def test_death_while_forming_replaces_one_rank(
     group: RankGroup, workers: FakeWorkerSet, method: str, dying: int
 ) -> None:
     for worker, updates in zip(group.ranks, [4, 5, 4], strict=True):
@@ -116,7 +124,7 @@ def test_only_the_one_that_dies_is_replaced_whenever_it_dies(
     group.broken = True
     group.ensure()
     if (method, dying == 1) in {("get_learner_state", False), ("set_state", True)}:
-        assert workers.faults.num_restarts == 0, "only the leader is asked, only others are told"
+        assert workers.faults.num_restarts == 0, "the method is not called"
         return
     assert workers.faults.num_restarts == 1
     assert group.ranks == survivors
@@ -130,9 +138,7 @@ def test_only_the_one_that_dies_is_replaced_whenever_it_dies(
     assert_equal(group)
 
 
-def test_a_death_in_the_fetch_of_a_state_is_repaired(
-    group: RankGroup, workers: FakeWorkerSet
-) -> None:
+def test_death_while_fetching_state_is_repaired(group: RankGroup, workers: FakeWorkerSet) -> None:
     for worker in group.ranks:
         rank_of(worker).learn_alone(2)
     group.ranks[0].actor.errors["get_learner_state"] = DEATH
@@ -164,9 +170,9 @@ def test_group_that_does_not_form_is_no_worker_death(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     rank_of(group.ranks[0]).learn_alone(1)
-    rank_of(group.ranks[2]).problem = "no way to worker 1"
+    rank_of(group.ranks[2]).problem = "worker 1 is not reachable"
     group.broken = True
-    with pytest.raises(WorkersFailedError, match=r"cannot form a group.*no way to worker 1"):
+    with pytest.raises(WorkersFailedError, match=r"cannot form a group.*worker 1 is not reachable"):
         group.ensure()
     assert workers.faults.num_restarts == 0
     rank_of(workers.remote[2]).problem = None
