@@ -1,4 +1,4 @@
-"""`RankGroup`: ranks agree on one policy after a failure, and keep the updates of the survivors."""
+"""`RankGroup`: ranks agree on one policy after a failure and keep the survivors' updates."""
 
 from __future__ import annotations
 
