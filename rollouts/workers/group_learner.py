@@ -105,7 +105,7 @@ class GroupLearner:
             allreduce_s=self.reducer.take_total_s(),
             weights=policy.get_weights() if want_weights and not broken else None,
             checksum=checksum_of(policy) if want_checksum and not broken else None,
-            broken=broken or None,
+            broken=broken,
             vetoed=vetoed,
             non_finite_gradients=policy.non_finite_gradients - skipped,
             skew_s=skew_s,
