@@ -70,7 +70,7 @@ def first_call(method: Callable[..., R]) -> Callable[..., R]:
 
 def policy_name(config: WorkerConfig) -> str:
     """Name of the policy in errors: of its class, or of the callable or module that acts."""
-    acts = getattr(config.policy, "acts", None)
-    if acts is None:
+    actor = getattr(config.policy, "actor", None)
+    if actor is None:
         return str(config.policy_class.__name__)
-    return str(getattr(acts, "__name__", type(acts).__name__))
+    return str(getattr(actor, "__name__", type(actor).__name__))
