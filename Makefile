@@ -60,7 +60,7 @@ clean: ## remove build and tool output, but not the environment (rm -r .venv)
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A failed creation removes the environment, so that the next `make` does not use half of it.
-$(STAMP): setup.py setup.cfg pyproject.toml constraints.txt
+$(STAMP): Makefile setup.py setup.cfg pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { \
 	  $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || { \
 	    echo "polopt needs Python 3.10 to 3.12: make PYTHON=python3.12" >&2; exit 1; }; \
