@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import ray
-from fakes import Puppet
+from fakes import FakeWorkerProcess
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -17,7 +17,7 @@ from polopt.rollouts.workers.remote_worker import RemoteWorker
 @pytest.mark.parametrize("reserved", [False, True])
 def test_actor_waits_for_missing_resources(ray_session: None, reserved: bool) -> None:
     options: dict[str, Any] = {"num_cpus": 0, "resources": {"absent": 1.0}}
-    actor = ray.remote(Puppet).options(**options).remote()
+    actor = ray.remote(FakeWorkerProcess).options(**options).remote()
     pending = actor.pid.remote()
     assert ray.wait([pending], timeout=2.0)[0] == []
     assert waits_for_resources(RemoteWorker(1, actor, reserved=reserved)) is not reserved
@@ -25,7 +25,7 @@ def test_actor_waits_for_missing_resources(ray_session: None, reserved: bool) ->
 
 
 def test_started_actor_does_not_wait(ray_session: None) -> None:
-    actor = ray.remote(Puppet).options(num_cpus=0).remote()
+    actor = ray.remote(FakeWorkerProcess).options(num_cpus=0).remote()
     ray.get(actor.pid.remote(), timeout=120.0)
     assert not waits_for_resources(RemoteWorker(1, actor))
     ray.kill(actor)
