@@ -76,7 +76,7 @@ def test_a_trainer_of_its_options_is_that_cell(cell: Scheme) -> None:
         ({"optimizer": "async_gradients", "compress_data": "lz4"}, r"no batch is sent"),
         (
             {"optimizer": "decentralized_allreduce", "compress_gradients": "fp16"},
-            r"summed in place by all-reduce",
+            r"all-reduce sums gradients in place",
         ),
         ({"collection": "async"}, r"'async'.*optimizer 'async_samples'"),
         ({"fraction_workers_below": 0.5}, r"'fraction_workers_below'.*no process waits"),
