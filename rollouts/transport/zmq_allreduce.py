@@ -23,6 +23,9 @@ END_OF_CONNECTION = (
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
 
+#: After a connection has ended, messages sent before may arrive for so long.
+IN_FLIGHT_S = 0.5
+
 
 class ZmqAllReduce:
     """Connections of one rank to its partners, the ranks with which it exchanges arrays.
@@ -164,18 +167,24 @@ class ZmqAllReduce:
         """The next array of a partner, of the same shape and type as `array`."""
         until_s = time.monotonic() + self._timeout_s
         queue = self._received[self._keys[partner].decode()]
+        lost: int | None = None
         while not queue:
-            ready = dict(self._poller.poll(milliseconds(until_s - time.monotonic())))
-            if not ready:
-                raise TimeoutError(f"rank {partner} sent nothing within {self._timeout_s} s")
+            wait_ms = milliseconds(until_s - time.monotonic())
+            if lost is None:
+                ready = dict(self._poller.poll(wait_ms))
+            else:
+                ready = {self._receiver: zmq.POLLIN} if self._receiver.poll(wait_ms) else {}
             if self._receiver in ready:
                 frame = self._receiver.recv(zmq.NOBLOCK, copy=False)
                 # Each message carries the key that authenticated it.
                 self._received[str(frame.get("User-Id"))].append(frame.bytes)
-                continue
-            for other, sender in self._senders.items():
-                if sender.get_monitor_socket() in ready:
-                    raise ConnectionError(f"rank {other} has left")
+            elif lost is not None:
+                raise ConnectionError(f"rank {lost} has left")
+            elif not ready:
+                raise TimeoutError(f"rank {partner} sent nothing within {self._timeout_s} s")
+            else:  # a rank that left after its last message: that one may still be on its way
+                lost = next(r for r, s in self._senders.items() if s.get_monitor_socket() in ready)
+                until_s = min(until_s, time.monotonic() + IN_FLIGHT_S)
         data = queue.popleft()
         if len(data) != array.nbytes:
             problem = "has left" if not data else f"sent {len(data)} bytes, not {array.nbytes}"
