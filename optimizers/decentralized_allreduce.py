@@ -272,7 +272,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     def extra_stats(self) -> dict[str, Any]:
         return {
-            "transport": "zmq, ray" if self.group.backend == "zmq" else "ray",
+            "allreduce_backend": self.group.backend,
             "num_rounds": self.num_rounds,
             "num_broken_rounds": self.num_broken_rounds,
             "num_early_stopped": self.num_early_stopped,

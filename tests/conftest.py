@@ -77,7 +77,11 @@ def worker_pool(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSe
     def get(config: WorkerConfig) -> WorkerSet:
         num_workers = config.rollout.num_workers
         workers = pool.get(num_workers)
-        if workers is None or not workers.reconfigure(config):
+        # A test may have removed workers and added others, which have other indices.
+        fits = workers is not None and [w.index for w in workers.remote] == list(
+            range(1, num_workers + 1)
+        )
+        if workers is None or not fits or not workers.reconfigure(config):
             if workers is not None:
                 workers.stop()
             workers = pool[num_workers] = WorkerSet(config)

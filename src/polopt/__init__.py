@@ -58,7 +58,7 @@ _MODULE_OF = {
     "Gradients": "polopt.common.weights",
     "OptimizerConfig": "polopt.optimizers.base",
     "Policy": "polopt.policies.policy",
-    "PolicyConfig": "polopt.policies.acting",
+    "PolicyConfig": "polopt.policies.learning.config",
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",

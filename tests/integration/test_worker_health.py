@@ -172,7 +172,7 @@ def test_calls_to_removed_workers_are_forgotten(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}))
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     optimizer.step()
-    actor = workers.remote[1]
+    actor = workers.remote[1].actor
     actor.finish()  # it is asked to close its environments first
     assert workers.remove_workers([2]) == [2]
     assert not actor.alive
@@ -199,7 +199,7 @@ def test_what_can_not_be_added_or_removed(fake: FakeRay) -> None:
     assert indices(workers.remote) == [1, 2], "nothing is removed in part"
     optimizer = make_optimizer(SyncSamples, workers)
     assert workers.remove_workers(2) == [1, 2]
-    with pytest.raises(WorkersFailedError, match="no workers left"):
+    with pytest.raises(WorkersFailedError, match="no workers remain"):
         optimizer.step()
 
 
