@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,14 @@ class WorkerActors:
         self.specs = dict(enumerate(specs, start=1))
         self.restart_counts: dict[int, int] = {}
 
+    @functools.cached_property
+    def _ray_class(self) -> Any:
+        """Made once: Ray exports each actor class to its control service, and waits for that
+        without a limit."""
+        # Calls in the group "control" run while a long call runs in the default group.
+        as_actor: Any = ray.remote  # its annotations lack the option
+        return as_actor(concurrency_groups={"control": 1})(self._actor_class)
+
     def config_of(self, config: WorkerConfig, index: int) -> WorkerConfig:
         """The config of the worker with this index."""
         spec = self.specs.get(index, WorkerSpec())
@@ -65,10 +74,7 @@ class WorkerActors:
         options = actor_options(own.rollout, index)
         if index in self.specs:
             options.update(self.specs[index].options)
-        # Calls in the group "control" run while a long call runs in the default group.
-        as_actor: Any = ray.remote  # its annotations lack the option
-        actor_class = as_actor(concurrency_groups={"control": 1})(self._actor_class)
-        actor = actor_class.options(**options).remote(actor_argument(own), index)
+        actor = self._ray_class.options(**options).remote(actor_argument(own), index)
         return RemoteWorker(index, actor, reserved=in_reservation(options))
 
     def kill_failed(self, worker: RemoteWorker) -> None:
