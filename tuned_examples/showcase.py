@@ -28,6 +28,8 @@ from rich.table import Table
 from rich.text import Text
 
 import polopt
+from polopt.common.config import ConfigError
+from polopt.dashboards.server import check_installed
 
 #: Optimizer to tuned example.
 EXAMPLES = {
@@ -171,7 +173,8 @@ def main(goal: float | None = None) -> None:
     )
     experiments = [
         tune.Experiment(
-            name="showcase",  # Tune writes results under the first name only
+            # Tune writes all results under the first name: a directory for each run.
+            name=time.strftime("showcase_%Y-%m-%d_%H-%M-%S"),
             run=example["run"],
             config={**example["config"], "seed": 0},
             stop={**example["stop"], **({} if goal is None else {RETURN: goal})},
@@ -183,18 +186,34 @@ def main(goal: float | None = None) -> None:
         analysis = tune.run(many, callbacks=[view], max_concurrent_trials=1, verbose=0)
     ray.shutdown()
     trials = analysis.trials
+    results = Path(str(trials[0].path)).parent
     console.print(
         Group(
             Text(f"\nDone in {time.perf_counter() - started_s:.0f} s.", style="bold"),
             summary(trials, view.first),
-            Text(
-                "policy lag: age, in updates, of the weights that sampled.\n"
-                "Results (progress.csv, result.json, TensorBoard), a folder each: "
-                f"{Path(str(trials[0].path)).parent}/*\n"
-                "Next: .venv/bin/polopt list, or .venv/bin/polopt train cartpole_ppo lr=0.001"
-            ),
+            Text("policy lag: age, in updates, of the weights that sampled.\n"),
         )
     )
+    lines = {
+        "results": str(results),
+        "report": _report(results),
+        "dashboard": f".venv/bin/polopt dashboard {results}",
+        "next": ".venv/bin/polopt list, or .venv/bin/polopt train cartpole_ppo lr=0.001",
+    }
+    for name, line in lines.items():
+        console.print(f"{name:<10}{line}", highlight=False, soft_wrap=True)
+
+
+def _report(results: Path) -> str:
+    """Path of the HTML report of all trials, or why there is none."""
+    try:
+        check_installed("plotly")
+    except ConfigError as error:
+        return str(error)
+    from polopt.dashboards.report import write_report
+
+    write_report(results, results / "report.html")
+    return str(results / "report.html")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from importlib import resources
@@ -60,8 +59,11 @@ def test_showcase_ends_with_a_table_of_three_strategies(tmp_path):
     for optimizer in ("async_gradients", "sync_samples", "decentralized_allreduce"):
         rows = [line for line in done.stdout.splitlines() if f" {optimizer} " in line]
         assert "solved" in rows[-1], done.stdout
-    folder = re.search(r"(\S+)/\*\n", done.stdout).group(1)
-    assert len(list(Path(folder).glob("*/progress.csv"))) == 3, "results of each"
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[-4:])
+    folder = Path(lines["results"])
+    assert len(list(folder.glob("*/progress.csv"))) == 3, "results of each"
+    assert "AsyncGradients" in Path(lines["report"]).read_text()
+    assert lines["dashboard"] == f".venv/bin/polopt dashboard {folder}"
     assert "Traceback" not in done.stderr
 
 
