@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import subprocess
+import sys
 import time
 import warnings
 from importlib import resources
@@ -28,8 +30,6 @@ from rich.table import Table
 from rich.text import Text
 
 import polopt
-from polopt.common.config import ConfigError
-from polopt.dashboards.server import check_installed
 
 #: Optimizer to tuned example.
 EXAMPLES = {
@@ -206,14 +206,11 @@ def main(goal: float | None = None) -> None:
 
 def _report(results: Path) -> str:
     """Path of the HTML report of all trials, or why there is none."""
-    try:
-        check_installed("plotly")
-    except ConfigError as error:
-        return str(error)
-    from polopt.dashboards.report import write_report
-
-    write_report(results, results / "report.html")
-    return str(results / "report.html")
+    path = results / "report.html"
+    polopt_command = [sys.executable, "-m", "polopt.trainers.command_line.cli"]
+    command = [*polopt_command, "report", str(results), "--output", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return str(path) if done.returncode == 0 else done.stderr.strip()
 
 
 if __name__ == "__main__":
