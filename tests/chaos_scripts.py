@@ -1,4 +1,4 @@
-"""Programs that the cluster tests run: `chaos_scripts.py PROGRAM OPTIMIZER ...`.
+"""Programs with a Ray of their own that tests run: `chaos_scripts.py PROGRAM ARGUMENT ...`.
 
 The last line of the output is JSON.
 """
@@ -23,7 +23,7 @@ from gymnasium import spaces
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.command_line.evaluation import find_checkpoint
+from polopt.trainers.restoring import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -82,6 +82,21 @@ def memory(name: str, steps: str) -> dict[str, Any]:
         "updates": optimizer.metrics.num_updates,
         "deaths": optimizer.workers.faults.counts["death"],
     }
+
+
+def two_nodes() -> dict[str, Any]:
+    """Runs a head node without CPUs and a node with two until standard input ends; prints the
+    address of the head."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        cluster.add_node(num_cpus=2)
+        print(json.dumps({"address": cluster.address}), flush=True)
+        sys.stdin.read()
+    finally:
+        cluster.shutdown()
+    return {}
 
 
 def nodes(name: str) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
+from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -35,6 +38,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"{fault:<32}{which:<25}{figures}")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Has functions and classes of the tests pickled by value: Ray's workers cannot import them."""
+    folder = Path(__file__).parent
+    for module in list(sys.modules.values()):
+        if folder in Path(getattr(module, "__file__", None) or "").parents:
+            ray.cloudpickle.register_pickle_by_value(module)
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One Ray for all tests of a session.
@@ -42,14 +53,6 @@ def ray_session() -> Iterator[None]:
     `num_cpus` is a logical number, large enough that no trial waits for a CPU while `worker_pool`
     holds its workers.
     """
-    import fakes
-    import faulty_envs
-    import toy_envs
-
-    # Workers' processes do not have the tests on their path.
-    ray.cloudpickle.register_pickle_by_value(fakes)
-    ray.cloudpickle.register_pickle_by_value(toy_envs)
-    ray.cloudpickle.register_pickle_by_value(faulty_envs)
     ray.init(
         num_cpus=32,
         resources={"seat": 8.0},
@@ -65,26 +68,36 @@ def ray_session() -> Iterator[None]:
     ray.shutdown()
 
 
+def reused(workers: WorkerSet, config: WorkerConfig) -> bool:
+    """Reconfigures the workers; False if they do not fit or one of them has died."""
+    # A test may have removed workers and added others, which have other indices.
+    expected = list(range(1, config.rollout.num_workers + 1))
+    if [worker.index for worker in workers.remote] != expected:
+        return False
+    try:
+        return workers.reconfigure(config) and workers.faults.num_restarts == 0
+    except WorkersFailedError:
+        return False
+
+
 @pytest.fixture(scope="session")
 def worker_pool(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSet]]:
     """Returns a worker set for a config.
 
-    Processes of an earlier set with as many workers are used again where they fit, because a start
-    takes seconds. A set is valid until the next call with the same number of workers.
+    Processes of an earlier set with as many workers are used again where they fit and none has
+    died, because a start takes seconds. A set is valid until the next call with the same number of
+    workers.
     """
     pool: dict[int, WorkerSet] = {}
 
     def get(config: WorkerConfig) -> WorkerSet:
         num_workers = config.rollout.num_workers
-        workers = pool.get(num_workers)
-        # A test may have removed workers and added others, which have other indices.
-        fits = workers is not None and [w.index for w in workers.remote] == list(
-            range(1, num_workers + 1)
-        )
-        if workers is None or not fits or not workers.reconfigure(config):
+        workers = pool.pop(num_workers, None)
+        if workers is None or not reused(workers, config):
             if workers is not None:
                 workers.stop()
-            workers = pool[num_workers] = WorkerSet(config)
+            workers = WorkerSet(config)
+        pool[num_workers] = workers
         return workers
 
     yield get

@@ -3,7 +3,6 @@ and all that are there agree bit for bit after every update."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,9 +18,6 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-# Ranks cannot import this module: its functions are pickled by value.
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
 Pool = Callable[[WorkerConfig], WorkerSet]
 Report = Callable[[str, str], None]
 pytestmark = pytest.mark.timeout(900)
@@ -30,7 +26,6 @@ KILLS = 20
 
 @pytest.fixture(autouse=True)
 def _toys(ray_session: None) -> Iterator[None]:
-    ray.cloudpickle.register_pickle_by_value(chaos)
     for path in (FAULT_FILE, FAULT_TIME_FILE):
         path.unlink(missing_ok=True)
     yield

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
 
-import chaos_runs as chaos
 import pytest
-import ray
 import yaml
 from chaos_runs import (
     FAULT_FILE,
@@ -45,7 +43,6 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture(autouse=True)
 def _toys(ray_session: None) -> Iterator[None]:
-    ray.cloudpickle.register_pickle_by_value(chaos)
     for path in (FAULT_FILE, FAULT_TIME_FILE):
         path.unlink(missing_ok=True)
     yield

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import yaml
 from ray import tune
-from ray.cluster_utils import Cluster
 
 from polopt.trainers.presets import A2C
 from polopt.trainers.restoring import read_trainer_state
@@ -188,19 +187,32 @@ def test_failed_run_names_the_error_and_its_file(tmp_path: Path) -> None:
     assert "no more" in traceback.read_text()
 
 
-@pytest.mark.timeout(300)
-def test_trial_on_another_node(tmp_path: Path) -> None:
+@pytest.fixture
+def two_nodes() -> Iterator[str]:
+    """Address of a cluster in a process of its own; the node of its head has no CPUs."""
+    script = Path(__file__).parents[1] / "chaos_scripts.py"
+    with subprocess.Popen(
+        [sys.executable, str(script), "two_nodes"],
+        env=own_ray(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["address"]
+            process.communicate(timeout=60)  # ends standard input
+        finally:
+            process.kill()
+
+
+def test_trial_on_another_node(tmp_path: Path, two_nodes: str) -> None:
     """The command's node has no CPUs, so Tune places the trial on the other one."""
     (tmp_path / "mygame.py").write_text(GAME)
     (tmp_path / "level.txt").write_text("easy")
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    try:
-        nodes.add_node(num_cpus=2)
-        env = {**os.environ, "RAY_ADDRESS": nodes.address}
-        changes = ["env=mygame:Game-v0", "stop.training_iteration=1"]
-        lines = train(small(tmp_path), *changes, cwd=tmp_path, env=env)
-    finally:
-        nodes.shutdown()
+    env = {**os.environ, "RAY_ADDRESS": two_nodes}
+    changes = ["env=mygame:Game-v0", "stop.training_iteration=1"]
+    lines = train(small(tmp_path), *changes, cwd=tmp_path, env=env)
     assert Path(line_of(lines, "checkpoint")).is_relative_to(tmp_path / "results")
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import collector_toys
 import numpy as np
 import pytest
 import ray
@@ -29,9 +28,7 @@ from polopt.rollouts.workers.failures import WorkersFailedError
 CHEAP = {"num_cpus": 0.25}
 
 
-@pytest.fixture(autouse=True)
-def _toys(ray_session: None) -> None:
-    ray.cloudpickle.register_pickle_by_value(collector_toys)
+pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 @pytest.fixture

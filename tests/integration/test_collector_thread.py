@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import collector_toys
 import pytest
 import ray
 from collector_toys import FailsAfterSteps, TimestampEnv, fake_collector, local_collector, update
@@ -180,7 +179,6 @@ def test_a_program_ends_though_its_thread_runs() -> None:
 @pytest.fixture
 def remote(ray_session: None) -> Iterator[Any]:
     """Makes collectors of one process, which is shut down with the test."""
-    ray.cloudpickle.register_pickle_by_value(collector_toys)
     collectors: list[Collector] = []
 
     def make(**options: Any) -> Collector:
@@ -201,7 +199,6 @@ def remote(ray_session: None) -> Iterator[Any]:
 @pytest.fixture
 def over(worker_pool: Any) -> Iterator[Any]:
     """Makes collectors over two workers of the pool, which are up."""
-    ray.cloudpickle.register_pickle_by_value(collector_toys)
     collectors: list[Collector] = []
 
     def make(step_s: float, **options: Any) -> Collector:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -50,9 +49,6 @@ from polopt.rollouts.workers.in_flight import Arrival
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-
-# Ranks cannot import this module: its functions are pickled by value.
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 LEARNING = {"num_sgd_iter": 3, "sgd_minibatch_size": 8, "lr": 1e-2, "kl_coeff": 0.2}

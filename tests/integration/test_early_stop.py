@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import collector_toys
 import pytest
-import ray
 from collector_toys import TimestampEnv
 from fakes import CheckedWorker, make_optimizer, worker_config
 
@@ -58,7 +56,6 @@ def test_a_cut_meets_the_request_it_is_meant_for() -> None:
 @pytest.fixture
 def workers(worker_pool: Any) -> WorkerSet:
     """One as fast as it can be, and one that takes 40 ms for a step."""
-    ray.cloudpickle.register_pickle_by_value(collector_toys)
     options = {
         "num_envs_per_worker": 1,
         "rollout_fragment_length": 40,

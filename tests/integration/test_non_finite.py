@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,6 @@ from polopt.rollouts.sampling.non_finite import all_finite, find_non_finite, non
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-
-# Ranks cannot import this module: its functions are pickled by value.
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 SPOILS = ["nan reward", "infinite reward", "huge reward", "nan observation", "infinite observation"]

@@ -198,9 +198,6 @@ def test_given_as_classes() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_class_of_the_script_reaches_workers() -> None:
-    import ray
-
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     trainer = PolicyOptimizerTrainer(
         {**SMALL, "num_workers": 1, "policy": Quiet, "optimizer": "async_gradients"}
     )

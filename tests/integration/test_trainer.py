@@ -270,7 +270,6 @@ def make_cartpole(repaired: str = "") -> Any:
 
 @pytest.mark.usefixtures("ray_session")
 def test_tuner_restore_resumes_a_failed_trial(tmp_path: Path) -> None:
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     repaired = tmp_path / "repaired"
     space = tiny(A2C, num_workers=0, env=make_cartpole, env_config={"repaired": str(repaired)})
     tuner = tune.Tuner(
