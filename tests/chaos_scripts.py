@@ -141,8 +141,8 @@ def nodes(name: str) -> dict[str, Any]:
 
 
 def driver(name: str, directory: str) -> dict[str, Any]:
-    """Trains until killed from the newest whole checkpoint on; saves and prints every second
-    iteration."""
+    """Restores the newest complete checkpoint and trains until killed; saves and prints every
+    second iteration."""
     ray.init(num_cpus=8, **QUIET)
     trainer = PolicyOptimizerTrainer(
         {

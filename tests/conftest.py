@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
+# Tests, and the programs that they run, start their own Ray even where a cluster is running.
+os.environ["RAY_ADDRESS"] = "local"
 FIGURES = pytest.StashKey[list[tuple[str, str, str]]]()
 
 

@@ -218,7 +218,7 @@ class _ConcurrentFakeMethod(_FakeMethod):
 
 
 class CheckedWorker(RolloutWorker):
-    """Real worker that checks weights: none is sent twice, and the first call brings some."""
+    """Real worker that checks weights: none is received twice, and the first call has some."""
 
     version_sent: int | None = None
 

@@ -1,5 +1,5 @@
-"""Ranks that die and hang in the middle of an all-reduce: nobody uses what it left in the buffers,
-and all that are there agree bit for bit after every update."""
+"""Ranks that die or hang during an all-reduce: partial sums are not used, and all ranks have equal
+bits after every update."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import Any
 import chaos_runs as chaos
 import numpy as np
 import pytest
-import ray
 from chaos_runs import FAULT_FILE, FAULT_TIME_FILE, HangingPPO, HashingPPO, steps_until
 from fakes import make_optimizer, worker_config
+from rank_helpers import Pool, learned_state, on_ranks
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
-from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_set import WorkerSet
 
-Pool = Callable[[WorkerConfig], WorkerSet]
 Report = Callable[[str, str], None]
 pytestmark = pytest.mark.timeout(900)
 KILLS = 20
@@ -33,26 +30,12 @@ def _toys(ray_session: None) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def learned(worker: Any) -> tuple[Any, ...]:
-    """All that ranks have to agree on."""
-    state = worker.policy.get_state()
-    adam = state["adam"]
-    moments = (adam["exp_avg"].numpy().tobytes(), adam["exp_avg_sq"].numpy().tobytes())
-    return worker.checksum(), state["version"], *moments, state["coefficients"]
-
-
 def hashes(worker: Any) -> dict[int, str]:
     return worker.policy.__dict__.get("hashes", {})
 
 
-def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) -> list[Any]:
-    optimizer.drain()
-    calls = [worker.actor.__ray_call__.remote(function) for worker in optimizer.group.ranks]
-    return ray.get(calls, timeout=60.0)
-
-
 class FailureWatcher:
-    """When survivors say that the group is broken, and how long it takes to form it again."""
+    """Records when survivors report a broken group, and how long a new group takes to form."""
 
     def __init__(self, optimizer: DecentralizedAllReduce) -> None:
         self.noticed_s: list[float] = []
@@ -97,7 +80,7 @@ def whole(optimizer: DecentralizedAllReduce) -> bool:
     return ranks == optimizer.workers.remote and not optimizer.group.broken
 
 
-def test_twenty_kills_in_the_middle_of_an_all_reduce(worker_pool: Pool, report: Report) -> None:
+def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> None:
     optimizer = make(worker_pool, HashingPPO, checksum_interval=1)
     watch = FailureWatcher(optimizer)
     notice_s: list[float] = []
@@ -115,30 +98,32 @@ def test_twenty_kills_in_the_middle_of_an_all_reduce(worker_pool: Pool, report: 
         steps_until(optimizer, lambda n=updates: optimizer.metrics.num_updates > n, 60.0)
         going_on_s.append(time.time() - died_s)
         notice_s.append(max(watch.noticed_s) - died_s)
-        # Those that survived have, and had, the same weights after every update that they share.
+        # Survivors had the same weights after every update that they have in common.
         seen = on_ranks(optimizer, hashes)
         for other in seen[1:]:
             common = seen[0].keys() & other.keys()
             num_compared += len(common)
             assert all(seen[0][at] == other[at] for at in common)
         steps_until(optimizer, lambda: whole(optimizer), 120.0)
-        states = on_ranks(optimizer, learned)
+        states = on_ranks(optimizer, learned_state)
         assert len(states) == 4
-        assert all(state == states[0] for state in states), "the replacement has all they have"
+        assert all(state == states[0] for state in states), (
+            "the replacement has the state of the others"
+        )
         assert np.frombuffer(states[0][2], np.float32).any(), "moments of Adam"
         assert states[0][1] > version
         now = {worker.index: chaos.pid_now(worker) for worker in optimizer.group.ranks}
-        assert sum(now[index] != pids[index] for index in pids) == 1, "the others survive"
+        assert sum(now[index] != pids[index] for index in pids) == 1, "one process was replaced"
     stats = optimizer.workers.stats()
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == KILLS
     assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0
     assert num_compared > KILLS
-    # On a machine whose few cores starting processes fight over, the driver is late to look.
+    # The driver may be late while processes start on few cores.
     assert sorted(notice_s)[KILLS // 2] < 1.0
     assert sorted(watch.formed_s)[len(watch.formed_s) // 2] < 2.0
     report(
         "SIGKILL in all-reduce, 20 times",
-        f"survivors told after {sorted(notice_s)[KILLS // 2]:.2f} s (median), "
+        f"survivors get the error after {sorted(notice_s)[KILLS // 2]:.2f} s (median), "
         f"{max(notice_s):.2f} s (longest); group formed again in "
         f"{sorted(watch.formed_s)[len(watch.formed_s) // 2]:.2f} s, {max(watch.formed_s):.2f} s; "
         f"learning again after {sorted(going_on_s)[KILLS // 2]:.2f} s, {max(going_on_s):.2f} s; "
@@ -146,7 +131,7 @@ def test_twenty_kills_in_the_middle_of_an_all_reduce(worker_pool: Pool, report: 
     )
 
 
-def test_a_rank_hangs_in_an_all_reduce(worker_pool: Pool, report: Report) -> None:
+def test_rank_that_hangs_in_allreduce(worker_pool: Pool, report: Report) -> None:
     timeout_s = 5.0
     optimizer = make(worker_pool, HangingPPO, allreduce_timeout_s=timeout_s, checksum_interval=1)
     assert DecentralizedAllReduce.config_class().allreduce_timeout_s <= 60.0
@@ -163,10 +148,10 @@ def test_a_rank_hangs_in_an_all_reduce(worker_pool: Pool, report: Report) -> Non
     assert noticed_s < timeout_s + 1.0
     assert recovered_s < timeout_s + 4.0, (noticed_s, watch.formed_s)
     steps_until(optimizer, lambda: whole(optimizer), 120.0)
-    states = on_ranks(optimizer, learned)
+    states = on_ranks(optimizer, learned_state)
     assert all(state == states[0] for state in states)
     report(
         "a rank hangs in all-reduce",
-        f"timeout {timeout_s:.0f} s; survivors told after {noticed_s:.1f} s; group formed again in "
-        f"{watch.formed_s[0]:.2f} s; learning again after {recovered_s:.1f} s",
+        f"timeout {timeout_s:.0f} s; survivors get the error after {noticed_s:.1f} s; "
+        f"group formed again in {watch.formed_s[0]:.2f} s; learning after {recovered_s:.1f} s",
     )

@@ -1,4 +1,4 @@
-"""SIGKILL during saves, over and over."""
+"""Repeated SIGKILL during saves."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Little memory, nodes that go and come, and drivers that are killed. Each in a process and with a
-Ray of its own."""
+"""Small object stores, lost nodes and killed drivers; each run has its own process and Ray."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -26,17 +24,12 @@ def command(*args: str) -> list[str]:
     return [sys.executable, str(SCRIPT), *args]
 
 
-def environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-
-
 def run(*args: str, timeout_s: float = 400.0) -> dict[str, Any]:
     done = subprocess.run(
         command(*args),
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env=environment(),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -44,11 +37,11 @@ def run(*args: str, timeout_s: float = 400.0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_object_store_of_80_mb(name: str, report: Report) -> None:
+def test_object_store_of_80_mb(name: str, report: Report) -> None:
     found = run("memory", name, "60")
     assert found["updates"] > 0
     assert found["deaths"] == 0
-    # Twice what can be under way: what was just read is freed a little later.
+    # Twice the bytes in flight: objects are freed some time after they are read.
     assert found["used_mb"] < min(80.0, 2.0 * found["bytes_in_flight_mb"] + 5.0)
     assert found["spilled"] == 0
     early_mb, late_mb = found["rss_mb"]
@@ -61,13 +54,13 @@ def test_an_object_store_of_80_mb(name: str, report: Report) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_node_is_lost_and_replaced(name: str, report: Report) -> None:
+def test_lost_node_is_replaced(name: str, report: Report) -> None:
     found = run("nodes", name)
-    # Until Ray takes note, it may put a replacement where the lost ones were.
+    # Until Ray detects the loss, it may place a replacement on the lost node.
     assert 2 <= found["deaths"] <= 8
     assert found["healthy_meanwhile"] == 2
     assert found["whole_s"] < 30.0
-    assert found["longest_step_s"] < 5.0, "nobody waits for workers that have no place"
+    assert found["longest_step_s"] < 5.0, "no step waits for workers without resources"
     report(
         "a node is lost and replaced",
         f"learning again after {found['going_on_s']:.1f} s, with 2 of 4 workers; whole "
@@ -76,7 +69,7 @@ def test_a_node_is_lost_and_replaced(name: str, report: Report) -> None:
 
 
 def family(pid: int) -> set[int]:
-    """A process and all it has started."""
+    """A process and its descendants."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -105,32 +98,30 @@ def name_of(pid: int) -> str:
         return ""
 
 
-#: They tell a server that has died with the driver of it, for 60 s, a constant of Ray 2.60.
+#: They report to a server that ended with the driver for 60 s, a constant of Ray 2.60.
 RAYS_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent", ""}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_driver_is_killed_and_resumed_ten_times(
-    name: str, tmp_path: Path, report: Report
-) -> None:
+def test_driver_killed_and_resumed_ten_times(name: str, tmp_path: Path, report: Report) -> None:
     rng = random.Random(0)
     orphans: set[int] = set()
     saved = 0  # steps in the newest checkpoint that was complete
     for _ in range(10):
         args = command("driver", name, str(tmp_path))
         process = subprocess.Popen(
-            args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+            args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert process.stdout is not None
         try:
             first = json.loads(process.stdout.readline())
             assert first["what"] == "begun"
-            # The one that was being written when the kill came may be complete, too.
+            # The checkpoint that was being written at the kill may be complete.
             assert first["steps"] >= saved
             for _ in range(2):
                 told = json.loads(process.stdout.readline())
                 assert told["what"] == "saved"
-                assert told["steps"] > max(saved, first["steps"]), "counters only grow"
+                assert told["steps"] > max(saved, first["steps"]), "counters do not decrease"
                 saved = told["steps"]
             time.sleep(rng.uniform(0.0, 0.5))
         finally:

@@ -79,7 +79,7 @@ def runs(ray_session: None, request: pytest.FixtureRequest) -> Iterator[dict[flo
     "runs", [AsyncGradients, SyncSamples, DecentralizedAllReduce], indirect=True
 )
 def test_crashing_environments_cost_little(runs: dict[float, Run]) -> None:
-    # In turns, so that other load on the machine affects all alike.
+    # In turn, so that other load affects all runs equally.
     for _ in range(int(SECONDS / SLICE_S)):
         for run in runs.values():
             run.go_on()

@@ -1,4 +1,4 @@
-"""Workers that are killed, hang and crawl while each optimizer trains: what it costs."""
+"""Cost of killed, hanging and slow workers while each optimizer trains."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _toys(ray_session: None) -> Iterator[None]:
 
 
 def tuned(name: str, pool: Pool, policy_class: type) -> Any:
-    """The optimizer of the tuned example, with four workers that are up."""
+    """Returns the optimizer of the tuned example; its four workers are up."""
     text = resources.files("polopt.tuned_examples").joinpath(f"{EXAMPLES[name]}.yaml").read_text()
     example = yaml.safe_load(text)
     options = {**example["config"], "num_workers": 4, "num_cpus_per_worker": 0.5, "seed": 0}
@@ -61,8 +61,8 @@ def tuned(name: str, pool: Pool, policy_class: type) -> Any:
 
 
 def paced(name: str, pool: Pool, env: type = PacedCartPole, **rollout: Any) -> Any:
-    """An optimizer whose four workers are busy with what takes time but no CPU, so that a few cores
-    do for them; up."""
+    """Returns an optimizer whose four workers are up and sleep in each environment step, so that
+    few cores suffice."""
     options = {
         "num_workers": 4,
         "num_envs_per_worker": 1,
@@ -83,8 +83,8 @@ def ready(optimizer: Any) -> Any:
 
 
 def start_s(optimizer: Any) -> float:
-    """Seconds that one more worker needs to come up while the others train: what a replacement can
-    not beat on this machine at this hour."""
+    """Seconds in which one more worker starts while the others train: the lower bound of a
+    replacement under the current load."""
     began_s = time.monotonic()
     (more,) = optimizer.workers.add_workers(1)
     steps_until(optimizer, lambda: more.up, 120.0)
@@ -95,7 +95,7 @@ def start_s(optimizer: Any) -> float:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_twenty_kills_at_random_moments(name: str, worker_pool: Pool, report: Report) -> None:
+def test_twenty_kills_at_random_times(name: str, worker_pool: Pool, report: Report) -> None:
     optimizer = tuned(name, worker_pool, NoRepeatA2C if name == "async_gradients" else NoRepeatPPO)
     workers = optimizer.workers
     start = start_s(optimizer)
@@ -114,7 +114,7 @@ def test_twenty_kills_at_random_moments(name: str, worker_pool: Pool, report: Re
     assert workers.faults.num_restarts - restarts == 20
     assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0
     back_s = sorted(killer.back_s)
-    # But for what a start takes here, alone; of four workers, several start at once on few cores.
+    # Relative to one start under the current load; several workers may start at once.
     assert back_s[10] < max(5.0, 2.0 * start)
     assert back_s[-1] < max(5.0, 4.0 * start)
     budget = optimizer.metrics.num_env_steps_sampled + 1_000_000
@@ -130,13 +130,13 @@ def test_twenty_kills_at_random_moments(name: str, worker_pool: Pool, report: Re
     report(
         "SIGKILL at random, 20 in 60 s",
         f"{taken_s:.0f} s; back after {back_s[10]:.1f} s (median), {back_s[-1]:.1f} s (longest); "
-        f"a start alone {start:.1f} s; 20 deaths, 20 restarts; 450 after "
+        f"one start {start:.1f} s; 20 deaths, 20 restarts; 450 after "
         f"{optimizer.metrics.num_env_steps_sampled} steps",
     )
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> None:
+def test_hanging_environment(name: str, worker_pool: Pool, report: Report) -> None:
     timeout_s = 6.0
     rollout = {"worker_timeout_s": timeout_s, "env_config": {"hangs": 2}}
     optimizer = paced(name, worker_pool, **rollout)
@@ -153,27 +153,27 @@ def test_an_environment_hangs(name: str, worker_pool: Pool, report: Report) -> N
         optimizer, lambda: workers.remote[1] is not lost and workers.remote[1].up, 60.0
     )
     back_s = time.time() - float(FAULT_TIME_FILE.read_text())
-    assert back_s < timeout_s + max(10.0, 3.0 * start), "but for what a start takes here"
+    assert back_s < timeout_s + max(10.0, 3.0 * start), "relative to one start"
     stats = workers.stats()
     assert stats["num_worker_hangs"] == stats["num_remote_worker_restarts"] == 1
     assert stats["last_failed_worker"] == 2
     if name == "async_gradients":
         assert degraded >= 0.9 * 0.75 * clean
-        told = f"rate meanwhile {degraded / (0.75 * clean):.0%} of 3/4 of the clean one"
+        figures = f"rate meanwhile {degraded / (0.75 * clean):.0%} of 3/4 of the clean one"
     else:
-        held_up = sorted(durations_s)
-        assert held_up[-1] < timeout_s + 3.0
-        assert held_up[-2] < timeout_s / 2.0, "once"
-        told = f"one step of {held_up[-1]:.1f} s, the next longest {held_up[-2]:.1f} s"
+        slowest = sorted(durations_s)
+        assert slowest[-1] < timeout_s + 3.0
+        assert slowest[-2] < timeout_s / 2.0, "one step waits"
+        figures = f"one step of {slowest[-1]:.1f} s, the next longest {slowest[-2]:.1f} s"
     report(
         "environment hangs",
         f"timeout {timeout_s:.0f} s, replaced {back_s:.1f} s after "
-        f"(a start alone: {start:.1f} s); {told}",
+        f"(one start: {start:.1f} s); {figures}",
     )
 
 
 def rate(optimizer: Any, duration_s: float) -> float:
-    """Environment steps that are learned from, each second."""
+    """Trained environment steps/s."""
     optimizer.step()
     began_s, trained = time.monotonic(), optimizer.metrics.num_env_steps_trained
     while time.monotonic() < began_s + duration_s:
@@ -182,7 +182,7 @@ def rate(optimizer: Any, duration_s: float) -> float:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_all_die_at_once(name: str, worker_pool: Pool, report: Report) -> None:
+def test_death_of_all_workers_at_once(name: str, worker_pool: Pool, report: Report) -> None:
     optimizer = paced(name, worker_pool)
     workers = optimizer.workers
     start = start_s(optimizer)
@@ -193,20 +193,20 @@ def test_all_die_at_once(name: str, worker_pool: Pool, report: Report) -> None:
     first_s = time.time() - killed_s
     steps_until(optimizer, lambda: all(w.up and w not in lost for w in workers.remote), 120.0)
     whole_s = time.time() - killed_s
-    # All four start at once, on whatever cores there are.
-    assert first_s < max(10.0, 6.0 * start), "but for what starts take here"
+    # All four start at once, on few cores.
+    assert first_s < max(10.0, 6.0 * start), "relative to one start"
     assert optimizer.policy.version >= version
     stats = workers.stats()
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == 4
     report(
         "all workers die at once",
-        f"learning again after {first_s:.1f} s, whole after {whole_s:.1f} s "
-        f"(a start alone: {start:.1f} s)",
+        f"learning again after {first_s:.1f} s, all up after {whole_s:.1f} s "
+        f"(one start: {start:.1f} s)",
     )
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_never_comes_up_again_ends_with_one_error(
+def test_failing_replacements_end_with_one_error(
     name: str, worker_pool: Pool, report: Report
 ) -> None:
     optimizer = paced(name, worker_pool, DiesInConstructor, max_consecutive_failures=3)
@@ -218,18 +218,18 @@ def test_what_never_comes_up_again_ends_with_one_error(
     with pytest.raises(WorkersFailedError, match=r"3 calls.*max_consecutive_failures=3") as caught:
         steps_until(optimizer, lambda: False, 120.0)
     deaths = workers.faults.counts["death"]
-    assert 3 <= deaths <= 4 + 2, "all at once is one event"
+    assert 3 <= deaths <= 4 + 2, "deaths at the same time count once"
     taken_s = time.monotonic() - began_s
     FAULT_FILE.unlink()
-    workers.stop()  # nobody else can use them
+    workers.stop()  # no other test can use them
     report(
-        "no replacement ever comes up",
+        "no replacement comes up",
         f"{type(caught.value).__name__} after {taken_s:.1f} s and {deaths} deaths",
     )
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_straggler_ten_times_slower(name: str, worker_pool: Pool, report: Report) -> None:
+def test_worker_ten_times_slower(name: str, worker_pool: Pool, report: Report) -> None:
     optimizer = paced(name, worker_pool, env_config={"slow": 4})
     if name == "sync_samples":
         optimizer = ready(make_optimizer(type(optimizer), optimizer.workers, fraction_workers=0.75))
@@ -238,6 +238,6 @@ def test_a_straggler_ten_times_slower(name: str, worker_pool: Pool, report: Repo
     optimizer.workers.remove_workers([4])
     without = rate(optimizer, 10.0)
     share = with_it / without
-    # The synchronous wait for a quarter of its fragment, which takes 2.5 times theirs.
+    # Synchronous optimizers wait for a quarter of its fragment: 2.5 times the others' time.
     assert share >= (0.8 if name == "async_gradients" else 0.3)
-    report("straggler, 10 times slower", f"{share:.0%} of the others' summed rate")
+    report("worker 10 times slower", f"{share:.0%} of the others' summed rate")

@@ -1,4 +1,4 @@
-"""`AsyncGradients`: who gets which weights when, measured lag, and the bound on it."""
+"""`AsyncGradients`: versions of the weights that workers receive, measured lag, and its bound."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def histogram(lags: list[int]) -> list[int]:
     return [sum(min(lag, 16) == i for lag in lags) for i in range(17)]
 
 
-def test_it_needs_remote_workers_and_says_so() -> None:
+def test_without_remote_workers_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"num_workers=0.*'sync_samples'"):
         AsyncGradients.check(RolloutConfig(num_workers=0), AsyncGradientsConfig())
     workers = FakeWorkerSet(worker_config(rollout={"num_workers": 0}))
@@ -124,7 +124,7 @@ def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
     applied = spy_on_updates(optimizer)
     for step in range(8):
         fake.script = shuffled_by(step)
-        if step == 4:  # a worker dies with a gradient in its hands
+        if step == 4:  # a worker dies before its gradient arrives
             optimizer.workers.actors[1].next_error = ray.exceptions.ActorDiedError()
         result = optimizer.step()
         assert result == (5 * ROWS, 5 * ROWS, 5)
@@ -153,7 +153,7 @@ def test_policy_lag_is_measured_exactly(fake: FakeRay) -> None:
     assert max(expected) > 5, "the script is meant to make some old"
 
 
-def test_a_version_stamped_on_arrival_would_hide_the_lag(
+def test_version_stamped_on_arrival_hides_the_lag(
     fake: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimizer = make(grads_per_step=20)

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,16 +58,10 @@ callbacks = [Count()]
 """
 
 
-def own_ray() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-
-
 def train(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> list[str]:
     """Lines of a run that ends by itself without an error."""
     command = [*POLOPT, "train", *map(str, arguments), "--results-dir", "results"]
-    done = subprocess.run(
-        command, cwd=cwd, env=env or own_ray(), capture_output=True, text=True, timeout=170
-    )
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout.splitlines()
@@ -176,9 +171,7 @@ def test_failed_run_names_the_error_and_its_file(tmp_path: Path) -> None:
         f"run = 'A2C'\nconfig = {{**{SMALL!r}, 'env': make}}\n"
     )
     command = [*POLOPT, "train", "crash.py", "--results-dir", "results"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=own_ray(), capture_output=True, text=True, timeout=170
-    )
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr.startswith("error: ")
@@ -191,13 +184,17 @@ def test_failed_run_names_the_error_and_its_file(tmp_path: Path) -> None:
 def two_nodes() -> Iterator[str]:
     """Address of a cluster in a process of its own; the node of its head has no CPUs."""
     script = Path(__file__).parents[1] / "chaos_scripts.py"
-    with subprocess.Popen(
-        [sys.executable, str(script), "two_nodes"],
-        env=own_ray(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with (
+        tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder,
+        subprocess.Popen(
+            [sys.executable, str(script), "two_nodes"],
+            # Ray names a cluster in this folder, where other programs would find it.
+            env={**os.environ, "RAY_TMPDIR": folder},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             yield json.loads(process.stdout.readline())["address"]
@@ -214,6 +211,16 @@ def test_trial_on_another_node(tmp_path: Path, two_nodes: str) -> None:
     changes = ["env=mygame:Game-v0", "stop.training_iteration=1"]
     lines = train(small(tmp_path), *changes, cwd=tmp_path, env=env)
     assert Path(line_of(lines, "checkpoint")).is_relative_to(tmp_path / "results")
+
+
+def test_starts_ray_beside_a_running_cluster(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        # `ray start` writes the address of its cluster to this file.
+        (Path(folder) / "ray").mkdir()
+        (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        env = {**os.environ, "RAY_TMPDIR": folder, "RAY_ADDRESS": ""}
+        lines = train(small(tmp_path), "stop.training_iteration=1", cwd=tmp_path, env=env)
+    assert line_of(lines, "checkpoint")
 
 
 # ---- signals ----------------------------------------------------------------------------------
@@ -242,7 +249,6 @@ def endless_run(folder: Path, *changes: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [*command, "--results-dir", "results"],
         cwd=folder,
-        env=own_ray(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -111,7 +111,7 @@ def ages(collector: Collector, batches: int) -> list[int]:
     return found
 
 
-def test_no_worker_acts_on_weights_that_are_too_old(over: Any) -> None:
+def test_policy_lag_of_workers_is_bounded(over: Any) -> None:
     slow = {"slow": 2, "slow_s": 0.03, "step_s": 0.002}
     rollout = {"num_envs_per_worker": 1, "rollout_fragment_length": 10, "env_config": slow}
 

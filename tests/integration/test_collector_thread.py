@@ -163,7 +163,7 @@ def test_weights_are_sent_by_the_thread_that_gets_batches() -> None:
         assert thread.update_policy_weights_() == 2
 
 
-def test_a_program_ends_though_its_thread_runs() -> None:
+def test_program_ends_while_its_thread_runs() -> None:
     program = (
         "from polopt.rollouts.collectors.collector import Collector\n"
         "from polopt.rollouts.collectors.collector_thread import CollectorThread\n"

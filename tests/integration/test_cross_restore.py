@@ -1,4 +1,4 @@
-"""What one optimizer saved, each other one goes on from."""
+"""Each optimizer continues from the checkpoint of every other one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preemption of stragglers by `SyncSamples`, and what both sides of it promise by themselves."""
+"""Early stop of slow workers by `SyncSamples`, and its parts on the driver and on workers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from polopt.rollouts.workers.worker_set import WorkerSet
         (0.9, 4, []),
     ],
 )
-def test_stragglers_are_those_after_the_given_fraction(
+def test_workers_after_the_fraction_are_stopped_early(
     fraction: float, workers: int, when: list[int]
 ) -> None:
     stragglers = Stragglers(fraction, 0.25)
     assert [n for n in range(workers + 1) if stragglers.remain(workers, n)] == when
 
 
-def test_what_a_straggler_keeps() -> None:
+def test_share_of_a_fragment_that_is_kept() -> None:
     assert [Stragglers(0.5, 0.25).keep_steps(steps) for steps in (1, 4, 5, 100)] == [1, 1, 2, 25]
     assert Stragglers(0.5, 0.0).keep_steps(100) == 1
     assert Stragglers(0.5, 1.0).keep_steps(100) == 100
 
 
-def test_a_cut_meets_the_request_it_is_meant_for() -> None:
+def test_early_stop_applies_to_one_request() -> None:
     worker = CheckedWorker(worker_config("a2c"), 1)
     worker.sample(worker.get_weights())
 
@@ -67,22 +67,22 @@ def workers(worker_pool: Any) -> WorkerSet:
     return made
 
 
-def test_synchronous_samples_go_on_without_stragglers(workers: WorkerSet) -> None:
-    patient = make_optimizer(SyncSamples, workers)
-    assert patient.step().env_steps_trained == 80
-    hasty = make_optimizer(SyncSamples, workers, fraction_workers=0.5, fraction_samples=0.1)
-    results = [hasty.step() for _ in range(3)]
+def test_sync_samples_stops_slow_workers_early(workers: WorkerSet) -> None:
+    complete = make_optimizer(SyncSamples, workers)
+    assert complete.step().env_steps_trained == 80
+    early = make_optimizer(SyncSamples, workers, fraction_workers=0.5, fraction_samples=0.1)
+    results = [early.step() for _ in range(3)]
     assert all(44 <= result.env_steps_trained < 80 for result in results)
     assert all(result.env_steps_sampled == result.env_steps_trained for result in results)
-    assert hasty.stats()["num_early_stopped"] == 3
+    assert early.stats()["num_early_stopped"] == 3
     kept = make_optimizer(SyncSamples, workers, fraction_workers=0.5, fraction_samples=0.75)
     assert kept.step().env_steps_trained == 70
-    # What a straggler has not begun it gives up.
+    # Requests that have not begun are dropped.
     long = make_optimizer(SyncSamples, workers, fraction_workers=0.5, train_batch_size=160)
     assert 90 <= long.step().env_steps_trained < 160
 
 
-def test_synchronous_collection_goes_on_without_stragglers(workers: WorkerSet) -> None:
+def test_sync_collector_stops_slow_workers_early(workers: WorkerSet) -> None:
     def rows(count: int, **options: Any) -> list[list[int]]:
         collector = Collector.over(workers, sync=True, **options)
         found = [next(collector)["valid"].sum(0).tolist() for _ in range(count)]

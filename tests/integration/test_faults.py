@@ -1,4 +1,4 @@
-"""Failures are told apart, each with its count, its last traceback and its worker."""
+"""Each kind of failure has its own count, last traceback and worker."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_env_that_cannot_be_made_is_found_before_any_actor(env: Any, said: str) 
         Experiment.parse({"env": env}, {}).make_worker_config()
 
 
-def test_what_travels_is_pickled_with_its_message(ray_session: None) -> None:
+def test_values_are_pickled_with_their_message(ray_session: None) -> None:
     @ray.remote(num_cpus=0)
     def fail() -> None:
         from polopt.rollouts.envs.errors import EnvironmentAPIError

@@ -1,4 +1,4 @@
-"""`GradientWorker`: PyTorchRL's methods, what optimizers call, and the workers below it."""
+"""`GradientWorker`: methods of PyTorchRL, calls of optimizers, and the workers below it."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ def same(one: Gradients, other: Gradients) -> bool:
     return one.flat.tobytes() == other.flat.tobytes() and one[1:] == other[1:]
 
 
-def test_own_environments_give_the_bits_of_a_rollout_worker() -> None:
+def test_own_environments_equal_a_rollout_worker() -> None:
     gradient_worker, rollout_worker = worker(), worker(RolloutWorker)
     for _ in range(6):
-        mine, told = gradient_worker.step()
-        theirs, told_too = rollout_worker.sample_and_compute_gradients()
+        mine, info = gradient_worker.step()
+        theirs, other_info = rollout_worker.sample_and_compute_gradients()
         assert same(mine, theirs)
-        assert (told.env_steps, told.last) == (told_too.env_steps, told_too.last)
+        assert (info.env_steps, info.last) == (other_info.env_steps, other_info.last)
         for each in (gradient_worker, rollout_worker):
             each.policy.apply_gradients(mine)
 
 
 def test_next_rollout_is_collected_after_the_last_minibatch() -> None:
     gradient_worker = worker()
-    told = [gradient_worker.step()[1] for _ in range(8)]
-    assert [info.env_steps for info in told] == [ROWS, 0, 0, 0] * 2
-    assert [info.fresh for info in told] == [5, 5, 0, 0] * 2
-    assert [info.last for info in told] == [False, False, False, True] * 2
+    infos = [gradient_worker.step()[1] for _ in range(8)]
+    assert [info.env_steps for info in infos] == [ROWS, 0, 0, 0] * 2
+    assert [info.fresh for info in infos] == [5, 5, 0, 0] * 2
+    assert [info.last for info in infos] == [False, False, False, True] * 2
 
 
 def test_one_minibatch_gives_the_gradient_of_the_batch() -> None:
@@ -68,16 +68,16 @@ def test_one_minibatch_gives_the_gradient_of_the_batch() -> None:
 
 
 def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
-    taught, learner = worker(), worker()
-    batch, other = taught.get_data(), learner.get_data()
+    stepwise, learner = worker(), worker()
+    batch, other = stepwise.get_data(), learner.get_data()
     assert batch["rewards"].tobytes() == other["rewards"].tobytes()
-    minibatches = MinibatchGradients(taught.policy, batch)
+    minibatches = MinibatchGradients(stepwise.policy, batch)
     # `get_data` makes MinibatchGradients of its own; those draw their order at the first gradient.
     while not minibatches.done:
-        taught.apply_gradients(minibatches.next_gradients())
+        stepwise.apply_gradients(minibatches.next_gradients())
     learner.policy.learn_on_batch(other)
-    assert taught.checksum() == learner.checksum()
-    assert taught.actor_version() == learner.actor_version() == 4
+    assert stepwise.checksum() == learner.checksum()
+    assert stepwise.actor_version() == learner.actor_version() == 4
     with pytest.raises(ValueError, match="all minibatches of the batch are used"):
         minibatches.next_gradients()
 
@@ -91,7 +91,7 @@ def test_gradients_without_data_or_peers_are_refused() -> None:
         gradient_worker.get_grads(distribute_gradients=True)
 
 
-def test_a_saved_model_holds_all_that_learning_depends_on(tmp_path: Path) -> None:
+def test_saved_model_holds_the_complete_learner_state(tmp_path: Path) -> None:
     one, other = worker(), worker(seed=5)
     one.apply_gradients(one.step()[0])
     path = one.save_model(str(tmp_path / "deep" / "model.pt"))
@@ -99,10 +99,10 @@ def test_a_saved_model_holds_all_that_learning_depends_on(tmp_path: Path) -> Non
     assert other.checksum() == one.checksum()
     gradients = one.step()[0]
     assert one.apply_gradients(gradients) == other.apply_gradients(gradients) == 2
-    assert other.checksum() == one.checksum(), "the torch optimizer went along"
+    assert other.checksum() == one.checksum(), "the state of the torch optimizer is included"
 
 
-def test_an_option_reaches_the_torch_optimizer() -> None:
+def test_changed_option_reaches_the_torch_optimizer() -> None:
     one = worker(policy="a2c", lr=1e-3)
     gradients = one.step()[0]
     one.update_algorithm_parameter("lr", 0.0)
@@ -119,13 +119,13 @@ def test_an_option_reaches_the_torch_optimizer() -> None:
     assert one.policy.config.gamma == 0.5
 
 
-def test_a_coefficient_that_learning_adapts_can_be_set() -> None:
+def test_adapted_coefficient_can_be_set() -> None:
     one = worker()
     one.update_algorithm_parameter("kl_coeff", 0.7)
     assert one.policy.coefficients["kl_coeff"] == 0.7
 
 
-def test_a_factory_refuses_what_is_wrong_before_any_actor_starts() -> None:
+def test_factory_refuses_bad_options_before_actors_start() -> None:
     create = GradientWorkerSet.create_factory
     with pytest.raises(ConfigError, match=r"num_worker_below.*did you mean 'num_workers_below'"):
         create(Drift, "ppo", num_worker_below=2)
@@ -148,7 +148,7 @@ def workers(ray_session: None) -> Iterator[GradientWorkerSet]:
 
 @pytest.fixture
 def two(workers: GradientWorkerSet) -> GradientWorkerSet:
-    """The same from the beginning."""
+    """The same workers after a reconfiguration."""
     assert workers.reconfigure(config())
     return workers
 
@@ -162,17 +162,17 @@ def call(worker: Any, method: str, *args: Any) -> Any:
     return ray.get(getattr(worker.actor, method).remote(*args), timeout=120.0)
 
 
-def inside(worker: Any, look: Callable[[Any], Any]) -> Any:
-    return ray.get(worker.actor.__ray_call__.remote(look), timeout=120.0)
+def inside(worker: Any, function: Callable[[Any], Any]) -> Any:
+    return ray.get(worker.actor.__ray_call__.remote(function), timeout=120.0)
 
 
 def pids_below(worker: Any) -> list[int]:
-    def look(self: Any) -> list[int]:
+    def pids_of_workers(self: Any) -> list[int]:
         calls = [w.actor.__ray_call__.remote(lambda _: os.getpid()) for w in self.below.remote]
         pids: list[int] = ray.get(calls, timeout=30.0)
         return pids
 
-    pids: list[int] = inside(worker, look)
+    pids: list[int] = inside(worker, pids_of_workers)
     return pids
 
 
@@ -190,13 +190,13 @@ def test_gradient_worker_collects_with_the_weights_it_received(
     batches = [call(each, "get_data") for each in two.remote]
     assert [batch.shape for batch in batches] == [(5, 4), (5, 4)]
     parts = [batch.obs[:, 2 * i : 2 * i + 2] for batch in batches for i in range(2)]
-    assert len({part.tobytes() for part in parts}) == 4, "nobody repeats what another samples"
+    assert len({part.tobytes() for part in parts}) == 4, "all workers sample different data"
     weights = two.local.get_weights()
     new = weights._replace(flat=weights.flat + 1.0, version=9)
     call(first, "set_weights", new)
     assert call(first, "get_data").version == 9
     assert call(second, "get_data").version == 0
-    # Weights of a restored run may have an old version, and others in between had it before.
+    # Weights of a restored run may have a version that other weights had before.
     older = weights._replace(flat=weights.flat - 1.0, version=9)
     call(first, "set_weights", older)
     batch = call(first, "get_data")
@@ -205,7 +205,7 @@ def test_gradient_worker_collects_with_the_weights_it_received(
     assert set(seen) == {call(first, "checksum")}
 
 
-def test_peers_get_the_gradient_of_the_mean_over_the_rows_of_all(
+def test_peers_get_the_gradient_over_all_rows(
     workers: GradientWorkerSet,
 ) -> None:
     assert workers.reconfigure(config(policy="a2c"))
@@ -221,14 +221,14 @@ def test_peers_get_the_gradient_of_the_mean_over_the_rows_of_all(
     assert policy.compute_gradients(batches[0]).flat != pytest.approx(expected, rel=1e-4, abs=1e-6)
 
     steps = [each.actor.step.remote(True) for each in workers.remote]
-    shipped = [gradients for gradients, _ in ray.get(steps, timeout=120.0)]
-    assert shipped == [None, None], "no gradient leaves the group"
+    received = [gradients for gradients, _ in ray.get(steps, timeout=120.0)]
+    assert received == [None, None], "no gradient leaves the group"
     assert len({call(each, "checksum") for each in workers.remote}) == 1
     assert [call(each, "actor_version") for each in workers.remote] == [1, 1]
     optimizer.stop()
 
 
-def test_an_option_reaches_every_policy_below(two: GradientWorkerSet) -> None:
+def test_changed_option_reaches_every_policy_below(two: GradientWorkerSet) -> None:
     optimizer = make_optimizer(AsyncGradients, two, grads_per_step=2)
     optimizer.step()
     optimizer.update_algorithm_parameter("gamma", 0.25)
@@ -244,7 +244,7 @@ def test_an_option_reaches_every_policy_below(two: GradientWorkerSet) -> None:
         )
         assert gammas == [0.25, 0.25]
         assert inside(each, lambda s: s.policy.config.gamma) == 0.25
-    assert two.config.policy.gamma == 0.25, "replacements are made with it"
+    assert two.config.policy.gamma == 0.25, "replacements use the new value"
     optimizer.stop()
 
 
@@ -257,7 +257,7 @@ def test_asynchronous_collection_takes_the_first_fragment(
     assert {batch.worker_index for batch in batches} == {1, 2}
 
 
-def test_a_straggler_s_workers_are_cut_short(workers: GradientWorkerSet) -> None:
+def test_early_stop_reaches_workers_below(workers: GradientWorkerSet) -> None:
     long = config(RandomDelayDrift, rollout_fragment_length=2000)
     assert workers.reconfigure(long)
     first = workers.remote[0]
@@ -273,7 +273,7 @@ def test_a_straggler_s_workers_are_cut_short(workers: GradientWorkerSet) -> None
     assert 1 <= info.steps < 2000
 
 
-def test_stragglers_below_are_cut_short(workers: GradientWorkerSet) -> None:
+def test_slow_workers_below_stop_early(workers: GradientWorkerSet) -> None:
     options = {"rollout_fragment_length": 200, "fraction_samples_below": 0.01}
     assert workers.reconfigure(config(SlowSecondWorkerDrift, fraction_workers_below=0.5, **options))
     batch = call(workers.remote[0], "get_data")
@@ -282,7 +282,7 @@ def test_stragglers_below_are_cut_short(workers: GradientWorkerSet) -> None:
 
 
 @pytest.mark.parametrize("codec", ["fp16", "lz4"])
-def test_what_is_below_packs_its_fragments(two: GradientWorkerSet, codec: str) -> None:
+def test_workers_below_compress_fragments(two: GradientWorkerSet, codec: str) -> None:
     plain = call(two.remote[0], "get_data")
     assert two.reconfigure(config(compress_data=codec))
     packed = call(two.remote[0], "get_data")

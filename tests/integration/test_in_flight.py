@@ -1,4 +1,4 @@
-"""`InFlight`: who is served when, and what counts as a failure."""
+"""`InFlight`: order of arrivals, deadlines, and failures."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ def test_no_answer_within_the_limit_is_a_hang(fake: FakeRay, calls: InFlight) ->
     assert calls.tags() == ["later"], "another worker's call has nothing to do with it"
 
 
-def test_a_new_worker_has_the_startup_limit_for_its_first_call(
-    fake: FakeRay, calls: InFlight
-) -> None:
+def test_first_call_has_the_startup_limit(fake: FakeRay, calls: InFlight) -> None:
     (worker,) = make_workers(1, answered_s=None)
     launch(calls, worker)
     fake.script = none_ready
@@ -116,7 +114,9 @@ def test_a_hang_is_found_while_others_are_always_ready(fake: FakeRay, calls: InF
     assert fake.now_s <= 1000.0 + TIMEOUT_S + 1.0
 
 
-def test_what_ended_while_the_driver_was_away_is_no_hang(fake: FakeRay, calls: InFlight) -> None:
+def test_call_that_ended_while_the_driver_was_busy_is_no_hang(
+    fake: FakeRay, calls: InFlight
+) -> None:
     for worker in make_workers(2):
         for tag in ("first", "second"):
             launch(calls, worker, tag).done = True
@@ -125,9 +125,7 @@ def test_what_ended_while_the_driver_was_away_is_no_hang(fake: FakeRay, calls: I
     assert all(calls.wait().failure is None for _ in range(4))
 
 
-def test_a_call_queued_behind_one_that_ended_unseen_is_no_hang(
-    fake: FakeRay, calls: InFlight
-) -> None:
+def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeRay, calls: InFlight) -> None:
     (worker,) = make_workers(1)
     launch(calls, worker, "first").done = True
     second = launch(calls, worker, "second")
@@ -138,7 +136,7 @@ def test_a_call_queued_behind_one_that_ended_unseen_is_no_hang(
     assert calls.wait().failure is None
 
 
-def test_patience_adds_to_the_limit_and_haste_cuts_it(fake: FakeRay, calls: InFlight) -> None:
+def test_extra_timeout_and_shorter_deadline(fake: FakeRay, calls: InFlight) -> None:
     patient, hasty = make_workers(2)
     launch(calls, patient, extra_timeout_s=5.0)
     launch(calls, hasty, extra_timeout_s=5.0)
@@ -180,7 +178,7 @@ def test_too_many_failures_in_a_row_end_with_one_error(fake: FakeRay) -> None:
     assert workers.faults.counts["exception"] == 5
 
 
-def test_looking_for_the_ready_ends_no_call(fake: FakeRay, calls: InFlight) -> None:
+def test_poll_for_ready_calls_ends_none(fake: FakeRay, calls: InFlight) -> None:
     fake.script = oldest_first
     (worker,) = make_workers(1)
     ref = launch(calls, worker)
@@ -216,7 +214,7 @@ def processes(ray_session: None) -> list[RemoteWorker]:
     return made
 
 
-def test_the_three_kinds_of_failure_of_a_process(processes: list[RemoteWorker]) -> None:
+def test_exception_hang_and_death_of_a_process(processes: list[RemoteWorker]) -> None:
     calls = InFlight(make_set(worker_timeout_s=10.0))
     killed, asleep = processes
     calls.launch(killed, killed.actor.pid.remote())

@@ -1,15 +1,13 @@
-"""Numbers that are not finite: found where they come from, named, left out, and never learned."""
+"""Non-finite data: detected at their source, named, dropped, and never applied."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from fakes import (
     FAULT_FILE,
@@ -21,6 +19,7 @@ from fakes import (
     worker_config,
 )
 from faulty_envs import Spoiled
+from rank_helpers import Pool, on_ranks
 from toy_envs import Drift, make_policy, random_batch
 
 from polopt.common.weights import Gradients
@@ -34,15 +33,14 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-Pool = Callable[[WorkerConfig], WorkerSet]
-SPOILS = ["nan reward", "infinite reward", "huge reward", "nan observation", "infinite observation"]
-every_spoil = pytest.mark.parametrize("what", SPOILS)
+KINDS = ["nan reward", "infinite reward", "huge reward", "nan observation", "infinite observation"]
+every_kind = pytest.mark.parametrize("what", KINDS)
 
 
-def spoiled_config(
+def non_finite_config(
     what: str, policy: str = "a2c", rollout: dict[str, Any] | None = None, **env: Any
 ) -> WorkerConfig:
-    """Two workers; the second gives bad numbers once it has made 12 steps."""
+    """Two workers; the environments of the second return non-finite data after 12 steps."""
     env_config = {"what": what, "worker": 2, "after": 12, **env}
     return worker_config(policy, Spoiled, rollout={"env_config": env_config, **(rollout or {})})
 
@@ -57,19 +55,19 @@ def step_often(optimizer: Any) -> None:
         optimizer.step()
 
 
-# ---- finding them -----------------------------------------------------------------------------
+# ---- detection --------------------------------------------------------------------------------
 
 
-def test_every_number_is_looked_at() -> None:
+def test_every_column_is_checked() -> None:
     policy = make_policy("a2c", Drift())
     rng = np.random.default_rng(0)
-    for name, told in (("rewards", "reward"), ("obs", "observation"), ("advantages", "advantage")):
+    for name, label in (("rewards", "reward"), ("obs", "observation"), ("advantages", "advantage")):
         batch = random_batch(policy, 6, 4, rng)
         assert find_non_finite(batch)[0] == ""
         batch[name][2, 3] = np.nan
         batch[name][4, 1] = -np.inf
         problem, envs = find_non_finite(batch)
-        assert problem == f"{told} of environment 3 is nan at step 2 of the fragment"
+        assert problem == f"{label} of environment 3 is nan at step 2 of the fragment"
         assert envs.tolist() == [False, True, False, True]
     batch = random_batch(policy, 6, 4, rng)
     batch.all_obs[6, 2, 1] = np.inf  # after the last step
@@ -83,7 +81,7 @@ def test_every_number_is_looked_at() -> None:
     assert envs.tolist() == [False, True, False, False]
 
 
-def test_numbers_whose_sum_is_not_finite_are() -> None:
+def test_finite_numbers_with_infinite_sum_are_finite() -> None:
     assert all_finite(np.full(100, 3e38, np.float32))
     assert all_finite(np.array([3e38, 3e38, -3e38, -3e38], np.float32))
     assert not all_finite(np.array([np.inf, -np.inf], np.float32))
@@ -92,7 +90,7 @@ def test_numbers_whose_sum_is_not_finite_are() -> None:
     assert not all_finite(np.array([1.0, np.nan]))
 
 
-def test_gradient_says_how_many() -> None:
+def test_gradient_message_counts_non_finite_numbers() -> None:
     flat = np.zeros(10, np.float32)
     assert non_finite_gradient(Gradients(flat, 0, 5, {})) == ""
     flat[[2, 5]] = np.nan, np.inf
@@ -101,51 +99,53 @@ def test_gradient_says_how_many() -> None:
     )
 
 
-@every_spoil
+@every_kind
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
-def test_environment_that_gave_one_begins_anew(what: str, mode: str) -> None:
-    config = spoiled_config(what, rollout={"autoreset_mode": mode}, times=1, worker=7)
+def test_environment_with_non_finite_data_is_reset(what: str, mode: str) -> None:
+    config = non_finite_config(what, rollout={"autoreset_mode": mode}, times=1, worker=7)
     made = RolloutWorker(config, 7)
     batches = [made.sample() for _ in range(6)]
-    told = [batch.faults.non_finite for batch in batches]
-    # Two environments, each of which gives one; an observation that is may be met again as the
-    # first of the next fragment, unless its environment begins anew.
-    assert 1 <= sum(map(bool, told)) <= 2
-    assert next(filter(None, told)).startswith("environment 'Spoiled' of worker 7: ")
-    assert not told[-1]
+    messages = [batch.faults.non_finite for batch in batches]
+    # Each of two environments returns one; without a reset, a non-finite observation would also be
+    # the first one of the next fragment.
+    assert 1 <= sum(map(bool, messages)) <= 2
+    assert next(filter(None, messages)).startswith("environment 'Spoiled' of worker 7: ")
+    assert not messages[-1]
     assert all_finite(batches[-1].all_obs)
     returns = np.concatenate([batch.episodes.returns for batch in batches])
     assert np.isfinite(returns).all()
 
 
-# ---- leaving them out -------------------------------------------------------------------------
+# ---- dropping ---------------------------------------------------------------------------------
 
 
-@every_spoil
-def test_async_gradients_leaves_out_the_workers_gradient(
+@every_kind
+def test_async_gradients_drops_the_non_finite_gradient(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     install(monkeypatch)
-    workers = FakeWorkerSet(spoiled_config(what, times=1))
+    workers = FakeWorkerSet(non_finite_config(what, times=1))
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=20)
     with caplog.at_level(logging.WARNING, logger="polopt"):
         optimizer.step()
     stats = workers.stats()
-    bad = stats["num_non_finite"]
-    assert bad in (1, 2)  # two environments
-    assert optimizer.num_gradients == optimizer.metrics.num_updates == 20 - bad
-    assert optimizer.metrics.num_env_steps_sampled == (20 - bad) * 10
+    dropped = stats["num_non_finite"]
+    assert dropped in (1, 2)  # two environments
+    assert optimizer.num_gradients == optimizer.metrics.num_updates == 20 - dropped
+    assert optimizer.metrics.num_env_steps_sampled == (20 - dropped) * 10
     assert stats["last_non_finite_worker"] == 2
     assert "'Spoiled' of worker 2" in stats["last_non_finite"]
-    assert sum("worker 2: bad numbers" in line for line in caplog.messages) == bad
+    assert sum("worker 2: bad numbers" in line for line in caplog.messages) == dropped
     assert is_finite(optimizer.policy)
     assert all(np.isfinite(v) for v in optimizer.metrics.learner.report().values())
 
 
-@every_spoil
-def test_sync_samples_has_another_fragment_made(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+@every_kind
+def test_sync_samples_collects_a_replacement_fragment(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     install(monkeypatch)
-    workers = FakeWorkerSet(spoiled_config(what, times=1))
+    workers = FakeWorkerSet(non_finite_config(what, times=1))
     optimizer = make_optimizer(SyncSamples, workers)
     results = [optimizer.step() for _ in range(6)]
     assert all(result.env_steps_sampled == 20 and result.updates for result in results)
@@ -156,7 +156,7 @@ def test_sync_samples_has_another_fragment_made(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_sync_samples_in_one_process() -> None:
-    config = spoiled_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
+    config = non_finite_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
     workers = WorkerSet(config)
     optimizer = make_optimizer(SyncSamples, workers)
     for _ in range(6):
@@ -165,8 +165,8 @@ def test_sync_samples_in_one_process() -> None:
     assert is_finite(optimizer.policy)
 
 
-def test_collector_hands_out_none() -> None:
-    config = spoiled_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
+def test_collector_returns_only_finite_batches() -> None:
+    config = non_finite_config("nan reward", rollout={"num_workers": 0}, times=1, worker=0)
     workers = WorkerSet(config)
     collector = Collector.over(workers, total_frames=60, sync=True)
     batches = list(collector)
@@ -176,11 +176,11 @@ def test_collector_hands_out_none() -> None:
 
 
 @pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples])
-def test_five_in_a_row_of_one_worker_stop_the_run(
+def test_five_in_a_row_of_one_worker_end_the_run(
     monkeypatch: pytest.MonkeyPatch, cls: type
 ) -> None:
     install(monkeypatch)
-    workers = FakeWorkerSet(spoiled_config("nan reward"))
+    workers = FakeWorkerSet(non_finite_config("nan reward"))
     optimizer = make_optimizer(cls, workers)
     with pytest.raises(NonFiniteError, match=r"worker 2: 5 fragments in a row.*'Spoiled'") as err:
         step_often(optimizer)
@@ -189,7 +189,7 @@ def test_five_in_a_row_of_one_worker_stop_the_run(
     assert is_finite(optimizer.policy)
 
 
-def test_gradient_of_one_worker_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_gradient_of_one_worker_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     config = worker_config(NonFiniteGradientPPO, rollout={"num_workers": 2})
     workers = FakeWorkerSet(config)
@@ -204,10 +204,10 @@ def test_gradient_of_one_worker_that_is_not_finite(monkeypatch: pytest.MonkeyPat
     assert is_finite(optimizer.policy)
 
 
-def test_gradient_of_the_whole_batch_that_is_not_finite() -> None:
+def test_non_finite_gradient_of_a_batch_is_skipped() -> None:
     workers = WorkerSet(worker_config(NonFiniteGradientPPO, rollout={"num_workers": 0}))
     optimizer = make_optimizer(SyncSamples, workers)
-    for round_index in range(4):  # fewer than five, and each with a good one in between
+    for round_index in range(4):  # fewer than five, and each followed by a finite one
         Path(FAULT_FILE).touch()
         assert optimizer.step().updates < optimizer.step().updates or round_index == 0
     assert is_finite(optimizer.policy)
@@ -229,12 +229,6 @@ def test_gradient_too_large_for_adam_is_left_out() -> None:
 # ---- several learners -------------------------------------------------------------------------
 
 
-def on_ranks(optimizer: Any, function: Callable[[Any], Any]) -> list[Any]:
-    optimizer.drain()
-    calls = [worker.actor.__ray_call__.remote(function) for worker in optimizer.group.ranks]
-    return ray.get(calls, timeout=60.0)
-
-
 def learned(worker: Any) -> tuple[str, int, bool]:
     """The hash of its weights, their version, and whether they and Adam's moments are finite."""
     state = worker.policy.get_state()
@@ -249,13 +243,13 @@ def decentralized(pool: Pool, config: WorkerConfig) -> Any:
 
 @pytest.mark.parametrize("what", ["nan reward", "nan observation"])
 def test_nan_of_one_rank_reaches_no_other_rank_or_checkpoint(worker_pool: Pool, what: str) -> None:
-    optimizer = decentralized(worker_pool, spoiled_config(what, "ppo", times=1))
+    optimizer = decentralized(worker_pool, non_finite_config(what, "ppo", times=1))
     log = optimizer.workers.faults.fragments
     skipped = 0
     for _ in range(8):
         optimizer.step()
         seen = on_ranks(optimizer, learned)
-        assert len(set(seen)) == 1, "ranks have come apart"
+        assert len(set(seen)) == 1, "weights of ranks differ"
         assert all(finite for _, _, finite in seen)
     skipped = log.num_non_finite
     assert skipped in (1, 2)
@@ -264,12 +258,12 @@ def test_nan_of_one_rank_reaches_no_other_rank_or_checkpoint(worker_pool: Pool, 
     state = optimizer.get_state()
     tensors = [state["policy"]["params"], *state["policy"]["adam"].values()]
     assert all(bool(torch.isfinite(t).all()) for t in tensors)
-    # The update was skipped by all, not by the one alone.
+    # All ranks skipped the update.
     updates_of_a_round = optimizer.metrics.num_updates / (optimizer.num_rounds - skipped)
     assert updates_of_a_round == int(updates_of_a_round) > 0
 
 
-def poison(pool: Pool, policy: type) -> tuple[Any, list[Any]]:
+def with_non_finite_gradient(pool: Pool, policy: type) -> tuple[Any, list[Any]]:
     optimizer = decentralized(pool, worker_config(policy, num_sgd_iter=2))
     optimizer.step()
     optimizer.drain()
@@ -281,7 +275,7 @@ def poison(pool: Pool, policy: type) -> tuple[Any, list[Any]]:
 
 
 def test_non_finite_gradient_of_one_rank_is_applied_by_none(worker_pool: Pool) -> None:
-    optimizer, seen = poison(worker_pool, NonFiniteGradientPPO)
+    optimizer, seen = with_non_finite_gradient(worker_pool, NonFiniteGradientPPO)
     assert len(set(seen)) == 1
     assert seen[0][2]
     stats = optimizer.workers.stats()
@@ -293,13 +287,13 @@ def test_non_finite_gradient_of_one_rank_is_applied_by_none(worker_pool: Pool) -
     assert optimizer.metrics.num_updates > before
 
 
-def test_gradient_that_is_applied_whatever_it_is_spreads_to_all(worker_pool: Pool) -> None:
-    _, seen = poison(worker_pool, UncheckedGradientPPO)
+def test_unchecked_gradient_reaches_all_ranks(worker_pool: Pool) -> None:
+    _, seen = with_non_finite_gradient(worker_pool, UncheckedGradientPPO)
     assert [finite for _, _, finite in seen] == [False, False]
 
 
-def test_ranks_stop_after_five_rounds_in_a_row(worker_pool: Pool) -> None:
-    optimizer = decentralized(worker_pool, spoiled_config("nan reward", "ppo"))
+def test_five_non_finite_rounds_in_a_row_end_the_run(worker_pool: Pool) -> None:
+    optimizer = decentralized(worker_pool, non_finite_config("nan reward", "ppo"))
     with pytest.raises(NonFiniteError, match=r"worker 2.*in a row.*max_consecutive_non_finite=5"):
         step_often(optimizer)
     seen = on_ranks(optimizer, learned)

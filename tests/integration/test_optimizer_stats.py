@@ -113,7 +113,7 @@ def test_rates_and_lag_are_those_since_the_last_report(
     assert optimizer.stats()["env_steps_per_s"] == 0.0, "what was done before a restore"
 
 
-def test_own_statistics_do_not_take_a_common_key(worker_pool: Pool) -> None:
+def test_extra_stats_cannot_replace_common_keys(worker_pool: Pool) -> None:
     for name in OPTIMIZERS:
         optimizer = make(worker_pool, name)
         timers = {f"{phase}_time_ms" for phase in optimizer.timers}

@@ -25,48 +25,48 @@ requires = ["setuptools"]
 build-backend = "setuptools.build_meta"
 
 [project]
-name = "louder"
+name = "thirdparty"
 version = "1"
 
 [project.entry-points."polopt.policies"]
-louder_policy = "louder:LouderPolicy"
+scaled_policy = "thirdparty:ScaledPolicy"
 
 [project.entry-points."polopt.optimizers"]
-louder_samples = "louder:LouderSamples"
+repeated_samples = "thirdparty:RepeatedSamples"
 broken = "no_such_module:Broken"
 """
 
 MODULE = '''
-"""A policy and an optimizer from elsewhere."""
+"""A policy and an optimizer of a third party."""
 
 import pydantic
 from polopt.optimizers.sync_samples import SyncSamples, SyncSamplesConfig
 from polopt.policies.a2c import A2CConfig, A2CPolicy
 
 
-class LouderConfig(A2CConfig):
-    loudness: float = pydantic.Field(2.0, gt=0.0)
+class ScaledConfig(A2CConfig):
+    loss_scale: float = pydantic.Field(2.0, gt=0.0)
 
 
-class LouderPolicy(A2CPolicy):
-    """A2C with a louder loss."""
+class ScaledPolicy(A2CPolicy):
+    """A2C with a scaled loss."""
 
-    config_class = LouderConfig
+    config_class = ScaledConfig
 
     def loss(self, rows):
         loss, stats = super().loss(rows)
-        return self.config.loudness * loss, stats
+        return self.config.loss_scale * loss, stats
 
 
-class LouderSamplesConfig(SyncSamplesConfig):
+class RepeatedSamplesConfig(SyncSamplesConfig):
     rounds: int = pydantic.Field(1, ge=1)
 
 
-class LouderSamples(SyncSamples):
+class RepeatedSamples(SyncSamples):
     """Reports the number of its rounds."""
 
-    name = "louder_samples"
-    config_class = LouderSamplesConfig
+    name = "repeated_samples"
+    config_class = RepeatedSamplesConfig
 
     def step(self):
         for _ in range(self.config.rounds):
@@ -83,19 +83,19 @@ from polopt.trainers.checkpoints import read_checkpoint
 
 trainer = PolicyOptimizerTrainer({
     "env": "CartPole-v1", "num_workers": 1, "num_envs_per_worker": 2, "seed": 1,
-    "policy": "louder_policy", "loudness": 3,
-    "optimizer": {"name": "louder_samples", "rounds": 2},
+    "policy": "scaled_policy", "loss_scale": 3,
+    "optimizer": {"name": "repeated_samples", "rounds": 2},
     "min_sample_timesteps_per_iteration": 1,
 })
 result = trainer.train()
-assert result["optimizer"]["name"] == "louder_samples", result["optimizer"]
+assert result["optimizer"]["name"] == "repeated_samples", result["optimizer"]
 assert result["optimizer"]["rounds"] == 2
 assert result["optimizer"]["num_updates"] == 2
-assert type(trainer.get_policy()).__module__ == "louder"
+assert type(trainer.get_policy()).__module__ == "thirdparty"
 trainer.save("checkpoint")
 trainer.stop()
 config = read_checkpoint("checkpoint")["config"]
-assert config["policy"]["name"] == "louder_policy" and config["policy"]["loudness"] == 3
+assert config["policy"]["name"] == "scaled_policy" and config["policy"]["loss_scale"] == 3
 print("trained")
 """
 
@@ -105,7 +105,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory in which pip installs the package, outside the environment."""
     source = tmp_path_factory.mktemp("source")
     (source / "pyproject.toml").write_text(PYPROJECT)
-    (source / "louder.py").write_text(MODULE)
+    (source / "thirdparty.py").write_text(MODULE)
     target = tmp_path_factory.mktemp("target")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(
@@ -136,17 +136,17 @@ def test_installed_plugin_trains(installed: Path, tmp_path: Path) -> None:
     assert done.stdout.endswith("trained\n")
     # Without the plugin, the error names it.
     evaluate = ["-m", CLI, "evaluate", "checkpoint", "--episodes", "1"]
-    alone = subprocess.run(
+    without = subprocess.run(
         [sys.executable, *evaluate], cwd=tmp_path, capture_output=True, text=True
     )
-    assert alone.returncode == 2
-    assert "key 'policy': got 'louder_policy'" in alone.stderr
+    assert without.returncode == 2
+    assert "key 'policy': got 'scaled_policy'" in without.stderr
     assert with_plugin(installed, *evaluate, cwd=tmp_path).returncode == 0
 
 
 def test_installed_plugin_is_listed(installed: Path, tmp_path: Path) -> None:
     done = with_plugin(installed, "-m", CLI, "list", cwd=tmp_path)
-    assert "  louder_policy  A2C with a louder loss\n" in done.stdout
+    assert "  scaled_policy  A2C with a scaled loss\n" in done.stdout
     assert "Reports the number of its rounds" in done.stdout
 
 
@@ -156,18 +156,18 @@ def test_broken_plugin_fails_only_where_it_is_named(installed: Path, tmp_path: P
     assert done.returncode == 2
     assert "cannot be imported: ModuleNotFoundError: No module named 'no_such" in done.stderr
     assert done.stderr.count("\n") == 1
-    done = with_plugin(installed, *train, "optimizer=unheard_of", cwd=tmp_path)
-    assert "got 'unheard_of'" in done.stderr
+    done = with_plugin(installed, *train, "optimizer=unknown_name", cwd=tmp_path)
+    assert "got 'unknown_name'" in done.stderr
 
 
-class Quiet(A2CPolicy):
+class RegisteredPolicy(A2CPolicy):
     """A policy that is registered by a call."""
 
 
-class Patient(SyncSamples):
+class RegisteredOptimizer(SyncSamples):
     """An optimizer that is registered by a call."""
 
-    name = "patient"
+    name = "registered_optimizer"
 
 
 SMALL = {
@@ -179,19 +179,23 @@ SMALL = {
 
 
 def test_registered_by_call() -> None:
-    register_policy("quiet", Quiet)
-    register_optimizer("patient", Patient)
-    assert {"quiet"} <= set(POLICIES.names())
-    assert {"patient"} <= set(OPTIMIZERS.names())
-    trainer = PolicyOptimizerTrainer({**SMALL, "policy": "quiet", "optimizer": "patient"})
-    assert trainer.train()["optimizer"]["name"] == "patient"
-    assert type(trainer.get_policy()) is Quiet
+    register_policy("registered_policy", RegisteredPolicy)
+    register_optimizer("registered_optimizer", RegisteredOptimizer)
+    assert {"registered_policy"} <= set(POLICIES.names())
+    assert {"registered_optimizer"} <= set(OPTIMIZERS.names())
+    trainer = PolicyOptimizerTrainer(
+        {**SMALL, "policy": "registered_policy", "optimizer": "registered_optimizer"}
+    )
+    assert trainer.train()["optimizer"]["name"] == "registered_optimizer"
+    assert type(trainer.get_policy()) is RegisteredPolicy
     trainer.stop()
 
 
-def test_given_as_classes() -> None:
-    trainer = PolicyOptimizerTrainer({**SMALL, "policy": Quiet, "optimizer": Patient})
-    assert trainer.train()["optimizer"]["name"] == "patient"
+def test_classes_instead_of_names() -> None:
+    trainer = PolicyOptimizerTrainer(
+        {**SMALL, "policy": RegisteredPolicy, "optimizer": RegisteredOptimizer}
+    )
+    assert trainer.train()["optimizer"]["name"] == "registered_optimizer"
     trainer.stop()
     assert OPTIMIZERS.name_of(SyncSamples) == "sync_samples"
 
@@ -199,7 +203,7 @@ def test_given_as_classes() -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_class_of_the_script_reaches_workers() -> None:
     trainer = PolicyOptimizerTrainer(
-        {**SMALL, "num_workers": 1, "policy": Quiet, "optimizer": "async_gradients"}
+        {**SMALL, "num_workers": 1, "policy": RegisteredPolicy, "optimizer": "async_gradients"}
     )
     assert trainer.train()["optimizer"]["num_updates"] > 0
     trainer.stop()
@@ -213,12 +217,12 @@ def test_register_refuses_other_classes(register: Any, given: Any) -> None:
     assert "wrong" not in [*POLICIES.names(), *OPTIMIZERS.names()]
 
 
-def test_a_taken_name_is_refused_without_override() -> None:
+def test_existing_name_is_refused_without_override() -> None:
     known = POLICIES.get("ppo")
     with pytest.raises(ConfigError, match=r"'ppo': the name belongs to .* or override=True"):
-        register_policy("ppo", Quiet)
+        register_policy("ppo", RegisteredPolicy)
     assert POLICIES.get("ppo") is known
-    register_policy("ppo", Quiet, override=True)
-    assert POLICIES.get("ppo") is Quiet
+    register_policy("ppo", RegisteredPolicy, override=True)
+    assert POLICIES.get("ppo") is RegisteredPolicy
     register_policy("ppo", known, override=True)
     register_policy("ppo", known)  # the same class again is no conflict

@@ -44,21 +44,21 @@ def test_the_matrix_has_20_cells_with_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("cell", [c for c in CELLS if not has_meaning(c)], ids=", ".join)
-def test_a_cell_without_meaning_says_why(cell: Scheme) -> None:
+def test_meaningless_cell_error_names_the_reason(cell: Scheme) -> None:
     with pytest.raises(
         ConfigError, match=r"decentralized.*(needs several processes|waits for all)"
     ):
         scheme_config(*cell)
 
 
-def test_a_word_that_is_none_is_refused() -> None:
+def test_unknown_scheme_word_is_refused() -> None:
     for words in (("central",), ("central sync", "async"), ("central sync", "central sync", "x")):
         with pytest.raises(ConfigError, match="Allowed: 'central"):
             scheme_config(*words)
 
 
 @every_cell
-def test_a_trainer_of_its_options_is_that_cell(cell: Scheme) -> None:
+def test_options_of_a_cell_make_a_trainer_of_that_cell(cell: Scheme) -> None:
     experiment = Experiment.parse({"env": "CartPole-v1", **scheme_config(*cell)}, {})
     assert experiment.optimizer_class.check(experiment.rollout, experiment.optimizer) == cell
 
@@ -110,9 +110,7 @@ def test_a_trainer_of_its_options_is_that_cell(cell: Scheme) -> None:
         ({"optimizer": "async_gradients", "num_workers": 0}, r"needs remote workers"),
     ],
 )
-def test_options_that_mean_nothing_together_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
+def test_contradictory_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Experiment.parse({"env": "CartPole-v1", **options}, {})
 
@@ -168,7 +166,7 @@ def checksums_below(worker: Any) -> set[str]:
 
 
 @every_cell
-def test_a_cell_runs_and_counts_and_is_as_stale_as_it_should_be(
+def test_cell_runs_counts_and_has_expected_lag(
     cell: Scheme, cell_workers: Callable[[WorkerConfig], WorkerSet]
 ) -> None:
     optimizer = make(cell, cell_workers)

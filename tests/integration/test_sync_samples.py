@@ -83,7 +83,9 @@ def test_the_order_of_arrival_changes_no_bit(fake: FakeRay) -> None:
     assert train(fake, oldest_first, seed=1) != expected
 
 
-def test_in_order_of_arrival_it_would(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_arrival_changes_the_weights(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = train(fake, oldest_first)
     monkeypatch.setattr(gatherer, "sorted", lambda landed, key: list(landed), raising=False)
     assert any(train(fake, shuffled_by(seed)) != expected for seed in range(5))
@@ -147,7 +149,7 @@ def test_all_samples_are_made_with_the_newest_weights(fake: FakeRay) -> None:
     assert optimizer.stats()["policy_lag"]["max"] == 0
 
 
-def test_without_workers_it_does_the_same_in_one_process() -> None:
+def test_one_process_gives_the_same_result() -> None:
     def run(seed: int) -> tuple[bytes, int]:
         optimizer = make({"num_workers": 0}, seed, train_batch_size=25)
         for _ in range(4):
@@ -161,7 +163,9 @@ def test_without_workers_it_does_the_same_in_one_process() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_a_saved_run_goes_on_bit_for_bit(fake: FakeRay, num_workers: int, autoreset: str) -> None:
+def test_restored_run_continues_bit_for_bit(
+    fake: FakeRay, num_workers: int, autoreset: str
+) -> None:
     rollout = {"num_workers": num_workers, "autoreset_mode": autoreset}
 
     def go_on(optimizer: SyncSamples) -> tuple[bytes, dict[str, Any], int, tuple[Any, ...]]:
@@ -193,7 +197,7 @@ def test_a_saved_run_goes_on_bit_for_bit(fake: FakeRay, num_workers: int, autore
     assert state["policy"]["adam"]["exp_avg"].equal(untouched["policy"]["adam"]["exp_avg"])
 
 
-def test_what_is_left_out_of_a_state_would_show(
+def test_incomplete_state_changes_the_weights(
     fake: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = make()
@@ -216,7 +220,7 @@ def test_what_is_left_out_of_a_state_would_show(
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["replaced at once", "replacement needs time"])
-def test_the_batch_is_complete_though_a_worker_fails(fake: FakeRay, up: bool) -> None:
+def test_batch_is_complete_when_a_worker_fails(fake: FakeRay, up: bool) -> None:
     optimizer = make(train_batch_size=8 * ROWS, up=up)
     optimizer.step()
     dying = optimizer.workers.remote[1].actor
@@ -229,8 +233,8 @@ def test_the_batch_is_complete_though_a_worker_fails(fake: FakeRay, up: bool) ->
     one, two, three = optimizer.workers.remote
     made = [actor.calls for actor in (one.actor, two.actor, three.actor)]
     samples = [sum(method == "collect" for method, _ in calls) for calls in made]
-    assert samples[1] == (2 if up else 0), "nobody waits for one that needs time"
-    assert sum(samples) == 2 * 8 - 3, "less what the lost one had done the step before"
+    assert samples[1] == (2 if up else 0), "no wait for a replacement that starts"
+    assert sum(samples) == 2 * 8 - 3, "without the steps of the lost worker"
     two.actor.finish()
     optimizer.step()
     assert sum(method == "collect" for method, _ in two.actor.calls) > samples[1]
@@ -240,7 +244,7 @@ def test_the_batch_is_complete_though_a_worker_fails(fake: FakeRay, up: bool) ->
 
 
 def set_up(workers: WorkerSet) -> SyncSamples:
-    """From the beginning, in the same processes."""
+    """The same processes after a reconfiguration."""
     assert workers.reconfigure(workers.config)
     optimizer: SyncSamples = make_optimizer(SyncSamples, workers, train_batch_size=7 * ROWS)
     return optimizer
@@ -251,7 +255,7 @@ def workers(worker_pool: Callable[[WorkerConfig], WorkerSet]) -> WorkerSet:
     return worker_pool(worker_config("ppo", RandomDelayDrift, rollout=THREE, **PPO))
 
 
-def test_processes_in_no_order_give_the_bits_of_one_process(
+def test_processes_and_one_process_give_equal_bits(
     workers: WorkerSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -264,7 +268,7 @@ def test_processes_in_no_order_give_the_bits_of_one_process(
         assert weights(optimizer) == expected
 
 
-def test_processes_go_on_bit_for_bit_and_survive_a_kill(workers: WorkerSet) -> None:
+def test_restored_processes_continue_bit_for_bit_after_a_kill(workers: WorkerSet) -> None:
     optimizer = set_up(workers)
     optimizer.step()
     state = optimizer.get_state()

@@ -42,7 +42,7 @@ def indices(workers: list[Any]) -> list[int]:
     return [worker.index for worker in workers]
 
 
-# ---- who is up ---------------------------------------------------------------------------
+# ---- workers that are up -----------------------------------------------------------------
 
 
 def test_a_run_begins_with_min_workers_and_grows(fake: FakeRay) -> None:
@@ -51,13 +51,13 @@ def test_a_run_begins_with_min_workers_and_grows(fake: FakeRay) -> None:
     fake.script = in_order([3, 1])  # a third answer is not waited for
     assert indices(health.up()) == [1, 3]
     assert workers.stats()["num_healthy_workers"] == 2
-    assert indices(health.up()) == [1, 3], "nobody waits for the other"
+    assert indices(health.up()) == [1, 3], "no wait for the third"
     workers.remote[1].actor.finish()
     assert indices(health.up()) == [1, 2, 3]
     assert workers.stats()["num_healthy_workers"] == 3
 
 
-def test_without_min_workers_it_waits_for_all_and_later_for_one(fake: FakeRay) -> None:
+def test_without_min_workers_waits_for_all_then_for_one(fake: FakeRay) -> None:
     workers = make(2)
     health = WorkerHealth(workers)
     assert indices(health.up()) == [1, 2]
@@ -73,7 +73,7 @@ def test_min_workers_is_checked() -> None:
         RolloutConfig.parse({"num_workers": 2, "min_workers": 3})
 
 
-def test_a_trial_of_tune_reserves_what_it_can_not_start_without() -> None:
+def test_trial_reserves_resources_for_min_workers() -> None:
     config = {"env": "CartPole-v1", "num_workers": 5, "min_workers": 2}
     assert len(PRESETS["A3C"].default_resource_request(config).bundles) == 1 + 2
 
@@ -95,11 +95,12 @@ def test_unplaced_workers_are_reported_at_growing_intervals(
     for _ in range(30):
         fake.now_s += 1.0
         assert indices(health.up()) == [1]
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2, "after 5 s, and after 15"
-    assert told[0] == told[1]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2, "after 5 s, and after 15"
+    assert messages[0] == messages[1]
     assert (
-        "no resources yet for worker 2: each needs 1000 CPUs. The run continues without" in told[0]
+        "no resources yet for worker 2: each needs 1000 CPUs. The run continues without"
+        in messages[0]
     )
 
 
@@ -111,7 +112,7 @@ def failures(log: FaultLog, *of_workers: int) -> None:
         log.failure(WorkerFailure("death", index, "gone"))
 
 
-def test_that_all_die_at_once_is_one_event() -> None:
+def test_death_of_all_at_once_counts_as_one_failure() -> None:
     log = FaultLog(max_consecutive_failures=3)
     for index in range(1, 9):
         log.success(index)
@@ -124,7 +125,7 @@ def test_that_all_die_at_once_is_one_event() -> None:
         failures(FaultLog(max_consecutive_failures=1), 1)
 
 
-def test_worker_that_always_fails_is_fatal_though_others_succeed() -> None:
+def test_worker_that_always_fails_is_unrecoverable() -> None:
     log = FaultLog(max_consecutive_failures=3)
     for _ in range(2):
         log.success(1)
@@ -165,7 +166,7 @@ def test_unrecoverable_worker_ends_the_run_or_is_given_up(
     assert stats["num_workers_given_up"] == 1
 
 
-# ---- coming and going --------------------------------------------------------------------
+# ---- adding and removing -----------------------------------------------------------------
 
 
 def test_calls_to_removed_workers_are_forgotten(fake: FakeRay) -> None:
@@ -173,7 +174,7 @@ def test_calls_to_removed_workers_are_forgotten(fake: FakeRay) -> None:
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     optimizer.step()
     actor = workers.remote[1].actor
-    actor.finish()  # it is asked to close its environments first
+    actor.finish()  # its call of `stop` ends
     assert workers.remove_workers([2]) == [2]
     assert not actor.alive
     assert len(optimizer.in_flight) == 2
@@ -187,7 +188,7 @@ def test_calls_to_removed_workers_are_forgotten(fake: FakeRay) -> None:
     assert workers.stats()["num_remote_worker_restarts"] == 0
 
 
-def test_what_can_not_be_added_or_removed(fake: FakeRay) -> None:
+def test_impossible_additions_and_removals_are_refused(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config())
     for wrong in (-1, 3):
         with pytest.raises(ValueError, match=rf"got {wrong}\. Allowed: 0 to 2"):
@@ -196,7 +197,7 @@ def test_what_can_not_be_added_or_removed(fake: FakeRay) -> None:
         workers.add_workers(-1)
     with pytest.raises(KeyError):
         workers.remove_workers([1, 7])
-    assert indices(workers.remote) == [1, 2], "nothing is removed in part"
+    assert indices(workers.remote) == [1, 2], "an error removes none"
     optimizer = make_optimizer(SyncSamples, workers)
     assert workers.remove_workers(2) == [1, 2]
     with pytest.raises(WorkersFailedError, match="no workers remain"):
@@ -234,11 +235,11 @@ def step_until(optimizer: Any, condition: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_workers_come_and_go_while_a_run_goes_on(workers: WorkerSet, name: str) -> None:
+def test_workers_are_added_and_removed_during_a_run(workers: WorkerSet, name: str) -> None:
     before = indices(workers.remote)
-    # Of three workers the slowest is preempted by default: here every fragment is to be whole.
-    whole = {"preemption_threshold": 1.0} if name == "decentralized_allreduce" else {}
-    optimizer = make_optimizer(OPTIMIZERS.get(name), workers, **whole)
+    # By default the slowest of three workers stops early; here every fragment is complete.
+    complete = {"preemption_threshold": 1.0} if name == "decentralized_allreduce" else {}
+    optimizer = make_optimizer(OPTIMIZERS.get(name), workers, **complete)
     optimizer.step()
     (added,) = workers.add_workers(1)
     step_until(optimizer, lambda: added.up)
@@ -268,40 +269,40 @@ def test_missing_resources_are_named_and_used_once_available(
     ray_session: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health_module, "CHECK_INTERVAL_S", 0.5)
-    asks = {"custom_resources_per_worker": {"seat": 5.0}, "num_cpus_per_worker": 0.1}
-    made = WorkerSet(worker_config(rollout={"num_workers": 2, "min_workers": 1, **asks}))
+    needs = {"custom_resources_per_worker": {"seat": 5.0}, "num_cpus_per_worker": 0.1}
+    made = WorkerSet(worker_config(rollout={"num_workers": 2, "min_workers": 1, **needs}))
     try:
         optimizer = make_optimizer(SyncSamples, made)
         with caplog.at_level(logging.WARNING, "polopt"):
             step_until(optimizer, lambda: "continues without" in caplog.text)
-        told = caplog.records[-1].getMessage()
-        assert "Ray has no resources yet for worker" in told
-        assert "each needs CPU 0.1 (the cluster has 32, of which" in told
-        assert "seat 5 (the cluster has 8, of which 3 are free)" in told
-        assert "The run continues without them." in told
+        message = caplog.records[-1].getMessage()
+        assert "Ray has no resources yet for worker" in message
+        assert "each needs CPU 0.1 (the cluster has 32, of which" in message
+        assert "seat 5 (the cluster has 8, of which 3 are free)" in message
+        assert "The run continues without them." in message
         assert optimizer.step().env_steps_trained == 10
         assert made.stats()["num_healthy_workers"] == 1
-        lucky = next(worker for worker in made.remote if worker.up)
-        (other,) = (worker for worker in made.remote if worker is not lucky)
-        made.remove_workers([lucky.index])
-        step_until(optimizer, lambda: other.up)  # its place is free now
+        placed = next(worker for worker in made.remote if worker.up)
+        (other,) = (worker for worker in made.remote if worker is not placed)
+        made.remove_workers([placed.index])
+        step_until(optimizer, lambda: other.up)  # the resources are free now
         assert made.faults.num_restarts == 0
     finally:
         made.stop()
 
 
-# ---- what actors are made from -----------------------------------------------------------
+# ---- constructor arguments ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["a2c", "ppo"])
-def test_what_constructors_are_given_is_small(policy: str, fake: FakeRay) -> None:
+def test_constructor_arguments_are_small(policy: str, fake: FakeRay) -> None:
     network = {"fcnet_hiddens": (2048, 2048)}
     small = worker_config(policy, model=network)
     assert actor_argument(small) is small
     assert len(ray.cloudpickle.dumps((small, 1))) < 10_000
 
 
-def test_what_is_large_travels_once_through_the_object_store(ray_session: None) -> None:
+def test_large_config_is_stored_once_in_the_object_store(ray_session: None) -> None:
     data = b"x" * (10 * MAX_ARGUMENT_BYTES)
     rollout = {"num_workers": 1, "env_config": {"data": data}, "num_cpus_per_worker": 0.1}
     config = worker_config(rollout=rollout)

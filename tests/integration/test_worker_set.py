@@ -1,4 +1,4 @@
-"""`WorkerSet`: who gets which weights, what a replacement is, and that nothing is left behind."""
+"""`WorkerSet`: weights that workers receive, replacements, and cleanup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def update(workers: WorkerSet) -> None:
     policy.apply_flat()
 
 
-def test_a_version_is_one_object_and_goes_to_each_worker_once(fake: FakeRay) -> None:
+def test_each_version_is_stored_once_and_sent_once(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config())
     one, two = workers.remote
     sent = workers.weights_for(one)
@@ -76,7 +76,7 @@ def test_weights_changed_without_new_version_are_sent_again(fake: FakeRay) -> No
     assert again[0] is again[1] is not sent[0]
 
 
-def test_a_replacement_has_other_seeds_and_gets_weights_anew(fake: FakeRay) -> None:
+def test_replacement_has_new_seeds_and_receives_weights(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config())
     one, two = workers.remote
     sent = workers.weights_for(one)
@@ -96,7 +96,7 @@ def test_a_replacement_has_other_seeds_and_gets_weights_anew(fake: FakeRay) -> N
     assert workers.stats()["num_healthy_workers"] == 2
 
 
-def test_replacing_ends_with_an_error_when_it_does_not_help(fake: FakeRay) -> None:
+def test_replacements_that_keep_failing_end_the_run(fake: FakeRay) -> None:
     workers = FakeWorkerSet(worker_config(rollout={"max_consecutive_failures": 4}))
     for _ in range(3):
         workers.replace(workers.remote[0], FAILURE)

@@ -124,7 +124,7 @@ def test_no_worker_waits_for_a_slow_environment_in_async(worker_pool: Pool) -> N
     assert slow["gradients_per_s"] < fast["gradients_per_s"] / 2
 
 
-def test_ranks_report_the_wait_for_the_slow_one(worker_pool: Pool) -> None:
+def test_ranks_report_the_wait_for_the_slowest(worker_pool: Pool) -> None:
     workers = worker_pool(worker_config("ppo", SecondWaits))
     optimizer = make_optimizer(DecentralizedAllReduce, workers, preemption_threshold=1.0)
     for _ in range(2):

@@ -25,7 +25,7 @@ def content(batch: SampleBatch) -> bytes:
     return b"".join(np.ascontiguousarray(rows).tobytes() for _, rows in batch.iter_rows())
 
 
-# ---- what a batch holds -------------------------------------------------------------------------
+# ---- contents of a batch ------------------------------------------------------------------------
 
 
 def test_synchronous_batches_are_in_worker_order(fake: FakeRay) -> None:

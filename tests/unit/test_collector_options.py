@@ -1,4 +1,4 @@
-"""What a `Collector` makes of each option, in this process."""
+"""Effect of each option of `Collector`, in this process."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_reset_rows_are_made_up_for(num_envs: int) -> None:
     assert len(batches) == 4
 
 
-# ---- what is done to batches --------------------------------------------------------------------
+# ---- changes to batches -------------------------------------------------------------------------
 
 
 def test_postproc_gets_each_fragment_and_keeps_frame_counts() -> None:

@@ -1,4 +1,4 @@
-"""Whatever options a Collector is given, it collects or is one `ConfigError` before any actor."""
+"""A Collector with arbitrary options collects, or raises one `ConfigError` before any actor."""
 
 from __future__ import annotations
 

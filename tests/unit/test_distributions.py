@@ -236,7 +236,7 @@ def test_unsupported_space_error_names_the_space(space: spaces.Space[Any]) -> No
 
 
 @pytest.mark.parametrize("bounds", [(-np.inf, np.inf), (0.0, np.inf), (-np.inf, 1.0)])
-def test_unbounded_box_can_not_be_squashed(bounds: tuple[float, float]) -> None:
+def test_unbounded_box_cannot_be_squashed(bounds: tuple[float, float]) -> None:
     space = spaces.Box(*bounds, (2,), np.float32)
     with pytest.raises(ConfigError, match="'squash_actions'") as error:
         make_distribution(space, squash_actions=True)

@@ -201,7 +201,7 @@ def test_steps_of_a_batch_form_a_batch(
         np.testing.assert_array_equal(part[name], batch[name][start:stop])
     np.testing.assert_array_equal(part.bootstrap_obs, batch.all_obs[stop])
     np.testing.assert_allclose(fast(part, 0.9, 0.8), slow(part, 0.9, 0.8), rtol=1e-4, atol=1e-4)
-    # One-step differences look no further than the next observation: cutting does not change them.
+    # One-step differences use no later observation than the next: slicing does not change them.
     np.testing.assert_allclose(fast(part, 0.9, 0.0), fast(batch, 0.9, 0.0)[start:stop], rtol=1e-6)
 
 

@@ -77,9 +77,9 @@ def test_damaged_newest_falls_back_to_the_one_before(
         caplog.clear()
         try:
             found, state = read_or_fall_back(newest)
-        except CheckpointError as error:  # pragma: no cover - says what to look at
+        except CheckpointError as error:  # pragma: no cover - for the message
             raise AssertionError((newest / name).read_bytes()) from error
-        if found == newest:  # a space of JSON may become another one, and nothing is lost
+        if found == newest:  # another space in JSON changes nothing
             assert name == "manifest.json"
             assert state["optimizer"]["number"] == 2
             continue
@@ -98,7 +98,7 @@ def test_fallback_skips_damaged_ones(series: Path) -> None:
         read_or_fall_back(series / "checkpoint_000002")
 
 
-def test_fallback_never_uses_a_later_one(series: Path) -> None:
+def test_fallback_never_uses_a_later_checkpoint(series: Path) -> None:
     (series / "checkpoint_000000" / "state.json").unlink()
     with pytest.raises(DamagedCheckpoint):
         read_or_fall_back(series / "checkpoint_000000")
@@ -213,7 +213,7 @@ def test_refusal_names_the_previous_checkpoint(
     assert not torch.equal(trainer.get_policy().flat.params, good)  # nothing was taken over
 
 
-def test_state_that_does_not_fit_is_one_error(saved: Path, trainer: PolicyOptimizerTrainer) -> None:
+def test_state_of_other_shape_is_one_error(saved: Path, trainer: PolicyOptimizerTrainer) -> None:
     newest = saved / "checkpoint_000002"
     for spoil, said in (
         (

@@ -149,7 +149,7 @@ def test_silent_connections_delay_no_worker(client: RpcClient) -> None:
     for connection in silent:
         connection.settimeout(LIMIT_S)
         with connection:
-            while connection.recv(4096):  # the greeting; then the handshake times out
+            while connection.recv(4096):  # the greeting of ZMTP; then the handshake times out
                 pass
     channel.close()
     actor.stop()
@@ -302,7 +302,7 @@ def test_call_to_a_disconnected_peer_fails_at_once(
 
 
 def test_missing_heartbeats_end_serve(client: RpcClient) -> None:
-    """The connection stays open, but forwards nothing: a host that lost its power."""
+    """The connection stays open, but forwards nothing, as to a host without power."""
     channel, keys = silent_channel(client, "worker 1")
     proxy = Proxy(client.address)
     endpoint = keys._replace(address=proxy.address, heartbeat_timeout_s=0.5)

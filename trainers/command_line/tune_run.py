@@ -223,7 +223,8 @@ def _then_kill(processes: set[Process], first: Callable[[], None]) -> Callable[[
 
 
 def start_ray(planned: Plan, verbose: bool = False) -> None:
-    """Starts Ray here, or attaches to the cluster that `RAY_ADDRESS` names.
+    """Starts Ray here, also where a cluster is running, or attaches to the one that `RAY_ADDRESS`
+    names.
 
     Ray started here has at least as many logical CPUs as the trial reserves: on a small machine
     processes share CPUs instead of waiting for CPUs that never come.
@@ -238,8 +239,10 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     if folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
         paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
+    address = os.environ.get("RAY_ADDRESS") or "local"
     options = {
-        **({} if "RAY_ADDRESS" in os.environ else here),
+        "address": address,
+        **(here if address == "local" else {}),
         "runtime_env": environment,
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.CRITICAL,

@@ -1,0 +1,231 @@
+"""Training while random workers are killed 20 times a minute: rates before, during and after.
+
+    python benchmarks/kill_rate.py [--optimizers async_gradients ...] [--transports ray zmq]
+
+CartPole-v1, three workers. Each case runs in a process of its own: a warm-up, `--seconds` without
+kills, `--minutes` with kills, then, once all workers are up again, `--seconds` without kills.
+Checks after each step that the counters grow by what the step reported. Prints Markdown; status 1
+if a counter was wrong.
+
+The figures of the driver are its open file descriptors and its resident memory, before the first
+kill and after the last phase. A replacement costs a second or more of processor time (Python, Ray
+and torch start), which on a machine with few cores is what the rate during the kills shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from about import about
+from processes import STARTUP_LIMIT_S, run
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "common"))
+from measuring import worker_pids
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "async_gradients": {"policy": "a2c"},
+    "sync_gradients": {"policy": "a2c"},
+    "sync_samples": {"policy": "a2c"},
+    "async_samples": {"policy": "ppo", "num_sgd_iter": 1, "sgd_minibatch_size": 0},
+    "decentralized_allreduce": {"policy": "ppo", "num_sgd_iter": 2, "sgd_minibatch_size": 80},
+}
+NUM_WORKERS = 3
+WARM_UP_S = 10.0
+ALL_UP_LIMIT_S = 120.0
+
+
+class Killer(threading.Thread):
+    """Kills a random worker process, also one that is starting, at random intervals.
+
+    Attributes:
+        num_kills: signals sent so far.
+    """
+
+    def __init__(self, kills: int, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self._rng = random.Random(0)
+        self._pauses_s = [self._rng.uniform(0.5, 1.5) * seconds / kills for _ in range(kills)]
+        self.num_kills = 0
+
+    def run(self) -> None:
+        """Sends the signals, then ends."""
+        for pause_s in self._pauses_s:
+            time.sleep(pause_s)
+            deadline_s = time.monotonic() + ALL_UP_LIMIT_S
+            while not (pids := worker_pids()) and time.monotonic() < deadline_s:
+                time.sleep(0.1)  # all are dead, and no replacement has begun to start
+            os.kill(self._rng.choice(pids), signal.SIGKILL)
+            self.num_kills += 1
+
+
+class Run:
+    """One trainer, its counters and their checks."""
+
+    def __init__(self, optimizer: str, transport: str) -> None:
+        import polopt
+
+        self.trainer = polopt.PolicyOptimizerTrainer(
+            {
+                "env": "CartPole-v1",
+                "optimizer": optimizer,
+                "transport": transport,
+                "num_workers": NUM_WORKERS,
+                "num_envs_per_worker": 8,
+                "rollout_fragment_length": 20,
+                "seed": 0,
+                **POLICIES[optimizer],
+            }
+        )
+        self.optimizer = self.trainer.optimizer
+        self.reported = self.wrong = 0
+
+    def step(self) -> None:
+        """One step of the optimizer; counts wrong counters."""
+        metrics = self.optimizer.metrics
+        updates = metrics.num_updates
+        result = self.optimizer.step()
+        self.reported += result.env_steps_sampled
+        self.wrong += metrics.num_env_steps_sampled != self.reported
+        self.wrong += metrics.num_updates != updates + result.updates
+
+    def rate(self, seconds: float) -> float:
+        """Environment steps/s."""
+        sampled, began_s = self.reported, time.perf_counter()
+        while time.perf_counter() - began_s < seconds:
+            self.step()
+        return (self.reported - sampled) / (time.perf_counter() - began_s)
+
+    def rate_beside(self, killer: Killer) -> float:
+        """Environment steps/s until the last kill."""
+        sampled, began_s = self.reported, time.perf_counter()
+        killer.start()
+        while killer.is_alive():
+            self.step()
+        return (self.reported - sampled) / (time.perf_counter() - began_s)
+
+    def until_all_up(self) -> None:
+        """Steps until all workers have answered.
+
+        Raises:
+            TimeoutError: after `ALL_UP_LIMIT_S`.
+        """
+        deadline_s = time.monotonic() + ALL_UP_LIMIT_S
+        workers = self.trainer.workers
+        # The driver notices the last death at the earliest in the next step.
+        self.rate(5.0)
+        while not all(worker.up for worker in workers.remote):
+            self.step()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"not all workers are up: {workers.stats()}")
+
+
+def driver() -> tuple[int, float]:
+    """Open file descriptors and resident memory in MB of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one case."""
+    import ray
+
+    ray.init(
+        num_cpus=NUM_WORKERS + 1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    case = Run(optimizer, transport)
+    case.until_all_up()
+    case.rate(WARM_UP_S)
+    before = case.rate(args.seconds)
+    fds, rss_mb = driver()
+    killer = Killer(round(args.per_minute * args.minutes), 60.0 * args.minutes)
+    during = case.rate_beside(killer)
+    case.until_all_up()
+    after = case.rate(args.seconds)
+    fds_after, rss_mb_after = driver()
+    faults = case.trainer.workers.stats()
+    stats = case.optimizer.stats()
+    case.trainer.stop()
+    ray.shutdown()
+    return {
+        "transport": stats.get("backend", stats["transport"]),
+        "rates": [before, during, after],
+        "kills": killer.num_kills,
+        "restarts": faults["num_remote_worker_restarts"],
+        "counted": {key: value for key, value in faults.items() if key.startswith("num_")},
+        "wrong": case.wrong,
+        "fds": [fds, fds_after],
+        "rss_mb": [rss_mb, rss_mb_after],
+    }
+
+
+def row(optimizer: str, transport: str, found: dict[str, Any]) -> str:
+    """One row of the table."""
+    before, during, after = found["rates"]
+    cells = [
+        optimizer,
+        transport,
+        f"{before:,.0f}",
+        f"{during:,.0f} ({during / before:.0%})",
+        f"{after:,.0f} ({after / before:.0%})",
+        f"{found['kills']}, {found['restarts']}",
+        "exact" if not found["wrong"] else f"WRONG {found['wrong']} times",
+        "{} to {}".format(*found["fds"]),
+        "{:.0f} to {:.0f}".format(*found["rss_mb"]),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--optimizers", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--transports", nargs="+", choices=["ray", "zmq"], default=["ray", "zmq"])
+    parser.add_argument("--seconds", type=float, default=30.0, help="before, and after")
+    parser.add_argument("--minutes", type=float, default=3.0, help="with kills")
+    parser.add_argument("--per-minute", type=float, default=20.0, help="kills")
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(measure(*args.case, args)), flush=True)
+        return
+    print("| optimizer | transport | steps/s before | during | after | kills, restarts ", end="")
+    print("| counters | descriptors | driver, MB |")
+    print("|---|---|---:|---:|---:|---:|---|---:|---:|", flush=True)
+    limit_s = STARTUP_LIMIT_S + 2 * args.seconds + 60.0 * args.minutes + 2 * ALL_UP_LIMIT_S
+    sizes = [f"--{key}={getattr(args, key)}" for key in ("seconds", "minutes")]
+    sizes.append(f"--per-minute={args.per_minute}")
+    wrong = 0
+    for optimizer in args.optimizers:
+        for transport in args.transports:
+            command = [sys.executable, str(Path(__file__).resolve()), "--case"]
+            source = Path(__file__).resolve().parents[1] / "src"
+            found = run([*command, optimizer, transport, *sizes], limit_s, source)
+            print(row(optimizer, transport, found), flush=True)
+            print(json.dumps(found), file=sys.stderr, flush=True)
+            wrong += found["wrong"]
+    print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
+    print(f"Command: `{' '.join(['python', *sys.argv])}`")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Helpers for tests of `DecentralizedAllReduce`: makes one, and runs functions on its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import ray
+from fakes import make_optimizer, worker_config
+
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+Pool = Callable[[WorkerConfig], WorkerSet]
+LEARNING = {"num_sgd_iter": 3, "sgd_minibatch_size": 8, "lr": 1e-2, "kl_coeff": 0.2}
+
+
+def make_decentralized(
+    pool: Pool,
+    policy: str | type = "ppo",
+    env: Any = None,
+    rollout: dict[str, Any] | None = None,
+    learning: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    more = {} if env is None else {"env": env}
+    config = worker_config(policy, **more, rollout=rollout, **{**LEARNING, **(learning or {})})
+    return make_optimizer(DecentralizedAllReduce, pool(config), **options)
+
+
+def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) -> list[Any]:
+    """Results of `function` for the `RolloutWorker` of each rank, between two rounds."""
+    optimizer.drain()
+    return ask(optimizer.group.ranks, function)
+
+
+def ask(workers: Iterable[RemoteWorker], function: Callable[[Any], Any]) -> list[Any]:
+    calls = [worker.actor.__ray_call__.remote(function) for worker in workers]
+    return ray.get(calls, timeout=120.0)
+
+
+def learned_state(worker: Any) -> tuple[str, int, bytes, bytes, dict[str, float]]:
+    """The state that all ranks must share."""
+    state = worker.policy.get_state()
+    adam = state["adam"]
+    moments = (adam["exp_avg"].numpy().tobytes(), adam["exp_avg_sq"].numpy().tobytes())
+    return worker.checksum(), state["version"], *moments, state["coefficients"]
