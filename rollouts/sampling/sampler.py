@@ -66,6 +66,7 @@ class VectorSampler:
         self.policy = policy
         self.fragment_length = fragment_length
         self._mode = autoreset_mode(env)
+        self._next_step = self._mode == AutoresetMode.NEXT_STEP
         self._keep_steps: int | None = None
         self.faults = faults or SamplerFaults()
         self.restart(seeds)
@@ -139,9 +140,10 @@ class VectorSampler:
         self.faults.check(self.env, raw)
         self._keep_steps = None
         self._obs = rows.all_obs[sampled].copy()
+        if self._next_step:
+            self._resets_next = rows.mark_resets(sampled, self._resets_next)
+        rows.discard_lost()
         columns = rows.columns(sampled)
-        if self._mode == AutoresetMode.NEXT_STEP:
-            columns["rewards"][~columns["valid"]] = 0.0  # a reset has no reward
         return SampleBatch(
             all_obs=rows.all_obs[: sampled + 1],
             columns=columns,
@@ -161,21 +163,15 @@ class VectorSampler:
             raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
                 self.policy.dist.to_env(actions)
             )
-            if self._mode == AutoresetMode.NEXT_STEP:
-                rows.valid[t] = ~self._resets_next
-                self._resets_next = terminated[t] | truncated[t]
-            elif np.count_nonzero(over := terminated[t] | truncated[t]):
+            if not self._next_step and np.count_nonzero(over := terminated[t] | truncated[t]):
                 ended = np.flatnonzero(over)
                 finals, raw = self._finish(ended, raw, infos)
                 rows.add_finals(t, ended, finals)
         except Exception as error:
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
             rewards[t], terminated[t], truncated[t] = 0.0, False, False
-            self._resets_next = np.zeros_like(truncated[t])
         if FAULT_KEY in infos:
-            lost = self.faults.note(infos)
-            rows.valid[t] &= ~lost
-            truncated[t] |= lost
+            rows.lost[t] = self.faults.note(infos)
         if self._checks_each_step:  # else once per fragment: integers out of range break encoding
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
