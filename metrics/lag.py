@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
 
 class LagHistogram:
-    """Distribution of policy lag since the last report and over the whole run.
+    """Distribution of policy lag since the last report.
 
     Lag in updates is the learner's version when a gradient or batch is used, minus the version of
     the weights that it was computed with. Bin `i` counts lag `i`; the last bin counts all larger
@@ -16,17 +14,11 @@ class LagHistogram:
 
     Args:
         bins: number of bins; the last one is open.
-
-    Attributes:
-        lifetime: `[bins]` counts over the whole run.
     """
 
     def __init__(self, bins: int = 17) -> None:
-        self._recent = np.zeros(bins, dtype=np.int64)  # [bins]
-        self.lifetime = np.zeros(bins, dtype=np.int64)  # [bins]
-        self._sum = 0
-        self._count = 0
-        self._max = 0
+        self._bins = [0] * bins  # a list: one number of an array costs several times as much
+        self._sum = self._max = 0
 
     def add(self, lag: int) -> None:
         """Counts one gradient or batch that was `lag` updates old.
@@ -36,21 +28,17 @@ class LagHistogram:
         """
         if lag < 0:
             raise ValueError(f"policy lag cannot be negative; got {lag}")
-        self._recent[min(lag, len(self._recent) - 1)] += 1
-        self.lifetime[min(lag, len(self.lifetime) - 1)] += 1
+        self._bins[min(lag, len(self._bins) - 1)] += 1
         self._sum += lag
-        self._count += 1
-        self._max = max(self._max, lag)
+        if lag > self._max:
+            self._max = lag
 
     def report(self) -> dict[str, object]:
         """`{mean, max, histogram}` since the last report; then resets them."""
-        report = {
-            "mean": self._sum / self._count if self._count else 0.0,
-            "max": self._max,
-            "histogram": self._recent.tolist(),
-        }
-        self._recent[:] = 0
-        self._sum = self._count = self._max = 0
+        mean = self._sum / max(sum(self._bins), 1)
+        report = {"mean": mean, "max": self._max, "histogram": self._bins}
+        self._bins = [0] * len(self._bins)
+        self._sum = self._max = 0
         return report
 
 

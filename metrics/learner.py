@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 #: Keys that are reported for every policy: those of RLlib 2.60, and `clip_fraction`.
@@ -24,8 +25,7 @@ class LearnerStats:
     """Mean of each learner statistic since the last report, weighted by rows."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
+        self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])  # and weights
         self._last: dict[str, float] = dict.fromkeys(LEARNER_KEYS, 0.0)
 
     def add(self, stats: Mapping[str, float], rows: int) -> None:
@@ -34,18 +34,17 @@ class LearnerStats:
         Non-finite values are left out: they belong to an update that was skipped.
         """
         for key, value in stats.items():
-            if not math.isfinite(value):
-                continue
-            self._sums[key] = self._sums.get(key, 0.0) + value * rows
-            self._weights[key] = self._weights.get(key, 0.0) + rows
+            if math.isfinite(value):
+                sums = self._sums[key]
+                sums[0] += value * rows
+                sums[1] += rows
 
     def report(self) -> dict[str, float]:
         """Means since the last report; a key without new values keeps its last mean."""
-        for key, total in self._sums.items():
-            if self._weights[key] > 0:
-                self._last[key] = total / self._weights[key]
+        for key, (total, weight) in self._sums.items():
+            if weight > 0:
+                self._last[key] = total / weight
         self._sums.clear()
-        self._weights.clear()
         return dict(self._last)
 
 

@@ -13,7 +13,7 @@ import pydantic
 from polopt.common.compression import unpack_gradients
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.central_updates import apply_gradients, usable_rounds
+from polopt.optimizers.central_updates import apply_gradients, is_usable
 from polopt.optimizers.scheme import (
     Scheme,
     check_collection,
@@ -130,13 +130,15 @@ class AsyncGradients(PolicyOptimizer):
                 self._dispatch(fresh)
 
     def _apply(self, arrival: Arrival) -> None:
-        for packed, info in usable_rounds(self, [arrival.value]):
-            gradients = unpack_gradients(packed)
-            lr_scale = self._lr_scale(self.policy.version - gradients.version)
-            self.num_gradients += 1
-            self.num_stale_gradients += lr_scale < 1.0
-            self.metrics.num_gradients_stale = self.num_stale_gradients
-            apply_gradients(self, gradients, [info], lr_scale)
+        packed, info = arrival.value
+        if not is_usable(self, packed, info):
+            return
+        gradients = unpack_gradients(packed)
+        lr_scale = self._lr_scale(self.policy.version - gradients.version)
+        self.num_gradients += 1
+        self.num_stale_gradients += lr_scale < 1.0
+        self.metrics.num_gradients_stale = self.num_stale_gradients
+        apply_gradients(self, gradients, [info], lr_scale)
 
     def _lr_scale(self, lag: int) -> float:
         bound = self.config.max_policy_lag

@@ -109,20 +109,17 @@ def apply_gradients(
         metrics.rollouts.tick(policy.version)
 
 
-def usable_rounds(
-    optimizer: PolicyOptimizer, rounds: Sequence[tuple[Any, RoundInfo]]
-) -> list[tuple[Any, RoundInfo]]:
-    """Counts the faults, seconds and bytes of the rounds; returns those whose numbers are finite.
+def is_usable(optimizer: PolicyOptimizer, packed: Any, info: RoundInfo) -> bool:
+    """Counts the faults, seconds and bytes of a round; returns whether its numbers are finite.
 
     Raises:
         NonFiniteError: too many in a row were not.
     """
     faults, metrics = optimizer.workers.faults, optimizer.metrics
-    for packed, info in rounds:
-        faults.num_restarts_below += info.restarts_below
-        parts = {"sample": info.sample_s, "gradient": info.gradient_s}
-        metrics.worker_times.add(info.worker_index, parts, info.env_steps, gradients=1)
-        metrics.num_bytes_received += packed.nbytes
-    usable = [each for each in rounds if faults.fragment(each[1].worker_index, each[1].faults)]
-    metrics.num_gradients_skipped += len(rounds) - len(usable)
+    faults.num_restarts_below += info.restarts_below
+    parts = {"sample": info.sample_s, "gradient": info.gradient_s}
+    metrics.worker_times.add(info.worker_index, parts, info.env_steps, gradients=1)
+    metrics.num_bytes_received += packed.nbytes
+    usable = faults.fragment(info.worker_index, info.faults)
+    metrics.num_gradients_skipped += not usable
     return usable

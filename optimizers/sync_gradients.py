@@ -16,7 +16,7 @@ from polopt.metrics.learner import mean_stats
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.async_gradients import GradientsConfig
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.central_updates import apply_gradients, usable_rounds
+from polopt.optimizers.central_updates import apply_gradients, is_usable
 from polopt.optimizers.scheme import (
     Scheme,
     check_collection,
@@ -83,7 +83,7 @@ class SyncGradients(PolicyOptimizer):
                 self.in_flight.launch(worker, call)
 
     def _apply(self, rounds: Sequence[tuple[Any, RoundInfo]]) -> None:
-        usable = usable_rounds(self, rounds)
+        usable = [each for each in rounds if is_usable(self, *each)]
         if usable:
             self.num_gradients += len(usable)
             mean = mean_gradients([unpack_gradients(packed) for packed, _ in usable])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import FlatParameters
@@ -58,7 +57,7 @@ class WeightUpdater:
         norm = self._flat.norm()
         lr = self._lr(env_steps) * lr_scale
         clip = self._config.grad_clip
-        if not np.isfinite(norm) or min(norm, clip or norm) > _MAX_NORM:
+        if not math.isfinite(norm) or min(norm, clip or norm) > _MAX_NORM:
             self.skipped += 1
             return False, {"default_optimizer_learning_rate": lr}
         if clip is not None and norm > clip:
