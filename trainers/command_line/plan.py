@@ -34,6 +34,11 @@ class Plan:
     restore: Path | None
 
 
+def ray_address() -> str:
+    """Address of the cluster that RAY_ADDRESS names; `local` if it names none."""
+    return os.environ.get("RAY_ADDRESS") or "local"
+
+
 def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = None) -> Plan:
     """Reads, changes and checks an experiment; starts no process.
 
@@ -54,7 +59,7 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     experiment = Experiment.parse(config, preset)
     for key in example.stop:
         check_stop_key(key)
-    if "RAY_ADDRESS" not in os.environ:  # in a cluster the trial may run on another machine
+    if ray_address() == "local":  # in a cluster the trial may run on another machine
         experiment.learner_device()
     worker_config = experiment.make_worker_config()
     if restore is not None:

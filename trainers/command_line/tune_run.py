@@ -22,7 +22,7 @@ from polopt.common.config import ConfigError
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example
-from polopt.trainers.command_line.plan import Plan
+from polopt.trainers.command_line.plan import Plan, ray_address
 from polopt.trainers.command_line.processes import Process, descendants, kill_remaining
 from polopt.trainers.command_line.progress import Progress
 from polopt.trainers.command_line.signals import Stopped, StopSignals
@@ -239,10 +239,9 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     if folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
         paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
-    address = os.environ.get("RAY_ADDRESS") or "local"
     options = {
-        "address": address,
-        **(here if address == "local" else {}),
+        "address": ray_address(),
+        **(here if ray_address() == "local" else {}),
         "runtime_env": environment,
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.CRITICAL,
