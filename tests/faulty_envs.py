@@ -108,7 +108,7 @@ SPOILS: dict[str, Callable[[Any], Any]] = {
 
 
 class BadReset(Drift):
-    """Its reset returns the observation alone, as Gym's did."""
+    """Its reset returns only the observation, as Gym's did."""
 
     def reset(self, **options: Any) -> Any:
         return super().reset(**options)[0]

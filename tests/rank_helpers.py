@@ -33,10 +33,10 @@ def make_decentralized(
 def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) -> list[Any]:
     """Results of `function` for the `RolloutWorker` of each rank, between two rounds."""
     optimizer.drain()
-    return ask(optimizer.group.ranks, function)
+    return run_on(optimizer.group.ranks, function)
 
 
-def ask(workers: Iterable[RemoteWorker], function: Callable[[Any], Any]) -> list[Any]:
+def run_on(workers: Iterable[RemoteWorker], function: Callable[[Any], Any]) -> list[Any]:
     calls = [worker.actor.__ray_call__.remote(function) for worker in workers]
     return ray.get(calls, timeout=120.0)
 

@@ -119,10 +119,10 @@ def test_driver_killed_and_resumed_ten_times(name: str, tmp_path: Path, report: 
             # The checkpoint that was being written at the kill may be complete.
             assert first["steps"] >= saved
             for _ in range(2):
-                told = json.loads(process.stdout.readline())
-                assert told["what"] == "saved"
-                assert told["steps"] > max(saved, first["steps"]), "counters do not decrease"
-                saved = told["steps"]
+                line = json.loads(process.stdout.readline())
+                assert line["what"] == "saved"
+                assert line["steps"] > max(saved, first["steps"]), "counters do not decrease"
+                saved = line["steps"]
             time.sleep(rng.uniform(0.0, 0.5))
         finally:
             orphans |= family(process.pid)

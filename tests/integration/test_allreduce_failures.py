@@ -140,8 +140,8 @@ def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> Non
     before = on_ranks(optimizer, learned_state)
     one = optimizer.group.ranks[0]
     (key, secret), (other, _) = zmq.curve_keypair(), zmq.curve_keypair()
-    alone = GroupSpec(900, 2, "zmq", 1.0, 0.3, (key, other), secret)
-    address = ray.get(one.actor.listen_for_group.remote(alone, 0), timeout=120.0)
+    incomplete = GroupSpec(900, 2, "zmq", 1.0, 0.3, (key, other), secret)
+    address = ray.get(one.actor.listen_for_group.remote(incomplete, 0), timeout=120.0)
     problem = ray.get(one.actor.join_group.remote([address, address]), timeout=120.0)
     assert "could not join group 900 (zmq) within 0.3 s" in problem
     optimizer.group.broken = True

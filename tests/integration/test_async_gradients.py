@@ -98,7 +98,7 @@ def test_the_pipeline_stays_full_across_steps(fake: FakeRay) -> None:
         optimizer.step()
         assert len(optimizer.in_flight) == NUM_WORKERS
         assert [actor.under_way for actor in actors] == [1] * NUM_WORKERS
-        # A step that drained the pipeline would have to start anew, with more calls than these.
+        # A step that drained the pipeline would start with more calls than these.
         assert sum(len(actor.calls) for actor in actors) == NUM_WORKERS + 7 * step
 
 

@@ -177,9 +177,9 @@ def test_collectors_can_have_own_environments_and_resources(made: Any) -> None:
 
         return ray.get(worker.actor.__ray_call__.remote(look), timeout=60.0)
 
-    (first, who), (second, nobody) = [inside(worker) for worker in collector.workers.remote]
-    assert (first["CPU"], who) == (0.5, "one")
-    assert (second["CPU"], second["seat"], second["memory"], nobody) == (0.25, 1.0, 5e7, None)
+    (first, owner), (second, no_owner) = [inside(worker) for worker in collector.workers.remote]
+    assert (first["CPU"], owner) == (0.5, "one")
+    assert (second["CPU"], second["seat"], second["memory"], no_owner) == (0.25, 1.0, 5e7, None)
 
 
 def test_environments_in_processes_of_their_own(made: Any) -> None:

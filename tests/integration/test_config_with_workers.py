@@ -34,10 +34,10 @@ def test_mutated_configs_with_workers(ray_session: None, preset: str) -> None:
             return
         fits = experiment.rollout.num_workers == 1 and experiment.rollout.num_cpus_per_worker <= 1
         plain = not (experiment.rollout.num_gpus_per_worker or experiment.trainer.num_gpus)
-        patient = experiment.rollout.worker_timeout_s > 5
+        long_timeout = experiment.rollout.worker_timeout_s > 5
         sized = experiment.rollout.model_copy(update={"num_workers": 0})
         quick = is_small(Experiment(**{**vars(experiment), "rollout": sized}))
-        if not (fits and plain and patient and quick):
+        if not (fits and plain and long_timeout and quick):
             return
         if experiment.rollout.custom_resources_per_worker or experiment.rollout.memory_per_worker:
             return

@@ -16,7 +16,7 @@ from fakes import (
     UnweightedPPO,
     worker_config,
 )
-from rank_helpers import LEARNING, Pool, ask, learned_state, make_decentralized, on_ranks
+from rank_helpers import LEARNING, Pool, learned_state, make_decentralized, on_ranks, run_on
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
@@ -105,7 +105,7 @@ def test_all_ranks_stay_equal_and_unequal_ones_are_found(worker_pool: Pool) -> N
     def disturb(worker: Any) -> None:
         worker.policy.flat.params.data[0] += 1e-6
 
-    ask(optimizer.group.ranks[:1], disturb)
+    run_on(optimizer.group.ranks[:1], disturb)
     with pytest.raises(RuntimeError, match="different weights in round 7"):
         optimizer.step()
 

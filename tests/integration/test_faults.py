@@ -100,7 +100,9 @@ def test_environment_that_breaks_the_api_ends_the_run_at_once(worker_pool: Pool,
         make_optimizer(cls, workers).step()
     assert "reset() must return a pair (observation, info); got array" in str(caught.value)
     assert "ray::" not in str(caught.value)
-    assert workers.stats()["num_remote_worker_restarts"] == 0  # nobody else would do better
+    assert (
+        workers.stats()["num_remote_worker_restarts"] == 0
+    )  # another worker would fail the same way
 
 
 @pytest.mark.parametrize(("env", "said"), [(NeverMade, "OSError: no licence"), (3, "got 3")])

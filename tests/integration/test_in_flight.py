@@ -137,14 +137,14 @@ def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeRay, calls: InFlig
 
 
 def test_extra_timeout_and_shorter_deadline(fake: FakeRay, calls: InFlight) -> None:
-    patient, hasty = make_workers(2)
-    launch(calls, patient, extra_timeout_s=5.0)
-    launch(calls, hasty, extra_timeout_s=5.0)
-    calls.tighten_deadline(hasty, 2.0)
+    unchanged, tightened = make_workers(2)
+    launch(calls, unchanged, extra_timeout_s=5.0)
+    launch(calls, tightened, extra_timeout_s=5.0)
+    calls.tighten_deadline(tightened, 2.0)
     fake.script = none_ready
-    assert calls.wait().worker is hasty
+    assert calls.wait().worker is tightened
     assert fake.now_s == 1002.0
-    assert calls.wait().worker is patient
+    assert calls.wait().worker is unchanged
     assert fake.now_s == 1000.0 + TIMEOUT_S + 5.0
 
 

@@ -180,7 +180,7 @@ def test_grid_search_over_optimizers_is_one_experiment(tmp_path: Path) -> None:
     assert [m["optimizer"]["name"] for m in metrics if m] == OPTIMIZERS
     blocks = [set(paths(m["env_runners"])) | set(paths(m["learners"])) for m in metrics if m]
     assert blocks[0] == blocks[1] == blocks[2]
-    # A checkpoint of one goes on under another, preset or not.
+    # Each trainer restores checkpoints of the others.
     for result, preset in zip(grid, (DDPPO, A3C, A2C), strict=True):
         assert result.checkpoint is not None
         sampled = result.metrics["num_env_steps_sampled_lifetime"]  # type: ignore[index]
@@ -307,8 +307,8 @@ def test_tune_reserves_driver_and_workers() -> None:
         worker,
         worker,
     ]
-    alone = SyncPPO.default_resource_request(tiny(SyncPPO, num_workers=0))
-    assert alone.bundles == [{"CPU": 1.0}]
+    local_only = SyncPPO.default_resource_request(tiny(SyncPPO, num_workers=0))
+    assert local_only.bundles == [{"CPU": 1.0}]
     light = tiny(SyncPPO, num_cpus_for_driver=0, num_cpus_per_worker=0)
     assert SyncPPO.default_resource_request(light).required_resources == {"CPU": 0.001}
 

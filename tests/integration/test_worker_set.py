@@ -110,8 +110,8 @@ def test_apply_runs_a_function_in_every_worker(fake: FakeRay) -> None:
     seen = workers.apply(lambda worker, factor: factor * worker.index, 10)
     assert list(seen.items()) == [(1, 10), (3, 30)]
     assert workers.faults.num_restarts == 1
-    alone = FakeWorkerSet(worker_config(rollout={"num_workers": 0}))
-    assert alone.apply(lambda worker: worker.index) == {0: 0}
+    local_only = FakeWorkerSet(worker_config(rollout={"num_workers": 0}))
+    assert local_only.apply(lambda worker: worker.index) == {0: 0}
 
 
 def test_constructor_arguments_are_small_for_a_large_network() -> None:

@@ -106,7 +106,7 @@ def test_total_frames_are_exact(fake: FakeRay, sync: bool, mode: str, total: int
         assert set(frames) == {20}
         assert len(frames) == -(-total // 20)
         launched = sum(len(actor.calls) for actor in collector.workers.actors)
-        assert launched == len(frames) * (2 if sync else 1), "collected for nobody"
+        assert launched == len(frames) * (2 if sync else 1), "more is collected than returned"
     with pytest.raises(StopIteration):
         next(collector)
 

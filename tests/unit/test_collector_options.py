@@ -184,7 +184,7 @@ def test_the_policy_is_ignored_for_the_first_frames(env: Any) -> None:
 
 @pytest.mark.parametrize("mode", AUTORESET)
 def test_longest_trajectory(mode: str) -> None:
-    """Reward 1 a step for ever, truncated every four steps: the value is that of going on."""
+    """Reward 1 at every step, truncated every four steps: values are those of endless episodes."""
     gamma = 0.9
     policy = make_policy("a2c", Clock(100), gamma=gamma, model={"fcnet_hiddens": []})
     with torch.no_grad():

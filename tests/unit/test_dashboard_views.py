@@ -110,7 +110,7 @@ def test_band_holds_finished_runs_and_ends_with_others(results: Path) -> None:
         write_trial(results, "async_gradients", seed, 10 + seed, finished=seed > 0)
     drawn = curves(by_key(compare.panels(select(results)))["return-steps"])
     assert max(drawn["SyncPPO (n=5)"].x) == 14_000
-    assert max(drawn["A3C (n=5)"].x) == 9_000  # where the run that goes on is
+    assert max(drawn["A3C (n=5)"].x) == 9_000  # of the run that continues
 
 
 def test_target_counts_runs_that_reach_it(results: Path) -> None:
@@ -171,7 +171,7 @@ def test_faults_are_marked_where_counters_rise(results: Path) -> None:
 
 def test_restored_counter_is_no_fault(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 10, deaths=(2,), finished=False)
-    write_trial(results, "async_gradients", 0, 5, first=11)  # the counter starts anew
+    write_trial(results, "async_gradients", 0, 5, first=11)  # the counter restarts
     selection = select(results)
     marks = curves(by_key(gradients.panels(selection))["bytes"])["worker restarts"]
     assert list(marks.x) == [1.0]

@@ -87,13 +87,13 @@ def test_crash_invalidates_one_row(mode: str, fragment: int) -> None:
     assert set(lengths.tolist()) == {7}
     rewards = np.concatenate([crashed(batch, "rewards") for batch in batches])
     np.testing.assert_array_equal(rewards, valid.astype(np.float32))
-    told = next(batch.faults for batch in batches if batch.faults.env_faults)
-    assert told.env_index == 0
-    first, *_, last = told.traceback.splitlines()
+    faults = next(batch.faults for batch in batches if batch.faults.env_faults)
+    assert faults.env_index == 0
+    first, *_, last = faults.traceback.splitlines()
     assert first == "environment 'toy' (number 0 of worker 1) in step() at step 4 of its episode:"
     assert last == "RuntimeError: simulated crash of the clock"
-    assert "toy_envs.py" in told.traceback or "faulty_envs.py" in told.traceback
-    assert "gymnasium/vector" not in told.traceback
+    assert "toy_envs.py" in faults.traceback or "faulty_envs.py" in faults.traceback
+    assert "gymnasium/vector" not in faults.traceback
 
 
 def test_crash_row_counted_as_valid_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,7 @@ def test_termination_of_own_vector_does_not_bootstrap() -> None:
 # ---- rows that only reset ---------------------------------------------------------------------
 
 
-def spoil_reset_rows(batch: SampleBatch, names: list[str]) -> None:
+def corrupt_reset_rows(batch: SampleBatch, names: list[str]) -> None:
     resets = ~batch["valid"]
     assert resets.any()
     for name in names:
@@ -243,11 +243,11 @@ def check_spoiled_rows_change_nothing(name: str, mask: Callable[[SampleBatch], N
     before = gradient(policy.postprocess(batch), policy)
     weights = policy.get_weights()
     # As sampled: the contents of a reset row are arbitrary.
-    spoil_reset_rows(batch, ["rewards", "actions", "action_dist_inputs"])
+    corrupt_reset_rows(batch, ["rewards", "actions", "action_dist_inputs"])
     policy.postprocess(batch)
     np.testing.assert_array_equal(gradient(batch, policy), before)
     # After postprocessing.
-    spoil_reset_rows(batch, ["values", "advantages", "value_targets"])
+    corrupt_reset_rows(batch, ["values", "advantages", "value_targets"])
     batch.obs[invalid] = np.nan
     mask(batch)
     np.testing.assert_array_equal(gradient(batch, policy), before)

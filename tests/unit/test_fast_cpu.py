@@ -112,7 +112,7 @@ def test_closed_forms_do_not_use_torch(key: str, name: str) -> None:
 
 
 class HalfLossPPO(PPOPolicy):
-    """Overrides `loss` alone, so that the inherited closed form does not belong to it."""
+    """Overrides only `loss`, so that the inherited closed form does not belong to it."""
 
     def loss(self, rows: Any) -> Any:
         loss, stats = super().loss(rows)

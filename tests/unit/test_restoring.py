@@ -215,7 +215,7 @@ def test_refusal_names_the_previous_checkpoint(
 
 def test_state_of_other_shape_is_one_error(saved: Path, trainer: PolicyOptimizerTrainer) -> None:
     newest = saved / "checkpoint_000002"
-    for spoil, said in (
+    for damage, message in (
         (
             lambda s: s["optimizer"]["policy"].pop("adam"),
             "must be of torch_optimizer 'adam'; got none",
@@ -227,16 +227,16 @@ def test_state_of_other_shape_is_one_error(saved: Path, trainer: PolicyOptimizer
         (lambda s: s["optimizer"]["policy"]["adam"].update(exp_avg=torch.zeros(3)), "not fit"),
     ):
         state = read_trainer_state(saved / "checkpoint_000001")
-        spoil(state)
+        damage(state)
         shutil.rmtree(newest)
         write_checkpoint(newest, state)
-        refused(trainer, newest, said)
+        refused(trainer, newest, message)
 
 
-def refused(trainer: PolicyOptimizerTrainer, directory: Path, said: str) -> None:
+def refused(trainer: PolicyOptimizerTrainer, directory: Path, message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         trainer.restore(str(directory))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(directory) in str(caught.value)
     assert "\n" not in str(caught.value)
 

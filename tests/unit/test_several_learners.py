@@ -82,18 +82,18 @@ def uneven_batches(policy: Policy, shares: tuple[float, ...]) -> list[SampleBatc
 
 def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options: Any) -> None:
     options = {"num_sgd_iter": 4, "sgd_minibatch_size": 0, "lr": 1e-3, **options}
-    alone = small_policy(name, **options)
-    batches = uneven_batches(alone, shares)
+    single = small_policy(name, **options)
+    batches = uneven_batches(single, shares)
     learners = [small_policy(name, **options) for _ in shares]
     for index, learner in enumerate(learners):
         learner.shuffle = np.random.default_rng(index)
-    initial = alone.get_weights().flat
-    expected_stats = alone.learn_on_batch(SampleBatch.concat(batches))
-    expected = alone.get_weights().flat
+    initial = single.get_weights().flat
+    expected_stats = single.learn_on_batch(SampleBatch.concat(batches))
+    expected = single.get_weights().flat
     weights, stats = learn_together(learners, batches)
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, weights[0])
-        assert learner.version == alone.version == 4
+        assert learner.version == single.version == 4
     moved = np.abs(expected - initial).max()
     np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.01 * moved)
     for key in ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss"):
@@ -148,13 +148,13 @@ def test_standardising_separately_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
 def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) -> None:
     """Minibatch `i` of all learners together equals a minibatch of one learner."""
     options = {"num_sgd_iter": 3, "sgd_minibatch_size": 4}
-    alone = small_policy("ppo", **options, standardize_advantages=False)
-    batches = uneven_batches(alone, shares)
+    single = small_policy("ppo", **options, standardize_advantages=False)
+    batches = uneven_batches(single, shares)
     learners = [small_policy("ppo", **options) for _ in shares]
     for index, learner in enumerate(learners):
         learner.shuffle = np.random.default_rng(index)
 
-    rows = [alone.training_rows(batch) for batch in batches]
+    rows = [single.training_rows(batch) for batch in batches]
     total = sum(len(r["obs"]) for r in rows)
     union = torch.cat([r["advantages"] for r in rows])
     for r in rows:
@@ -166,14 +166,14 @@ def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) ->
         cuts = [list(shuffled(r, parts, g)) for r, g in zip(rows, generators, strict=True)]
         for pieces in zip(*cuts, strict=True):
             part = {name: torch.cat([piece[name] for piece in pieces]) for name in rows[0]}
-            sgd.update(alone, part, LocalReducer())
+            sgd.update(single, part, LocalReducer())
 
     initial = small_policy("ppo", **options).get_weights().flat
     weights, _ = learn_together(learners, batches)
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, weights[0])
-        assert learner.version == alone.version == 3 * parts
-    expected = alone.get_weights().flat
+        assert learner.version == single.version == 3 * parts
+    expected = single.get_weights().flat
     moved = np.abs(expected - initial).max()
     np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.02 * moved)
 

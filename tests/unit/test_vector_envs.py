@@ -94,7 +94,7 @@ CREATORS: list[Callable[[], Any]] = [
 
 
 def history(env: Any, steps: int = 60) -> list[Any]:
-    """Copies of all results of `steps` steps; halfway, two environments are reset alone."""
+    """Copies of all results of `steps` steps; after half of them two environments are reset."""
     env.action_space.seed(5)
     results = [deepcopy(env.reset(seed=[10, 11, 12, 13]))]
     for t in range(steps):
@@ -140,7 +140,7 @@ def made(creator: Any, mode: str, **options: Any) -> VectorEnv[Any, Any, Any]:
 def test_guarded_vector_equals_gymnasiums(creator: Callable[[], Any], mode: str) -> None:
     plain = SyncVectorEnv([creator] * NUM_ENVS, autoreset_mode=AutoresetMode[mode.upper()])
     expected = history(plain)
-    assert any(np.logical_or(*told[2:4]).any() for told in expected if len(told) == 5)  # some end
+    assert any(np.logical_or(*step[2:4]).any() for step in expected if len(step) == 5)  # some end
     assert_same(history(made(creator, mode)), expected)
 
 
