@@ -17,6 +17,7 @@ from polopt.rollouts.collectors.gradient_worker import make_workers
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.config import Experiment
+from polopt.trainers.prometheus import PrometheusExporter
 from polopt.trainers.restoring import (
     name_previous,
     network_mismatch,
@@ -134,6 +135,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             raise
 
     def _make_optimizer(self) -> Any:
+        self._exporter = PrometheusExporter()
         return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
 
     def step(self) -> dict[str, Any]:
@@ -161,6 +163,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `Trainable.train` keeps what is there already.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
+        self._exporter.record(result, self.trial_id)
         return result
 
     @property
@@ -220,6 +223,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 found, lambda s: s["optimizer"]["policy"].get("network") == network
             )
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}{previous}")
+        self._exporter = PrometheusExporter(restored=True)
         # Checkpoints before 0.2 do not hold these two.
         counted, seconds = super().iteration, self._counted_s()
         self._earlier_iterations = int(state.get("training_iteration", counted)) - counted

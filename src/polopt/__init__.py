@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polopt.common.sample_batch import SampleBatch as SampleBatch
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
+    from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
     from polopt.metrics.optimizer_stats import StepResult as StepResult
     from polopt.optimizers.base import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
@@ -65,6 +66,7 @@ _MODULE_OF = {
     "SampleBatch": "polopt.common.sample_batch",
     "StepResult": "polopt.metrics.optimizer_stats",
     "SyncPPO": "polopt.trainers.presets",
+    "TensorBoardLayout": "polopt.dashboards.tensorboard",
     "Weights": "polopt.common.weights",
     "WorkerSet": "polopt.rollouts.workers.worker_set",
     "pack": "polopt.common.compression",

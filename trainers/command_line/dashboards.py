@@ -1,12 +1,14 @@
-"""The commands `polopt dashboard` and `polopt report`."""
+"""The commands `polopt dashboard`, `polopt report` and `polopt grafana`."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from polopt.common.config import ConfigError
 from polopt.trainers.command_line.output import RESULTS_DIR, bad_input, say
 
 
@@ -50,3 +52,47 @@ def report(
         say(f"figures     {figures}")
     for note in notes:
         say(f"note        {note}")
+
+
+def grafana(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="Where Grafana's provisioning looks. Default: where Ray's does, which is "
+            "$RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR or a folder of Ray's newest session.",
+        ),
+    ] = None,
+) -> None:
+    """Write Grafana dashboards of each policy optimizer."""
+    with bad_input():
+        from polopt.dashboards.grafana import write_dashboards
+
+        metrics = _metrics_folder()
+        given = folder or os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
+        target = Path(given or metrics / "grafana" / "dashboards").expanduser()
+        if not given and not target.is_dir():
+            raise ConfigError(
+                f"no running Ray exports metrics: {target} does not exist; "
+                "pip install 'polopt[metrics]' and `ray start --head` first, or name a directory"
+            )
+        try:
+            written = write_dashboards(target)
+        except OSError as error:
+            raise ConfigError(f"{target}: {error.strerror or error}") from None
+    say(f"dashboards  {target} ({len(written)} files)")
+    say(_NEXT.format(metrics=metrics))
+
+
+_NEXT = """next        each in its own terminal:
+    cd {metrics}
+    prometheus --config.file prometheus/prometheus.yml
+    grafana server --homepath /usr/share/grafana --config grafana/grafana.ini
+    RAY_ADDRESS=auto polopt train cartpole_a3c
+page        http://localhost:3000/d/polopt"""
+
+
+def _metrics_folder() -> Path:
+    """Returns where Ray writes its configurations of Prometheus and Grafana."""
+    root = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest", "metrics")
+    return Path(os.environ.get("RAY_METRICS_OUTPUT_ROOT", root))

@@ -19,6 +19,7 @@ from ray import tune
 from rich.console import Console
 
 from polopt.common.config import ConfigError
+from polopt.dashboards.tensorboard import TensorBoardLayout
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example
@@ -145,7 +146,7 @@ def _tuner(
             name=context.folder.name,
             storage_path=str(context.folder.parent),
             stop=stop,
-            callbacks=[progress, *planned.example.callbacks],
+            callbacks=[progress, TensorBoardLayout(), *planned.example.callbacks],
             checkpoint_config=tune.CheckpointConfig(
                 num_to_keep=_KEPT,
                 checkpoint_frequency=options.checkpoint_every,

@@ -1,0 +1,244 @@
+"""Grafana dashboards: one for all optimizers, and one for each tab of the live page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polopt.metrics.prometheus import ALLREDUCE, GRADIENTS, METRICS, SAMPLES
+
+#: Title and optimizers of each dashboard, by its identifier; no optimizers: all.
+BOARDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "polopt": ("polopt: all optimizers", ()),
+    "polopt-gradients": ("polopt: AsyncGradients, SyncGradients", GRADIENTS),
+    "polopt-samples": ("polopt: SyncSamples, AsyncSamples", SAMPLES),
+    "polopt-allreduce": ("polopt: DecentralizedAllReduce", ALLREDUCE),
+}
+_SERIES = {metric.name: metric for metric in METRICS}
+_UNITS = {"share": "percentunit", "ms": "ms", "bytes": "Bps"}
+#: Results that are further apart than this are not joined by a line.
+_JOIN_MS = 5 * 60 * 1000
+
+
+@dataclass(frozen=True)
+class View:
+    """One panel.
+
+    Attributes:
+        title: of the panel.
+        text: what it answers.
+        metrics: names of metrics of one unit, each shown by trial and by its tag.
+        stacked: shares by tag, as the mean over the trials.
+        optimizers: that have it; empty: all.
+    """
+
+    title: str
+    text: str
+    metrics: tuple[str, ...]
+    stacked: bool = False
+    optimizers: tuple[str, ...] = ()
+
+
+VIEWS = (
+    View("Return", "Mean of the last 100 episodes.", ("polopt_episode_return",)),
+    View("Environment steps/s", "Sampled, since the last result.", ("polopt_env_steps_per_s",)),
+    View(
+        "Driver's time",
+        "The share of waiting or sampling is the driver's idle time. Near 0, it limits the run.",
+        ("polopt_driver_share",),
+        stacked=True,
+    ),
+    View(
+        "Workers' time",
+        "Idle: workers wait for the driver or for each other.",
+        ("polopt_workers_share",),
+        stacked=True,
+    ),
+    View(
+        "Accepted, stale, skipped gradients",
+        "How much of the workers' work is dropped or scaled down.",
+        ("polopt_gradients",),
+        optimizers=GRADIENTS,
+    ),
+    View(
+        "Realised rate against peaks",
+        "Realised near the sampling peak: add workers. Near the learning peak: learn faster.",
+        ("polopt_env_steps_per_s", "polopt_peak_env_steps_per_s"),
+        optimizers=SAMPLES,
+    ),
+    View(
+        "Ranks, broken rounds",
+        "When ranks were lost and came back.",
+        ("polopt_ranks", "polopt_broken_rounds"),
+        optimizers=ALLREDUCE,
+    ),
+    View(
+        "Early-stopped fragments",
+        "How often slow workers are cut off.",
+        ("polopt_early_stopped",),
+        optimizers=_SERIES["polopt_early_stopped"].optimizers,
+    ),
+    View("Policy lag", "Age of the weights that acted, as a distribution.", ("polopt_policy_lag",)),
+    View("Mean and largest lag", "Of policy and gradients.", ("polopt_lag_mean", "polopt_lag_max")),
+    View("Lag in rollouts", "How far behind workers are.", ("polopt_lag_rollouts",)),
+    View(
+        "Driver's phases, p50 and p99",
+        "Single timings since the last result.",
+        ("polopt_driver_p50_ms", "polopt_driver_p99_ms"),
+    ),
+    View(
+        "Workers' parts, p50 and p99",
+        "Single answers since the last result.",
+        ("polopt_workers_p50_ms", "polopt_workers_p99_ms"),
+    ),
+    View("Workers' steps/s", "Mean, slowest, fastest.", ("polopt_workers_env_steps_per_s",)),
+    View("Workers' idle share", "Mean, busiest, idlest.", ("polopt_workers_idle_share",)),
+    View(
+        "Requests in flight", "Fewer than workers: some are lost.", ("polopt_requests_in_flight",)
+    ),
+    View("Updates/s", "Applied, since the last result.", ("polopt_updates_per_s",)),
+    View(
+        "Steps and updates, smoothed",
+        "Rates over a minute or more.",
+        ("polopt_env_steps", "polopt_env_steps_trained", "polopt_updates"),
+    ),
+    View("Bytes", "Weights, gradients and data between processes.", ("polopt_bytes",)),
+    View(
+        "Faults",
+        "Totals so far. A dip of a curve at a step has a cause.",
+        (
+            "polopt_worker_restarts",
+            "polopt_worker_failures",
+            "polopt_env_faults",
+            "polopt_non_finite",
+            "polopt_skipped_updates",
+        ),
+    ),
+    View("Healthy workers", "Now.", ("polopt_healthy_workers",)),
+    View("Learner", "Losses, entropy, KL, gradient norm, learning rate.", ("polopt_learner",)),
+)
+
+
+def write_dashboards(folder: Path) -> list[Path]:
+    """Writes the dashboards as JSON files, for Grafana's provisioning; returns their paths.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for identifier, board in dashboards().items():
+        path = folder / f"{identifier.replace('-', '_')}_grafana_dashboard.json"
+        path.write_text(json.dumps(board, indent=1) + "\n")
+        written.append(path)
+    return written
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """The dashboards by identifier, as Grafana reads them."""
+    return {uid: _dashboard(uid, title, names) for uid, (title, names) in BOARDS.items()}
+
+
+def views_of(optimizers: Iterable[str]) -> list[View]:
+    """The views of a dashboard: of all optimizers, those that all of them have."""
+    wanted = set(optimizers)
+    return [v for v in VIEWS if not v.optimizers or (wanted and wanted & set(v.optimizers))]
+
+
+def _dashboard(uid: str, title: str, optimizers: tuple[str, ...]) -> dict[str, Any]:
+    chosen = "|".join(optimizers) or "$optimizer"
+    panels = [
+        {
+            **_panel(view, f'optimizer=~"{chosen}",trial=~"$trial"'),
+            "id": number + 1,
+            "gridPos": {"h": 8, "w": 12, "x": 12 * (number % 2), "y": 8 * (number // 2)},
+        }
+        for number, view in enumerate(views_of(optimizers))
+    ]
+    known = "ray_polopt_env_steps_per_s"
+    variables = [] if optimizers else [_variable("optimizer", f"label_values({known}, optimizer)")]
+    trials = f'label_values({known}{{optimizer=~"{chosen}"}}, trial)'
+    source = {"name": "datasource", "type": "datasource", "query": "prometheus", "hide": 2}
+    return {
+        "uid": uid,
+        "title": title,
+        "tags": ["polopt", "ray"],
+        "schemaVersion": 36,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": [source, *variables, _variable("trial", trials)]},
+        "panels": panels,
+    }
+
+
+def _variable(name: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": "${datasource}",
+        "definition": query,
+        "query": {"query": query, "refId": "StandardVariableQuery"},
+        "refresh": 2,  # whenever the range of time changes
+        "sort": 1,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".+",
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _panel(view: View, selector: str) -> dict[str, Any]:
+    metric = _SERIES[view.metrics[0]]
+    panel = {
+        "title": view.title,
+        "description": view.text,
+        "datasource": "${datasource}",
+        "targets": [
+            {"refId": chr(ord("A") + number), **_target(name, view, selector)}
+            for number, name in enumerate(view.metrics)
+        ],
+    }
+    if metric.kind == "histogram":
+        return {**panel, "type": "heatmap", "options": _HEAT_MAP}
+    custom: dict[str, Any] = {"spanNulls": _JOIN_MS, "showPoints": "auto"}
+    if view.stacked:
+        custom |= {"stacking": {"mode": "normal"}, "fillOpacity": 60, "lineWidth": 0}
+    limits = {"min": 0, "max": 1} if metric.unit == "share" else {}
+    defaults = {"unit": _UNITS.get(metric.unit, "short"), "custom": custom, **limits}
+    return {
+        **panel,
+        "type": "timeseries",
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+    }
+
+
+_HEAT_MAP: Mapping[str, Any] = {
+    "calculate": False,
+    "color": {"mode": "scheme", "scheme": "Blues", "steps": 64},
+    "filterValues": {"le": 1e-9},
+    "yAxis": {"axisPlacement": "left", "unit": "none"},
+}
+
+
+def _target(name: str, view: View, selector: str) -> dict[str, Any]:
+    metric = _SERIES[name]
+    value = f"{metric.series}{{{selector}}}"
+    if metric.kind == "histogram":
+        expr = f"sum by (le) (increase({value}[$__rate_interval]))"
+        return {"expr": expr, "format": "heatmap", "legendFormat": "{{le}}"}
+    if metric.kind == "counter":
+        value = f"rate({value}[$__rate_interval])"
+    tags = [metric.tag] if metric.tag else []
+    labels = tags if view.stacked else ["optimizer", "trial", *tags]
+    aggregate = "avg" if view.stacked else "max"
+    legend = " ".join(f"{{{{{label}}}}}" for label in labels)
+    if len(view.metrics) > 1:
+        legend = f"{name.removeprefix('polopt_')} {legend}"
+    expr = f"{aggregate} by ({', '.join(labels)}) ({value})"
+    return {"expr": expr, "legendFormat": legend}

@@ -1,0 +1,162 @@
+"""`METRICS`: what a run exports to Prometheus. Recorder, Grafana dashboards and docs read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+GRADIENTS = ("async_gradients", "sync_gradients")
+SAMPLES = ("sync_samples", "async_samples")
+ALLREDUCE = ("decentralized_allreduce",)
+#: Upper bounds of the buckets of lag; a lag of 0 is in the first one.
+LAG_BOUNDARIES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric and the result key that it comes from.
+
+    Attributes:
+        kind: a `counter` takes the increase of the number, a `gauge` the number, a `histogram` the
+            counts of a list whose last bin is open, as `policy_lag/histogram`.
+        name: without what Ray adds: the prefix `ray_`, and `_total` for counters.
+        unit: of the value.
+        key: path in results; `*` stands for each value of `tag`.
+        text: what it is.
+        tag: besides `optimizer` and `trial`; empty: none.
+        optimizers: that have it; empty: all.
+    """
+
+    kind: str
+    name: str
+    unit: str
+    key: str
+    text: str
+    tag: str = ""
+    optimizers: tuple[str, ...] = ()
+
+    @property
+    def series(self) -> str:
+        """Name in Prometheus; of a histogram, the name of its buckets."""
+        suffix = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[self.kind]
+        return f"ray_{self.name}{suffix}"
+
+    def match(self, paths: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
+        """Yields each path that belongs to the metric, with its tag."""
+        pattern = re.compile(re.escape(self.key).replace(r"\*", "([^/]+)"))
+        for path in paths:
+            if found := pattern.fullmatch(path):
+                yield path, {self.tag: found[1]} if self.tag else {}
+
+
+_counter = partial(Metric, "counter")
+_gauge = partial(Metric, "gauge")
+_histogram = partial(Metric, "histogram")
+_STEPS, _RATE = "environment steps", "environment steps/s"
+_OPT, _FAULTS, _LEARNER = "optimizer/", "fault_tolerance/", "learners/default_policy/"
+
+METRICS = (
+    _counter("polopt_env_steps", _STEPS, _OPT + "num_env_steps_sampled", "sampled"),
+    _counter("polopt_env_steps_trained", _STEPS, _OPT + "num_env_steps_trained", "learned from"),
+    _counter("polopt_updates", "updates", _OPT + "num_updates", "applied to the weights"),
+    _counter(
+        "polopt_bytes", "bytes", _OPT + "num_bytes_*", "weights, gradients, data", "direction"
+    ),
+    _counter(
+        "polopt_gradients",
+        "gradients",
+        _OPT + "num_gradients_*",
+        "of workers, by what became of them",
+        "outcome",
+        GRADIENTS,
+    ),
+    _gauge(
+        "polopt_episode_return",
+        "return",
+        "env_runners/episode_return_mean",
+        "mean of the last 100 episodes",
+    ),
+    _gauge("polopt_env_steps_per_s", _RATE, _OPT + "env_steps_per_s", "sampled in the interval"),
+    _gauge("polopt_updates_per_s", "updates/s", _OPT + "updates_per_s", "in the interval"),
+    _gauge(
+        "polopt_driver_share", "share", _OPT + "driver/share/*", "of the driver's time", "phase"
+    ),
+    _gauge("polopt_driver_p50_ms", "ms", _OPT + "driver/p50_ms/*", "median of a phase", "phase"),
+    _gauge("polopt_driver_p99_ms", "ms", _OPT + "driver/p99_ms/*", "p99 of a phase", "phase"),
+    _gauge("polopt_workers_share", "share", _OPT + "workers/share/*", "of workers' time", "part"),
+    _gauge("polopt_workers_p50_ms", "ms", _OPT + "workers/p50_ms/*", "median of a part", "part"),
+    _gauge("polopt_workers_p99_ms", "ms", _OPT + "workers/p99_ms/*", "p99 of a part", "part"),
+    _gauge(
+        "polopt_workers_env_steps_per_s",
+        _RATE,
+        _OPT + "workers/env_steps_per_s/*",
+        "mean, slowest and fastest worker",
+        "over",
+    ),
+    _gauge(
+        "polopt_workers_idle_share",
+        "share",
+        _OPT + "workers/idle_share/*",
+        "mean, busiest and idlest worker",
+        "over",
+    ),
+    _histogram(
+        "polopt_policy_lag",
+        "updates",
+        _OPT + "policy_lag/histogram",
+        "age of the weights that acted; at most 256 values of each result",
+    ),
+    _gauge("polopt_lag_mean", "updates", _OPT + "*_lag/mean", "of policy and gradient lag", "kind"),
+    _gauge("polopt_lag_max", "updates", _OPT + "*_lag/max", "of policy and gradient lag", "kind"),
+    _gauge("polopt_lag_rollouts", "rollouts", _OPT + "policy_lag_rollouts/mean", "mean policy lag"),
+    _gauge(
+        "polopt_requests_in_flight",
+        "calls",
+        _OPT + "requests_in_flight/mean",
+        "mean number of pending calls",
+    ),
+    _gauge(
+        "polopt_peak_env_steps_per_s",
+        _RATE,
+        _OPT + "*_peak_throughput",
+        "fastest single phase so far",
+        "phase",
+        SAMPLES,
+    ),
+    _gauge(
+        "polopt_early_stopped",
+        "fragments",
+        _OPT + "num_early_stopped",
+        "ended early, so far",
+        "",
+        ("sync_samples", *ALLREDUCE),
+    ),
+    _gauge("polopt_ranks", "ranks", _OPT + "num_ranks", "members of the group", "", ALLREDUCE),
+    _gauge("polopt_broken_rounds", "rounds", _OPT + "num_broken_rounds", "so far", "", ALLREDUCE),
+    _gauge("polopt_healthy_workers", "workers", _FAULTS + "num_healthy_workers", "now"),
+    _gauge("polopt_worker_restarts", "restarts", _FAULTS + "num_remote_worker_restarts", "so far"),
+    _gauge("polopt_worker_failures", "failures", _FAULTS + "num_worker_*", "so far", "kind"),
+    _gauge("polopt_env_faults", "faults", _FAULTS + "num_env_faults", "so far"),
+    _gauge("polopt_non_finite", "fragments", _FAULTS + "num_non_finite", "non-finite data, so far"),
+    _gauge("polopt_skipped_updates", "updates", _OPT + "num_skipped_updates", "not finite, so far"),
+    _gauge(
+        "polopt_learner", "", _LEARNER + "*", "losses and statistics of the learner", "statistic"
+    ),
+)
+
+
+def markdown_table() -> str:
+    """The table of `docs/metrics.md`."""
+    lines = ["| metric | kind | unit | tag | result key | meaning | optimizers |", "|---" * 7 + "|"]
+    for metric in METRICS:
+        tag = f"`{metric.tag}`" if metric.tag else ""
+        optimizers = ", ".join(f"`{name}`" for name in metric.optimizers) or "all"
+        cells = (f"`{metric.name}`", metric.kind, metric.unit, tag, f"`{metric.key}`", metric.text)
+        lines.append(f"| {' | '.join(cells)} | {optimizers} |".replace("|  |", "| |"))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown_table())
