@@ -38,12 +38,17 @@ pytestmark = [
 ]
 #: Trains with each optimizer in turn; prints begin and end of each trial.
 RUN = """
-import json, sys, time
+import json, pathlib, sys, time
 import ray
 from ray import tune
 import polopt
 
 ray.init(num_cpus=4, log_to_driver=False, object_store_memory=100_000_000)
+input()  # until Prometheus has scraped Ray's agent
+
+def is_scraped(trial_id, result):
+    return pathlib.Path(sys.argv[1], result["optimizer"]["name"]).exists()
+
 config = {
     "env": "CartPole-v1",
     "policy": "ppo",
@@ -57,9 +62,7 @@ results = tune.Tuner(
     polopt.PolicyOptimizerTrainer,
     param_space=config,
     tune_config=tune.TuneConfig(max_concurrent_trials=1, reuse_actors=True),
-    run_config=tune.RunConfig(
-        stop={"time_total_s": 5}, storage_path=sys.argv[1], verbose=0
-    ),
+    run_config=tune.RunConfig(stop=is_scraped, storage_path=sys.argv[1], verbose=0),
 ).fit()
 assert not results.errors, results.errors
 time.sleep(2.5)  # two intervals of Ray's export, for the last trial
@@ -111,6 +114,28 @@ def prometheus(discovery: Path, folder: Path) -> Iterator[Ask]:
         process.wait(30)
 
 
+def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+
+
+def scrapes_agent(ask: Ask) -> bool:
+    """Whether there is data of the agent that exports the metrics of Ray's processes."""
+    try:
+        return bool(ask("ray_node_mem_total", time.time() - 5, time.time()))
+    except urllib.error.URLError:  # Prometheus is starting
+        return False
+
+
+def mark_scraped(ask: Ask, folder: Path) -> None:
+    """Creates a file, which ends the trial, for each optimizer that was scraped some times."""
+    for series in ask("ray_polopt_lag_mean", time.time() - 60, time.time()):
+        if len(series["values"]) > 4:
+            (folder / series["metric"]["optimizer"]).touch()
+
+
 @pytest.fixture(scope="module")
 def scraped() -> Iterator[tuple[Ask, dict[str, dict[str, Any]]]]:
     """A query function, and the trial of each optimizer."""
@@ -123,16 +148,25 @@ def scraped() -> Iterator[tuple[Ask, dict[str, dict[str, Any]]]]:
         "RAY_AIR_NEW_OUTPUT": "0",
     }
     command = [sys.executable, "-c", RUN, str(folder / "results"), *OPTIMIZERS]
+    (folder / "results").mkdir()
     run = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     discovery = folder / "ray" / "session_latest" / "prom_metrics_service_discovery.json"
-    deadline_s = time.monotonic() + 120
-    while not discovery.exists() and run.poll() is None and time.monotonic() < deadline_s:
-        time.sleep(0.2)
     try:
+        wait_until(lambda: discovery.exists() or run.poll() is not None)
         with prometheus(discovery, folder) as ask:
-            output, errors = run.communicate(timeout=240)
+            wait_until(lambda: scrapes_agent(ask) or run.poll() is not None)
+            assert run.stdin
+            run.stdin.write("\n")
+            run.stdin.flush()
+            wait_until(lambda: run.poll() is not None or mark_scraped(ask, folder / "results"), 240)
+            output, errors = run.communicate(timeout=30)
             assert run.returncode == 0, errors[-3000:]
             trials = json.loads(output.strip().splitlines()[-1])
             yield ask, {trial["optimizer"]: trial for trial in trials}

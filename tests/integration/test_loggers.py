@@ -1,0 +1,215 @@
+"""Tune's loggers take the results of every optimizer: JSON, CSV, TensorBoard, W&B, MLflow."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from ray import tune
+from ray.tune.search.basic_variant import BasicVariantGenerator
+
+import polopt
+from polopt.metrics.prometheus import METRICS
+
+#: Optimizers with a policy that a preset combines them with; A2C's block is that of SyncPPO.
+SCHEMES = {
+    "async_gradients": "a3c",
+    "sync_gradients": "a3c",
+    "sync_samples": "a2c",
+    "async_samples": "ppo",
+    "decentralized_allreduce": "ppo",
+}
+every_optimizer = pytest.mark.parametrize("optimizer", SCHEMES)
+
+
+class Logged(NamedTuple):
+    """The trial of one optimizer.
+
+    Attributes:
+        folder: of its result files.
+        trial_id: Tune's.
+        result: the last one.
+    """
+
+    folder: Path
+    trial_id: str
+    result: dict[str, Any]
+
+
+class Warnings(logging.Handler):
+    """Keeps warnings of Ray."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def train(folder: Path, callbacks: list[tune.Callback]) -> tuple[dict[str, Logged], list[str]]:
+    """Two iterations of each optimizer; returns the trials and the warnings."""
+    points = [{"optimizer": name, "policy": policy} for name, policy in SCHEMES.items()]
+    config = {
+        "env": "CartPole-v1",
+        "optimizer": tune.choice(list(SCHEMES)),
+        "policy": tune.choice(["a2c", "a3c", "ppo"]),
+        "num_workers": 1,
+        "rollout_fragment_length": 16,
+        "min_sample_timesteps_per_iteration": 200,
+        "model": {"fcnet_hiddens": [8]},
+    }
+    handler = Warnings()
+    logging.getLogger("ray").addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            grid = tune.Tuner(
+                polopt.PolicyOptimizerTrainer,
+                param_space=config,
+                tune_config=tune.TuneConfig(
+                    num_samples=len(points),
+                    reuse_actors=True,
+                    search_alg=BasicVariantGenerator(points, max_concurrent=1),
+                ),
+                run_config=tune.RunConfig(
+                    name="loggers",
+                    storage_path=str(folder),
+                    stop={"training_iteration": 2},
+                    callbacks=callbacks,
+                    verbose=0,
+                ),
+            ).fit()
+    finally:
+        logging.getLogger("ray").removeHandler(handler)
+    assert not grid.errors
+    trials = {
+        trial.metrics["optimizer"]["name"]: Logged(
+            Path(trial.path), trial.metrics["trial_id"], trial.metrics
+        )
+        for trial in grid
+    }
+    assert set(trials) == set(SCHEMES)
+    return trials, [*handler.messages, *(str(warning.message) for warning in caught)]
+
+
+@pytest.fixture(scope="module")
+def logged(
+    ray_session: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Logged], list[str]]:
+    """Trials with the default loggers and the layout of TensorBoard."""
+    return train(tmp_path_factory.mktemp("loggers"), [polopt.TensorBoardLayout()])
+
+
+def flat(result: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves by path."""
+    leaves: dict[str, Any] = {}
+    for key, value in result.items():
+        leaves |= (
+            flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return leaves
+
+
+def events(folder: Path) -> Iterator[Any]:
+    """TensorBoard's events, files in the order in which TensorBoard reads them."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        while data:  # length (8 bytes), its checksum (4), event, checksum (4)
+            size = int.from_bytes(data[:8], "little")
+            yield Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+
+
+@every_optimizer
+def test_each_metric_of_prometheus_has_a_result_key(logged: Any, optimizer: str) -> None:
+    paths = set(flat(logged[0][optimizer].result))
+    expected = {m.name for m in METRICS if not m.optimizers or optimizer in m.optimizers}
+    assert {metric.name for metric in METRICS if [*metric.match(paths)]} >= expected
+
+
+@every_optimizer
+def test_layout_shows_scalars_that_the_run_writes(logged: Any, optimizer: str) -> None:
+    from tensorboardX.proto.layout_pb2 import Layout
+
+    scalars: set[str] = set()
+    layouts = []
+    for number, event in enumerate(events(logged[0][optimizer].folder)):
+        for value in event.summary.value:
+            if value.tag == "custom_scalars__config__":
+                layouts.append(Layout.FromString(value.tensor.string_val[0]))
+                assert number == 1, "in the file that TensorBoard reads first"
+            elif value.HasField("simple_value"):
+                scalars.add(value.tag)
+    (layout,) = layouts
+    tags = [
+        tag for group in layout.category for chart in group.chart for tag in chart.multiline.tag
+    ]
+    assert len(tags) > 15
+    assert [tag for tag in tags if not any(re.search(tag, scalar) for scalar in scalars)] == []
+    assert not any("per_worker" in scalar for scalar in scalars)
+
+
+@every_optimizer
+def test_files_hold_each_worker(logged: Any, optimizer: str) -> None:
+    folder = logged[0][optimizer].folder
+    rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    for row in rows:
+        workers = row["optimizer"]["workers"]["per_worker"]
+        assert [worker["index"] for worker in workers] == [1]
+    with (folder / "progress.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == len(rows) == 2
+    assert "idle_share" in table[1]["optimizer/workers/per_worker"]
+    assert float(table[1]["optimizer/driver/share/other"]) == pytest.approx(
+        rows[1]["optimizer"]["driver"]["share"]["other"]
+    )
+
+
+def test_loggers_do_not_warn(logged: Any) -> None:
+    about_logging = re.compile("tbx|tensorboard|csv|json|invalid value", re.IGNORECASE)
+    assert [message for message in logged[1] if about_logging.search(message)] == []
+
+
+def test_mlflow_takes_every_optimizer(ray_session: None, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="the extra polopt[trackers] is not installed")
+    from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    trials, _ = train(tmp_path, [MLflowLoggerCallback(tracking_uri=uri, experiment_name="polopt")])
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("polopt")
+    runs = client.search_runs([experiment.experiment_id])
+    assert [run.info.status for run in runs] == ["FINISHED"] * len(SCHEMES)
+    stored = {run.data.params["optimizer"]: run.data.metrics for run in runs}
+    for name, trial in trials.items():
+        numbers = {
+            path: value
+            for path, value in flat(trial.result).items()
+            if path.startswith("optimizer/") and isinstance(value, int | float)
+        }
+        assert len(numbers) > 40
+        assert {path: stored[name][path] for path in numbers} == pytest.approx(numbers)
+
+
+def test_wandb_takes_every_optimizer(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="the extra polopt[trackers] is not installed")
+    from ray.air.integrations.wandb import WandbLoggerCallback
+
+    monkeypatch.setenv("WANDB_MODE", "offline")  # no key is needed
+    callback = WandbLoggerCallback(project="polopt", mode="offline", dir=str(tmp_path))
+    trials, _ = train(tmp_path, [callback])
+    for trial in trials.values():
+        (file,) = tmp_path.glob(f"**/offline-run-*{trial.trial_id}/*.wandb")
+        print(file, file.stat().st_size)

@@ -1,0 +1,173 @@
+"""The table of metrics: recorder, dashboards and docs agree with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from typer.testing import CliRunner
+
+from polopt.dashboards.grafana import BOARDS, VIEWS, dashboards
+from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
+from polopt.trainers import prometheus
+from polopt.trainers.command_line.cli import app
+from polopt.trainers.prometheus import PrometheusExporter
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+CONFIG = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "rollout_fragment_length": 8,
+    "min_sample_timesteps_per_iteration": 32,
+    "model": {"fcnet_hiddens": [8]},
+}
+
+
+class Recorded:
+    """Fake of the classes of `ray.util.metrics`: the values by name and tags."""
+
+    values: dict[tuple[str, frozenset[tuple[str, str]]], list[float]]
+
+    def __init__(self, name: str, text: str, *arguments: Any) -> None:
+        self.name, self.tag_keys = name, arguments[-1]
+
+    def _record(self, value: float, tags: dict[str, str]) -> None:
+        assert set(tags) == set(self.tag_keys)
+        assert isinstance(value, int | float)
+        self.values.setdefault((self.name, frozenset(tags.items())), []).append(value)
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert value > 0, "Ray refuses it"
+        self._record(value, tags)
+
+    set = observe = _record
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[float]]:
+    Recorded.values = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(prometheus, kind, Recorded)
+    return Recorded.values
+
+
+def of(recorded: dict[Any, list[float]], name: str, **tags: str) -> list[float]:
+    """Values of one series of the trial `t`."""
+    tags = {"optimizer": "async_gradients", "trial": "t", **tags}
+    return recorded.get((name, frozenset(tags.items())), [])
+
+
+def result(updates: int = 3, **changes: Any) -> dict[str, Any]:
+    block = {"name": "async_gradients", "num_updates": updates, **changes}
+    return {"optimizer": block, "env_runners": {"episode_return_mean": math.nan}}
+
+
+def test_counter_takes_the_increase_of_its_key(recorded: Any) -> None:
+    exporter = PrometheusExporter()
+    for updates in (3, 3, 10):
+        exporter.record(result(updates, num_bytes_sent=updates * 2, num_bytes_received=0), "t")
+    assert of(recorded, "polopt_updates") == [3, 7]
+    assert of(recorded, "polopt_bytes", direction="sent") == [6, 14]
+    assert of(recorded, "polopt_bytes", direction="received") == []
+
+
+def test_counter_after_a_restore_leaves_earlier_counts_out(recorded: Any) -> None:
+    exporter = PrometheusExporter(restored=True)
+    for updates in (1000, 1004):
+        exporter.record(result(updates), "t")
+    assert of(recorded, "polopt_updates") == [4]
+
+
+def test_gauge_takes_finite_values(recorded: Any) -> None:
+    exporter = PrometheusExporter()
+    share = {"share": {"wait": 0.75, "other": 0.25}}
+    exporter.record(result(driver=share), "t")
+    exporter.record(result(driver=share) | {"env_runners": {"episode_return_mean": 9.0}}, "t")
+    assert of(recorded, "polopt_episode_return") == [9.0]
+    assert of(recorded, "polopt_driver_share", phase="wait") == [0.75, 0.75]
+
+
+def test_histogram_is_bounded_and_keeps_shares(recorded: Any) -> None:
+    exporter = PrometheusExporter()
+    exporter.record(result(policy_lag={"histogram": [2, 1, 0]}), "t")
+    assert of(recorded, "polopt_policy_lag") == [0, 0, 1]
+    recorded.clear()
+    exporter.record(result(policy_lag={"histogram": [30_000, 10_000, 1]}), "t")
+    observed = of(recorded, "polopt_policy_lag")
+    assert len(observed) <= 256 + 3
+    assert observed.count(0) / observed.count(1) == pytest.approx(3.0, rel=0.05)
+    assert observed.count(2) == 1, "a rare lag is not lost"
+
+
+def test_last_bin_of_lag_is_the_open_bucket() -> None:
+    assert LAG_BOUNDARIES[-1] < 16
+    assert LAG_BOUNDARIES[0] > 0
+
+
+def test_nothing_is_recorded_without_ray(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    PrometheusExporter().record(result(), "t")
+    assert recorded == {}
+
+
+def test_trainer_records_each_result_once(recorded: Any, tmp_path: Path) -> None:
+    trainer = PolicyOptimizerTrainer({**CONFIG, "optimizer": "sync_samples", "policy": "ppo"})
+    first, _ = trainer.train(), trainer.save(str(tmp_path))
+    tags = {"optimizer": "sync_samples", "trial": "default"}
+    assert of(recorded, "polopt_env_steps", **tags) == [first["num_env_steps_sampled_lifetime"]]
+    trainer.restore(str(tmp_path))
+    trainer.train()
+    assert len(of(recorded, "polopt_env_steps", **tags)) == 1, "a baseline after the restore"
+    trainer.train()
+    assert len(of(recorded, "polopt_env_steps", **tags)) == 2
+    trainer.stop()
+
+
+def test_names_and_panels_are_unique_and_complete() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch("polopt_[a-z0-9_]+", name) for name in names)
+    assert {name for view in VIEWS for name in view.metrics} == set(names)
+    for board in dashboards().values():
+        identifiers = [panel["id"] for panel in board["panels"]]
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+        assert len(set(identifiers)) == len(set(places)) == len(identifiers)
+
+
+def test_metrics_page_holds_the_table() -> None:
+    # `python -m polopt.metrics.prometheus` prints the table.
+    assert markdown_table() in METRICS_PAGE.read_text()
+
+
+def test_command_writes_dashboards_where_ray_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR", str(tmp_path / "boards"))
+    done = CliRunner().invoke(app, ["grafana"])
+    assert done.exit_code == 0, done.output
+    written = {json.loads(path.read_text())["uid"] for path in (tmp_path / "boards").iterdir()}
+    assert written == set(BOARDS)
+    assert max(map(len, done.output.splitlines()[1:])) <= 80
+
+
+def test_command_without_ray_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_METRICS_OUTPUT_ROOT", str(tmp_path / "none"))
+    monkeypatch.delenv("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR", raising=False)
+    done = CliRunner().invoke(app, ["grafana"])
+    assert done.exit_code == 2
+    assert "polopt[metrics]" in done.output
+    assert "ray start --head" in done.output
+    session = tmp_path / "session" / "grafana" / "dashboards"
+    session.mkdir(parents=True)
+    monkeypatch.setenv("RAY_METRICS_OUTPUT_ROOT", str(tmp_path / "session"))
+    assert CliRunner().invoke(app, ["grafana"]).exit_code == 0
+    assert len(list(session.iterdir())) == len(BOARDS)
