@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-import zmq
 
-from polopt.rollouts.transport.collective import GroupSpec, resolve_backend, start_store
+from polopt.rollouts.transport.collective import (
+    GroupSpec,
+    resolve_backend,
+    start_store,
+    with_keys,
+)
 from polopt.rollouts.workers.failures import WorkersFailedError, logger
 from polopt.rollouts.workers.health import WorkerHealth
 from polopt.rollouts.workers.in_flight import InFlight
@@ -176,6 +180,4 @@ class RankGroup:
             prefix = secrets.token_hex(16)
             spec = spec._replace(host=self._store.host, port=self._store.port, prefix=prefix)
             return [spec] * world_size
-        pairs = [zmq.curve_keypair() for _ in range(world_size)]
-        spec = spec._replace(public_keys=tuple(public for public, _ in pairs))
-        return [spec._replace(secret_key=secret) for _, secret in pairs]
+        return with_keys(spec)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from polopt.rollouts.transport.messages import Endpoint
+from polopt.rollouts.transport.endpoint import Address, Endpoint
 from polopt.rollouts.transport.rpc_server import RpcServer
 
 
@@ -95,26 +95,41 @@ class SilentActor:
         return FakeRef()
 
 
+def connect_raw(address: Address) -> socket.socket:
+    """A plain connection, by `ipc` if there is such an address."""
+    if not address.ipc:
+        host, _, port = address.tcp.removeprefix("tcp://").rpartition(":")
+        return socket.create_connection((host, int(port)))
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(address.ipc.removeprefix("ipc://"))
+    return made
+
+
 class Proxy:
-    """TCP connection to `address` that forwards at most a number of bytes to it, and then stays
-    open in silence.
+    """Forwards a connection to `address`; after `stall`, it stays open in silence.
 
     Attributes:
         address: to connect to instead.
     """
 
-    def __init__(self, address: str, forward_bytes: int = 1 << 40) -> None:
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        self._remote = socket.create_connection((host, int(port)))
-        self._listener = socket.create_server((host, 0))
+    def __init__(self, address: Address) -> None:
+        self._remote = connect_raw(address)
         self._local: socket.socket | None = None
-        self._left = forward_bytes
-        self.address = f"tcp://{host}:{self._listener.getsockname()[1]}"
+        self._left = 1 << 40
+        if address.ipc:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(f"{address.ipc.removeprefix('ipc://')}-proxy")
+            self._listener.listen()
+            self.address = Address("", f"{address.ipc}-proxy")
+        else:
+            self._listener = socket.create_server(("127.0.0.1", 0))
+            self.address = Address(f"tcp://127.0.0.1:{self._listener.getsockname()[1]}")
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # closed
-            self._local = self._listener.accept()[0]
+            while self._local is None or not self._local.recv(1, socket.MSG_PEEK):
+                self._local = self._listener.accept()[0]  # again, if one closes without a byte
             threading.Thread(target=self._back, daemon=True).start()
             while data := self._local.recv(1 << 16):
                 self._remote.sendall(data[: self._left])

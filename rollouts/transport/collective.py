@@ -7,6 +7,7 @@ ZeroMQ need no store.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import zmq
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from polopt.common.config import ConfigError
+from polopt.rollouts.transport.endpoint import Address
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
 
@@ -37,8 +40,9 @@ class GroupSpec(NamedTuple):
         backend: `zmq`, `gloo` or `nccl`.
         timeout_s: limit of a rank's wait for the others in a sum.
         join_timeout_s: the same while the group forms.
-        public_keys: CURVE keys of all ranks by rank, Z85. Only for `zmq`, as is the next one.
+        public_keys: CURVE keys of all ranks by rank, Z85. Only for `zmq`, as are the next two.
         secret_key: CURVE key of this rank, Z85.
+        passwords: between this rank and each other, by rank; for ranks of one node.
         host: address of the store. Only for `gloo` and `nccl`, as are the next ones.
         port: of the store.
         prefix: of the group's keys in the store. Differs for each group, which separates the keys
@@ -52,12 +56,28 @@ class GroupSpec(NamedTuple):
     join_timeout_s: float
     public_keys: tuple[bytes, ...] = ()
     secret_key: bytes = b""
+    passwords: tuple[str, ...] = ()
     host: str = ""
     port: int = 0
     prefix: str = ""
 
     def __repr__(self) -> str:
-        return f"GroupSpec({self.generation}, {self.world_size} ranks)"  # without the secret key
+        return f"GroupSpec({self.generation}, {self.world_size} ranks)"  # without the secrets
+
+
+def with_keys(spec: GroupSpec) -> list[GroupSpec]:
+    """The spec of each rank, by rank, with new keys for `zmq`."""
+    ranks = range(spec.world_size)
+    pairs = [zmq.curve_keypair() for _ in ranks]
+    passwords = [[secrets.token_hex() for _ in ranks] for _ in ranks]
+    return [
+        spec._replace(
+            public_keys=tuple(public for public, _ in pairs),
+            secret_key=pairs[rank][1],
+            passwords=tuple(passwords[min(rank, r)][max(rank, r)] for r in ranks),
+        )
+        for rank in ranks
+    ]
 
 
 class GroupBroken(RuntimeError):
@@ -91,7 +111,7 @@ class AllReducer:
 
     Attributes:
         world_size: number of ranks.
-        address: at which this rank listens; empty for torch's groups.
+        address: at which this rank listens; None for torch's groups.
         total_s: seconds spent in sums since the last `take_total_s`.
 
     Raises:
@@ -100,7 +120,7 @@ class AllReducer:
 
     def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu", host: str = "") -> None:
         self.world_size = spec.world_size
-        self.address = ""
+        self.address: Address | None = None
         self.total_s = 0.0
         self._spec, self._rank = spec, rank
         self._device = device
@@ -108,11 +128,11 @@ class AllReducer:
         self._zmq: ZmqAllReduce | None = None
         self._group: Any = None
         if spec.backend == "zmq":
-            keys = spec.public_keys, spec.secret_key
+            keys = spec.public_keys, spec.secret_key, spec.passwords
             self._zmq = ZmqAllReduce(host, rank, *keys, spec.timeout_s)
             self._device, self.address = "cpu", self._zmq.address
 
-    def join(self, addresses: Sequence[str]) -> None:
+    def join(self, addresses: Sequence[Any]) -> None:
         """Connects to the other ranks.
 
         Args:

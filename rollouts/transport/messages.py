@@ -1,21 +1,25 @@
-"""Messages over ZeroMQ: encoding, keys, and the options of every socket.
+"""Messages over ZeroMQ: encoding, and the options of every socket.
 
-A message is a list of frames: one of the kinds below, for calls and answers the number of the call,
-a pickle, and the pickle's out-of-band buffers (pickle protocol 5, PEP 574), one frame each. ZeroMQ
-delivers a message whole or not at all.
+The first frame of a message is its kind, the number of the call and a pickle. Large out-of-band
+buffers of the pickle (protocol 5, PEP 574) follow, one frame each. ZeroMQ delivers a message whole
+or not at all.
 """
 
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 
 #: Kinds of messages. HELLO: first message of a worker. END, from the client: return from `serve`;
 #: from the server: no answer follows.
-HELLO, CALL, ANSWER, END = b"hello", b"call", b"answer", b"end"
+HELLO, CALL, ANSWER, END = b"H", b"C", b"A", b"E"
+_HEADER = struct.Struct("!cQ")  # kind, number of the call
+#: Smaller buffers are copied into the pickle, which costs less than a frame of their own.
+FRAME_BYTES = 64 << 10
 #: Largest frame. ZeroMQ closes a connection whose peer announces a larger one, before it allocates.
 MAX_FRAME_BYTES = 64 << 20
 #: Messages that wait for one peer to read them. More than `max_requests_in_flight_per_worker` can
@@ -27,28 +31,6 @@ HANDSHAKE_TIMEOUT_S = 4.0
 HEARTBEAT_INTERVAL_S = 5.0
 #: Limit for messages still queued when a socket closes.
 LINGER_S = 1.0
-BACKLOG = 1024
-
-
-class Endpoint(NamedTuple):
-    """Address and keys for one connection of one worker; sent through Ray.
-
-    Attributes:
-        address: of the client's ROUTER socket, `tcp://host:port`.
-        server_key: public CURVE key of that socket, Z85.
-        public_key: CURVE key pair of this connection, Z85.
-        secret_key: likewise.
-        heartbeat_timeout_s: a client that answers no ping for this time is gone.
-    """
-
-    address: str
-    server_key: bytes
-    public_key: bytes
-    secret_key: bytes
-    heartbeat_timeout_s: float
-
-    def __repr__(self) -> str:
-        return f"Endpoint({self.address!r})"  # without the secret key
 
 
 def configure(socket: zmq.Socket[bytes], heartbeat_timeout_s: float) -> None:
@@ -67,18 +49,29 @@ def configure(socket: zmq.Socket[bytes], heartbeat_timeout_s: float) -> None:
     socket.setsockopt(zmq.LINGER, int(1e3 * LINGER_S))
 
 
-def encode(message: Any) -> list[bytes | memoryview]:
-    """Frames of a picklable object.
+def encode(kind: bytes, number: int = 0, content: Any = None) -> list[bytes | memoryview]:
+    """Frames of a message.
+
+    Args:
+        kind: see above.
+        number: of the call.
+        content: a picklable object.
 
     Raises:
         ValueError: a frame is larger than `MAX_FRAME_BYTES`.
         Exception: the object cannot be pickled.
     """
-    buffers: list[pickle.PickleBuffer] = []
-    frames: list[bytes | memoryview] = [
-        pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    ]
-    frames += [buffer.raw() for buffer in buffers]
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        """Whether the pickle contains the buffer."""
+        raw = buffer.raw()
+        if raw.nbytes >= FRAME_BYTES:
+            buffers.append(raw)
+        return raw.nbytes < FRAME_BYTES
+
+    pickled = pickle.dumps(content, protocol=5, buffer_callback=keep)
+    frames: list[bytes | memoryview] = [_HEADER.pack(kind, number) + pickled, *buffers]
     largest = max(memoryview(frame).nbytes for frame in frames)
     if largest > MAX_FRAME_BYTES:
         raise ValueError(
@@ -88,12 +81,19 @@ def encode(message: Any) -> list[bytes | memoryview]:
     return frames
 
 
+def header_of(frames: Sequence[zmq.Frame]) -> tuple[bytes, int]:
+    """Kind and number of a message; no kind, if it is malformed."""
+    if len(frames[0]) < _HEADER.size:
+        return b"", 0
+    kind, number = _HEADER.unpack_from(frames[0].buffer)
+    return kind, number
+
+
 def decode(frames: Sequence[zmq.Frame]) -> Any:
-    """The object of these frames. Arrays in it own their memory and are writable.
+    """The content of a message. Arrays in it own their memory.
 
     Raises:
         Exception: whatever unpickling raises.
     """
-    if not frames:
-        raise pickle.UnpicklingError("message without a pickle")
-    return pickle.loads(frames[0].buffer, buffers=[bytearray(f.buffer) for f in frames[1:]])
+    pickled = frames[0].buffer[_HEADER.size :]
+    return pickle.loads(pickled, buffers=[bytearray(frame.buffer) for frame in frames[1:]])

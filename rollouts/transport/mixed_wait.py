@@ -23,12 +23,14 @@ def wait_any(rpc: RpcClient, calls: list[Any], timeout_s: float) -> list[Any]:
     refs = [call for call in calls if not isinstance(call, RpcFuture)]
     for ref in refs:
         rpc.watch(ref)
-    rpc.poll(0.0)
+    polled = False
     while True:
         ended = ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []
         for call in calls:
             if call.done if isinstance(call, RpcFuture) else call in ended:
                 return [call]
-        if (remaining_s := until_s - time.monotonic()) <= 0.0:
+        remaining_s = max(0.0, until_s - time.monotonic())
+        if polled and not remaining_s:
             return []
         rpc.poll(remaining_s)
+        polled = True

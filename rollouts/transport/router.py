@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 from typing import Any
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
-from polopt.rollouts.transport.messages import BACKLOG, CALL, configure
+from polopt.rollouts.transport.endpoint import Endpoint
+from polopt.rollouts.transport.listener import Listener
 
 #: Longest wait that one poll can take (milliseconds in 31 bits).
 MAX_POLL_S = 2e6
 
 
 class Router:
-    """ROUTER socket that admits only known CURVE keys.
+    """ROUTER socket that admits only known workers; see `Listener`.
 
-    CURVE authenticates and encrypts; an authenticator (ZAP, RFC 27) admits the public keys passed
-    to `admit`. ZeroMQ assigns routing ids, and each message carries the key that authenticated it,
-    so no peer can send or receive in the name of another.
+    ZeroMQ assigns routing ids, and each message carries the user id that was authenticated, so no
+    peer can send or receive in the name of another.
 
     Args:
         host: address of this node at which workers reach it. The system chooses the port.
         heartbeat_timeout_s: a peer that answers no ping for this time is disconnected.
 
     Attributes:
-        address: at which it listens, `tcp://host:port`.
-        public_key: CURVE key of this socket, Z85.
+        address: at which it listens.
         num_calls: calls sent so far.
 
     Raises:
@@ -37,42 +36,26 @@ class Router:
 
     def __init__(self, host: str, heartbeat_timeout_s: float) -> None:
         self.num_calls = 0
-        self._admitted: set[str] = set()
-        self.public_key, secret_key = zmq.curve_keypair()
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._public_key, secret_key = zmq.curve_keypair()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authenticator = ThreadAuthenticator(self._context)
-        self.socket = self._context.socket(zmq.ROUTER)
-        configure(self.socket, heartbeat_timeout_s)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
-        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret_key)
-        self.socket.setsockopt(zmq.IPV6, int(":" in host))
-        try:
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback(credentials_provider=self)
-            self.socket.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
-        except BaseException:
-            self.close()
-            raise
-        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        arguments = self._context, zmq.ROUTER, host, heartbeat_timeout_s, secret_key
+        self._listener = Listener(*arguments)
+        self.socket = self._listener.socket
+        self.address = self._listener.address
+        self._in_message = False
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a public key (Z85) is admitted. The authenticator calls this on its thread."""
-        return key.decode() in self._admitted
-
-    def admit(self, user_id: str) -> None:
-        """Admits the peer with this public key (Z85)."""
-        self._admitted.add(user_id)
+    def admit(self) -> Endpoint:
+        """Admits one more worker; returns what it needs to connect."""
+        public_key, secret_key = zmq.curve_keypair()
+        password = secrets.token_hex()
+        self._listener.passwords[public_key.decode()] = password
+        keys = self._public_key, public_key, secret_key, password
+        return Endpoint(self.address, *keys, self._heartbeat_timeout_s)
 
     def revoke(self, user_id: str) -> None:
-        """Admits no further connection with this key."""
-        self._admitted.discard(user_id)
-
-    @property
-    def num_admitted(self) -> int:
-        """Number of keys admitted."""
-        return len(self._admitted)
+        """Admits no further connection of this worker."""
+        self._listener.passwords.pop(user_id, None)
 
     def send(self, routing_id: bytes, message: list[Any]) -> None:
         """Sends without waiting.
@@ -82,29 +65,34 @@ class Router:
                 `HIGH_WATER_MARK` messages (EAGAIN).
         """
         try:
-            self.socket.send_multipart([routing_id, *message], zmq.NOBLOCK)
+            self.socket.send_multipart([routing_id, *message], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:
             raise
         except BaseException:  # Ctrl-C: completes the message, so that the next one starts anew
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.send(b"", zmq.NOBLOCK)
             raise
-        self.num_calls += message[0] == CALL
 
     def receive(self) -> tuple[str, bytes, list[zmq.Frame]] | None:
         """User id, routing id and frames of the next message; None if there is none."""
-        while self.socket.getsockopt(zmq.RCVMORE):  # Ctrl-C came within the last one
-            self.socket.recv()
+        while self._in_message and self.socket.getsockopt(zmq.RCVMORE):
+            self.socket.recv()  # Ctrl-C came within the last message
+        self._in_message = True
         try:
-            frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frame = routing_id = self.socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
+            self._in_message = False
             return None
-        return str(frames[-1].get("User-Id")), frames[0].bytes, frames[1:]
+        frames = []
+        while frame.more:
+            frame = self.socket.recv(copy=False)
+            frames.append(frame)
+        self._in_message = False
+        return str(frame.get("User-Id")), routing_id.bytes, frames
 
     def close(self) -> None:
         """Disconnects all peers. Takes at most `LINGER_S` seconds."""
-        self.socket.close()
-        self._authenticator.stop()
+        self._listener.close()
         self._context.term()
 
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import zmq
 
-from polopt.rollouts.transport.messages import ANSWER, CALL, END, HELLO, Endpoint, decode, encode
+from polopt.rollouts.transport.messages import (
+    ANSWER,
+    CALL,
+    END,
+    HELLO,
+    decode,
+    encode,
+    header_of,
+)
 from polopt.rollouts.transport.router import Router
 from polopt.rollouts.transport.rpc_future import RpcError, RpcFuture, UndecodableAnswerError
 from polopt.rollouts.transport.wakeup import Wakeup
@@ -23,7 +31,6 @@ class RpcChannel:
         actor: handle of the worker; its class has `connect(endpoint)` and `serve(endpoint)`,
             see `RpcServer`.
         name: of the worker, for messages.
-        heartbeat_timeout_s: see `Endpoint`.
 
     Attributes:
         name: of the worker.
@@ -35,24 +42,18 @@ class RpcChannel:
         serving: the last `serve`; its end reports why the connection ended.
     """
 
-    def __init__(
-        self, router: Router, wakeup: Wakeup, actor: Any, name: str, heartbeat_timeout_s: float
-    ) -> None:
+    def __init__(self, router: Router, wakeup: Wakeup, actor: Any, name: str) -> None:
         self.name = name
         self._router = router
         self._wakeup = wakeup
         self._actor = actor
-        public_key, secret_key = zmq.curve_keypair()
-        self._endpoint = Endpoint(
-            router.address, router.public_key, public_key, secret_key, heartbeat_timeout_s
-        )
-        self.user_id = public_key.decode()
-        router.admit(self.user_id)
+        self._endpoint = router.admit()
+        self.user_id = self._endpoint.public_key.decode()
         self.open = self.broken = self.refused = False
         self.connecting = wakeup.watch(actor.connect.remote(self._endpoint), self)
         self.serving: Future[Any] | None = None
         self._routing_id: bytes | None = None  # known after HELLO
-        self._pending: dict[bytes, RpcFuture] = {}
+        self._pending: dict[int, RpcFuture] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -68,21 +69,22 @@ class RpcChannel:
         Raises:
             ValueError: an argument is larger than a message can be.
         """
-        frames = encode((method, args))
+        number = next(self._numbers)
+        frames = encode(CALL, number, (method, args))
         if not self.open:
             self.open = True
             self.serving = self._wakeup.watch(self._actor.serve.remote(self._endpoint), self)
-        number = b"%d" % next(self._numbers)
         assert self.serving is not None
         future = self._pending[number] = RpcFuture(method, self.serving)
-        self._send([CALL, number, *frames])
+        self._router.num_calls += 1
+        self._send(frames)
         return future
 
     def pause(self) -> None:
         """The worker answers calls through Ray from now on, after the calls made so far."""
         if self.open:
             self.open = False
-            self._send([END])
+            self._send(encode(END))
 
     def _send(self, message: list[Any]) -> None:
         assert self._routing_id is not None
@@ -92,14 +94,14 @@ class RpcChannel:
             self.fail(f"{self.name}: {error}")
 
     def receive(self, routing_id: bytes, frames: list[zmq.Frame]) -> None:
-        """Takes a message that this channel's key has authenticated."""
-        kind = frames[0].bytes
+        """Takes a message of this channel's user."""
+        kind, number = header_of(frames)
         if kind == HELLO and self._routing_id is None:
             self._routing_id = routing_id
-        elif kind == ANSWER and len(frames) > 1:
-            future = self._pending.pop(frames[1].bytes, None)
+        elif kind == ANSWER:
+            future = self._pending.pop(number, None)
             if future is not None:
-                self._decode(future, frames[2:])
+                self._decode(future, frames)
         elif kind == END:
             self.fail(f"{self.name} has ended its connection")
 

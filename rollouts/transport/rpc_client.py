@@ -45,7 +45,6 @@ class RpcClient:
     """
 
     def __init__(self, host: str, heartbeat_timeout_s: float, required: bool = False) -> None:
-        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._required = required
         self._channels: dict[str, RpcChannel] = {}  # by user id
         self._router = Router(host, heartbeat_timeout_s)
@@ -56,8 +55,8 @@ class RpcClient:
 
     @property
     def address(self) -> str:
-        """At which it listens, `tcp://host:port`."""
-        return self._router.address
+        """At which it listens for workers of other nodes, `tcp://host:port`."""
+        return self._router.address.tcp
 
     @property
     def num_calls(self) -> int:
@@ -74,8 +73,7 @@ class RpcClient:
         """
         if channel is None or channel.broken:
             self._channels = {u: c for u, c in self._channels.items() if not c.broken}
-            wait_s = self._heartbeat_timeout_s
-            channel = RpcChannel(self._router, self._wakeup, actor, name, wait_s)
+            channel = RpcChannel(self._router, self._wakeup, actor, name)
             self._channels[channel.user_id] = channel
         return channel
 

@@ -8,15 +8,16 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.messages import (
     ANSWER,
     CALL,
     END,
     HELLO,
-    Endpoint,
     configure,
     decode,
     encode,
+    header_of,
 )
 
 #: Limit for connecting and authenticating; afterwards the calls go through Ray.
@@ -88,11 +89,8 @@ class _Connection:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = socket = self._context.socket(zmq.DEALER)
         configure(socket, endpoint.heartbeat_timeout_s)
-        socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.setsockopt(zmq.CURVE_SERVERKEY, endpoint.server_key)
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, endpoint.public_key)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, endpoint.secret_key)
+        self._address = endpoint.authenticate(socket)
         self._monitor = socket.get_monitor_socket(_OPEN | _CLOSED | _FAILED)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
@@ -100,7 +98,7 @@ class _Connection:
 
     def open(self, timeout_s: float) -> str:
         """Connects and authenticates; why that failed, else empty."""
-        address = self.endpoint.address
+        address = self._address
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -110,7 +108,7 @@ class _Connection:
         event = zmq.Event(recv_monitor_message(self._monitor)["event"])
         if event != _OPEN:
             return f"{address}: {str(event.name).lower().replace('_', ' ')}"
-        self._socket.send(HELLO)
+        self._socket.send_multipart(encode(HELLO))
         return ""
 
     def answer(self, target: Any) -> str:
@@ -125,19 +123,20 @@ class _Connection:
                     self.close(lost=True)
                     return "the connection was lost"
                 frames = self._socket.recv_multipart(copy=False)
-                if frames[0].bytes == END:
+                kind, number = header_of(frames)
+                if kind == END:
                     return ""
-                self._answer_call(target, frames)
+                if kind != CALL:
+                    raise ValueError(f"message of unknown kind: {kind!r}")
+                self._answer_call(target, number, frames)
         except BaseException:
             self.close()
             raise
 
-    def _answer_call(self, target: Any, frames: list[zmq.Frame]) -> None:
-        if frames[0].bytes != CALL or len(frames) < 3:
-            raise ValueError(f"message of unknown kind: {frames[0].bytes!r}")
-        method, args = decode(frames[2:])
-        answer = encode(getattr(target, method)(*args))
-        self._socket.send_multipart([ANSWER, frames[1].bytes, *answer])
+    def _answer_call(self, target: Any, number: int, frames: list[zmq.Frame]) -> None:
+        method, args = decode(frames)
+        answer = encode(ANSWER, number, getattr(target, method)(*args))
+        self._socket.send_multipart(answer)
 
     def close(self, lost: bool = False) -> None:
         """Sends the answers that are queued, and END behind them.
@@ -150,7 +149,7 @@ class _Connection:
         lost = lost or bool(self._monitor.poll(0))
         if not lost:
             with contextlib.suppress(zmq.ZMQError):
-                self._socket.send(END, zmq.NOBLOCK)
+                self._socket.send_multipart(encode(END), zmq.NOBLOCK)
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0 if lost else None)

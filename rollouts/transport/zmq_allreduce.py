@@ -1,4 +1,4 @@
-"""`ZmqAllReduce`: sums of small arrays over a group of ranks, by ZeroMQ with CURVE keys."""
+"""`ZmqAllReduce`: sums of small arrays over a group of ranks, by ZeroMQ."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
-from polopt.rollouts.transport.messages import BACKLOG, configure
+from polopt.rollouts.transport.endpoint import Address, Endpoint
+from polopt.rollouts.transport.listener import Listener
+from polopt.rollouts.transport.messages import configure
 from polopt.rollouts.transport.router import milliseconds
 
 #: Events of a connection to a partner after which the partner receives nothing more.
@@ -30,22 +31,22 @@ IN_FLIGHT_S = 0.5
 class ZmqAllReduce:
     """Connections of one rank to its partners, the ranks with which it exchanges arrays.
 
-    Each rank receives on one PULL socket that admits the CURVE keys of its partners and no other,
-    and sends on one PUSH socket for each partner, which verifies the partner's key. Messages are
-    the bytes of the arrays. Sums use recursive doubling (Thakur et al., 2005): after exchange i,
-    each of 2^i ranks has the sum of all of them. All ranks add the same numbers in the same order,
-    so results are equal bit for bit. Each rank beyond a power of two first sends its array to a
-    lower one, which returns the result.
+    Each rank receives on one PULL socket that admits its partners and no other (see `Listener`),
+    and sends on one PUSH socket for each partner. Messages are the bytes of the arrays. Sums use
+    recursive doubling (Thakur et al., 2005): after exchange i, each of 2^i ranks has the sum of all
+    of them. All ranks add the same numbers in the same order, so results are equal bit for bit.
+    Each rank beyond a power of two first sends its array to a lower one, which returns the result.
 
     Args:
         host: address of this node at which partners reach it. The system chooses the port.
         rank: 0 to the number of keys - 1.
         public_keys: CURVE keys of all ranks, Z85, by rank.
         secret_key: CURVE key of this rank, Z85.
+        passwords: between this rank and each other, by rank.
         timeout_s: limit of each wait for a partner.
 
     Attributes:
-        address: at which it listens, `tcp://host:port`.
+        address: at which it listens.
 
     Raises:
         zmq.ZMQError: no socket can be bound at that address.
@@ -57,6 +58,7 @@ class ZmqAllReduce:
         rank: int,
         public_keys: Sequence[bytes],
         secret_key: bytes,
+        passwords: Sequence[str],
         timeout_s: float,
     ) -> None:
         self._rank, self._timeout_s = rank, timeout_s
@@ -64,30 +66,18 @@ class ZmqAllReduce:
         self._beyond = len(public_keys) - self._doubling
         self._keys = {partner: public_keys[partner] for partner in self._partners()}
         self._key_pair = public_keys[rank], secret_key
+        self._passwords = passwords
         self._received: dict[str, deque[bytes]] = {k.decode(): deque() for k in self._keys.values()}
         self._senders: dict[int, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authenticator = ThreadAuthenticator(self._context)
-        self._receiver = self._socket(zmq.PULL, f"{host}:*")
-        self._receiver.setsockopt(zmq.BACKLOG, BACKLOG)
-        self._receiver.setsockopt(zmq.CURVE_SERVER, 1)
-        self._receiver.setsockopt(zmq.CURVE_SECRETKEY, secret_key)
+        self._listener = Listener(self._context, zmq.PULL, host, timeout_s, secret_key)
+        self._receiver, self.address = self._listener.socket, self._listener.address
         self._poller.register(self._receiver, zmq.POLLIN)
-        try:
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback(credentials_provider=self)
-            self._receiver.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
-        except BaseException:
-            self.close()
-            raise
-        self.address = self._receiver.getsockopt_string(zmq.LAST_ENDPOINT)
+        for partner, key in self._keys.items():
+            self._listener.passwords[key.decode()] = passwords[partner]
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a public key (Z85) is a partner's. The authenticator calls this on its thread."""
-        return key.decode() in self._received
-
-    def connect(self, addresses: Sequence[str], timeout_s: float) -> None:
+    def connect(self, addresses: Sequence[Address], timeout_s: float) -> None:
         """Connects to all partners, and returns after all ranks have connected.
 
         Args:
@@ -98,16 +88,17 @@ class ZmqAllReduce:
             OSError: a partner is not reached within the timeout, or does not have its key.
         """
         for partner, key in self._keys.items():
-            sender = self._senders[partner] = self._socket(zmq.PUSH, addresses[partner])
+            sender = self._senders[partner] = self._context.socket(zmq.PUSH)
+            configure(sender, self._timeout_s)
             sender.setsockopt(zmq.RECONNECT_IVL, -1)  # a connection lost is a rank lost
-            sender.setsockopt(zmq.CURVE_PUBLICKEY, self._key_pair[0])
-            sender.setsockopt(zmq.CURVE_SECRETKEY, self._key_pair[1])
-            sender.setsockopt(zmq.CURVE_SERVERKEY, key)
+            keys = key, *self._key_pair, self._passwords[partner]
+            endpoint = Endpoint(addresses[partner], *keys, self._timeout_s)
             self._poller.register(sender.get_monitor_socket(END_OF_CONNECTION), zmq.POLLIN)
-            sender.connect(addresses[partner])
+            sender.connect(endpoint.authenticate(sender))
         later_s, self._timeout_s = self._timeout_s, timeout_s
         self.sum_(np.zeros(1))
         self._timeout_s = later_s
+        self._listener.remove_directory()  # also if this process is killed later
 
     def sum_(self, array: np.ndarray) -> None:
         """Replaces a contiguous array by its sum over all ranks, in place.
@@ -140,8 +131,7 @@ class ZmqAllReduce:
             sender.disable_monitor()
             sender.close()
         self._senders.clear()
-        self._receiver.close()  # before the authenticator, without which all keys are admitted
-        self._authenticator.stop()
+        self._listener.close()
         self._context.destroy()
 
     def _partners(self) -> list[int]:
@@ -150,12 +140,6 @@ class ZmqAllReduce:
         distances = [1 << i for i in range(self._doubling.bit_length() - 1)]
         beyond = [self._rank + self._doubling] if self._rank < self._beyond else []
         return [self._rank ^ distance for distance in distances] + beyond
-
-    def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        configure(socket, self._timeout_s)
-        socket.setsockopt(zmq.IPV6, int(address.count(":") > 2))
-        return socket
 
     def _send(self, array: np.ndarray, partner: int) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import ray
 import torch
@@ -13,6 +14,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.policy import Policy
 from polopt.rollouts.sampling.requests import LearnInfo
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
+from polopt.rollouts.transport.endpoint import Address
 
 
 class GroupLearner:
@@ -27,17 +29,17 @@ class GroupLearner:
         self.reducer: AllReducer | None = None
         self.batch: SampleBatch | None = None
 
-    def listen(self, spec: GroupSpec, rank: int, device: str) -> str:
+    def listen(self, spec: GroupSpec, rank: int, device: str) -> Address | None:
         """Leaves the group before, and listens for the other ranks of the next one.
 
         Returns:
-            the address at which they reach this rank; empty for torch's groups.
+            the address at which they reach this rank; None for torch's groups.
         """
         self.leave()
         self.reducer = AllReducer(spec, rank, device, ray.util.get_node_ip_address())
         return self.reducer.address
 
-    def join(self, addresses: Sequence[str]) -> str | None:
+    def join(self, addresses: Sequence[Any]) -> str | None:
         """Connects to the other ranks of the group that `listen` named.
 
         Args:

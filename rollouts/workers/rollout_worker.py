@@ -24,7 +24,7 @@ from polopt.rollouts.sampling.requests import Fragment, LearnInfo, RoundInfo, Sa
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import Seeds, seeds_from, worker_seeds
 from polopt.rollouts.transport.collective import GroupSpec
-from polopt.rollouts.transport.messages import Endpoint
+from polopt.rollouts.transport.endpoint import Address, Endpoint
 from polopt.rollouts.transport.rpc_server import RpcServer
 from polopt.rollouts.workers.early_stop import EarlyStop
 from polopt.rollouts.workers.first_call import first_call
@@ -195,11 +195,11 @@ class RolloutWorker:
         """Second half of a round of DecentralizedAllReduce; see `GroupLearner.learn`."""
         return self.group.learn(self.policy, env_steps, want_weights, want_checksum)
 
-    def listen_for_group(self, spec: GroupSpec, rank: int) -> str:
+    def listen_for_group(self, spec: GroupSpec, rank: int) -> Address | None:
         """Becomes `rank` of a group; see `GroupLearner.listen`."""
         return self.group.listen(spec, rank, self.config.device)
 
-    def join_group(self, addresses: Sequence[str]) -> str | None:
+    def join_group(self, addresses: Sequence[Any]) -> str | None:
         """Connects to the other ranks of the group; see `GroupLearner.join`."""
         return self.group.join(addresses)
 

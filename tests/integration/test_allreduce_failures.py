@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import ray
 import torch
-import zmq
 from fakes import (
     FAULT_FILE,
     StallingPPO,
@@ -29,6 +28,7 @@ from polopt.rollouts.transport.collective import (
     GroupBroken,
     GroupSpec,
     start_store,
+    with_keys,
 )
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 
@@ -139,8 +139,7 @@ def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> Non
     optimizer.step()
     before = on_ranks(optimizer, learned_state)
     one = optimizer.group.ranks[0]
-    (key, secret), (other, _) = zmq.curve_keypair(), zmq.curve_keypair()
-    incomplete = GroupSpec(900, 2, "zmq", 1.0, 0.3, (key, other), secret)
+    incomplete = with_keys(GroupSpec(900, 2, "zmq", 1.0, 0.3))[0]
     address = ray.get(one.actor.listen_for_group.remote(incomplete, 0), timeout=120.0)
     problem = ray.get(one.actor.join_group.remote([address, address]), timeout=120.0)
     assert "could not join group 900 (zmq) within 0.3 s" in problem
@@ -184,12 +183,10 @@ def test_sums_are_the_same_bits_on_all_ranks(worker_pool: Pool, backend: str) ->
         spec = GroupSpec(1000 + world, world, backend, 20.0, 60.0)
         if backend == "gloo":
             spec = spec._replace(host="127.0.0.1", port=store.port, prefix=str(world))
-        pairs = [zmq.curve_keypair() for _ in range(world)]
-        spec = spec._replace(public_keys=tuple(public for public, _ in pairs))
         actors = [worker.actor for worker in workers[:world]]
         calls = [
-            actor.__ray_call__.remote(listen, spec._replace(secret_key=pairs[rank][1]), rank)
-            for rank, actor in enumerate(actors)
+            actor.__ray_call__.remote(listen, rank_spec, rank)
+            for rank, (actor, rank_spec) in enumerate(zip(actors, with_keys(spec), strict=True))
         ]
         addresses = ray.get(calls, timeout=120.0)
         calls = [

@@ -27,7 +27,8 @@ from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.collectors.gatherer import Slot
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.transport.messages import MAX_FRAME_BYTES, Endpoint
+from polopt.rollouts.transport.endpoint import Endpoint
+from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 from polopt.rollouts.transport.rpc_client import RpcClient, TransportError, open_rpc
 from polopt.rollouts.transport.rpc_future import RpcFuture

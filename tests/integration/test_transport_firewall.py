@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rpc_fakes import FakeActor, FakeMethod
 
-from polopt.rollouts.transport.messages import Endpoint
+from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.rpc_client import RpcClient
 from polopt.rollouts.transport.rpc_server import CONNECT_TIMEOUT_S
 
@@ -22,11 +22,12 @@ LIMIT_S = 60.0
 NAMESPACE, OUTSIDE, INSIDE = f"polopt{os.getpid() % 10_000}", "10.213.77.1", "10.213.77.2"
 WORKER = """
 import json, sys, time
-from polopt.rollouts.transport.messages import Endpoint
+from polopt.rollouts.transport.endpoint import Address, Endpoint
 from polopt.rollouts.transport.rpc_server import RpcServer
 print("ready", flush=True)
 values = json.loads(sys.stdin.readline())
-endpoint = Endpoint(values[0], *(value.encode() for value in values[1:4]), values[4])
+keys = [value.encode() for value in values[1:4]]
+endpoint = Endpoint(Address(values[0][0]), *keys, *values[4:])  # no files in common
 began_s = time.monotonic()
 problem = RpcServer().connect(endpoint)
 print(json.dumps([problem, time.monotonic() - began_s]), flush=True)

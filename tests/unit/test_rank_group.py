@@ -80,7 +80,7 @@ def assert_equal(group: RankGroup) -> None:
         assert all(state["adam"][key].equal(states[0]["adam"][key]) for key in state["adam"])
     joined = [rank_of(worker).joined for worker in group.ranks]
     assert [rank for _, rank in joined] == list(range(len(joined)))
-    assert len({spec._replace(secret_key=b"") for spec, _ in joined}) == 1
+    assert len({spec._replace(secret_key=b"", passwords=()) for spec, _ in joined}) == 1
     assert len({spec.secret_key for spec, _ in joined}) == len(joined), "each has its own key"
     assert joined[0][0].world_size == len(joined)
     addresses = [f"address of {rank}" for rank in range(len(joined))]

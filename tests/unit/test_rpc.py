@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ import zmq
 from rpc_fakes import FakeActor
 
 from polopt.rollouts.transport import messages
+from polopt.rollouts.transport.endpoint import Address
 from polopt.rollouts.transport.messages import decode, encode
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 from polopt.rollouts.transport.rpc_client import RpcClient, TransportError
@@ -117,15 +117,15 @@ def test_arrays_arrive_equal_and_writable(client: RpcClient, channel: RpcChannel
 
 def test_large_arrays_are_frames_of_their_own() -> None:
     array = np.arange(10_000.0)
-    frames = encode((array, "text"))
+    frames = encode(messages.CALL, 1, (array, "text"))
     assert len(frames) == 2
     assert memoryview(frames[1]).nbytes == array.nbytes
     assert len(frames[0]) < 1_000
 
 
 def test_message_without_a_pickle_is_refused() -> None:
-    with pytest.raises(pickle.UnpicklingError):
-        decode([])
+    with pytest.raises(EOFError):
+        decode([zmq.Frame(encode(messages.ANSWER)[0][:9])])
 
 
 # ---- order and waiting -------------------------------------------------------------------------
@@ -293,9 +293,9 @@ def test_worker_that_cannot_connect_goes_through_ray(
     other.stop()
 
 
-def closed_address() -> str:
+def closed_address() -> Address:
     with socket.create_server((HOST, 0)) as closed:
-        return f"tcp://{HOST}:{closed.getsockname()[1]}"
+        return Address(f"tcp://{HOST}:{closed.getsockname()[1]}")
 
 
 def test_required_transport_raises_where_a_worker_cannot_connect(actor: FakeActor) -> None:

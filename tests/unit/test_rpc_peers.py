@@ -1,9 +1,8 @@
-"""RPC beside broken and hostile peers: raw TCP sockets, wrong keys, stalled connections."""
+"""RPC beside broken and hostile peers: raw sockets, wrong keys, stalled connections. Each test runs
+for connections over tcp (CURVE) and within a node (PLAIN)."""
 
 from __future__ import annotations
 
-import pickle
-import socket
 import struct
 import threading
 import time
@@ -13,11 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from rpc_fakes import FakeActor, Proxy, SilentActor
+from rpc_fakes import FakeActor, Proxy, SilentActor, connect_raw
 from zmq.utils.monitor import recv_monitor_message
 
 from polopt.rollouts.transport import messages, rpc_future
-from polopt.rollouts.transport.messages import ANSWER, HANDSHAKE_TIMEOUT_S, HELLO, Endpoint, encode
+from polopt.rollouts.transport.endpoint import Address, Endpoint
+from polopt.rollouts.transport.messages import (
+    ANSWER,
+    HANDSHAKE_TIMEOUT_S,
+    HELLO,
+    decode,
+    encode,
+)
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 from polopt.rollouts.transport.rpc_client import RpcClient
 from polopt.rollouts.transport.rpc_future import RpcError
@@ -25,8 +31,12 @@ from polopt.rollouts.transport.rpc_server import RpcServer
 
 HOST = "127.0.0.1"
 LIMIT_S = 60.0
-#: Greeting of ZMTP 3.1 with the CURVE mechanism, of a client (RFC 37).
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+def greeting(client: RpcClient) -> bytes:
+    """Greeting of ZMTP 3.1, of a client (RFC 37)."""
+    mechanism = b"PLAIN" if address_of(client).ipc else b"CURVE"
+    return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
 
 
 class Echo:
@@ -39,7 +49,7 @@ class Echo:
 class Peer:
     """Raw DEALER socket."""
 
-    def __init__(self, address: str, keys: Endpoint | None, routing_id: bytes = b"") -> None:
+    def __init__(self, address: Address, keys: Endpoint | None, routing_id: bytes = b"") -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
@@ -47,13 +57,16 @@ class Peer:
         self.socket.rcvhwm = 1
         if routing_id:
             self.socket.routing_id = routing_id
-        if keys is not None:
+        if keys is not None and address.ipc:
+            self.socket.plain_username = keys.public_key
+            self.socket.plain_password = keys.password.encode()
+        elif keys is not None:
             self.socket.curve_serverkey = keys.server_key
             self.socket.curve_publickey = keys.public_key
             self.socket.curve_secretkey = keys.secret_key
         events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
         self.monitor = self.socket.get_monitor_socket(events)
-        self.socket.connect(address)
+        self.socket.connect(address.ipc or address.tcp)
 
     def event(self, timeout_s: float = LIMIT_S) -> str:
         """Name of the next event; empty: none within the timeout."""
@@ -66,9 +79,13 @@ class Peer:
         self.context.destroy(linger=0)
 
 
-@pytest.fixture
-def client() -> Iterator[RpcClient]:
+@pytest.fixture(params=["tcp", "ipc"])
+def client(request: pytest.FixtureRequest) -> Iterator[RpcClient]:
     made = RpcClient(HOST, LIMIT_S)
+    address = made._router.address
+    assert address.ipc
+    if request.param == "tcp":
+        made._router.address = address._replace(ipc="")
     yield made
     made.close()
 
@@ -104,8 +121,8 @@ def echo(client: RpcClient, channel: RpcChannel, value: Any) -> Any:
     return future.result()
 
 
-def port_of(client: RpcClient) -> tuple[str, int]:
-    return HOST, int(client.address.rpartition(":")[2])
+def address_of(client: RpcClient) -> Address:
+    return client._router.address
 
 
 def silent_channel(client: RpcClient, name: str) -> tuple[RpcChannel, Endpoint]:
@@ -120,8 +137,8 @@ def silent_worker(
 ) -> tuple[RpcChannel, Peer]:
     """A channel and a peer that has connected with its keys."""
     channel, keys = silent_channel(client, name)
-    peers.append(Peer(client.address, keys, routing_id))
-    peers[-1].socket.send(HELLO)
+    peers.append(Peer(address_of(client), keys, routing_id))
+    peers[-1].socket.send_multipart(encode(HELLO))
     wait_until(client, lambda: channel.connected)
     return channel, peers[-1]
 
@@ -139,7 +156,7 @@ class Trap:
 
 
 def test_silent_connections_delay_no_worker(client: RpcClient) -> None:
-    silent = [socket.create_connection(port_of(client)) for _ in range(100)]
+    silent = [connect_raw(address_of(client)) for _ in range(100)]
     began_s = time.monotonic()
     actor = FakeActor(Echo())
     channel = client.channel(None, actor, "worker 1")
@@ -155,7 +172,7 @@ def test_silent_connections_delay_no_worker(client: RpcClient) -> None:
     actor.stop()
 
 
-@pytest.mark.parametrize("keys", ["none", "unknown", "wrong server"])
+@pytest.mark.parametrize("keys", ["none", "unknown", "wrong"])
 def test_unauthenticated_peer_reaches_no_deserialiser(
     client: RpcClient, worker: RpcChannel, peers: list[Any], keys: str
 ) -> None:
@@ -163,11 +180,14 @@ def test_unauthenticated_peer_reaches_no_deserialiser(
     assert echo(client, worker, 1) == 1
     endpoint = None
     if keys != "none":
-        server_key = client._router.public_key if keys == "unknown" else zmq.curve_keypair()[0]
-        endpoint = Endpoint(client.address, server_key, *zmq.curve_keypair(), 60.0)
-    peers.append(Peer(client.address, endpoint))
-    peers[0].socket.send_multipart([HELLO])
-    peers[0].socket.send_multipart([ANSWER, b"1", *encode(Trap())])
+        _, known = silent_channel(client, "worker 2")
+        public, secret = zmq.curve_keypair()
+        endpoint = known._replace(public_key=public, secret_key=secret)
+        if keys == "wrong":
+            endpoint = known._replace(server_key=public, password="wrong")
+    peers.append(Peer(address_of(client), endpoint))
+    peers[0].socket.send_multipart(encode(HELLO))
+    peers[0].socket.send_multipart(encode(ANSWER, 1, Trap()))
     pending = worker.call("echo", (2,))
     assert peers[0].event() == "DISCONNECTED"
     wait_until(client, lambda: pending.done)
@@ -175,12 +195,12 @@ def test_unauthenticated_peer_reaches_no_deserialiser(
     assert not Trap.sprung
 
 
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", GREETING + b"\x04\x26\x05READY" * 9])
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x04\x26\x05READY" * 9])
 def test_malformed_bytes_disturb_no_worker(
     client: RpcClient, worker: RpcChannel, sent: bytes
 ) -> None:
-    with socket.create_connection(port_of(client)) as raw:
-        raw.sendall(sent)
+    with connect_raw(address_of(client)) as raw:
+        raw.sendall(sent if sent.startswith(b"GET") else greeting(client) + sent)
         assert echo(client, worker, 1) == 1
 
 
@@ -193,9 +213,9 @@ def memory_peak() -> int:
 def test_four_gib_header_allocates_nothing(client: RpcClient, worker: RpcChannel) -> None:
     assert echo(client, worker, 1) == 1
     before = memory_peak()
-    with socket.create_connection(port_of(client)) as raw:
+    with connect_raw(address_of(client)) as raw:
         raw.settimeout(LIMIT_S)
-        raw.sendall(GREETING + b"\x06" + struct.pack(">Q", 4 << 30))
+        raw.sendall(greeting(client) + b"\x06" + struct.pack(">Q", 4 << 30))
         while raw.recv(4096):
             pass
     assert echo(client, worker, 2) == 2
@@ -209,7 +229,7 @@ def test_worker_cannot_answer_for_another(client: RpcClient, peers: list[Any]) -
     one, _ = silent_worker(client, peers, "worker 1")
     other, peer = silent_worker(client, peers, "worker 2")
     first, second = one.call("echo", (1,)), other.call("echo", (2,))
-    peer.socket.send_multipart([ANSWER, b"1", *encode("of 2")])
+    peer.socket.send_multipart(encode(ANSWER, 1, "of 2"))
     wait_until(client, lambda: second.done)
     assert second.result() == "of 2"
     assert not first.done, "both calls have the same number"
@@ -219,26 +239,27 @@ def test_routing_id_cannot_be_chosen_to_take_calls(client: RpcClient, peers: lis
     one, keys = silent_channel(client, "worker 1")
     silent_worker(client, peers, "worker 2", routing_id=keys.public_key)
     assert not one.connected
-    peers.append(Peer(client.address, keys))
-    peers[1].socket.send(HELLO)
+    peers.append(Peer(address_of(client), keys))
+    peers[1].socket.send_multipart(encode(HELLO))
     wait_until(client, lambda: one.connected)
     one.call("echo", ("for worker 1",))
     assert peers[1].socket.poll(int(1e3 * LIMIT_S))
-    assert pickle.loads(peers[1].socket.recv_multipart()[2]) == ("echo", ("for worker 1",))
+    frames = peers[1].socket.recv_multipart(copy=False)
+    assert decode(frames) == ("echo", ("for worker 1",))
 
 
 def test_key_of_a_closed_channel_is_refused(client: RpcClient, peers: list[Any]) -> None:
     channel, keys = silent_channel(client, "worker 1")
-    peers.append(Peer(client.address, keys))
+    peers.append(Peer(address_of(client), keys))
     assert peers[0].event() == "HANDSHAKE_SUCCEEDED"
     channel.close()
-    peers.append(Peer(client.address, keys))
+    peers.append(Peer(address_of(client), keys))
     assert peers[1].event() == "DISCONNECTED"
 
 
 def test_half_a_message_blocks_nothing(client: RpcClient, worker: RpcChannel) -> None:
     actor = FakeActor(Echo())
-    proxy = Proxy(client.address)
+    proxy = Proxy(address_of(client))
     address, client._router.address = client._router.address, proxy.address
     stalled = client.channel(None, actor, "worker 2")
     client._router.address = address
@@ -263,7 +284,7 @@ def test_frame_over_the_limit_disconnects_its_peer(
     channel, peer = silent_worker(client, peers, "worker 2")
     future = channel.call("echo", (1,))
     assert peer.event() == "HANDSHAKE_SUCCEEDED"
-    peer.socket.send_multipart([ANSWER, b"1", bytes(messages.MAX_FRAME_BYTES + 1)])
+    peer.socket.send_multipart([*encode(ANSWER, 1), bytes(messages.MAX_FRAME_BYTES + 1)])
     assert peers[0].event() == "DISCONNECTED"
     assert echo(client, worker, 1) == 1
     assert not future.done
@@ -304,7 +325,7 @@ def test_call_to_a_disconnected_peer_fails_at_once(
 def test_missing_heartbeats_end_serve(client: RpcClient) -> None:
     """The connection stays open, but forwards nothing, as to a host without power."""
     channel, keys = silent_channel(client, "worker 1")
-    proxy = Proxy(client.address)
+    proxy = Proxy(address_of(client))
     endpoint = keys._replace(address=proxy.address, heartbeat_timeout_s=0.5)
     server, ended = RpcServer(), []
     assert not server.connect(endpoint)

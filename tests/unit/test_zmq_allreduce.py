@@ -1,9 +1,8 @@
-"""`ZmqAllReduce`: each rank is a thread."""
+"""`ZmqAllReduce`: each rank is a thread. Groups form over tcp (CURVE) and within a node (PLAIN)."""
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,24 +11,35 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from rpc_fakes import connect_raw
+from zmq.utils.monitor import recv_monitor_message
 
+from polopt.rollouts.transport.collective import GroupSpec, with_keys
+from polopt.rollouts.transport.endpoint import Address
 from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
 
 HOST = "127.0.0.1"
 LIMIT_S = 60.0
+AUTHENTICATED = zmq.Event.HANDSHAKE_SUCCEEDED
+REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH
 
 
 class Ranks:
     """A group of ranks that listen; `connect` forms the group."""
 
-    def __init__(self, world: int, timeout_s: float = LIMIT_S) -> None:
-        self.pairs = [zmq.curve_keypair() for _ in range(world)]
-        keys = [public for public, _ in self.pairs]
+    def __init__(self, world: int, timeout_s: float = LIMIT_S, network: str = "ipc") -> None:
+        self.specs = with_keys(GroupSpec(0, world, "zmq", timeout_s, timeout_s))
         self.ranks = [
-            ZmqAllReduce(HOST, rank, keys, secret, timeout_s)
-            for rank, (_, secret) in enumerate(self.pairs)
+            ZmqAllReduce(
+                HOST, rank, spec.public_keys, spec.secret_key, spec.passwords, spec.timeout_s
+            )
+            for rank, spec in enumerate(self.specs)
         ]
-        self.addresses = [rank.address for rank in self.ranks]
+        assert all(rank.address.ipc for rank in self.ranks)
+        self.addresses = [
+            rank.address if network == "ipc" else rank.address._replace(ipc="")
+            for rank in self.ranks
+        ]
         self.threads = ThreadPoolExecutor(world)
 
     def on_all(self, function: Callable[[int], Any]) -> list[Any]:
@@ -58,12 +68,12 @@ class Ranks:
 Make = Callable[..., Ranks]
 
 
-@pytest.fixture
-def make() -> Iterator[Make]:
+@pytest.fixture(params=["tcp", "ipc"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     made: list[Ranks] = []
 
     def build(world: int, timeout_s: float = LIMIT_S) -> Ranks:
-        made.append(Ranks(world, timeout_s))
+        made.append(Ranks(world, timeout_s, request.param))
         return made[-1]
 
     yield build
@@ -153,14 +163,13 @@ def test_array_of_another_size_is_an_error(make: Make) -> None:
 
 
 def test_silent_and_unknown_peers_delay_no_rank(make: Make, context: zmq.Context[Any]) -> None:
-    """64 silent connections, raw bytes, no CURVE, and an unknown CURVE key."""
+    """64 silent connections, raw bytes, no key, and an unknown key."""
     group = make(2)
-    address = (HOST, int(group.addresses[0].rpartition(":")[2]))
-    peers = [socket.create_connection(address, LIMIT_S) for _ in range(66)]
+    peers = [connect_raw(group.addresses[0]) for _ in range(66)]
     peers[0].close()
     peers[1].sendall(b"GET / HTTP/1.1\r\nHost: polopt\r\n\r\n")
     for keys in (None, zmq.curve_keypair()):
-        intruder(context, group, keys).send(np.full(1000, 9e9).tobytes(), zmq.NOBLOCK)
+        sender(context, group, keys).send(np.full(1000, 9e9).tobytes(), zmq.NOBLOCK)
     began_s = time.monotonic()
     group.connect()
     sums = group.sums([np.ones(1000), np.ones(1000)])
@@ -170,35 +179,35 @@ def test_silent_and_unknown_peers_delay_no_rank(make: Make, context: zmq.Context
         peer.close()
 
 
-def intruder(
-    context: zmq.Context[Any], group: Ranks, keys: tuple[bytes, bytes] | None
+def sender(
+    context: zmq.Context[Any],
+    group: Ranks,
+    keys: tuple[bytes, bytes] | None,
+    password: str = "wrong",
 ) -> zmq.Socket[Any]:
     """A PUSH socket that connects to rank 0."""
     made = context.socket(zmq.PUSH)
     made.linger = 0
-    if keys is not None:
-        made.curve_serverkey = group.pairs[0][0]
+    address = group.addresses[0]
+    if keys is not None and address.ipc:
+        made.plain_username, made.plain_password = keys[0], password.encode()
+    elif keys is not None:
+        made.curve_serverkey = group.specs[0].public_keys[0]
         made.curve_publickey, made.curve_secretkey = keys
-    made.connect(group.addresses[0])
+    made.get_monitor_socket(AUTHENTICATED | REFUSED)
+    made.connect(address.ipc or address.tcp)
     return made
 
 
 def test_unknown_key_is_refused(make: Make, context: zmq.Context[Any]) -> None:
     group = make(2)
-    events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.HANDSHAKE_FAILED_AUTH
-    results = []
-    for keys in (zmq.curve_keypair(), group.pairs[1]):
-        peer = context.socket(zmq.PUSH)
-        peer.linger = 0
-        peer.curve_serverkey = group.pairs[0][0]
-        peer.curve_publickey, peer.curve_secretkey = keys
-        monitor = peer.get_monitor_socket(events)
-        peer.connect(group.addresses[0])
-        results.append(monitor.poll(int(1e3 * LIMIT_S)) and monitor.recv_multipart()[0][:2])
-        peer.disable_monitor()
-        monitor.close()
-    codes = [int.from_bytes(result, "little") for result in results]
-    assert codes == [zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_SUCCEEDED]
+    events, partner = [], group.specs[1]
+    for keys in (zmq.curve_keypair(), (partner.public_keys[1], partner.secret_key)):
+        peer = sender(context, group, keys, partner.passwords[0])
+        monitor = peer.get_monitor_socket()
+        assert monitor.poll(int(1e3 * LIMIT_S))
+        events.append(recv_monitor_message(monitor)["event"])
+    assert events == [REFUSED, AUTHENTICATED]
 
 
 def test_peer_at_a_ranks_address_cannot_take_its_place(
@@ -210,7 +219,7 @@ def test_peer_at_a_ranks_address_cannot_take_its_place(
     false_rank.curve_publickey, false_rank.curve_secretkey = zmq.curve_keypair()
     port = false_rank.bind_to_random_port(f"tcp://{HOST}")
     with pytest.raises(OSError, match="rank 1"):
-        group.ranks[0].connect([group.addresses[0], f"tcp://{HOST}:{port}"], 2.0)
+        group.ranks[0].connect([group.addresses[0], Address(f"tcp://{HOST}:{port}")], 2.0)
     assert not false_rank.poll(0)
 
 
