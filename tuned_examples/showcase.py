@@ -166,24 +166,15 @@ def main(goal: float | None = None) -> None:
     console.print("CartPole-v1: three ways to distribute the training of one policy.")
     cpus = max(os.cpu_count() or 1, 4)  # the driver, two workers, one spare
     ray.init(
+        address="local",  # also where a cluster is running
         num_cpus=cpus,
         include_dashboard=False,
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
-    experiments = [
-        tune.Experiment(
-            # Tune writes all results under the first name: a directory for each run.
-            name=time.strftime("showcase_%Y-%m-%d_%H-%M-%S"),
-            run=example["run"],
-            config={**example["config"], "seed": 0},
-            stop={**example["stop"], **({} if goal is None else {RETURN: goal})},
-        )
-        for example in examples.values()
-    ]
+    experiments: Any = _experiments(examples, goal)  # a list is allowed, but not annotated
     with Comparison(console, runs) as view:
-        many: Any = experiments  # a list is allowed, but not annotated
-        analysis = tune.run(many, callbacks=[view], max_concurrent_trials=1, verbose=0)
+        analysis = tune.run(experiments, callbacks=[view], max_concurrent_trials=1, verbose=0)
     ray.shutdown()
     trials = analysis.trials
     results = Path(str(trials[0].path)).parent
@@ -202,6 +193,19 @@ def main(goal: float | None = None) -> None:
     }
     for name, line in lines.items():
         console.print(f"{name:<10}{line}", highlight=False, soft_wrap=True)
+
+
+def _experiments(examples: dict[str, Any], goal: float | None) -> list[tune.Experiment]:
+    return [
+        tune.Experiment(
+            # Tune writes all results under the first name: a directory for each run.
+            name=time.strftime("showcase_%Y-%m-%d_%H-%M-%S"),
+            run=example["run"],
+            config={**example["config"], "seed": 0},
+            stop={**example["stop"], **({} if goal is None else {RETURN: goal})},
+        )
+        for example in examples.values()
+    ]
 
 
 def _report(results: Path) -> str:
