@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from polopt.common.episodes import EpisodeStats
+from polopt.common.tracing import TRACER
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, RolloutClock
 from polopt.metrics.learner import LearnerStats
@@ -64,7 +65,7 @@ class OptimizerStats:
         self.learner = LearnerStats()
         self._driver_phases = tuple(phases)
         every_phase = (*self._driver_phases, *worker_phases)
-        self.timers = {phase: PhaseTimer() for phase in every_phase}
+        self.timers = {phase: PhaseTimer(name=phase) for phase in every_phase}
         self.worker_times = WorkerTimes()
         self.num_bytes_received = 0
         self.num_gradients_accepted = 0
@@ -103,6 +104,7 @@ class OptimizerStats:
             now: version of the learner's weights.
             computed: version of the weights that a gradient was computed with; None: `now`.
         """
+        TRACER.count("policy lag", now - acted)
         self.lag.add(acted, now, self.rollouts)
         self.gradient_lag.add(now if computed is None else computed, now, self.rollouts)
 

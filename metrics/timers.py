@@ -8,6 +8,8 @@ from collections.abc import Collection
 
 import numpy as np
 
+from polopt.common.tracing import TRACER
+
 #: Percentiles are over the last so many durations of an interval, which bounds memory.
 MAX_DURATIONS = 10_000
 
@@ -17,13 +19,15 @@ class PhaseTimer:
 
     Args:
         window: number of durations of the mean.
+        name: of the phase, in traces.
 
     Attributes:
         total_s: sum of the durations since construction.
         peak_rows_per_s: largest throughput of one phase.
     """
 
-    def __init__(self, window: int = 100) -> None:
+    def __init__(self, window: int = 100, name: str = "") -> None:
+        self._name = name
         self._window: deque[float] = deque(maxlen=window)  # the last of earlier intervals
         self._interval: deque[float] = deque(maxlen=MAX_DURATIONS)
         self._started_s = 0.0
@@ -36,7 +40,7 @@ class PhaseTimer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.push(time.perf_counter() - self._started_s)
+        self.push(TRACER.span("driver", self._name, self._started_s))
 
     def push(self, duration_s: float) -> None:
         """Records one duration in seconds."""

@@ -32,12 +32,20 @@ class TrainerConfig(Config):
             With it, the content of an iteration depends on the speed of the machine.
         num_cpus_for_driver: Ray CPUs of the trainer's process.
         num_gpus: Ray GPUs of the trainer's process; above 0, it learns on CUDA.
+        trace: record some optimizer steps in the driver and in all workers, and write them to
+            `trace.json` in `Trainable.logdir`, which Tune copies to the trial's results with
+            `SyncConfig(sync_artifacts=True)`; `polopt trace` shows it.
+        trace_first_step: number of the first recorded step, from 1.
+        trace_num_steps: number of recorded steps.
     """
 
     min_sample_timesteps_per_iteration: int = pydantic.Field(4000, ge=0, le=2**62)
     min_time_s_per_iteration: float = pydantic.Field(0.0, ge=0.0, le=1e9)
     num_cpus_for_driver: Amount = 1.0
     num_gpus: Amount = 0.0
+    trace: bool = False
+    trace_first_step: int = pydantic.Field(5, ge=1, le=2**62)
+    trace_num_steps: int = pydantic.Field(3, ge=1, le=100_000)
 
     aliases: ClassVar[Mapping[str, str]] = {
         "timesteps_per_iteration": "min_sample_timesteps_per_iteration",

@@ -176,15 +176,17 @@ def main(goal: float | None = None) -> None:
     with Comparison(console, runs) as view:
         analysis = tune.run(experiments, callbacks=[view], max_concurrent_trials=1, verbose=0)
     ray.shutdown()
-    trials = analysis.trials
-    results = Path(str(trials[0].path)).parent
     console.print(
         Group(
             Text(f"\nDone in {time.perf_counter() - started_s:.0f} s.", style="bold"),
-            summary(trials, view.first),
+            summary(analysis.trials, view.first),
             Text("policy lag: age, in updates, of the weights that sampled.\n"),
         )
     )
+    _name_results(console, Path(str(analysis.trials[0].path)).parent)
+
+
+def _name_results(console: Console, results: Path) -> None:
     lines = {
         "results": str(results),
         "report": _report(results),

@@ -110,9 +110,9 @@ class GradientWorker(RolloutWorker):
         else:
             super().stop_early(number, keep_steps)
 
-    def _round_info(self, batch: SampleBatch, sample_s: float) -> RoundInfo:
+    def _round_info(self, batch: SampleBatch, started_s: float) -> RoundInfo:
         before, self._restarts = self._restarts, self.below.faults.num_restarts
-        info = super()._round_info(batch, sample_s)
+        info = super()._round_info(batch, started_s)
         return info._replace(restarts_below=self._restarts - before)
 
     def set_weights(self, weights: Weights) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from polopt.common.config import ConfigError
+from polopt.common.tracing import TRACER
 from polopt.rollouts.transport.endpoint import Address
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
@@ -178,7 +179,7 @@ class AllReducer:
             self.close()
             raise GroupBroken(f"all-reduce failed: {error}") from error
         finally:
-            self.total_s += time.perf_counter() - started_s
+            self.total_s += TRACER.span("worker", "allreduce", started_s)
 
     def take_total_s(self) -> float:
         """Seconds spent in sums since the last call."""

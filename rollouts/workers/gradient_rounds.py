@@ -6,6 +6,7 @@ import time
 
 from polopt.common.compression import GradientCodec, GradientPacker, PackedGradients
 from polopt.common.sample_batch import SampleBatch
+from polopt.common.tracing import TRACER
 from polopt.common.weights import Gradients
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import Policy
@@ -60,7 +61,7 @@ class GradientRounds:
         return packed, info._replace(
             fresh=gradients.rows if fresh else 0,
             last=minibatches.done,
-            gradient_s=time.perf_counter() - started_s,
+            gradient_s=TRACER.span("worker", "gradient", started_s),
         )
 
     def clear(self) -> None:

@@ -11,6 +11,7 @@ import ray
 import torch
 
 from polopt.common.sample_batch import SampleBatch
+from polopt.common.tracing import TRACER
 from polopt.policies.policy import Policy
 from polopt.rollouts.sampling.requests import LearnInfo
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
@@ -92,7 +93,7 @@ class GroupLearner:
             # gradients. Each rank reports its own, and all skip the round.
             votes = torch.tensor([batch.env_steps, int(bool(batch.faults.non_finite))])
             self.reducer.sum_(votes)
-            skew_s = time.perf_counter() - started_s
+            skew_s = TRACER.span("worker", "skew", started_s)
             policy.env_steps = env_steps + int(votes[0])
             if not (vetoed := bool(votes[1])):
                 stats = policy.learn_on_batch(batch, self.reducer)
@@ -103,7 +104,7 @@ class GroupLearner:
             updates=policy.version - version,
             version=version,
             acted=batch.version,
-            learn_s=time.perf_counter() - started_s,
+            learn_s=TRACER.span("worker", "learn", started_s),
             allreduce_s=self.reducer.take_total_s(),
             weights=policy.get_weights() if want_weights and not broken else None,
             checksum=checksum_of(policy) if want_checksum and not broken else None,

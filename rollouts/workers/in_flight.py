@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import ray
 
+from polopt.common.tracing import TRACER
 from polopt.metrics.load import LoadMeter
 from polopt.rollouts.transport.mixed_wait import wait_any
 from polopt.rollouts.transport.rpc_client import RpcClient
@@ -216,10 +217,10 @@ class InFlight:
         call = self._calls[ref]
         timeout_s = self._workers.config.rollout.worker_timeout_s
         try:
-            over_zmq = isinstance(ref, RpcFuture)
-            value = ref.result() if over_zmq else ray.get(ref, timeout=timeout_s)
+            value = ref.result() if isinstance(ref, RpcFuture) else ray.get(ref, timeout=timeout_s)
         except (ray.exceptions.RayError, Exception) as error:  # a task's own exception class
             return self._fail(call, WorkerFailure.from_error(call.worker.index, error))
+        TRACER.span(f"request {call.worker.index}", "request", call.launched_s)
         self.load.add(len(self._calls))
         del self._calls[ref]
         call.worker.last_answer_s = time.monotonic()
@@ -239,9 +240,8 @@ class InFlight:
         return oldest
 
     def _overdue(self) -> _Call | None:
-        """A call that is past its limit and has not ended. Of each worker only the oldest call is
-        asked after: those queued behind it are late because it is, or because the driver, busy
-        elsewhere, has not yet taken note that it ended."""
+        """A call that is past its limit and has not ended. Of each worker only the oldest call
+        counts: those behind it wait for it, or the driver has not yet taken note of its end."""
         now_s = time.monotonic()
         late = {r: call for r, call in self._oldest().items() if self._deadline_s(call) <= now_s}
         if not late:

@@ -13,6 +13,7 @@ from polopt.common.compression import PackedGradients
 from polopt.common.episodes import EpisodeStats
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
+from polopt.common.tracing import TRACER
 from polopt.common.weights import Gradients, Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.errors import EnvironmentFailedError
@@ -137,7 +138,7 @@ class RolloutWorker:
         """As `sample`, with `postproc` applied, and counts from before it."""
         started_s = time.perf_counter()
         batch = self.sample(weights, request)
-        sample_s = time.perf_counter() - started_s
+        sample_s = TRACER.span("worker", "sample", started_s)
         frames, steps, faults = batch.env_steps, batch.shape[0], batch.faults
         if self.config.postproc is not None:
             batch = self.config.postproc(batch)
@@ -146,8 +147,7 @@ class RolloutWorker:
         return Fragment(batch, frames, steps, sample_s, faults)
 
     def stop_early(self, number: int, keep_steps: int) -> None:
-        """Ends the fragment of the request with this number once it has `keep_steps` steps. Runs
-        in a concurrency group of its own, beside the call that samples."""
+        """Ends the fragment of this request once it has `keep_steps` steps, beside the call."""
         self._early_stop.stop(number, keep_steps)
 
     # ---- gradients and learning -----------------------------------------------------------------
@@ -164,19 +164,18 @@ class RolloutWorker:
     ) -> tuple[Gradients | PackedGradients, RoundInfo]:
         """One round of AsyncGradients or SyncGradients: takes over weights, samples if the last
         rollout has no minibatch left, and computes the gradient of the next minibatch."""
-        info = self._sample_if_needed(weights)
-        return self.gradients.next_gradients(self.policy, info)
+        return self.gradients.next_gradients(self.policy, self._sample_if_needed(weights))
 
     def _sample_if_needed(self, weights: Weights | None) -> RoundInfo:
         minibatches = self.gradients.minibatches
         if minibatches is not None and not minibatches.done:
             if weights is not None:
                 self.set_weights(weights)
-            empty = EpisodeStats.empty()
-            return RoundInfo(0, empty, 0, 0.0, worker_index=self.index, acted=minibatches.version)
+            counts = (0, EpisodeStats.empty(), 0, 0.0)
+            return RoundInfo(*counts, worker_index=self.index, acted=minibatches.version)
         started_s = time.perf_counter()
         batch = self._next_batch(weights)
-        info = self._round_info(batch, time.perf_counter() - started_s)
+        info = self._round_info(batch, started_s)
         self.gradients.begin(self.policy, batch)
         return info
 
@@ -185,9 +184,10 @@ class RolloutWorker:
         """First half of a round of DecentralizedAllReduce: samples, and keeps the batch."""
         started_s = time.perf_counter()
         batch = self.group.batch = self._next_batch(None, SampleRequest(round_index))
-        return self._round_info(batch, time.perf_counter() - started_s)
+        return self._round_info(batch, started_s)
 
-    def _round_info(self, batch: SampleBatch, sample_s: float) -> RoundInfo:
+    def _round_info(self, batch: SampleBatch, started_s: float) -> RoundInfo:
+        sample_s = TRACER.span("worker", "sample", started_s)
         counts = (batch.env_steps, batch.episodes, batch.shape[0], sample_s)
         return RoundInfo(*counts, batch.faults, self.index, batch.version)
 

@@ -1,4 +1,4 @@
-"""The command line: `polopt train`, `evaluate`, `list`, `dashboard`, `report` and `grafana`.
+"""The command line: `polopt train`, `evaluate`, `list`, and the commands that show results.
 
 Each command imports what it needs, so that `--help` loads neither Ray nor torch.
 """
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from polopt.common.config import ConfigError
-from polopt.trainers.command_line.dashboards import dashboard, grafana, report
+from polopt.trainers.command_line.dashboards import dashboard, grafana, report, trace
 from polopt.trainers.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
 
 app = typer.Typer(
@@ -130,6 +130,7 @@ def list_() -> None:
 app.command()(dashboard)
 app.command()(report)
 app.command()(grafana)
+app.command()(trace)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""The commands `polopt dashboard`, `polopt report` and `polopt grafana`."""
+"""Commands that show results: `polopt dashboard`, `report`, `grafana` and `trace`."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from polopt.common.config import ConfigError
+from polopt.metrics.chrome_trace import TRACE_FILE, self_times_s
 from polopt.trainers.command_line.output import RESULTS_DIR, bad_input, say
 
 
@@ -96,3 +98,35 @@ def _metrics_folder() -> Path:
     """Returns where Ray writes its configurations of Prometheus and Grafana."""
     root = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest", "metrics")
     return Path(os.environ.get("RAY_METRICS_OUTPUT_ROOT", root))
+
+
+def trace(
+    trial: Annotated[Path, typer.Argument(help="Directory of a trial, or of trials.")],
+) -> None:
+    """Show where the time of the recorded steps went, of runs with trace=true."""
+    with bad_input():
+        folder = trial.expanduser()
+        paths = sorted(folder.rglob(TRACE_FILE))
+        if not paths:
+            raise ConfigError(
+                f"no {TRACE_FILE} in {str(trial)!r}. Allowed: a trial that ran with trace=true for "
+                "trace_first_step + trace_num_steps optimizer steps"
+            )
+        for path in paths:
+            _show(path)
+    say("open        https://ui.perfetto.dev (choose the file there), or vizviewer FILE")
+
+
+def _show(path: Path) -> None:
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        steps, times = recorded["otherData"], self_times_s(recorded)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error!r}") from error
+    say(f"trace       {path}")
+    last = steps["first_step"] + steps["num_steps"] - 1
+    say(f"steps       {steps['first_step']} to {last}, {steps['duration_s']:.3f} s")
+    for process, by_name in times.items():
+        shares = {name: time_s / steps["duration_s"] for name, time_s in by_name.items()}
+        parts = sorted(shares.items(), key=lambda item: -item[1])
+        say(f"{process:<12}" + "  ".join(f"{name} {share:.0%}" for name, share in parts))

@@ -152,6 +152,7 @@ def _tuner(
                 checkpoint_frequency=options.checkpoint_every,
                 checkpoint_at_end=True,
             ),
+            sync_config=tune.SyncConfig(sync_artifacts=True),  # files of the trial, as `trace.json`
             verbose=0,
         ),
     )

@@ -1,0 +1,67 @@
+"""`TRACER`: spans and counters of this process, recorded for `trace: true`."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+#: Events of one process that a trace keeps; later ones are dropped.
+MAX_EVENTS = 500_000
+
+
+class Event(NamedTuple):
+    """One span or one value of a counter.
+
+    Attributes:
+        track: row of the process in which a span is drawn; empty for counters.
+        name: of the phase or counter.
+        at_s: start of the span, or time of the value, of `time.perf_counter`.
+        value: duration of the span in seconds, or value of the counter.
+    """
+
+    track: str
+    name: str
+    at_s: float
+    value: float
+
+
+class Tracer:
+    """Records spans and counters between `begin` and `take`; otherwise it keeps nothing."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] | None = None
+
+    def begin(self) -> None:
+        """Begins a recording."""
+        self._events = []
+
+    def take(self) -> list[Event]:
+        """Ends the recording, and returns its events."""
+        events, self._events = self._events, None
+        return events or []
+
+    def span(self, track: str, name: str, started_s: float) -> float:
+        """Records a span that ends now.
+
+        Args:
+            track: `driver`, `worker`, or `request N` of worker N.
+            name: of the phase.
+            started_s: of `time.perf_counter`, or of `time.monotonic`, which is the same clock on
+                Linux and macOS.
+
+        Returns:
+            its duration in seconds.
+        """
+        duration_s = time.perf_counter() - started_s
+        if self._events is not None and len(self._events) < MAX_EVENTS:
+            self._events.append(Event(track, name, started_s, duration_s))
+        return duration_s
+
+    def count(self, name: str, value: float) -> None:
+        """Records the present value of a counter."""
+        if self._events is not None and len(self._events) < MAX_EVENTS:
+            self._events.append(Event("", name, time.perf_counter(), value))
+
+
+#: The recorder of this process.
+TRACER = Tracer()

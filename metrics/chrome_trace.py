@@ -1,0 +1,175 @@
+"""Recorded events as a Chrome trace, the JSON format that Perfetto and vizviewer open.
+
+Format: "Trace Event Format" of Chromium. Each process of the run is a process of the trace, and
+each track a thread. Times are microseconds from the first event.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from polopt.common.tracing import Event
+
+#: Name of the file in the trial's directory.
+TRACE_FILE = "trace.json"
+#: Time that a worker does not spend in a span.
+IDLE = "idle"
+_REQUEST = "request "
+_US = 1e6
+
+
+def chrome_trace(processes: Mapping[str, Sequence[Event]], **other: Any) -> dict[str, Any]:
+    """The trace of one recording.
+
+    Gaps between the spans of a worker become spans named `idle`. Requests that overlap get tracks
+    of their own. Arrows (flow events) lead from the end of each span named `gradient` to the
+    driver's next span named `apply`.
+
+    Args:
+        processes: events by name of the process, on one clock; `driver` and `worker N`.
+        other: further JSON values, kept as `otherData`.
+    """
+    start_s = min((event.at_s for events in processes.values() for event in events), default=0.0)
+    trace: list[dict[str, Any]] = []
+    for pid, (name, events) in enumerate(processes.items()):
+        trace.append(_meta("process_name", pid, 0, name))
+        tracks = _tracks(events)
+        for tid, (track, spans) in enumerate(tracks.items()):
+            trace.append(_meta("thread_name", pid, tid, track))
+            drawn = [*spans, *_gaps(spans)] if track == "worker" else spans
+            trace += [_span(event, pid, tid, start_s) for event in drawn]
+        counters = [event for event in events if not event.track] + _in_flight(events)
+        trace += [
+            {
+                "ph": "C",
+                "name": event.name,
+                "pid": pid,
+                "ts": _US * (event.at_s - start_s),
+                "args": {event.name: event.value},
+            }
+            for event in counters
+        ]
+    trace += _arrows(processes, start_s)
+    return {"traceEvents": trace, "displayTimeUnit": "ms", "otherData": other}
+
+
+def _meta(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _span(event: Event, pid: int, tid: int, start_s: float) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": event.name,
+        "cat": IDLE if event.name == IDLE else "phase",
+        "pid": pid,
+        "tid": tid,
+        "ts": _US * (event.at_s - start_s),
+        "dur": _US * event.value,
+    }
+
+
+def _tracks(events: Iterable[Event]) -> dict[str, list[Event]]:
+    """Spans by track, in order of time. Requests to one worker that overlap are spread over as many
+    tracks as are pending at once."""
+    tracks: dict[str, list[Event]] = {}
+    spans = sorted((e for e in events if e.track), key=lambda e: (e.at_s, -e.value))
+    for event in spans:
+        track = event.track
+        if track.startswith(_REQUEST):
+            lanes = (f"{track} #{lane}" for lane in itertools.count(1))
+            track = next(lane for lane in lanes if _is_free(tracks.get(lane), event.at_s))
+        tracks.setdefault(track, []).append(event)
+    return dict(sorted(tracks.items()))
+
+
+def _is_free(spans: list[Event] | None, at_s: float) -> bool:
+    return not spans or spans[-1].at_s + spans[-1].value <= at_s
+
+
+def _gaps(spans: Iterable[Event]) -> list[Event]:
+    """The time between spans, which may be nested."""
+    gaps = []
+    end_s: float | None = None
+    for event in spans:
+        if end_s is not None and event.at_s > end_s:
+            gaps.append(Event(event.track, IDLE, end_s, event.at_s - end_s))
+        end_s = max(event.at_s + event.value, end_s or 0.0)
+    return gaps
+
+
+def _in_flight(events: Iterable[Event]) -> list[Event]:
+    """The number of pending requests whenever it changes."""
+    requests = [event for event in events if event.track.startswith(_REQUEST)]
+    changes = sorted([(e.at_s, 1) for e in requests] + [(e.at_s + e.value, -1) for e in requests])
+    counts = itertools.accumulate(change for _, change in changes)
+    return [
+        Event("", "requests in flight", at_s, count)
+        for (at_s, _), count in zip(changes, counts, strict=True)
+    ]
+
+
+def _arrows(processes: Mapping[str, Sequence[Event]], start_s: float) -> list[dict[str, Any]]:
+    """From each gradient of a worker to the update that it went into. Track 0 of a process is that
+    of the driver's phases, or of the worker's."""
+    pids = {name: pid for pid, name in enumerate(processes)}
+    driver = processes.get("driver", ())
+    updates = sorted(event.at_s for event in driver if event.name == "apply")
+    gradients = {
+        name: sorted(_end_s(event) for event in events if event.name == "gradient")
+        for name, events in processes.items()
+    }
+    arrows: list[dict[str, Any]] = []
+    for request in sorted((e for e in driver if e.track.startswith(_REQUEST)), key=_end_s):
+        worker = f"worker {request.track.removeprefix(_REQUEST)}"
+        ends = gradients.get(worker, [])
+        done = bisect.bisect_right(ends, _end_s(request))
+        update = bisect.bisect_left(updates, _end_s(request))
+        if done == 0 or ends[done - 1] < request.at_s or update == len(updates):
+            continue
+        arrow = {"name": "gradient", "cat": "flow", "id": len(arrows) // 2, "tid": 0}
+        # Within the span of the gradient, so that viewers find it.
+        begin_us = _US * (ends[done - 1] - start_s) - 0.5
+        end_us = _US * (updates[update] - start_s)
+        arrows.append({**arrow, "ph": "s", "pid": pids[worker], "ts": begin_us})
+        arrows.append({**arrow, "ph": "f", "bp": "e", "pid": pids["driver"], "ts": end_us})
+    return arrows
+
+
+def _end_s(event: Event) -> float:
+    return event.at_s + event.value
+
+
+def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Seconds in spans of each name, those of nested spans excluded.
+
+    Args:
+        trace: what `chrome_trace` returned.
+
+    Returns:
+        by name of the process, then by name of the span; requests are left out.
+    """
+    names: dict[tuple[str, int, int], str] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "M":
+            names[event["name"], event["pid"], event["tid"]] = event["args"]["name"]
+    processes = (name for (kind, *_), name in names.items() if kind == "process_name")
+    times: dict[str, dict[str, float]] = {process: {} for process in processes}
+    open_spans: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    spans = (event for event in trace["traceEvents"] if event["ph"] == "X")
+    for span in sorted(spans, key=lambda e: (e["ts"], -e["dur"])):
+        pid, tid = span["pid"], span["tid"]
+        if names["thread_name", pid, tid].startswith(_REQUEST):
+            continue
+        own = times[names["process_name", pid, 0]]
+        own[span["name"]] = own.get(span["name"], 0.0) + span["dur"] / _US
+        outer = open_spans.setdefault((pid, tid), [])
+        while outer and outer[-1]["ts"] + outer[-1]["dur"] <= span["ts"]:
+            outer.pop()
+        if outer:
+            own[outer[-1]["name"]] -= span["dur"] / _US
+        outer.append(span)
+    return times

@@ -1,0 +1,126 @@
+"""`trace: true` and `polopt trace`, of real runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polopt.metrics.chrome_trace import self_times_s
+from polopt.trainers.presets import A2C, A3C, DDPPO
+
+CONFIG: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "num_workers": 2,
+    "num_cpus_per_worker": 0.25,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 200,
+    "seed": 0,
+    "min_sample_timesteps_per_iteration": 0,
+    "trace": True,
+    "trace_first_step": 2,
+    "trace_num_steps": 4,
+}
+#: Preset, its options, and what its workers spend their time with.
+RUNS = [
+    (A3C, {"grads_per_step": 10}, {"sample", "gradient"}),
+    (A2C, {}, {"sample"}),
+    (DDPPO, {}, {"sample", "learn", "allreduce", "skew"}),
+]
+
+
+Run = tuple[dict[str, Any], set[str], Path]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=lambda run: run[0].__name__)
+def run(request: pytest.FixtureRequest, ray_session: None) -> Iterator[Run]:
+    """The trace, the names of the workers' spans, and the trial's directory."""
+    preset, options, names = request.param
+    trainer = preset(config={**CONFIG, **options})
+    folder = Path(trainer.logdir)
+    try:
+        while not (folder / "trace.json").exists():
+            assert trainer.train()["training_iteration"] <= 6
+        yield json.loads((folder / "trace.json").read_text()), names, folder
+    finally:
+        trainer.stop()
+        shutil.rmtree(folder)
+
+
+def tracks_of(trace: dict[str, Any]) -> dict[tuple[str, str], list[tuple[float, float, str]]]:
+    """Start, end and name of the spans by process and track, outer ones first."""
+    names = {
+        (event["name"], event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["ph"] == "M"
+    }
+    tracks: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            pid, tid = event["pid"], event["tid"]
+            track = (names["process_name", pid, 0], names["thread_name", pid, tid])
+            span = (event["ts"], event["ts"] + event["dur"], event["name"])
+            tracks.setdefault(track, []).append(span)
+    return {key: sorted(spans, key=lambda s: (s[0], -s[1])) for key, spans in tracks.items()}
+
+
+def test_trace_has_a_track_for_each_process(run: Run) -> None:
+    trace, names, _ = run
+    tracks = tracks_of(trace)
+    assert {process for process, _ in tracks} == {"driver", "worker 1", "worker 2"}
+    for worker in ("worker 1", "worker 2"):
+        assert {name for _, _, name in tracks[worker, "worker"]} - {"idle"} == names
+    assert any(track.startswith("request 1") for _, track in tracks)
+
+
+def test_spans_of_a_track_nest(run: Run) -> None:
+    trace, _, _ = run
+    for spans in tracks_of(trace).values():
+        outer: list[float] = []
+        for begin, end, _ in spans:
+            while outer and outer[-1] <= begin + 1e-3:
+                outer.pop()
+            assert not outer or end <= outer[-1] + 1e-3
+            outer.append(end)
+
+
+def test_workers_overlap(run: Run) -> None:
+    trace, _, _ = run
+    tracks = tracks_of(trace)
+    first, second = (
+        [span for span in tracks[f"worker {index}", "worker"] if span[2] != "idle"]
+        for index in (1, 2)
+    )
+    overlap = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in first for b in second)
+    assert overlap > 0.0
+
+
+def test_sums_of_spans_are_those_of_the_timers(run: Run) -> None:
+    trace, _, _ = run
+    driver = self_times_s(trace)["driver"]
+    timers_s = trace["otherData"]["timers_s"]
+    for phase, time_s in timers_s.items():
+        assert driver.get(phase, 0.0) == pytest.approx(time_s, rel=0.05, abs=1e-4)
+
+
+def test_command_shows_shares_of_each_process(run: Run) -> None:
+    _, names, folder = run
+    command = [sys.executable, "-m", "polopt.trainers.command_line.cli", "trace", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    lines = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert list(lines) == ["trace", "steps", "driver", "worker 1", "worker 2", "open"]
+    assert all(f" {name} " in lines["worker 1"] for name in names)
+
+
+def test_command_without_a_trace_says_how_to_make_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "polopt.trainers.command_line.cli", "trace", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 2
+    assert "trace=true" in done.stderr

@@ -1,0 +1,104 @@
+"""Recorded events become a Chrome trace: idle time, tracks, counters and arrows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polopt.common import tracing
+from polopt.common.tracing import Event, Tracer
+from polopt.metrics.chrome_trace import chrome_trace, self_times_s
+from polopt.trainers.trace_file import clock_shift_s
+
+# Worker 1 computes two gradients; its second request is sent before the first has arrived.
+DRIVER = [
+    Event("driver", "wait", 10.0, 2.0),
+    Event("driver", "apply", 12.0, 0.5),
+    Event("request 1", "request", 10.0, 2.0),
+    Event("request 1", "request", 11.0, 3.0),
+    Event("driver", "apply", 14.0, 0.5),
+    Event("", "policy lag", 12.0, 3.0),
+]
+WORKER = [
+    Event("worker", "sample", 10.0, 1.0),
+    Event("worker", "gradient", 11.0, 0.5),
+    Event("worker", "gradient", 13.0, 0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def trace() -> dict[str, Any]:
+    return chrome_trace({"driver": DRIVER, "worker 1": WORKER}, num_steps=2)
+
+
+def events(trace: dict[str, Any], phase: str, **values: Any) -> list[dict[str, Any]]:
+    return [
+        event
+        for event in trace["traceEvents"]
+        if event["ph"] == phase and all(event[key] == value for key, value in values.items())
+    ]
+
+
+def test_times_are_microseconds_from_the_first_event(trace: dict[str, Any]) -> None:
+    (sample,) = events(trace, "X", name="sample")
+    assert (sample["ts"], sample["dur"]) == (0.0, 1e6)
+    assert [event["ts"] for event in events(trace, "X", name="apply")] == [2e6, 4e6]
+
+
+def test_gaps_of_workers_are_idle(trace: dict[str, Any]) -> None:
+    (idle,) = events(trace, "X", name="idle")
+    assert (idle["pid"], idle["ts"], idle["dur"]) == (1, 1.5e6, 1.5e6)
+
+
+def test_nested_spans_leave_no_gap() -> None:
+    spans = [Event("worker", "learn", 0.0, 4.0), Event("worker", "allreduce", 1.0, 1.0)]
+    spans.append(Event("worker", "sample", 4.0, 1.0))
+    assert not events(chrome_trace({"worker 1": spans}), "X", name="idle")
+
+
+def test_pending_requests_have_tracks_of_their_own(trace: dict[str, Any]) -> None:
+    tids = {event["tid"] for event in events(trace, "X", name="request")}
+    names = [e["args"]["name"] for e in events(trace, "M", name="thread_name") if e["tid"] in tids]
+    assert {"request 1 #1", "request 1 #2"} <= set(names)
+
+
+def test_counters_follow_requests_and_lag(trace: dict[str, Any]) -> None:
+    counts = [(e["ts"], *e["args"].values()) for e in events(trace, "C", name="requests in flight")]
+    assert counts == [(0.0, 1), (1e6, 2), (2e6, 1), (4e6, 0)]
+    (lag,) = events(trace, "C", name="policy lag")
+    assert (lag["ts"], lag["args"]) == (2e6, {"policy lag": 3.0})
+
+
+def test_arrows_lead_from_gradients_to_updates(trace: dict[str, Any]) -> None:
+    begins, ends = events(trace, "s"), events(trace, "f")
+    assert [begin["ts"] for begin in begins] == [1.5e6 - 0.5, 3.5e6 - 0.5]
+    assert [end["ts"] for end in ends] == [2e6, 4e6]
+    assert [begin["id"] for begin in begins] == [end["id"] for end in ends]
+    assert {begin["pid"] for begin in begins} == {1}
+
+
+def test_self_times_exclude_nested_spans() -> None:
+    spans = [Event("worker", "learn", 0.0, 4.0), Event("worker", "skew", 0.0, 1.0)]
+    spans += [Event("worker", "allreduce", 0.0, 0.75), Event("worker", "allreduce", 2.0, 0.5)]
+    spans.append(Event("request 1", "request", 0.0, 9.0))
+    times = self_times_s(chrome_trace({"driver": [], "worker 1": spans}))
+    assert times == {"driver": {}, "worker 1": {"learn": 2.5, "skew": 0.25, "allreduce": 1.25}}
+
+
+def test_tracer_keeps_events_between_begin_and_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = Tracer()
+    tracer.count("before", 1)
+    tracer.begin()
+    assert tracer.span("driver", "wait", 0.0) > 0.0
+    tracer.count("lag", 2)
+    monkeypatch.setattr(tracing, "MAX_EVENTS", 2)
+    tracer.count("over the limit", 3)
+    assert [event.name for event in tracer.take()] == ["wait", "lag"]
+    tracer.count("after", 1)
+    assert tracer.take() == []
+
+
+@pytest.mark.parametrize(("clock_s", "shift_s"), [(10.5, 0.0), (5.0, 5.5), (1e6, 10.5 - 1e6)])
+def test_clocks_of_other_machines_are_shifted(clock_s: float, shift_s: float) -> None:
+    assert clock_shift_s(clock_s, called_s=10.0, answered_s=11.0) == shift_s
