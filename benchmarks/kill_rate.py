@@ -2,14 +2,15 @@
 
     python benchmarks/kill_rate.py [--optimizers async_gradients ...] [--transports ray zmq]
 
-CartPole-v1, three workers. Each case runs in a process of its own: a warm-up, `--seconds` without
+CartPole-v1 whose steps take `--step-ms`, as those of a simulator do, so that few cores suffice for
+three workers. Each case runs in a process of its own: a warm-up, `--seconds` without
 kills, `--minutes` with kills, then, once all workers are up again, `--seconds` without kills.
 Checks after each step that the counters grow by what the step reported. Prints Markdown; status 1
 if a counter was wrong.
 
 The figures of the driver are its open file descriptors and its resident memory, before the first
-kill and after the last phase. A replacement costs a second or more of processor time (Python, Ray
-and torch start), which on a machine with few cores is what the rate during the kills shows.
+kill and after the last phase. The rate during the kills includes the start of replacements, which
+costs seconds of processor time (Python, Ray, torch) on a machine with few cores.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gymnasium
 from about import about
 from processes import STARTUP_LIMIT_S, run
 
@@ -42,11 +44,24 @@ POLICIES: dict[str, dict[str, Any]] = {
     "sync_gradients": {"policy": "a2c"},
     "sync_samples": {"policy": "a2c"},
     "async_samples": {"policy": "ppo", "num_sgd_iter": 1, "sgd_minibatch_size": 0},
-    "decentralized_allreduce": {"policy": "ppo", "num_sgd_iter": 2, "sgd_minibatch_size": 80},
+    "decentralized_allreduce": {"policy": "ppo", "num_sgd_iter": 2, "sgd_minibatch_size": 10},
 }
 NUM_WORKERS = 3
 WARM_UP_S = 10.0
 ALL_UP_LIMIT_S = 120.0
+
+
+class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 whose steps take at least `step_s` of the config."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._step_s = config["step_s"]
+
+    def step(self, action: Any) -> Any:
+        """Sleeps, then steps."""
+        time.sleep(self._step_s)
+        return super().step(action)
 
 
 class Killer(threading.Thread):
@@ -76,16 +91,17 @@ class Killer(threading.Thread):
 class Run:
     """One trainer, its counters and their checks."""
 
-    def __init__(self, optimizer: str, transport: str) -> None:
+    def __init__(self, optimizer: str, transport: str, step_s: float) -> None:
         import polopt
 
         self.trainer = polopt.PolicyOptimizerTrainer(
             {
-                "env": "CartPole-v1",
+                "env": lambda context: Paced(context),
+                "env_config": {"step_s": step_s},
                 "optimizer": optimizer,
                 "transport": transport,
                 "num_workers": NUM_WORKERS,
-                "num_envs_per_worker": 8,
+                "num_envs_per_worker": 1,
                 "rollout_fragment_length": 20,
                 "seed": 0,
                 **POLICIES[optimizer],
@@ -151,7 +167,7 @@ def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[st
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    case = Run(optimizer, transport)
+    case = Run(optimizer, transport, 1e-3 * args.step_ms)
     case.until_all_up()
     case.rate(WARM_UP_S)
     before = case.rate(args.seconds)
@@ -202,6 +218,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="before, and after")
     parser.add_argument("--minutes", type=float, default=3.0, help="with kills")
     parser.add_argument("--per-minute", type=float, default=20.0, help="kills")
+    parser.add_argument("--step-ms", type=float, default=1.0, help="of an environment step")
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
@@ -211,8 +228,8 @@ def main() -> None:
     print("| counters | descriptors | driver, MB |")
     print("|---|---|---:|---:|---:|---:|---|---:|---:|", flush=True)
     limit_s = STARTUP_LIMIT_S + 2 * args.seconds + 60.0 * args.minutes + 2 * ALL_UP_LIMIT_S
-    sizes = [f"--{key}={getattr(args, key)}" for key in ("seconds", "minutes")]
-    sizes.append(f"--per-minute={args.per_minute}")
+    keys = ("seconds", "minutes", "per_minute", "step_ms")
+    sizes = [f"--{key.replace('_', '-')}={getattr(args, key)}" for key in keys]
     wrong = 0
     for optimizer in args.optimizers:
         for transport in args.transports:
