@@ -334,7 +334,7 @@ class RandomDelayDrift(Drift):
 
 def pid_of(worker: RemoteWorker) -> int:
     """Returns the process id of a worker that is not a fake."""
-    pid: int = ray.get(worker.actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60.0)
+    pid: int = ray.get(worker.actor.__ray_call__.remote(lambda _: os.getpid()), timeout=120.0)
     return pid
 
 

@@ -61,7 +61,7 @@ callbacks = [Count()]
 def train(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> list[str]:
     """Lines of a run that ends by itself without an error."""
     command = [*POLOPT, "train", *map(str, arguments), "--results-dir", "results"]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout.splitlines()
@@ -80,7 +80,7 @@ def line_of(lines: list[str], name: str) -> str:
 
 def runs_as_printed(lines: list[str], cwd: Path) -> None:
     command = [*shlex.split(line_of(lines, "next")), "--episodes", "1"]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "(1 episodes)" in done.stdout
 
@@ -171,7 +171,7 @@ def test_failed_run_names_the_error_and_its_file(tmp_path: Path) -> None:
         f"run = 'A2C'\nconfig = {{**{SMALL!r}, 'env': make}}\n"
     )
     command = [*POLOPT, "train", "crash.py", "--results-dir", "results"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr.startswith("error: ")

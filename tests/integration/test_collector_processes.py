@@ -175,7 +175,7 @@ def test_collectors_can_have_own_environments_and_resources(made: Any) -> None:
         def look(_: Any) -> tuple[Any, Any]:
             return ray.get_runtime_context().get_assigned_resources(), os.environ.get("WHO")
 
-        return ray.get(worker.actor.__ray_call__.remote(look), timeout=60.0)
+        return ray.get(worker.actor.__ray_call__.remote(look), timeout=120.0)
 
     (first, owner), (second, no_owner) = [inside(worker) for worker in collector.workers.remote]
     assert (first["CPU"], owner) == (0.5, "one")

@@ -214,7 +214,7 @@ def over(worker_pool: Any) -> Iterator[Any]:
 
 
 def wait_until_up(workers: WorkerSet) -> None:
-    ray.get([worker.actor.ping.remote() for worker in workers.remote], timeout=60.0)
+    ray.get([worker.actor.ping.remote() for worker in workers.remote], timeout=120.0)
 
 
 def test_stop_while_workers_sample(over: Any) -> None:

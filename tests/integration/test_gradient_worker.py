@@ -169,7 +169,7 @@ def inside(worker: Any, function: Callable[[Any], Any]) -> Any:
 def pids_below(worker: Any) -> list[int]:
     def pids_of_workers(self: Any) -> list[int]:
         calls = [w.actor.__ray_call__.remote(lambda _: os.getpid()) for w in self.below.remote]
-        pids: list[int] = ray.get(calls, timeout=30.0)
+        pids: list[int] = ray.get(calls, timeout=120.0)
         return pids
 
     pids: list[int] = inside(worker, pids_of_workers)

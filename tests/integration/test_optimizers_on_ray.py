@@ -75,7 +75,7 @@ def test_command_line_trains(tmp_path: Path) -> None:
     code = "from polopt.trainers.command_line.cli import main; main()"
     command = [sys.executable, "-c", code, "train", "cartpole_ppo", "stop.training_iteration=1"]
     done = subprocess.run(
-        [*command, "--results-dir", str(tmp_path)], capture_output=True, text=True, timeout=170
+        [*command, "--results-dir", str(tmp_path)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.rglob("result.json")

@@ -112,7 +112,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*pip, "--no-index", "--no-build-isolation", "--no-deps", "--target", target, source],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return target
@@ -126,7 +126,7 @@ def with_plugin(installed: Path, *command: str, cwd: Path) -> subprocess.Complet
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

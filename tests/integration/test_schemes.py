@@ -159,9 +159,9 @@ def checksums_below(worker: Any) -> set[str]:
 
     def look(self: Any) -> set[str]:
         below = [w.actor.checksum.remote() for w in self.below.remote]
-        return {self.checksum(), *ray.get(below, timeout=30.0)}
+        return {self.checksum(), *ray.get(below, timeout=120.0)}
 
-    seen: set[str] = ray.get(worker.actor.__ray_call__.remote(look), timeout=60.0)
+    seen: set[str] = ray.get(worker.actor.__ray_call__.remote(look), timeout=120.0)
     return seen
 
 
@@ -202,7 +202,7 @@ def test_cell_runs_counts_and_has_expected_lag(
     if cell.update == "decentralized":
         sums = [w.actor.checksum.remote() for w in optimizer.workers.remote]
         local = optimizer.workers.local.checksum()
-        assert set(ray.get(sums, timeout=30.0)) == {local}
+        assert set(ray.get(sums, timeout=120.0)) == {local}
     if rollout.num_workers_below and cell.collection.endswith(" sync"):
         optimizer.update_algorithm_parameter("lr", 0.0)  # weights do not change any more
         for _ in range(3):  # a rollout of two workers below takes two

@@ -333,7 +333,7 @@ def test_trainer_without_tune(preset: type[PolicyOptimizerTrainer], num_workers:
     script = _ALONE.replace("PRESET", preset.__name__)
     script = script.replace("CONFIG", repr(tiny(preset, num_workers=num_workers)))
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] in ("0", "1")

@@ -124,7 +124,7 @@ def test_constructor_arguments_are_small_for_a_large_network() -> None:
 
 def inside(worker: RemoteWorker, function: Any) -> Any:
     """What `function` of the `RolloutWorker` gives in its own process."""
-    return ray.get(worker.actor.__ray_call__.remote(function), timeout=60.0)
+    return ray.get(worker.actor.__ray_call__.remote(function), timeout=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSe
     assert [pid_of(worker) for worker in workers.remote] == pids
     weights = workers.weights_for(workers.remote[0])
     assert weights is not None
-    batch = ray.get(workers.remote[0].actor.sample.remote(weights), timeout=60.0)
+    batch = ray.get(workers.remote[0].actor.sample.remote(weights), timeout=120.0)
     assert batch.shape == (5, 3)
     assert "action_logp" in batch, "it is a PPO worker now"
     assert workers.reconfigure(old)
@@ -188,6 +188,6 @@ def test_workers_compute_with_one_thread(worker_pool: Any) -> None:
     # Ray tells a worker of two CPUs to use two threads.
     rollout = {"num_workers": 1, "num_cpus_per_worker": 2.0}
     (worker,) = worker_pool(worker_config("a2c", rollout=rollout)).remote
-    counts = ray.get(worker.actor.__ray_call__.remote(count), timeout=60.0)
+    counts = ray.get(worker.actor.__ray_call__.remote(count), timeout=120.0)
     assert len(counts) >= 2
     assert set(counts) == {1}

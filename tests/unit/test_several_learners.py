@@ -45,7 +45,7 @@ def learn_together(
     learners: list[Policy], batches: list[SampleBatch]
 ) -> tuple[list[np.ndarray], list[dict[str, float]]]:
     """Weights and statistics of the learners after each learned from its batch in a thread."""
-    barrier = threading.Barrier(len(learners), timeout=20.0)
+    barrier = threading.Barrier(len(learners), timeout=120.0)
     slots = [torch.zeros(0)] * len(learners)
     stats: list[dict[str, float]] = [{} for _ in learners]
     errors: list[BaseException] = []
