@@ -10,23 +10,24 @@ from typing import Any
 from polopt.common.tracing import TRACER, Event
 from polopt.metrics.chrome_trace import TRACE_FILE, chrome_trace
 from polopt.optimizers.base import PolicyOptimizer
+from polopt.trainers.config import TrainerConfig
 
 
 class StepTrace:
-    """Records the optimizer's steps from `first` on, in the driver and in all workers.
+    """Records the optimizer's steps that the config names, in the driver and in all workers.
 
     Args:
-        first: number of the first recorded step, from 1.
-        count: number of recorded steps.
+        config: its keys `trace`, `trace_first_step` and `trace_num_steps`.
         folder: directory of the file, `TRACE_FILE`.
     """
 
-    def __init__(self, first: int, count: int, folder: Path) -> None:
-        self._first = first
-        self._end = first + count
+    def __init__(self, config: TrainerConfig, folder: Path) -> None:
+        self._first = config.trace_first_step if config.trace else 0
+        self._end = self._first + config.trace_num_steps if config.trace else 0
         self._path = folder / TRACE_FILE
         self._steps = 0
         self._begun_s = 0.0
+        self._timers_s: dict[str, float] = {}
 
     def before_step(self, optimizer: PolicyOptimizer) -> None:
         """Begins or ends the recording, if the step that follows is the first one, or the first one

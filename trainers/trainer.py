@@ -70,7 +70,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     optimizer: Any = None
     _run: RunContext | None = None
     _log_handler: logging.Handler | None = None
-    _trace: StepTrace | None = None
+    _trace: StepTrace
     #: Counted before `restore`, where Tune does not go on counting by itself.
     _earlier_iterations = 0
     _earlier_s = 0.0
@@ -135,13 +135,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         except BaseException:
             self.workers.stop()
             raise
-        self._trace = self._make_trace()
-
-    def _make_trace(self) -> StepTrace | None:
-        trainer = self.experiment.trainer
-        if not trainer.trace:
-            return None
-        return StepTrace(trainer.trace_first_step, trainer.trace_num_steps, Path(self.logdir))
+        self._trace = StepTrace(experiment.trainer, Path(self.logdir))
 
     def _make_optimizer(self) -> Any:
         self._exporter = PrometheusExporter()
@@ -155,8 +149,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         started_s, sampled_before = time.perf_counter(), metrics.num_env_steps_sampled
         next_check_s, steps = _STOP_CHECK_S, 0
         while True:
-            if self._trace is not None:
-                self._trace.before_step(self.optimizer)
+            self._trace.before_step(self.optimizer)
             self.optimizer.step()
             steps += 1
             sampled = metrics.num_env_steps_sampled - sampled_before
@@ -266,7 +259,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.workers.stop()
             self.workers = make_workers(worker_config, device)
         self.optimizer = self._make_optimizer()
-        self._trace = self._make_trace()
+        self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
         return True
 
     def cleanup(self) -> None:
