@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 
 class LagHistogram:
@@ -17,8 +17,8 @@ class LagHistogram:
     """
 
     def __init__(self, bins: int = 17) -> None:
-        self._bins = [0] * bins  # a list: one number of an array costs several times as much
-        self._sum = self._max = 0
+        self._bins = bins
+        self._counts: defaultdict[int, int] = defaultdict(int)  # by lag
 
     def add(self, lag: int) -> None:
         """Counts one gradient or batch that was `lag` updates old.
@@ -28,17 +28,20 @@ class LagHistogram:
         """
         if lag < 0:
             raise ValueError(f"policy lag cannot be negative; got {lag}")
-        self._bins[min(lag, len(self._bins) - 1)] += 1
-        self._sum += lag
-        if lag > self._max:
-            self._max = lag
+        self._counts[lag] += 1
 
     def report(self) -> dict[str, object]:
         """`{mean, max, histogram}` since the last report; then resets them."""
-        mean = self._sum / max(sum(self._bins), 1)
-        report = {"mean": mean, "max": self._max, "histogram": self._bins}
-        self._bins = [0] * len(self._bins)
-        self._sum = self._max = 0
+        histogram = [0] * self._bins
+        for lag, count in self._counts.items():
+            histogram[min(lag, self._bins - 1)] += count
+        total = sum(lag * count for lag, count in self._counts.items())
+        report = {
+            "mean": total / max(sum(histogram), 1),
+            "max": max(self._counts, default=0),
+            "histogram": histogram,
+        }
+        self._counts.clear()
         return report
 
 

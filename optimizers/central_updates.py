@@ -90,9 +90,12 @@ def apply_gradients(
         NonFiniteError: too many updates in a row were skipped.
     """
     metrics, policy = optimizer.metrics, optimizer.policy
+    fresh, last = 0, False
     for info in infos:
         optimizer.count_samples(info.env_steps, info.episodes)
         metrics.add_lag(info.acted, policy.version, computed=gradients.version)
+        fresh += info.fresh
+        last = last or info.last
     if lr_scale > 0.0 and gradients.rows > 0:
         version = policy.version
         stats = gradients.stats | policy.apply_gradients(gradients, lr_scale)
@@ -103,9 +106,8 @@ def apply_gradients(
             metrics.num_gradients_accepted += len(infos)
         else:
             metrics.num_gradients_skipped += len(infos)
-        fresh = sum(info.fresh for info in infos) if updates else 0
-        metrics.add_training(fresh, updates, stats, gradients.rows)
-    if any(info.last for info in infos):
+        metrics.add_training(fresh if updates else 0, updates, stats, gradients.rows)
+    if last:
         metrics.rollouts.tick(policy.version)
 
 

@@ -61,7 +61,7 @@ class WeightUpdater:
             self.skipped += 1
             return False, {"default_optimizer_learning_rate": lr}
         if clip is not None and norm > clip:
-            self._flat.grads.mul_(clip / norm)
+            self._flat.scale(clip / norm)
         self._optimizer.step(lr, self._config)
         return True, {"grad_norm": norm, "default_optimizer_learning_rate": lr}
 
