@@ -110,12 +110,13 @@ class Proxy:
 
     Attributes:
         address: to connect to instead.
+        left: bytes that are still forwarded to `address`.
     """
 
     def __init__(self, address: Address) -> None:
         self._remote = connect_raw(address)
         self._local: socket.socket | None = None
-        self._left = 1 << 40
+        self.left = 1 << 40
         if address.ipc:
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(f"{address.ipc.removeprefix('ipc://')}-proxy")
@@ -132,19 +133,19 @@ class Proxy:
                 self._local = self._listener.accept()[0]  # again, if one closes without a byte
             threading.Thread(target=self._back, daemon=True).start()
             while data := self._local.recv(1 << 16):
-                self._remote.sendall(data[: self._left])
-                self._left -= len(data[: self._left])
+                self._remote.sendall(data[: self.left])
+                self.left -= len(data[: self.left])
 
     def _back(self) -> None:
         assert self._local is not None
         with contextlib.suppress(OSError):
             while data := self._remote.recv(1 << 16):
-                if self._left > 0:
+                if self.left > 0:
                     self._local.sendall(data)
 
     def stall(self, after_bytes: int = 0) -> None:
         """Forwards only so many more bytes."""
-        self._left = after_bytes
+        self.left = after_bytes
 
     def close(self) -> None:
         for end in (self._remote, self._listener, self._local):

@@ -19,7 +19,6 @@ from polopt.rollouts.transport import messages, rpc_future
 from polopt.rollouts.transport.endpoint import Address, Endpoint
 from polopt.rollouts.transport.messages import (
     ANSWER,
-    HANDSHAKE_TIMEOUT_S,
     HELLO,
     decode,
     encode,
@@ -162,7 +161,7 @@ def test_silent_connections_delay_no_worker(client: RpcClient) -> None:
     channel = client.channel(None, actor, "worker 1")
     wait_until(client, lambda: channel.connected)
     assert echo(client, channel, 1) == 1
-    assert time.monotonic() - began_s < HANDSHAKE_TIMEOUT_S
+    assert time.monotonic() - began_s < LIMIT_S / 2.0, "100 timeouts of a handshake are 400 s"
     for connection in silent:
         connection.settimeout(LIMIT_S)
         with connection:
@@ -267,6 +266,7 @@ def test_half_a_message_blocks_nothing(client: RpcClient, worker: RpcChannel) ->
     assert echo(client, stalled, 1) == 1
     proxy.stall(after_bytes=20_000)
     pending = stalled.call("echo", (np.zeros(10_000),))
+    wait_until(client, lambda: proxy.left == 0)
     for number in range(20):
         began_s = time.monotonic()
         client.poll(0.0)

@@ -210,6 +210,27 @@ def test_unknown_key_is_refused(make: Make, context: zmq.Context[Any]) -> None:
     assert events == [REFUSED, AUTHENTICATED]
 
 
+def test_rank_cannot_take_the_place_of_another(context: zmq.Context[Any]) -> None:
+    group = Ranks(3)
+    events, other = [], group.specs[2]
+    for named in (1, 2):
+        keys = other.public_keys[named], other.secret_key
+        peer = sender(context, group, keys, other.passwords[0])
+        monitor = peer.get_monitor_socket()
+        assert monitor.poll(int(1e3 * LIMIT_S))
+        events.append(recv_monitor_message(monitor)["event"])
+    assert events == [REFUSED, AUTHENTICATED]
+    group.close()
+
+
+def test_joined_group_leaves_no_directory(make: Make) -> None:
+    group = make(4)
+    paths = [rank.address.ipc.removeprefix("ipc://") for rank in group.ranks]
+    assert all(os.path.exists(path) for path in paths)
+    group.connect()
+    assert not any(os.path.exists(os.path.dirname(path)) for path in paths)
+
+
 def test_peer_at_a_ranks_address_cannot_take_its_place(
     make: Make, context: zmq.Context[Any]
 ) -> None:

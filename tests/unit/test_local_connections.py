@@ -1,0 +1,116 @@
+"""Connections within a node: a private directory, and tcp where there is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from polopt.rollouts.transport.endpoint import Endpoint
+from polopt.rollouts.transport.router import Router
+
+HOST = "127.0.0.1"
+Make = Callable[[], Router]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Router] = []
+
+    def build() -> Router:
+        made.append(Router(HOST, 60.0))
+        return made[-1]
+
+    yield build
+    for router in made:
+        router.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[zmq.Socket[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context.socket(zmq.DEALER)
+    context.destroy(linger=0)
+
+
+def directory_of(endpoint: Endpoint) -> Path:
+    return Path(endpoint.address.ipc.removeprefix("ipc://")).parent
+
+
+def test_only_this_user_can_enter_the_directory(make: Make) -> None:
+    umask = os.umask(0)
+    try:
+        directory = directory_of(make().admit())
+    finally:
+        os.umask(umask)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert directory.stat().st_uid == os.geteuid()
+
+
+def test_directory_is_removed_at_close(make: Make) -> None:
+    router = make()
+    directory = directory_of(router.admit())
+    assert directory.is_dir()
+    router.close()
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("problem", ["long", "missing", "readable"])
+def test_without_a_private_directory_only_tcp(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: str
+) -> None:
+    parent = tmp_path / ("x" * 120 if problem == "long" else problem)
+    if problem != "missing":
+        parent.mkdir()
+    if problem == "readable":  # as in file systems without modes
+        monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(parent))
+        parent.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    address = make().admit().address
+    assert address.ipc == ""
+    assert address.tcp.startswith(f"tcp://{HOST}:")
+    assert not parent.exists() or problem == "readable" or not list(parent.iterdir())
+
+
+def test_process_of_the_node_connects_within_it(make: Make, peer: zmq.Socket[Any]) -> None:
+    endpoint = make().admit()
+    assert endpoint.authenticate(peer) == endpoint.address.ipc
+    assert peer.getsockopt(zmq.MECHANISM) == zmq.PLAIN
+
+
+@pytest.mark.parametrize("problem", ["no path", "not visible", "open", "link", "nobody listens"])
+def test_other_processes_connect_by_tcp_and_curve(
+    make: Make, peer: zmq.Socket[Any], tmp_path: Path, problem: str
+) -> None:
+    endpoint = make().admit()
+    directory = directory_of(endpoint)
+    ipc = endpoint.address.ipc
+    if problem == "no path":
+        ipc = ""
+    elif problem == "not visible":  # another node, or a container
+        ipc = f"ipc://{tmp_path}/elsewhere/s"
+    elif problem == "open":  # who else can enter could have put the socket there
+        directory.chmod(0o755)
+    elif problem == "link":
+        (tmp_path / "link").symlink_to(directory)
+        ipc = f"ipc://{tmp_path}/link/s"
+    else:  # the listener is on another node that shares files with this one
+        private = Path(tempfile.mkdtemp(dir=directory))
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(private / "s"))
+        ipc = f"ipc://{private}/s"
+    endpoint = endpoint._replace(address=endpoint.address._replace(ipc=ipc))
+    assert endpoint.authenticate(peer) == endpoint.address.tcp
+    assert peer.getsockopt(zmq.MECHANISM) == zmq.CURVE
+
+
+def test_secrets_are_not_printed(make: Make) -> None:
+    endpoint = make().admit()
+    assert endpoint.password not in repr(endpoint)
+    assert endpoint.secret_key.decode() not in repr(endpoint)
