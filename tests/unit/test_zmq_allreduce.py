@@ -168,8 +168,12 @@ def test_silent_and_unknown_peers_delay_no_rank(make: Make, context: zmq.Context
     peers = [connect_raw(group.addresses[0]) for _ in range(66)]
     peers[0].close()
     peers[1].sendall(b"GET / HTTP/1.1\r\nHost: polopt\r\n\r\n")
+    intruders = []
     for keys in (None, zmq.curve_keypair()):
-        sender(context, group, keys).send(np.full(1000, 9e9).tobytes(), zmq.NOBLOCK)
+        intruder = sender(context, group, keys)
+        intruder.send(np.full(1000, 9e9).tobytes(), zmq.NOBLOCK)
+        intruders.append(intruder)
+    assert intruders[1].get_monitor_socket().poll(int(1e3 * LIMIT_S)), "refused beside 64"
     began_s = time.monotonic()
     group.connect()
     sums = group.sums([np.ones(1000), np.ones(1000)])
