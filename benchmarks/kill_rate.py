@@ -5,8 +5,9 @@
 CartPole-v1 whose steps take `--step-ms`, as those of a simulator do, so that few cores suffice for
 three workers. Each case runs in a process of its own: a warm-up, `--seconds` without
 kills, `--minutes` with kills, then, once all workers are up again, `--seconds` without kills.
-Checks after each step that the counters grow by what the step reported. Prints Markdown; status 1
-if a counter was wrong.
+Only workers that are up are killed: where starts take longer than the kills' intervals, the kills
+take longer than `--minutes`. Checks after each step that the counters grow by what the step
+reported. Prints Markdown; status 1 if a counter was wrong.
 
 The figures of the driver are its open file descriptors and its resident memory, before the first
 kill and after the last phase. The rate during the kills includes the start of replacements, which
@@ -23,6 +24,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -35,9 +37,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium
 from about import about
 from processes import STARTUP_LIMIT_S, run
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "common"))
-from measuring import worker_pids
 
 POLICIES: dict[str, dict[str, Any]] = {
     "async_gradients": {"policy": "a2c"},
@@ -52,11 +51,13 @@ ALL_UP_LIMIT_S = 120.0
 
 
 class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 whose steps take at least `step_s` of the config."""
+    """CartPole-v1 whose steps take at least `step_s` of the config; writes the id of its process to
+    the file of its worker in `folder`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self._step_s = config["step_s"]
+        Path(config["folder"], str(config.worker_index)).write_text(str(os.getpid()))
 
     def step(self, action: Any) -> Any:
         """Sleeps, then steps."""
@@ -65,39 +66,50 @@ class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Killer(threading.Thread):
-    """Kills a random worker process, also one that is starting, at random intervals.
+    """Kills random workers that are up at random intervals.
 
     Attributes:
         num_kills: signals sent so far.
     """
 
-    def __init__(self, kills: int, seconds: float) -> None:
+    def __init__(self, workers: Any, folder: str, kills: int, seconds: float) -> None:
         super().__init__(daemon=True)
+        self._workers = workers
+        self._folder = Path(folder)
         self._rng = random.Random(0)
         self._pauses_s = [self._rng.uniform(0.5, 1.5) * seconds / kills for _ in range(kills)]
-        self.num_kills = 0
+        self._killed: set[int] = set()
+
+    @property
+    def num_kills(self) -> int:
+        return len(self._killed)
 
     def run(self) -> None:
         """Sends the signals, then ends."""
         for pause_s in self._pauses_s:
             time.sleep(pause_s)
             deadline_s = time.monotonic() + ALL_UP_LIMIT_S
-            while not (pids := worker_pids()) and time.monotonic() < deadline_s:
-                time.sleep(0.1)  # all are dead, and no replacement has begun to start
-            os.kill(self._rng.choice(pids), signal.SIGKILL)
-            self.num_kills += 1
+            while not (pids := self._pids_up()) and time.monotonic() < deadline_s:
+                time.sleep(0.1)
+            self._killed.add(pid := self._rng.choice(pids))
+            os.kill(pid, signal.SIGKILL)
+
+    def _pids_up(self) -> list[int]:
+        up = [worker.index for worker in list(self._workers.remote) if worker.up]
+        pids = {int((self._folder / str(index)).read_text() or 0) for index in up}
+        return sorted(pids - self._killed - {0})
 
 
 class Run:
     """One trainer, its counters and their checks."""
 
-    def __init__(self, optimizer: str, transport: str, step_s: float) -> None:
+    def __init__(self, optimizer: str, transport: str, folder: str, step_s: float) -> None:
         import polopt
 
         self.trainer = polopt.PolicyOptimizerTrainer(
             {
                 "env": lambda context: Paced(context),
-                "env_config": {"step_s": step_s},
+                "env_config": {"step_s": step_s, "folder": folder},
                 "optimizer": optimizer,
                 "transport": transport,
                 "num_workers": NUM_WORKERS,
@@ -126,13 +138,14 @@ class Run:
             self.step()
         return (self.reported - sampled) / (time.perf_counter() - began_s)
 
-    def rate_beside(self, killer: Killer) -> float:
-        """Environment steps/s until the last kill."""
+    def rate_beside(self, killer: Killer) -> tuple[float, float]:
+        """Environment steps/s until the last kill, and its seconds."""
         sampled, began_s = self.reported, time.perf_counter()
         killer.start()
         while killer.is_alive():
             self.step()
-        return (self.reported - sampled) / (time.perf_counter() - began_s)
+        elapsed_s = time.perf_counter() - began_s
+        return (self.reported - sampled) / elapsed_s, elapsed_s
 
     def until_all_up(self) -> None:
         """Steps until all workers have answered.
@@ -167,13 +180,15 @@ def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[st
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    case = Run(optimizer, transport, 1e-3 * args.step_ms)
+    folder = tempfile.mkdtemp()
+    case = Run(optimizer, transport, folder, 1e-3 * args.step_ms)
     case.until_all_up()
     case.rate(WARM_UP_S)
     before = case.rate(args.seconds)
     fds, rss_mb = driver()
-    killer = Killer(round(args.per_minute * args.minutes), 60.0 * args.minutes)
-    during = case.rate_beside(killer)
+    kills = round(args.per_minute * args.minutes)
+    killer = Killer(case.trainer.workers, folder, kills, 60.0 * args.minutes)
+    during, killing_s = case.rate_beside(killer)
     case.until_all_up()
     after = case.rate(args.seconds)
     fds_after, rss_mb_after = driver()
@@ -185,6 +200,7 @@ def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[st
         "transport": stats.get("backend", stats["transport"]),
         "rates": [before, during, after],
         "kills": killer.num_kills,
+        "killing_s": killing_s,
         "restarts": faults["num_remote_worker_restarts"],
         "counted": {key: value for key, value in faults.items() if key.startswith("num_")},
         "wrong": case.wrong,
@@ -203,6 +219,7 @@ def row(optimizer: str, transport: str, found: dict[str, Any]) -> str:
         f"{during:,.0f} ({during / before:.0%})",
         f"{after:,.0f} ({after / before:.0%})",
         f"{found['kills']}, {found['restarts']}",
+        f"{found['killing_s']:.0f}",
         "exact" if not found["wrong"] else f"WRONG {found['wrong']} times",
         "{} to {}".format(*found["fds"]),
         "{:.0f} to {:.0f}".format(*found["rss_mb"]),
@@ -224,10 +241,12 @@ def main() -> None:
     if args.case:
         print(json.dumps(measure(*args.case, args)), flush=True)
         return
-    print("| optimizer | transport | steps/s before | during | after | kills, restarts ", end="")
+    print(
+        "| optimizer | transport | steps/s before | during | after | kills, restarts | s ", end=""
+    )
     print("| counters | descriptors | driver, MB |")
-    print("|---|---|---:|---:|---:|---:|---|---:|---:|", flush=True)
-    limit_s = STARTUP_LIMIT_S + 2 * args.seconds + 60.0 * args.minutes + 2 * ALL_UP_LIMIT_S
+    print("|---|---|---:|---:|---:|---:|---:|---|---:|---:|", flush=True)
+    limit_s = STARTUP_LIMIT_S + 2 * args.seconds + 240.0 * args.minutes + 2 * ALL_UP_LIMIT_S
     keys = ("seconds", "minutes", "per_minute", "step_ms")
     sizes = [f"--{key.replace('_', '-')}={getattr(args, key)}" for key in keys]
     wrong = 0
