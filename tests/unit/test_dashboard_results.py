@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from dashboard_results import write_trial
 
+pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
+
 from polopt.dashboards.data import results as results_module
 from polopt.dashboards.data import trial_rows
 from polopt.dashboards.data.results import RETURN, STEPS, ResultsDirectory, Trial
