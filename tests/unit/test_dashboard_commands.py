@@ -32,6 +32,7 @@ def test_report_names_what_it_wrote(results: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["report", "dashboard"])
 def test_missing_directory_is_one_error(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("streamlit", reason="the extra polopt[dashboard] is not installed")
     done = CliRunner().invoke(app, [command, str(tmp_path / "none")])
     assert done.exit_code == 2
     assert "results directory does not exist" in done.output
