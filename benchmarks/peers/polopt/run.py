@@ -12,6 +12,8 @@ affect speed are those of each peer's script:
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
 - `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
+- `async-samples*`: `async_samples` with the A2C policy, sampling as `a3c`.
+- `*-ray`: the same through Ray instead of ZeroMQ; `ddppo*-gloo`: sums over gloo.
 - `sample`: one worker in this process, 8 environments, 128 steps per fragment; values and
   advantages are computed, too.
 - `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).
@@ -66,6 +68,7 @@ DDPPO: dict[str, Any] = {
 }
 PONG: dict[str, Any] = {"env": "ale_py:ALE/Pong-v5", "num_envs_per_worker": 4}
 PONG |= {"vectorization_mode": "vector_entry_point", "min_sample_timesteps_per_iteration": 1000}
+ASYNC_SAMPLES = {"optimizer": "async_samples", "policy": "a2c", "num_envs_per_worker": 8}
 TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c": ("A3C", CARTPOLE),
     "a2c": ("A2C", CARTPOLE),
@@ -76,6 +79,8 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c-halfcheetah": ("A3C", HALF_CHEETAH),
     "ppo-halfcheetah": ("SyncPPO", {**HALF_CHEETAH, **PPO}),
     "ddppo-halfcheetah": ("DDPPO", {**HALF_CHEETAH, "num_envs_per_worker": 5, **DDPPO}),
+    "async-samples": ("PolicyOptimizerTrainer", {**CARTPOLE, **ASYNC_SAMPLES}),
+    "async-samples-halfcheetah": ("PolicyOptimizerTrainer", {**HALF_CHEETAH, **ASYNC_SAMPLES}),
     "a3c-vector": (
         "A3C",
         {**CARTPOLE, "vectorization_mode": "vector_entry_point", "num_envs_per_worker": 64},
@@ -83,6 +88,12 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "pong-a3c": ("A3C", {**PONG, "grads_per_step": 20}),  # rounds of seconds
     "pong-ppo": ("SyncPPO", {**PONG, **PPO}),
 }
+for name in ("a3c", "async-samples", "ddppo"):
+    for case in (name, f"{name}-halfcheetah"):
+        preset, options = TRAINING[case]
+        TRAINING[f"{case}-ray"] = preset, {**options, "transport": "ray"}
+        if name == "ddppo":
+            TRAINING[f"{case}-gloo"] = preset, {**options, "backend": "gloo"}
 
 
 def start_ray() -> None:
