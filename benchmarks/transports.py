@@ -52,9 +52,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     args = parser.parse_args()
-    print(
-        "| case | over ZeroMQ, steps/s | compared with | steps/s | ZeroMQ / other, rate | CPU time |"
-    )
+    print("| case | ZeroMQ, steps/s | other | steps/s | ZeroMQ / other, rate | CPU time |")
     print("|---|---:|---|---:|---|---|")
     for case in args.only:
         variants = ("", *CASES[case])
