@@ -14,6 +14,7 @@ from polopt.dashboards.data.results import SECONDS, STEPS, Trial
 #: Config keys that tell runs of one group apart.
 SEED_KEY, TASK_KEY = "seed", "env"
 NOT_SET = "not set"
+_NO_PRESET = "PolicyOptimizerTrainer"
 _LONGEST_LABEL = 48
 _PALETTE = (
     *("#2f7ed8", "#e8743b", "#19a979", "#b45ad6", "#d9a514"),
@@ -145,17 +146,19 @@ def make_runs(trials: Sequence[Trial]) -> list[Run]:
 
     Called with all trials of a directory, so that filters change neither labels nor colors.
     """
-    by_trainable: dict[str, list[Trial]] = {}
+    by_preset: dict[str, list[Trial]] = {}
     for trial in trials:
-        by_trainable.setdefault(trial.trainable, []).append(trial)
+        # Without a preset, the optimizer tells more than the name of the trainer.
+        preset = trial.optimizer if trial.trainable == _NO_PRESET else trial.trainable
+        by_preset.setdefault(preset, []).append(trial)
     labels: dict[int, str] = {}
-    for trainable, members in by_trainable.items():
+    for preset, members in by_preset.items():
         differing = differing_keys(members)
         keys = [key for key in differing if key not in (SEED_KEY, TASK_KEY)]
         variants = {trial.folder: _values(trial, keys) for trial in members}
         telling = _telling_keys(keys, set(variants.values()))
         for trial in members:
-            labels[id(trial)] = _label(trainable, trial, telling)
+            labels[id(trial)] = _label(preset, trial, telling)
     names = sorted(set(labels.values()))
     colors = {name: _PALETTE[index % len(_PALETTE)] for index, name in enumerate(names)}
     shown = _shortened(names)
@@ -192,9 +195,9 @@ def _telling_keys(keys: Sequence[str], variants: set[tuple[str, ...]]) -> list[s
     return [keys[index] for index in sorted(telling)]
 
 
-def _label(trainable: str, trial: Trial, keys: Sequence[str]) -> str:
+def _label(preset: str, trial: Trial, keys: Sequence[str]) -> str:
     parts = (f"{key} {value}" for key, value in zip(keys, _values(trial, keys), strict=True))
-    return ", ".join([trainable, *parts])
+    return ", ".join([preset, *parts])
 
 
 def _shortened(names: Sequence[str]) -> dict[str, str]:

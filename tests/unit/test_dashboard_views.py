@@ -292,3 +292,10 @@ def test_report_refuses_what_it_cannot_use(results: Path, tmp_path: Path) -> Non
     write_trial(results, "sync_samples", 0, 2)
     with pytest.raises(ConfigError, match=r"cannot write .*missing"):
         report.write_report(results, tmp_path / "missing" / "report.html")
+
+
+def test_runs_without_a_preset_are_named_by_optimizer(results: Path) -> None:
+    for optimizer in ("async_gradients", "sync_samples"):
+        params = {"optimizer": optimizer}
+        write_trial(results, optimizer, 0, 3, preset="PolicyOptimizerTrainer", params=params)
+    assert set(select(results).groups) == {"async_gradients", "sync_samples"}
