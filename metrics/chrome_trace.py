@@ -21,39 +21,60 @@ _REQUEST = "request "
 _US = 1e6
 
 
-def chrome_trace(processes: Mapping[str, Sequence[Event]], **other: Any) -> dict[str, Any]:
+def chrome_trace(
+    processes: Mapping[str, Sequence[Event]], window_s: tuple[float, float], **other: Any
+) -> dict[str, Any]:
     """The trace of one recording.
 
-    Gaps between the spans of a worker become spans named `idle`. Requests that overlap get tracks
-    of their own. Arrows (flow events) lead from the end of each span named `gradient` to the
-    driver's next span named `apply`.
+    Events are cut off at the ends of the window. Time of a worker outside of its spans becomes
+    spans named `idle`. Requests that overlap get tracks of their own. Arrows (flow events) lead
+    from the end of each span named `gradient` to the driver's next span named `apply`.
 
     Args:
         processes: events by name of the process, on one clock; `driver` and `worker N`.
+        window_s: begin and end of the recording.
         other: further JSON values, kept as `otherData`.
     """
-    start_s = min((event.at_s for events in processes.values() for event in events), default=0.0)
+    begun_s, ended_s = window_s
     trace: list[dict[str, Any]] = []
-    for pid, (name, events) in enumerate(processes.items()):
+    cut = {name: _cut(events, begun_s, ended_s) for name, events in processes.items()}
+    for pid, (name, events) in enumerate(cut.items()):
         trace.append(_meta("process_name", pid, 0, name))
         tracks = _tracks(events)
+        if name != "driver":
+            worker = tracks.pop("worker", [])
+            idle = [Event("worker", IDLE, at_s, gap_s) for at_s, gap_s in _gaps(worker, window_s)]
+            tracks = {"worker": [*worker, *idle], **tracks}
         for tid, (track, spans) in enumerate(tracks.items()):
             trace.append(_meta("thread_name", pid, tid, track))
-            drawn = [*spans, *_gaps(spans)] if track == "worker" else spans
-            trace += [_span(event, pid, tid, start_s) for event in drawn]
+            trace += [_span(event, pid, tid, begun_s) for event in spans]
         counters = [event for event in events if not event.track] + _in_flight(events)
         trace += [
             {
                 "ph": "C",
                 "name": event.name,
                 "pid": pid,
-                "ts": _US * (event.at_s - start_s),
+                "ts": _US * (event.at_s - begun_s),
                 "args": {event.name: event.value},
             }
             for event in counters
         ]
-    trace += _arrows(processes, start_s)
+    trace += _arrows(cut, begun_s)
+    other["duration_s"] = ended_s - begun_s
     return {"traceEvents": trace, "displayTimeUnit": "ms", "otherData": other}
+
+
+def _cut(events: Iterable[Event], begun_s: float, ended_s: float) -> list[Event]:
+    """The parts of the events between two times."""
+    kept = []
+    for event in events:
+        if not event.track:
+            if begun_s <= event.at_s <= ended_s:
+                kept.append(event)
+        elif event.at_s < ended_s and _end_s(event) > begun_s:
+            at_s = max(event.at_s, begun_s)
+            kept.append(event._replace(at_s=at_s, value=min(_end_s(event), ended_s) - at_s))
+    return kept
 
 
 def _meta(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
@@ -83,21 +104,21 @@ def _tracks(events: Iterable[Event]) -> dict[str, list[Event]]:
             lanes = (f"{track} #{lane}" for lane in itertools.count(1))
             track = next(lane for lane in lanes if _is_free(tracks.get(lane), event.at_s))
         tracks.setdefault(track, []).append(event)
-    return dict(sorted(tracks.items()))
+    return dict(sorted(tracks.items(), key=lambda item: (item[0].startswith(_REQUEST), item[0])))
 
 
 def _is_free(spans: list[Event] | None, at_s: float) -> bool:
     return not spans or spans[-1].at_s + spans[-1].value <= at_s
 
 
-def _gaps(spans: Iterable[Event]) -> list[Event]:
-    """The time between spans, which may be nested."""
+def _gaps(spans: Iterable[Event], window_s: tuple[float, float]) -> list[tuple[float, float]]:
+    """Begin and duration of the time outside of spans, which may be nested."""
     gaps = []
-    end_s: float | None = None
-    for event in spans:
-        if end_s is not None and event.at_s > end_s:
-            gaps.append(Event(event.track, IDLE, end_s, event.at_s - end_s))
-        end_s = max(event.at_s + event.value, end_s or 0.0)
+    end_s, ended_s = window_s
+    for at_s, until_s in [*((event.at_s, _end_s(event)) for event in spans), (ended_s, ended_s)]:
+        if at_s > end_s:
+            gaps.append((end_s, at_s - end_s))
+        end_s = max(until_s, end_s)
     return gaps
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
 
-from polopt.common.tracing import TRACER, Event
+from polopt.common.tracing import MAX_EVENTS, TRACER, Event
 from polopt.metrics.chrome_trace import TRACE_FILE, chrome_trace
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.trainers.config import TrainerConfig
 
+logger = logging.getLogger("polopt")
+
 
 class StepTrace:
-    """Records the optimizer's steps that the config names, in the driver and in all workers.
+    """Records the optimizer's steps that the config names, in the driver and in all workers that
+    are up, and writes them after the last one.
 
     Args:
         config: its keys `trace`, `trace_first_step` and `trace_num_steps`.
@@ -22,47 +26,74 @@ class StepTrace:
     """
 
     def __init__(self, config: TrainerConfig, folder: Path) -> None:
+        TRACER.take()  # an earlier trainer of this process may have ended while it recorded
         self._first = config.trace_first_step if config.trace else 0
-        self._end = self._first + config.trace_num_steps if config.trace else 0
+        self._last = self._first + config.trace_num_steps - 1 if config.trace else 0
         self._path = folder / TRACE_FILE
         self._steps = 0
         self._begun_s = 0.0
         self._timers_s: dict[str, float] = {}
 
     def before_step(self, optimizer: PolicyOptimizer) -> None:
-        """Begins or ends the recording, if the step that follows is the first one, or the first one
-        after it."""
+        """Begins the recording before the first recorded step."""
         self._steps += 1
         if self._steps == self._first:
-            optimizer.workers.apply(_begin)
+            _call_each(optimizer, _begin)
             TRACER.begin()
             self._timers_s = _totals(optimizer)
             self._begun_s = time.perf_counter()
-        elif self._steps == self._end:
-            self._write(optimizer)
 
-    def _write(self, optimizer: PolicyOptimizer) -> None:
+    def after_step(self, optimizer: PolicyOptimizer) -> None:
+        """Ends the recording after the last recorded step. If the file cannot be written, warns."""
+        if self._steps != self._last:
+            return
         ended_s = time.perf_counter()
         timers_s = {
             phase: total_s - self._timers_s[phase] for phase, total_s in _totals(optimizer).items()
         }
-        processes = {"driver": TRACER.take()}
-        optimizer.drain()  # the clocks are read by workers that have no other call pending
-        called_s = time.perf_counter()
-        answers = optimizer.workers.apply(_end) if optimizer.workers.remote else {}
-        answered_s = time.perf_counter()
-        for index, (events, clock_s) in answers.items():
-            shift_s = clock_shift_s(clock_s, called_s, answered_s)
-            moved = (event._replace(at_s=event.at_s + shift_s) for event in events)
-            processes[f"worker {index}"] = [
-                event
-                for event in moved
-                if self._begun_s <= event.at_s and event.at_s + event.value <= ended_s
-            ]
-        steps = {"first_step": self._first, "num_steps": self._end - self._first}
-        duration_s = ended_s - self._begun_s
-        trace = chrome_trace(processes, **steps, duration_s=duration_s, timers_s=timers_s)
-        self._path.write_text(json.dumps(trace), encoding="utf-8")
+        optimizer.drain()  # so that workers read their clocks at once
+        processes = _by_process(TRACER.take())
+        shifts_s = {worker.index: _shift_s(optimizer, worker) for worker in _up(optimizer)}
+        for index, events in _call_each(optimizer, _take).items():
+            shift_s = shifts_s.get(index, 0.0)
+            moved = [event._replace(at_s=event.at_s + shift_s) for event in events]
+            processes[f"worker {index}"] = moved
+        trace = chrome_trace(
+            processes,
+            (self._begun_s, ended_s),
+            first_step=self._first,
+            num_steps=self._last - self._first + 1,
+            timers_s=timers_s,
+            truncated=[name for name, events in processes.items() if len(events) >= MAX_EVENTS],
+        )
+        try:
+            partial = self._path.with_suffix(".partial")
+            partial.write_text(json.dumps(trace), encoding="utf-8")
+            partial.replace(self._path)
+        except OSError as error:
+            logger.warning("The trace was not written: %s", error)
+
+
+def _by_process(events: list[Event]) -> dict[str, list[Event]]:
+    """Separates the local worker's events from the driver's."""
+    local = [event for event in events if event.track == "worker"]
+    driver = {"driver": [event for event in events if event.track != "worker"]}
+    return {**driver, "worker 0": local} if local else driver
+
+
+def _up(optimizer: PolicyOptimizer) -> list[Any]:
+    return [worker for worker in optimizer.workers.remote if worker.up]
+
+
+def _call_each(optimizer: PolicyOptimizer, fn: Any) -> dict[int, Any]:
+    """Calls only workers that are up: a run does not wait for others."""
+    return optimizer.workers.call_each("apply", {w.index: (fn,) for w in _up(optimizer)})
+
+
+def _shift_s(optimizer: PolicyOptimizer, worker: Any) -> float:
+    called_s = time.perf_counter()
+    clock_s = optimizer.workers.call_each("apply", {worker.index: (_clock,)})
+    return clock_shift_s(clock_s.get(worker.index, called_s), called_s, time.perf_counter())
 
 
 def clock_shift_s(clock_s: float, called_s: float, answered_s: float) -> float:
@@ -88,5 +119,9 @@ def _begin(worker: Any) -> None:
     TRACER.begin()
 
 
-def _end(worker: Any) -> tuple[list[Event], float]:
-    return TRACER.take(), time.perf_counter()
+def _clock(worker: Any) -> float:
+    return time.perf_counter()
+
+
+def _take(worker: Any) -> list[Event]:
+    return TRACER.take()

@@ -151,6 +151,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         while True:
             self._trace.before_step(self.optimizer)
             self.optimizer.step()
+            self._trace.after_step(self.optimizer)
             steps += 1
             sampled = metrics.num_env_steps_sampled - sampled_before
             elapsed_s = time.perf_counter() - started_s

@@ -72,9 +72,8 @@ class RolloutWorker:
         self._env_error: EnvironmentFailedError | None = None
         if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
             spaces = (config.observation_space, config.action_space)
-            self.sampler, self._env_error = make_sampler(
-                rollout, config.env, spaces, index, self.policy, seeds
-            )
+            made = make_sampler(rollout, config.env, spaces, index, self.policy, seeds)
+            self.sampler, self._env_error = made
         self.gradients = GradientRounds(rollout.compress_gradients, rollout.topk_share)
         self.group = GroupLearner()
         self.has_worked = False
@@ -293,7 +292,8 @@ class RolloutWorker:
         return self.policy.version
 
     def stop(self) -> None:
-        """Leaves its group, and closes environments and connections."""
+        """Leaves its group, closes environments and connections, and ends a recording."""
+        TRACER.take()
         self.group.leave()
         self._rpc_server.close()
         if self.sampler is not None:

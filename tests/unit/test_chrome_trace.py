@@ -29,7 +29,7 @@ WORKER = [
 
 @pytest.fixture(scope="module")
 def trace() -> dict[str, Any]:
-    return chrome_trace({"driver": DRIVER, "worker 1": WORKER}, num_steps=2)
+    return chrome_trace({"driver": DRIVER, "worker 1": WORKER}, (10.0, 15.0), num_steps=2)
 
 
 def events(trace: dict[str, Any], phase: str, **values: Any) -> list[dict[str, Any]]:
@@ -40,21 +40,37 @@ def events(trace: dict[str, Any], phase: str, **values: Any) -> list[dict[str, A
     ]
 
 
-def test_times_are_microseconds_from_the_first_event(trace: dict[str, Any]) -> None:
+def test_times_are_microseconds_from_the_begin(trace: dict[str, Any]) -> None:
     (sample,) = events(trace, "X", name="sample")
     assert (sample["ts"], sample["dur"]) == (0.0, 1e6)
     assert [event["ts"] for event in events(trace, "X", name="apply")] == [2e6, 4e6]
 
 
 def test_gaps_of_workers_are_idle(trace: dict[str, Any]) -> None:
-    (idle,) = events(trace, "X", name="idle")
-    assert (idle["pid"], idle["ts"], idle["dur"]) == (1, 1.5e6, 1.5e6)
+    idle = events(trace, "X", name="idle", pid=1)
+    assert [(span["ts"], span["dur"]) for span in idle] == [(1.5e6, 1.5e6), (3.5e6, 1.5e6)]
+    assert not events(trace, "X", name="idle", pid=0)
+
+
+def test_spans_are_cut_off_at_the_window() -> None:
+    spans = [Event("worker", "sample", 1.0, 2.0), Event("worker", "sample", 4.0, 5.0)]
+    outside = [Event("worker", "gradient", 0.0, 1.0), Event("", "policy lag", 9.5, 1.0)]
+    trace = chrome_trace({"driver": [], "worker 1": [*outside, *spans]}, (2.0, 9.0))
+    assert self_times_s(trace) == {"driver": {}, "worker 1": {"sample": 6.0, "idle": 1.0}}
+    assert min(event["ts"] for event in events(trace, "X")) == 0.0
+    assert not events(trace, "C")
+
+
+def test_worker_without_a_span_is_idle() -> None:
+    trace = chrome_trace({"driver": [], "worker 1": []}, (2.0, 9.0))
+    assert self_times_s(trace)["worker 1"] == {"idle": 7.0}
 
 
 def test_nested_spans_leave_no_gap() -> None:
     spans = [Event("worker", "learn", 0.0, 4.0), Event("worker", "allreduce", 1.0, 1.0)]
     spans.append(Event("worker", "sample", 4.0, 1.0))
-    assert not events(chrome_trace({"worker 1": spans}), "X", name="idle")
+    trace = chrome_trace({"worker 1": spans}, (0.0, 5.0))
+    assert not events(trace, "X", name="idle")
 
 
 def test_pending_requests_have_tracks_of_their_own(trace: dict[str, Any]) -> None:
@@ -82,7 +98,7 @@ def test_self_times_exclude_nested_spans() -> None:
     spans = [Event("worker", "learn", 0.0, 4.0), Event("worker", "skew", 0.0, 1.0)]
     spans += [Event("worker", "allreduce", 0.0, 0.75), Event("worker", "allreduce", 2.0, 0.5)]
     spans.append(Event("request 1", "request", 0.0, 9.0))
-    times = self_times_s(chrome_trace({"driver": [], "worker 1": spans}))
+    times = self_times_s(chrome_trace({"driver": [], "worker 1": spans}, (0.0, 4.0)))
     assert times == {"driver": {}, "worker 1": {"learn": 2.5, "skew": 0.25, "allreduce": 1.25}}
 
 

@@ -101,16 +101,16 @@ def _metrics_folder() -> Path:
 
 
 def trace(
-    trial: Annotated[Path, typer.Argument(help="Directory of a trial, or of trials.")],
+    trial: Annotated[Path, typer.Argument(help="A trace, or a directory of a trial or of trials.")],
 ) -> None:
     """Show where the time of the recorded steps went, of runs with trace=true."""
     with bad_input():
         folder = trial.expanduser()
-        paths = sorted(folder.rglob(TRACE_FILE))
+        paths = [folder] if folder.is_file() else sorted(folder.rglob(TRACE_FILE))
         if not paths:
             raise ConfigError(
                 f"no {TRACE_FILE} in {str(trial)!r}. Allowed: a trial that ran with trace=true for "
-                "trace_first_step + trace_num_steps optimizer steps"
+                "trace_first_step + trace_num_steps - 1 optimizer steps"
             )
         for path in paths:
             _show(path)
@@ -126,6 +126,8 @@ def _show(path: Path) -> None:
     say(f"trace       {path}")
     last = steps["first_step"] + steps["num_steps"] - 1
     say(f"steps       {steps['first_step']} to {last}, {steps['duration_s']:.3f} s")
+    for process in steps["truncated"]:
+        say(f"note        {process} has more events than a trace keeps; the last are missing")
     for process, by_name in times.items():
         shares = {name: time_s / steps["duration_s"] for name, time_s in by_name.items()}
         parts = sorted(shares.items(), key=lambda item: -item[1])
