@@ -1,53 +1,28 @@
-"""Training over ZeroMQ and through Ray: same results, same failures."""
+"""Calls of actors over ZeroMQ and through Ray: order, failures, and the choice of a transport."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
-from fakes import make_optimizer, pid_of, worker_config
-from faulty_envs import NeverResets
 
 from polopt.common.config import ConfigError
-from polopt.optimizers.async_gradients import AsyncGradients
-from polopt.optimizers.async_samples import AsyncSamples
-from polopt.optimizers.base import PolicyOptimizer
-from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
-from polopt.optimizers.sync_gradients import SyncGradients
-from polopt.optimizers.sync_samples import SyncSamples
-from polopt.policies.a2c import A2CPolicy
-from polopt.rollouts.collectors.gatherer import Slot
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.transport import listener
 from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 from polopt.rollouts.transport.rpc_client import RpcClient, TransportError, open_rpc
 from polopt.rollouts.transport.rpc_future import RpcFuture
 from polopt.rollouts.transport.rpc_server import RpcServer
-from polopt.rollouts.workers.in_flight import InFlight
-from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_set import WorkerSet
-
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 HOST = "127.0.0.1"
 LIMIT_S = 60.0
-Pool = Callable[[WorkerConfig], WorkerSet]
-both_transports = pytest.mark.parametrize("transport", ["ray", "zmq"])
-
-
-# ---- actors ------------------------------------------------------------------------------------
 
 
 class Recorder:
@@ -215,245 +190,3 @@ def test_only_auto_goes_through_ray_where_nothing_can_listen(
 def test_direct_calls_is_read_as_transport(direct_calls: bool, transport: str) -> None:
     config = RolloutConfig.parse({"direct_calls": direct_calls})
     assert config.transport == transport
-
-
-# ---- training ----------------------------------------------------------------------------------
-
-
-def async_gradients(pool: Pool, options: dict[str, Any] | None = None, **more: Any) -> Any:
-    config = worker_config("a2c", rollout={"num_workers": 1, **(options or {})}, lr=1e-2)
-    return make_optimizer(AsyncGradients, pool(config), grads_per_step=10, **more)
-
-
-def network_of(optimizer: PolicyOptimizer) -> str:
-    """Of the connections of workers."""
-    rpc = optimizer.workers.rpc
-    if rpc is None:
-        return "ray"
-    port = int(rpc.address.rpartition(":")[2])
-    connected = f":{port:04X} 01 " in Path("/proc/net/tcp").read_text()
-    return "tcp" if connected else "ipc"
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_weights_are_the_same_bits_on_all_transports(
-    worker_pool: Pool, depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learned = []
-    for network in ("ipc", "tcp", "ray"):
-        transport = "ray" if network == "ray" else "zmq"
-        monkeypatch.setattr(listener, "is_private", lambda _, n=network: n == "ipc")
-        optimizer = async_gradients(
-            worker_pool, {"transport": transport}, max_requests_in_flight_per_worker=depth
-        )
-        for _ in range(3):
-            optimizer.step()
-        assert optimizer.stats()["transport"] == transport
-        optimizer.drain()
-        rpc = optimizer.workers.rpc
-        # Some of the 30 calls, and of those in flight, are made while the worker connects.
-        assert (0 if rpc is None else rpc.num_calls) in (range(15, 36) if rpc else [0])
-        assert network_of(optimizer) == network
-        learned.append(optimizer.policy.get_weights().flat.tobytes())
-    assert len(set(learned)) == 1
-
-
-@both_transports
-def test_large_weights_train(worker_pool: Pool, transport: str) -> None:
-    model = {"fcnet_hiddens": (256, 256)}
-    config = worker_config("a2c", rollout={"num_workers": 1, "transport": transport}, model=model)
-    optimizer = make_optimizer(AsyncGradients, worker_pool(config), grads_per_step=3)
-    assert optimizer.policy.flat.grads.nbytes > 100_000
-    assert optimizer.step().updates == 3
-    assert optimizer.stats()["transport"] == transport
-
-
-@both_transports
-def test_calls_through_ray_come_in_between(worker_pool: Pool, transport: str) -> None:
-    optimizer = async_gradients(worker_pool, {"transport": transport})
-    optimizer.step()
-    state = optimizer.get_state()
-    optimizer.step()
-    optimizer.set_state(state)
-    optimizer.update_algorithm_parameter("lr", 0.5)
-    optimizer.step()
-    assert pid_of(optimizer.workers.remote[0]) != os.getpid()
-    optimizer.step()
-    assert optimizer.workers.faults.num_restarts == 0
-
-
-def test_failing_environment_is_reported_alike(worker_pool: Pool) -> None:
-    messages = []
-    for transport in ("zmq", "ray"):
-        options = {"num_workers": 1, "transport": transport}
-        workers = worker_pool(worker_config("a2c", NeverResets, rollout=options))
-        optimizer = make_optimizer(AsyncGradients, workers)
-        calls, worker = optimizer.in_flight, workers.remote[0]
-        calls.launch(worker, worker.actor.ping.remote())
-        assert calls.wait().failure is None
-        weights = workers.weights_for(worker)
-        calls.launch(worker, workers.call(worker, "sample_and_compute_gradients", weights))
-        failure = calls.wait().failure
-        assert failure is not None
-        assert failure.kind == "environment"
-        messages.append(failure.message.partition("\n")[0])
-        workers.replace(worker, failure)
-    assert messages[0] == messages[1]
-
-
-class Undecodable:
-    """Unpickles to an import error, as a class does that only the worker can import."""
-
-    def __reduce__(self) -> Any:
-        return (importlib.import_module, ("statistics_of_mine",))
-
-
-class OddStatistics(A2CPolicy):
-    """Policy whose third gradient has statistics that the driver cannot unpickle."""
-
-    count = 0
-
-    def backward(self, *args: Any, **kwargs: Any) -> Any:
-        stats = super().backward(*args, **kwargs)
-        type(self).count += 1
-        if type(self).count == 3 and self.version < 3:
-            stats["odd"] = Undecodable()
-        return stats
-
-
-@both_transports
-def test_undecodable_answer_is_the_workers_failure(worker_pool: Pool, transport: str) -> None:
-    options = {"num_workers": 1, "transport": transport}
-    workers = worker_pool(worker_config(OddStatistics, rollout=options))
-    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=20)
-    assert optimizer.step().updates == 20
-    faults = optimizer.workers.faults
-    assert faults.num_restarts == 1
-    assert faults.last is not None
-    assert faults.last.worker_index == 1
-    assert "statistics_of_mine" in faults.last.message
-
-
-@both_transports
-def test_killed_and_stopped_workers_are_replaced(worker_pool: Pool, transport: str) -> None:
-    options = {"num_workers": 2, "worker_timeout_s": 15.0, "transport": transport}
-    optimizer = async_gradients(worker_pool, options)
-    optimizer.step()
-    for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
-        optimizer.drain()
-        victim = pid_of(optimizer.workers.remote[0])
-        optimizer.step()
-        os.kill(victim, sent)
-        began_s = time.monotonic()
-        while optimizer.workers.faults.num_restarts == number:
-            optimizer.step()
-            assert time.monotonic() - began_s < LIMIT_S
-    assert optimizer.workers.faults.counts["death"] == 1
-    assert optimizer.workers.faults.counts["hang"] == 1
-    assert optimizer.stats()["transport"] == transport
-
-
-def test_removed_and_added_workers_connect(worker_pool: Pool) -> None:
-    optimizer = async_gradients(worker_pool, {"num_workers": 2, "transport": "zmq"})
-    optimizer.step()
-    optimizer.workers.remove_workers([1])
-    optimizer.workers.add_workers(1)
-    until_s = time.monotonic() + LIMIT_S
-    while any(worker.channel is None for worker in optimizer.workers.remote):
-        optimizer.step()
-        assert time.monotonic() < until_s
-    assert optimizer.stats()["transport"] == "zmq"
-    assert optimizer.workers.faults.num_restarts == 0
-
-
-# ---- all optimizers ----------------------------------------------------------------------------
-
-
-OPTIMIZERS: dict[str, tuple[type[PolicyOptimizer], dict[str, Any]]] = {
-    "async_gradients": (AsyncGradients, {"grads_per_step": 10}),
-    "sync_gradients": (SyncGradients, {"grads_per_step": 10}),
-    "sync_samples": (SyncSamples, {}),
-    "async_samples": (AsyncSamples, {}),
-    "decentralized_allreduce": (DecentralizedAllReduce, {"preemption_threshold": 1.0}),
-}
-REPRODUCIBLE = ["sync_gradients", "sync_samples", "decentralized_allreduce"]
-
-
-def make_named(pool: Pool, name: str, transport: str, **rollout: Any) -> Any:
-    cls, options = OPTIMIZERS[name]
-    config = worker_config("a2c", rollout={"transport": transport, **rollout}, lr=1e-2)
-    return make_optimizer(cls, pool(config), **options)
-
-
-def connect_workers(workers: WorkerSet) -> None:
-    """All workers are up and, unless calls go through Ray, connected."""
-    until_s = time.monotonic() + LIMIT_S
-    for worker in workers.remote:
-        calls = InFlight(workers)
-        calls.launch(worker, workers.call(worker, "ping"))
-        assert calls.wait().failure is None
-        while workers.rpc is not None and not (worker.channel and worker.channel.connected):
-            assert time.monotonic() < until_s
-            workers.rpc.poll(1.0)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_calls_of_every_optimizer_go_over_zmq(worker_pool: Pool, name: str) -> None:
-    optimizer = make_named(worker_pool, name, "zmq")
-    connect_workers(optimizer.workers)
-    for _ in range(3):
-        optimizer.step()
-    assert optimizer.workers.rpc.num_calls >= 3
-    assert optimizer.stats()["transport"] == "zmq"
-    optimizer.drain()
-    assert optimizer.workers.faults.num_restarts == 0
-
-
-@pytest.mark.parametrize("name", REPRODUCIBLE)
-def test_synchronous_weights_are_equal_on_both(worker_pool: Pool, name: str) -> None:
-    learned = []
-    for transport in ("zmq", "ray"):
-        optimizer = make_named(worker_pool, name, transport)
-        connect_workers(optimizer.workers)  # all take part in the first step
-        for _ in range(6):
-            optimizer.step()
-        optimizer.drain()
-        assert optimizer.stats()["transport"] == transport
-        rpc = optimizer.workers.rpc
-        assert (rpc.num_calls >= 12) if transport == "zmq" else (rpc is None)
-        learned.append(optimizer.policy.get_weights().flat)
-    np.testing.assert_array_equal(*learned)
-
-
-@both_transports
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_replaces_a_killed_worker(
-    worker_pool: Pool, name: str, transport: str
-) -> None:
-    optimizer = make_named(worker_pool, name, transport)
-    connect_workers(optimizer.workers)
-    optimizer.step()
-    optimizer.drain()
-    victim = pid_of(optimizer.workers.remote[0])
-    optimizer.step()
-    os.kill(victim, signal.SIGKILL)
-    until_s = time.monotonic() + LIMIT_S
-    while optimizer.workers.faults.num_restarts == 0:
-        optimizer.step()
-        assert time.monotonic() < until_s
-    optimizer.step()
-    assert optimizer.workers.faults.counts["death"] == 1
-    assert optimizer.stats()["transport"] == transport
-
-
-def test_early_stop_reaches_a_worker_that_serves(worker_pool: Pool) -> None:
-    rollout = {"num_workers": 1, "rollout_fragment_length": 10**6}
-    optimizer = make_named(worker_pool, "async_samples", "zmq", **rollout)
-    workers, gatherer = optimizer.workers, optimizer.gatherer
-    worker = workers.remote[0]
-    connect_workers(workers)
-    gatherer.launch(worker, Slot(1), workers.weights_for(worker))
-    gatherer.stop_all(1)
-    gatherer.receive()
-    assert gatherer.landed[0].fragment.steps < 10**6
-    assert worker.channel.open, "the worker goes on serving"
