@@ -24,7 +24,6 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 import ray
 import yaml
 from ray import tune
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -111,7 +110,7 @@ def _line(row: list[str]) -> str:
 
 
 def _table(rows: Any) -> Table:
-    table = Table(*_COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)  # fits 80 columns
+    table = Table(*_COLUMNS, box=None, collapse_padding=True, pad_edge=False)  # 80 columns
     for column in table.columns[2:7]:
         column.justify = "right"
     for row in rows:
@@ -181,7 +180,9 @@ def main(goal: float | None = None) -> None:
         Group(
             Text(f"\nDone in {time.perf_counter() - started_s:.0f} s.", style="bold"),
             summary(analysis.trials, view.first),
-            Text("steps: of the environments; lag: age, in updates, of the weights that sampled.\n"),
+            Text(
+                "steps: of the environments; lag: age, in updates, of the weights that sampled.\n"
+            ),
         )
     )
     _name_results(console, Path(str(analysis.trials[0].path)).parent)
