@@ -117,7 +117,7 @@ class WorkerTimes:
             durations_s.clear()
 
     def clear(self) -> None:
-        """Forgets all workers, for a run that continues from another state."""
+        """Removes all workers, for a run that continues from another state."""
         self._workers.clear()
         self.begin_interval()
 

@@ -37,9 +37,10 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     """Options of `DecentralizedAllReduce`.
 
     Attributes:
-        backend: what sums gradients. `zmq`: ZeroMQ, authenticated and encrypted; for small
-            networks. `gloo` and `nccl`: those of torch.distributed. `auto`: `nccl` where workers
-            have GPUs, `gloo` for gradients above 1 MiB and with `transport: ray`, else `zmq`.
+        backend: what sums gradients. `zmq`: ZeroMQ, authenticated, and encrypted between nodes; for
+            small networks. `gloo` and `nccl`: those of torch.distributed. `auto`: `nccl` where
+            workers have GPUs, `gloo` for gradients above 1 MiB and with `transport: ray`, else
+            `zmq`.
         keep_local_weights_in_sync: fetch weights to the local worker once a step; else only when
             they are saved.
         preemption_threshold: once this share of workers has finished sampling, the others stop

@@ -36,7 +36,7 @@ class Endpoint(NamedTuple):
         public_key: CURVE key of the peer, Z85; also its user id.
         secret_key: likewise.
         password: of the peer, for connections within a node.
-        heartbeat_timeout_s: a listener that answers no ping for this time is gone.
+        heartbeat_timeout_s: a listener that answers no ping for this time is disconnected.
     """
 
     address: Address

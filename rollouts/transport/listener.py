@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
+import secrets
 import shutil
 import tempfile
+import weakref
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -12,6 +17,20 @@ from polopt.rollouts.transport.endpoint import IPC, Address, is_private
 from polopt.rollouts.transport.messages import configure
 
 BACKLOG = 1024
+
+#: Of the authenticator, which would log passwords at DEBUG.
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.WARNING)
+
+
+class Passwords(dict[str, str]):
+    """Passwords by user id, read by the authenticator's thread while users are revoked.
+
+    That thread looks a user up after it has asked whether there is one; a `KeyError` would end it.
+    """
+
+    def __missing__(self, user_id: str) -> str:
+        return secrets.token_hex()
 
 
 class Listener:
@@ -35,7 +54,7 @@ class Listener:
         socket: the socket.
 
     Raises:
-        zmq.ZMQError: no socket can be bound at `host`.
+        zmq.ZMQError: no socket can be bound at `host`, or the authenticator does not start.
     """
 
     def __init__(
@@ -46,9 +65,9 @@ class Listener:
         heartbeat_timeout_s: float,
         secret_key: bytes,
     ) -> None:
-        self.passwords: dict[str, str] = {}
-        self._directory = ""
-        self._authenticator = ThreadAuthenticator(context)
+        self.passwords = Passwords()
+        self._directory: weakref.finalize[[str, int], Listener] | None = None
+        self._authenticator = ThreadAuthenticator(context, log=logger)
         self.socket = context.socket(kind)
         configure(self.socket, heartbeat_timeout_s)
         self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
@@ -56,7 +75,7 @@ class Listener:
         if kind == zmq.ROUTER:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
-            self._authenticator.start()
+            self._start_authenticator()
             self._authenticator.configure_curve_callback(credentials_provider=self)
             # Not by `configure_plain`, which ignores a dict that is still empty.
             self._authenticator.passwords["*"] = self.passwords
@@ -69,13 +88,21 @@ class Listener:
             self.close()
             raise
 
+    def _start_authenticator(self) -> None:
+        try:
+            self._authenticator.start()
+        except RuntimeError as error:  # no new thread, or none within 10 s
+            raise zmq.ZMQError(errno.EAGAIN, str(error)) from error
+
     def _bind_ipc(self) -> str:
         """Also listens for processes of this node. Returns the address; empty where the node has no
         private directory, or one with a path that is too long for a Unix socket."""
         try:
-            self._directory = tempfile.mkdtemp(prefix="polopt-")
-            address = f"{IPC}{self._directory}/s"
-            if is_private(self._directory):
+            directory = tempfile.mkdtemp(prefix="polopt-")
+            # Also runs when the interpreter exits.
+            self._directory = weakref.finalize(self, _remove, directory, os.getpid())
+            address = f"{IPC}{directory}/s"
+            if is_private(directory):
                 # Takes effect for addresses that are bound afterwards.
                 self.socket.setsockopt(zmq.PLAIN_SERVER, 1)
                 self.socket.bind(address)
@@ -92,11 +119,16 @@ class Listener:
     def remove_directory(self) -> None:
         """Removes the private directory; there are no further connections within the node."""
         if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = ""
+            self._directory()
 
     def close(self) -> None:
         """Disconnects all peers."""
         self.socket.close()  # before the authenticator, without which all peers are admitted
         self._authenticator.stop()
         self.remove_directory()
+
+
+def _remove(directory: str, pid: int) -> None:
+    """Removes a directory of process `pid`; does nothing in processes forked from it."""
+    if os.getpid() == pid:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -31,7 +31,7 @@ class Router:
         num_calls: calls sent so far.
 
     Raises:
-        zmq.ZMQError: no socket can be bound at that address.
+        zmq.ZMQError: no socket can be bound at that address; see `Listener`.
     """
 
     def __init__(self, host: str, heartbeat_timeout_s: float) -> None:

@@ -127,7 +127,7 @@ class RpcChannel:
         self._pending.clear()
 
     def close(self) -> None:
-        """Ends the connection and forgets its calls; the worker returns from `serve`."""
+        """Ends the connection and drops its calls; the worker returns from `serve`."""
         self.pause()
         self._pending.clear()
         self._shut()

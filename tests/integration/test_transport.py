@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -184,6 +187,32 @@ def test_only_auto_goes_through_ray_where_nothing_can_listen(
     assert "cannot listen at 192.0.2.77" in caplog.text
     with pytest.raises(TransportError, match=r"cannot listen at 192\.0\.2\.77"):
         open_rpc("zmq", 100, LIMIT_S)
+
+
+BIND = """
+import os, sys, tempfile
+from polopt.rollouts.transport.router import Router
+
+def entries():
+    return len(os.listdir(tempfile.gettempdir()))
+
+router = Router("127.0.0.1", 60.0)
+assert entries() == 1
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    assert entries() == 1, "removed by a forked process"
+    print("bound")
+sys.exit()
+"""
+
+
+def test_process_that_ends_without_close_leaves_no_directory() -> None:
+    command = [sys.executable, "-c", BIND]
+    with tempfile.TemporaryDirectory() as parent:  # `tmp_path` can be too long for a Unix socket
+        env = {**os.environ, "TMPDIR": parent}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+        assert (done.returncode, done.stdout) == (0, "bound\n"), done.stderr
+        assert not os.listdir(parent)
 
 
 @pytest.mark.parametrize(("direct_calls", "transport"), [(True, "auto"), (False, "ray")])

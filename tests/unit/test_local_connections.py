@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
@@ -11,11 +12,15 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.auth.thread import AuthenticationThread
+from zmq.utils.monitor import recv_monitor_message
 
+from polopt.rollouts.transport import listener
 from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.router import Router
 
 HOST = "127.0.0.1"
+LIMIT_S = 60.0
 Make = Callable[[], Router]
 
 
@@ -114,3 +119,47 @@ def test_secrets_are_not_printed(make: Make) -> None:
     endpoint = make().admit()
     assert endpoint.password not in repr(endpoint)
     assert endpoint.secret_key.decode() not in repr(endpoint)
+
+
+def event_of(endpoint: Endpoint, peer: zmq.Socket[Any]) -> int:
+    """How the handshake of a peer ends; 0: not within `LIMIT_S`."""
+    events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.HANDSHAKE_FAILED_AUTH
+    monitor = peer.get_monitor_socket(events)
+    peer.connect(endpoint.authenticate(peer))
+    if not monitor.poll(int(1e3 * LIMIT_S)):
+        return 0
+    return int(recv_monitor_message(monitor)["event"])
+
+
+def test_passwords_are_not_logged(
+    make: Make, peer: zmq.Socket[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "zmq.auth")
+    endpoint = make().admit()
+    assert event_of(endpoint, peer) == zmq.Event.HANDSHAKE_SUCCEEDED
+    assert endpoint.password not in caplog.text
+
+
+def test_user_revoked_in_a_handshake_is_refused(
+    make: Make, peer: zmq.Socket[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RevokedOnceFound(listener.Passwords):
+        """Removes a user between the look-ups of the authenticator's thread."""
+
+        def __contains__(self, user_id: object) -> bool:
+            return self.pop(str(user_id), None) is not None
+
+    monkeypatch.setattr(listener, "Passwords", RevokedOnceFound)
+    router = make()
+    assert event_of(router.admit(), peer) == zmq.Event.HANDSHAKE_FAILED_AUTH
+    router.close()  # would wait for ever for a thread that an error has ended
+
+
+def test_authenticator_that_cannot_start_is_a_zmq_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: AuthenticationThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(AuthenticationThread, "start", start)
+    with pytest.raises(zmq.ZMQError, match="can't start new thread"):
+        Router(HOST, LIMIT_S)
