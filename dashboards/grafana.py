@@ -18,6 +18,8 @@ BOARDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "polopt-allreduce": ("polopt: DecentralizedAllReduce", ALLREDUCE),
 }
 _SERIES = {metric.name: metric for metric in METRICS}
+#: A value of each tag that every trial has, to count the trials of a stack.
+_IN_EVERY_TRIAL = {"phase": "other", "part": "idle"}
 _UNITS = {"share": "percentunit", "ms": "ms", "bytes": "Bps"}
 #: Results that are further apart than this are not joined by a line.
 _JOIN_MS = 5 * 60 * 1000
@@ -97,7 +99,10 @@ VIEWS = (
     View("Workers' steps/s", "Mean, slowest, fastest.", ("polopt_workers_env_steps_per_s",)),
     View("Workers' idle share", "Mean, busiest, idlest.", ("polopt_workers_idle_share",)),
     View(
-        "Requests in flight", "Fewer than workers: some are lost.", ("polopt_requests_in_flight",)
+        "Requests in flight",
+        "Mean of the calls pending whenever one ends. Asynchronous: fewer than workers, if some "
+        "have no work. Synchronous: N calls start together, so the mean is (N + 1) / 2.",
+        ("polopt_requests_in_flight",),
     ),
     View("Updates/s", "Applied, since the last result.", ("polopt_updates_per_s",)),
     View(
@@ -166,7 +171,7 @@ def _dashboard(uid: str, title: str, optimizers: tuple[str, ...]) -> dict[str, A
         "uid": uid,
         "title": title,
         "tags": ["polopt", "ray"],
-        "schemaVersion": 36,
+        "schemaVersion": 27,  # as Ray's: Grafana then migrates data sources given by name
         "editable": True,
         "graphTooltip": 1,
         "refresh": "10s",
@@ -236,9 +241,12 @@ def _target(name: str, view: View, selector: str) -> dict[str, Any]:
         value = f"rate({value}[$__rate_interval])"
     tags = [metric.tag] if metric.tag else []
     labels = tags if view.stacked else ["optimizer", "trial", *tags]
-    aggregate = "avg" if view.stacked else "max"
     legend = " ".join(f"{{{{{label}}}}}" for label in labels)
     if len(view.metrics) > 1:
         legend = f"{name.removeprefix('polopt_')} {legend}"
-    expr = f"{aggregate} by ({', '.join(labels)}) ({value})"
+    expr = f"{'sum' if view.stacked else 'max'} by ({', '.join(labels)}) ({value})"
+    if view.stacked:
+        # Not `avg`: optimizers have different phases, and the mean is over all trials.
+        one = f'{metric.series}{{{selector},{metric.tag}="{_IN_EVERY_TRIAL[metric.tag]}"}}'
+        expr += f" / scalar(count({one}))"
     return {"expr": expr, "legendFormat": legend}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import ray
@@ -11,7 +12,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 
-#: Values of one result in a histogram, which bounds the time that a result costs.
+#: Values of one result in a histogram, before the count of each bin is rounded up; bounds the time
+#: that a result costs.
 _MAX_OBSERVED = 256
 
 
@@ -27,10 +29,12 @@ class PrometheusExporter:
 
     def __init__(self, restored: bool = False) -> None:
         self._restored = restored
+        self._series = cache(_make)
+        self._known: set[str] = set()  # paths in results so far
         self._recorders: list[tuple[str, Callable[[Any], None]]] = []  # by path in the result
 
     def record(self, result: Mapping[str, Any], trial: str) -> None:
-        """Records a result; the first one decides which keys are recorded.
+        """Records a result.
 
         Args:
             result: as `make_result` returns it.
@@ -39,14 +43,14 @@ class PrometheusExporter:
         if not ray.is_initialized():
             return
         values = _flat(result)
-        if not self._recorders:
+        if new := values.keys() - self._known:
             tags = {"optimizer": result["optimizer"]["name"], "trial": trial}
-            self._recorders = [
-                (path, self._recorder(metric, series, {**tags, **tag}, values[path]))
+            self._recorders += [
+                (path, self._recorder(metric, self._series(metric), {**tags, **tag}, values[path]))
                 for metric in METRICS
-                for series in [_make(metric)]
-                for path, tag in metric.match(values)
+                for path, tag in metric.match(new)
             ]
+            self._known |= new
         for path, recorder in self._recorders:
             if path in values:
                 recorder(values[path])

@@ -192,7 +192,9 @@ def _traffic(selection: Selection, run: Run) -> list[Panel]:
             (
                 "requests-in-flight",
                 "Requests in flight",
-                "Calls that workers have not answered yet. Fewer than workers: some have no work.",
+                "Calls that are pending whenever one ends. Asynchronous optimizers: if the mean is "
+                "below the number of workers, some have no work. Synchronous ones start N calls "
+                "together, so their mean is (N + 1) / 2.",
             ),
             selection,
             run,

@@ -130,6 +130,34 @@ def test_trainer_records_each_result_once(recorded: Any, tmp_path: Path) -> None
     trainer.stop()
 
 
+def test_keys_that_appear_later_are_recorded(recorded: Any) -> None:
+    exporter = PrometheusExporter()
+    for statistics in ({}, {"margin": 2.0}, {"margin": 3.0, "depth": 4.0}, {"depth": 5.0}):
+        exporter.record(result() | {"learners": {"default_policy": statistics}}, "t")
+    assert of(recorded, "polopt_learner", statistic="margin") == [2.0, 3.0]
+    assert of(recorded, "polopt_learner", statistic="depth") == [4.0, 5.0]
+    assert of(recorded, "polopt_updates") == [3]
+
+
+@pytest.mark.parametrize(
+    ("title", "name", "tag", "value"),
+    [
+        ("Driver's time", "ray_polopt_driver_share", "phase", "other"),
+        ("Workers' time", "ray_polopt_workers_share", "part", "idle"),
+    ],
+)
+def test_stacked_shares_are_divided_by_all_trials(
+    title: str, name: str, tag: str, value: str
+) -> None:
+    # A phase that only some trials have counts as 0 in the others, so that the stack sums to 1.
+    (panel,) = [p for p in dashboards()["polopt"]["panels"] if p["title"] == title]
+    chosen = 'optimizer=~"$optimizer",trial=~"$trial"'
+    (target,) = panel["targets"]
+    assert target["expr"] == (
+        f'sum by ({tag}) ({name}{{{chosen}}}) / scalar(count({name}{{{chosen},{tag}="{value}"}}))'
+    )
+
+
 def test_names_and_panels_are_unique_and_complete() -> None:
     names = [metric.name for metric in METRICS]
     assert len(names) == len(set(names))
@@ -171,3 +199,36 @@ def test_command_without_ray_says_what_to_do(
     monkeypatch.setenv("RAY_METRICS_OUTPUT_ROOT", str(tmp_path / "session"))
     assert CliRunner().invoke(app, ["grafana"]).exit_code == 0
     assert len(list(session.iterdir())) == len(BOARDS)
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "used"),
+    [
+        ("linux", {"RAY_TMPDIR": "ray", "TMPDIR": "system"}, "ray"),
+        ("linux", {"RAY_TMPDIR": "", "TMPDIR": "system"}, "system"),
+        ("darwin", {"RAY_TMPDIR": "ray", "TMPDIR": "system"}, "ray"),
+        ("darwin", {"TMPDIR": "system"}, None),
+    ],
+)
+def test_command_looks_where_ray_keeps_its_sessions(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    platform: str,
+    variables: dict[str, str],
+    used: str | None,
+) -> None:
+    for name in ("TMPDIR", "METRICS_OUTPUT_ROOT", "METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR"):
+        monkeypatch.delenv(f"RAY_{name}", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value and str(tmp_path / value))
+    monkeypatch.setattr("sys.platform", platform)
+    for folder in ("ray", "system"):
+        boards = tmp_path / folder / "ray" / f"session_of_{folder}" / "metrics/grafana/dashboards"
+        boards.mkdir(parents=True)
+        (tmp_path / folder / "ray" / "session_latest").symlink_to(f"session_of_{folder}")
+    # Not the default: there may be a session of Ray on this machine.
+    arguments = ["grafana"] if used else ["grafana", str(tmp_path / "given")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert (f"session_of_{used}" in done.output) == (used is not None)
+    assert "session_of_system" not in done.output or used == "system"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -96,8 +97,10 @@ page        http://localhost:3000/d/polopt"""
 
 def _metrics_folder() -> Path:
     """Returns where Ray writes its configurations of Prometheus and Grafana."""
-    root = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest", "metrics")
-    return Path(os.environ.get("RAY_METRICS_OUTPUT_ROOT", root))
+    on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None  # as Ray
+    folder = Path(os.environ.get("RAY_TMPDIR") or on_linux or "/tmp", "ray", "session_latest")
+    # The name of the session, because the link points to another one once Ray starts again.
+    return Path(os.environ.get("RAY_METRICS_OUTPUT_ROOT", folder.resolve() / "metrics"))
 
 
 def trace(
