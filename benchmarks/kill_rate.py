@@ -7,7 +7,8 @@ three workers. Each case runs in a process of its own: a warm-up, `--seconds` wi
 kills, `--minutes` with kills, then, once all workers are up again, `--seconds` without kills.
 Only workers that are up are killed: where starts take longer than the kills' intervals, the kills
 take longer than `--minutes`. Checks after each step that the counters grow by what the step
-reported. Prints Markdown; status 1 if a counter was wrong.
+reported. Prints Markdown; status 1 if a counter was wrong, or if fewer workers were killed than
+planned, because none was up for two minutes.
 
 The figures of the driver are its open file descriptors and its resident memory, before the first
 kill and after the last phase. The rate during the kills includes the start of replacements, which
@@ -85,14 +86,16 @@ class Killer(threading.Thread):
         return len(self._killed)
 
     def run(self) -> None:
-        """Sends the signals, then ends."""
+        """Sends the signals, then ends; earlier if no worker is up for `ALL_UP_LIMIT_S`."""
         for pause_s in self._pauses_s:
             time.sleep(pause_s)
             deadline_s = time.monotonic() + ALL_UP_LIMIT_S
             while not (pids := self._pids_up()) and time.monotonic() < deadline_s:
                 time.sleep(0.1)
-            self._killed.add(pid := self._rng.choice(pids))
-            os.kill(pid, signal.SIGKILL)
+            if not pids:
+                return
+            os.kill(pid := self._rng.choice(pids), signal.SIGKILL)
+            self._killed.add(pid)
 
     def _pids_up(self) -> list[int]:
         up = [worker.index for worker in list(self._workers.remote) if worker.up]
@@ -197,9 +200,10 @@ def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[st
     case.trainer.stop()
     ray.shutdown()
     return {
-        "transport": stats.get("backend", stats["transport"]),
+        "transport": ", ".join(filter(None, [stats["transport"], stats.get("allreduce_backend")])),
         "rates": [before, during, after],
         "kills": killer.num_kills,
+        "planned": kills,
         "killing_s": killing_s,
         "restarts": faults["num_remote_worker_restarts"],
         "counted": {key: value for key, value in faults.items() if key.startswith("num_")},
@@ -209,16 +213,17 @@ def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[st
     }
 
 
-def row(optimizer: str, transport: str, found: dict[str, Any]) -> str:
+def row(optimizer: str, found: dict[str, Any]) -> str:
     """One row of the table."""
     before, during, after = found["rates"]
+    kills = "{} of {}" if found["kills"] < found["planned"] else "{}"
     cells = [
         optimizer,
-        transport,
+        found["transport"],
         f"{before:,.0f}",
         f"{during:,.0f} ({during / before:.0%})",
         f"{after:,.0f} ({after / before:.0%})",
-        f"{found['kills']}, {found['restarts']}",
+        f"{kills.format(found['kills'], found['planned'])}, {found['restarts']}",
         f"{found['killing_s']:.0f}",
         "exact" if not found["wrong"] else f"WRONG {found['wrong']} times",
         "{} to {}".format(*found["fds"]),
@@ -249,18 +254,18 @@ def main() -> None:
     limit_s = STARTUP_LIMIT_S + 2 * args.seconds + 240.0 * args.minutes + 2 * ALL_UP_LIMIT_S
     keys = ("seconds", "minutes", "per_minute", "step_ms")
     sizes = [f"--{key.replace('_', '-')}={getattr(args, key)}" for key in keys]
-    wrong = 0
+    failed = False
     for optimizer in args.optimizers:
         for transport in args.transports:
             command = [sys.executable, str(Path(__file__).resolve()), "--case"]
             source = Path(__file__).resolve().parents[1] / "src"
             found = run([*command, optimizer, transport, *sizes], limit_s, source)
-            print(row(optimizer, transport, found), flush=True)
+            print(row(optimizer, found), flush=True)
             print(json.dumps(found), file=sys.stderr, flush=True)
-            wrong += found["wrong"]
+            failed |= found["wrong"] > 0 or found["kills"] < found["planned"]
     print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
     print(f"Command: `{' '.join(['python', *sys.argv])}`")
-    sys.exit(1 if wrong else 0)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
