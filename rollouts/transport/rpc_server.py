@@ -108,8 +108,15 @@ class _Connection:
         event = zmq.Event(recv_monitor_message(self._monitor)["event"])
         if event != _OPEN:
             return f"{address}: {str(event.name).lower().replace('_', ' ')}"
-        self._socket.send_multipart(encode(HELLO))
-        return ""
+        return "" if self._send(encode(HELLO)) else f"{address}: disconnected"
+
+    def _send(self, message: list[bytes | memoryview]) -> bool:
+        """Sends; False if the client is disconnected. A send that may wait would wait for ever."""
+        try:
+            self._socket.send_multipart(message, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def answer(self, target: Any) -> str:
         """See `RpcServer.serve`."""
@@ -120,23 +127,21 @@ class _Connection:
                 # Limited by heartbeats: the monitor reports a client that answers none.
                 ready = dict(self._poller.poll())
                 if self._socket not in ready:
-                    self.close(lost=True)
-                    return "the connection was lost"
+                    break
                 frames = self._socket.recv_multipart(copy=False)
                 kind, number = header_of(frames)
                 if kind == END:
                     return ""
                 if kind != CALL:
                     raise ValueError(f"message of unknown kind: {kind!r}")
-                self._answer_call(target, number, frames)
+                method, args = decode(frames)
+                if not self._send(encode(ANSWER, number, getattr(target, method)(*args))):
+                    break
         except BaseException:
             self.close()
             raise
-
-    def _answer_call(self, target: Any, number: int, frames: list[zmq.Frame]) -> None:
-        method, args = decode(frames)
-        answer = encode(ANSWER, number, getattr(target, method)(*args))
-        self._socket.send_multipart(answer)
+        self.close(lost=True)
+        return "the connection was lost"
 
     def close(self, lost: bool = False) -> None:
         """Sends the answers that are queued, and END behind them.

@@ -277,6 +277,21 @@ def test_lost_connection_ends_serve_with_a_reason(actor: FakeActor) -> None:
     client.close()
 
 
+def test_answer_to_a_closed_client_ends_serve(actor: FakeActor) -> None:
+    client = RpcClient(HOST, LIMIT_S)
+    channel = connect(client, actor)
+    channel.call("note", ("before",))
+    channel.call("wait", ())
+    serving = channel.serving
+    assert serving is not None
+    wait_until(client, lambda: actor.target.notes == ["before"])
+    client._router.socket.close(0)
+    time.sleep(0.5)  # the worker's socket notices the end of the connection on its own thread
+    actor.target.go_on.set()
+    assert serving.result(LIMIT_S) == "the connection was lost"
+    client.close()
+
+
 def test_worker_that_cannot_connect_goes_through_ray(
     client: RpcClient, actor: FakeActor, caplog: pytest.LogCaptureFixture
 ) -> None:
