@@ -1,7 +1,7 @@
 """Recorded events as a Chrome trace, the JSON format that Perfetto and vizviewer open.
 
 Format: "Trace Event Format" of Chromium. Each process of the run is a process of the trace, and
-each track a thread. Times are microseconds from the first event.
+each track a thread. Times are microseconds from the begin of the recording.
 """
 
 from __future__ import annotations
