@@ -61,6 +61,12 @@ def test_spans_are_cut_off_at_the_window() -> None:
     assert not events(trace, "C")
 
 
+def test_time_before_the_first_span_is_idle() -> None:
+    spans = [Event("worker", "sample", 4.0, 5.0)]
+    trace = chrome_trace({"driver": [], "worker 1": spans}, (2.0, 9.0))
+    assert self_times_s(trace)["worker 1"] == {"idle": 2.0, "sample": 5.0}
+
+
 def test_worker_without_a_span_is_idle() -> None:
     trace = chrome_trace({"driver": [], "worker 1": []}, (2.0, 9.0))
     assert self_times_s(trace)["worker 1"] == {"idle": 7.0}
@@ -115,6 +121,6 @@ def test_tracer_keeps_events_between_begin_and_take(monkeypatch: pytest.MonkeyPa
     assert tracer.take() == []
 
 
-@pytest.mark.parametrize(("clock_s", "shift_s"), [(10.5, 0.0), (5.0, 5.5), (1e6, 10.5 - 1e6)])
+@pytest.mark.parametrize(("clock_s", "shift_s"), [(10.75, 0.0), (5.0, 5.5), (1e6, 10.5 - 1e6)])
 def test_clocks_of_other_machines_are_shifted(clock_s: float, shift_s: float) -> None:
     assert clock_shift_s(clock_s, called_s=10.0, answered_s=11.0) == shift_s
