@@ -106,7 +106,7 @@ METRICS = (
         "polopt_policy_lag",
         "updates",
         _OPT + "policy_lag/histogram",
-        "age of the weights that acted; at most 256 values of each result and one more per bin",
+        "age of the weights that acted; at most 256 values of 5 s and one more per bin",
     ),
     _gauge("polopt_lag_mean", "updates", _OPT + "*_lag/mean", "of policy and gradient lag", "kind"),
     _gauge("polopt_lag_max", "updates", _OPT + "*_lag/max", "of policy and gradient lag", "kind"),

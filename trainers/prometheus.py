@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -15,26 +16,40 @@ from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 #: Values of one result in a histogram, before the count of each bin is rounded up; bounds the time
 #: that a result costs.
 _MAX_OBSERVED = 256
+#: Time between two recordings. Ray reports metrics every 10 s, and a recording takes 5 ms.
+PERIOD_S = 5.0
+_HISTOGRAMS = frozenset(metric.key for metric in METRICS if metric.kind == "histogram")
 
 
 class PrometheusExporter:
-    """Records each result of one trial as the metrics of `polopt.metrics.prometheus.METRICS`.
+    """Records results of one trial as the metrics of `polopt.metrics.prometheus.METRICS`.
 
-    Ray's agent on the node exports them. Without Ray, nothing is recorded.
+    Ray's agent on the node exports them. Without Ray, nothing is recorded. Results that follow each
+    other within `PERIOD_S` are recorded together: the last numbers, and the sums of histograms.
 
-    Args:
-        restored: the trial continues from a checkpoint; counters then begin with what the second
-            result adds, because the first one holds counts from before.
     """
 
-    def __init__(self, restored: bool = False) -> None:
-        self._restored = restored
+    def __init__(self) -> None:
         self._series = cache(_make)
+        self._values: dict[str, Any] = {}  # not recorded yet, by path in the result
+        self._tags: dict[str, str] = {}
+        self.restart()
+
+    def restart(self, restored: bool = False) -> None:
+        """Counts begin again, in a new optimizer or at a checkpoint.
+
+        Args:
+            restored: at a checkpoint; counters then begin with what the second result adds, because
+                the first one holds counts from before.
+        """
+        self.record()
+        self._recorded_s = -math.inf
+        self._restored = restored
         self._known: set[str] = set()  # paths in results so far
         self._recorders: list[tuple[str, Callable[[Any], None]]] = []  # by path in the result
 
-    def record(self, result: Mapping[str, Any], trial: str) -> None:
-        """Records a result.
+    def add(self, result: Mapping[str, Any], trial: str) -> None:
+        """Records a result, now or together with later ones.
 
         Args:
             result: as `make_result` returns it.
@@ -43,10 +58,23 @@ class PrometheusExporter:
         if not ray.is_initialized():
             return
         values = _flat(result)
+        for path in _HISTOGRAMS & values.keys() & self._values.keys():
+            pairs = zip(self._values[path], values[path], strict=True)
+            values[path] = [before + now for before, now in pairs]
+        self._values |= values
+        self._tags = {"optimizer": result["optimizer"]["name"], "trial": trial}
+        if time.monotonic() - self._recorded_s >= PERIOD_S:
+            self.record()
+
+    def record(self) -> None:
+        """Records what has been added since the last recording."""
+        values, self._values = self._values, {}
+        if not values or not ray.is_initialized():
+            return
+        self._recorded_s = time.monotonic()
         if new := values.keys() - self._known:
-            tags = {"optimizer": result["optimizer"]["name"], "trial": trial}
             self._recorders += [
-                (path, self._recorder(metric, self._series(metric), {**tags, **tag}, values[path]))
+                (path, self._recorder(metric, self._series(metric), tag, values[path]))
                 for metric in METRICS
                 for path, tag in metric.match(new)
             ]
@@ -56,9 +84,10 @@ class PrometheusExporter:
                 recorder(values[path])
 
     def _recorder(
-        self, metric: Metric, series: Any, tags: dict[str, str], first: Any
+        self, metric: Metric, series: Any, tag: dict[str, str], first: Any
     ) -> Callable[[Any], None]:
         """Returns the function that records the value of one path."""
+        tags = {**self._tags, **tag}
         if metric.kind == "gauge":
             return lambda value: series.set(float(value), tags) if math.isfinite(value) else None
         if metric.kind == "histogram":

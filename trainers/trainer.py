@@ -110,6 +110,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             config: flat dict; see `Experiment.parse`.
             run: set by the command line.
         """
+        self._exporter = PrometheusExporter()
         if run is not None:
             self._run = run
             self._log_handler = run.enter()
@@ -138,7 +139,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._trace = StepTrace(experiment.trainer, Path(self.logdir))
 
     def _make_optimizer(self) -> Any:
-        self._exporter = PrometheusExporter()
+        self._exporter.restart()
         return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
 
     def step(self) -> dict[str, Any]:
@@ -168,7 +169,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `Trainable.train` keeps what is there already.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
-        self._exporter.record(result, self.trial_id)
+        self._exporter.add(result, self.trial_id)
         return result
 
     @property
@@ -228,7 +229,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 found, lambda s: s["optimizer"]["policy"].get("network") == network
             )
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}{previous}")
-        self._exporter = PrometheusExporter(restored=True)
+        self._exporter.restart(restored=True)
         # Checkpoints before 0.2 do not hold these two.
         counted, seconds = super().iteration, self._counted_s()
         self._earlier_iterations = int(state.get("training_iteration", counted)) - counted
@@ -270,6 +271,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         try:
             if optimizer is not None:
                 optimizer.stop()
+            self._exporter.record()
         finally:
             if self.workers is not None:
                 self.workers.stop()

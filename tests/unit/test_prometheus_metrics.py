@@ -53,6 +53,7 @@ class Recorded:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[float]]:
     Recorded.values = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(prometheus, "PERIOD_S", 0.0)
     for kind in ("Counter", "Gauge", "Histogram"):
         monkeypatch.setattr(prometheus, kind, Recorded)
     return Recorded.values
@@ -72,38 +73,65 @@ def result(updates: int = 3, **changes: Any) -> dict[str, Any]:
 def test_counter_takes_the_increase_of_its_key(recorded: Any) -> None:
     exporter = PrometheusExporter()
     for updates in (3, 3, 10):
-        exporter.record(result(updates, num_bytes_sent=updates * 2, num_bytes_received=0), "t")
+        exporter.add(result(updates, num_bytes_sent=updates * 2, num_bytes_received=0), "t")
     assert of(recorded, "polopt_updates") == [3, 7]
     assert of(recorded, "polopt_bytes", direction="sent") == [6, 14]
     assert of(recorded, "polopt_bytes", direction="received") == []
 
 
 def test_counter_after_a_restore_leaves_earlier_counts_out(recorded: Any) -> None:
-    exporter = PrometheusExporter(restored=True)
+    exporter = PrometheusExporter()
+    exporter.restart(restored=True)
     for updates in (1000, 1004):
-        exporter.record(result(updates), "t")
+        exporter.add(result(updates), "t")
     assert of(recorded, "polopt_updates") == [4]
 
 
 def test_gauge_takes_finite_values(recorded: Any) -> None:
     exporter = PrometheusExporter()
     share = {"share": {"wait": 0.75, "other": 0.25}}
-    exporter.record(result(driver=share), "t")
-    exporter.record(result(driver=share) | {"env_runners": {"episode_return_mean": 9.0}}, "t")
+    exporter.add(result(driver=share), "t")
+    exporter.add(result(driver=share) | {"env_runners": {"episode_return_mean": 9.0}}, "t")
     assert of(recorded, "polopt_episode_return") == [9.0]
     assert of(recorded, "polopt_driver_share", phase="wait") == [0.75, 0.75]
 
 
 def test_histogram_is_bounded_and_keeps_shares(recorded: Any) -> None:
     exporter = PrometheusExporter()
-    exporter.record(result(policy_lag={"histogram": [2, 1, 0]}), "t")
+    exporter.add(result(policy_lag={"histogram": [2, 1, 0]}), "t")
     assert of(recorded, "polopt_policy_lag") == [0, 0, 1]
     recorded.clear()
-    exporter.record(result(policy_lag={"histogram": [30_000, 10_000, 1]}), "t")
+    exporter.add(result(policy_lag={"histogram": [30_000, 10_000, 1]}), "t")
     observed = of(recorded, "polopt_policy_lag")
     assert len(observed) <= 256 + 3
     assert observed.count(0) / observed.count(1) == pytest.approx(3.0, rel=0.05)
     assert observed.count(2) == 1, "a rare lag is not lost"
+
+
+def test_frequent_results_are_recorded_together(
+    recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "PERIOD_S", 3600.0)
+    exporter = PrometheusExporter()
+    for updates, lags in ((1, [1, 0]), (3, [0, 2]), (6, [2, 1])):
+        exporter.add(result(updates, policy_lag={"histogram": lags}), "t")
+    assert of(recorded, "polopt_updates") == [1]
+    exporter.record()
+    exporter.record()
+    assert of(recorded, "polopt_updates") == [1, 5]
+    assert of(recorded, "polopt_policy_lag") == [0, 0, 0, 1, 1, 1]
+
+
+def test_restart_keeps_what_is_not_recorded(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "PERIOD_S", 3600.0)
+    exporter = PrometheusExporter()
+    for updates in (1, 3):
+        exporter.add(result(updates), "t")
+    exporter.restart(restored=True)
+    for updates in (2, 4):  # the baseline is recorded at once
+        exporter.add(result(updates), "t")
+    exporter.record()
+    assert of(recorded, "polopt_updates") == [1, 2, 2]
 
 
 def test_last_bin_of_lag_is_the_open_bucket() -> None:
@@ -113,7 +141,7 @@ def test_last_bin_of_lag_is_the_open_bucket() -> None:
 
 def test_nothing_is_recorded_without_ray(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    PrometheusExporter().record(result(), "t")
+    PrometheusExporter().add(result(), "t")
     assert recorded == {}
 
 
@@ -130,10 +158,20 @@ def test_trainer_records_each_result_once(recorded: Any, tmp_path: Path) -> None
     trainer.stop()
 
 
+def test_stop_records_the_last_results(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "PERIOD_S", 3600.0)
+    trainer = PolicyOptimizerTrainer({**CONFIG, "optimizer": "sync_samples", "policy": "ppo"})
+    results = [trainer.train() for _ in range(3)]
+    trainer.stop()
+    steps = of(recorded, "polopt_env_steps", optimizer="sync_samples", trial="default")
+    assert len(steps) == 2
+    assert sum(steps) == results[-1]["num_env_steps_sampled_lifetime"]
+
+
 def test_keys_that_appear_later_are_recorded(recorded: Any) -> None:
     exporter = PrometheusExporter()
     for statistics in ({}, {"margin": 2.0}, {"margin": 3.0, "depth": 4.0}, {"depth": 5.0}):
-        exporter.record(result() | {"learners": {"default_policy": statistics}}, "t")
+        exporter.add(result() | {"learners": {"default_policy": statistics}}, "t")
     assert of(recorded, "polopt_learner", statistic="margin") == [2.0, 3.0]
     assert of(recorded, "polopt_learner", statistic="depth") == [4.0, 5.0]
     assert of(recorded, "polopt_updates") == [3]
