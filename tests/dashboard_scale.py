@@ -1,90 +1,173 @@
-"""Measures how long large results take to open, to open again and to refresh.
+"""How long the live page takes to start, to open results, and to refresh.
 
-`python tests/dashboard_scale.py DIR --trials 20 --iterations 2000` writes results to DIR if it has
-none, and prints wall and processor seconds. Opening and refreshing include the figures of the
-Compare tab. The cache is below DIR.
+    python tests/dashboard_scale.py                               # 10 minutes
+    python tests/dashboard_scale.py --sizes 20x2000 --repeats 5   # a minute
+
+Writes result files with made-up numbers (`dashboard_results.py`, about 4 KB a row; 100 trials
+of 10,000 results take 4 GB of disk and minutes to write), then measures in new processes:
+
+- start: from the command `polopt dashboard` to the answer of its server.
+- first open: reads all files and writes the columnar cache.
+- open again: reads the cache.
+- refresh: each trial has one more row.
+
+Open and refresh contain the panels of one tab as JSON, which is what the page sends to the browser;
+the slowest tab counts. They do not contain the browser's drawing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 from dashboard_results import PHASES, write_trial
 
 from polopt.dashboards.data.results import ResultsDirectory
 from polopt.dashboards.data.selection import Selection, make_runs
-from polopt.dashboards.views import compare
 from polopt.dashboards.views.tabs import tabs_of
 
-
-def drawn(directory: ResultsDirectory) -> int:
-    """Bytes of the figures of the Compare tab."""
-    panels = compare.panels(Selection(make_runs(directory.trials)))
-    return sum(len(str(p.figure.to_json())) for p in panels if p.figure is not None)
+GENERATOR = Path(__file__).with_name("dashboard_results.py")
+START_LIMIT_S = 60.0
 
 
-def timed(name: str, action: object) -> None:
-    """Prints the wall and processor seconds of a call."""
-    assert callable(action)
-    wall, processor = time.perf_counter(), time.process_time()
-    action()
-    wall, processor = time.perf_counter() - wall, time.process_time() - processor
-    print(f"{name:<28}{wall:7.2f} s wall {processor:7.2f} s processor", flush=True)
+def slowest_tab(directory: ResultsDirectory) -> tuple[float, str]:
+    """Seconds for the panels of the slowest tab, and its title."""
+    times = []
+    for tab in tabs_of(make_runs(directory.trials)):
+        begun = time.perf_counter()
+        runs = make_runs(directory.trials)
+        for panel in tab.panels(Selection(runs)):
+            if panel.figure is not None:
+                panel.figure.to_json()
+        times.append((time.perf_counter() - begun, tab.title))
+    return max(times)
 
 
-def append(results: Path, rows: int) -> None:
-    """Appends rows to a tenth of the trials, as running trials do."""
-    folders = sorted(results.iterdir())
-    for folder in folders[: max(1, len(folders) // 10)]:
-        file = folder / "result.json"
-        with file.open("rb") as stream:
-            stream.seek(-20_000, 2)
-            last = json.loads(stream.read().splitlines()[-1])
-        with file.open("a") as stream:
-            for number in range(1, rows + 1):
-                row = {**last, "training_iteration": last["training_iteration"] + number}
-                stream.write(json.dumps(row) + "\n")
+def measure(folder: Path, number: int) -> dict[str, float | str]:
+    """Opens and refreshes, in this process. Appends one row to each trial in between.
+
+    Args:
+        folder: the results.
+        number: of the row that is appended.
+    """
+    begun = time.perf_counter()
+    directory = ResultsDirectory(folder)
+    directory.refresh()
+    read_s = time.perf_counter() - begun
+    drawn_s, tab = slowest_tab(directory)
+    for index in range(len(directory.trials)):
+        optimizer = list(PHASES)[index % len(PHASES)]
+        write_trial(folder, optimizer, index, 1, num_workers=8, first=number)
+    begun = time.perf_counter()
+    directory.refresh()
+    refreshed_s = time.perf_counter() - begun
+    redrawn_s, _ = slowest_tab(directory)
+    rows = {len(trial.values("training_iteration")) for trial in directory.trials}  # type: ignore[arg-type]
+    assert rows == {number}, f"rows by trial: {rows}, expected {number}"
+    return {"open": read_s + drawn_s, "refresh": refreshed_s + redrawn_s, "tab": tab}
+
+
+def start(folder: Path, environment: dict[str, str]) -> float:
+    """Seconds from the command to the first answer of the server.
+
+    Raises:
+        TimeoutError: after `START_LIMIT_S`.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("polopt")), "dashboard", str(folder)]
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--no-browser"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while time.perf_counter() - begun < START_LIMIT_S:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5.0) as answer:
+                    if answer.status == 200:
+                        return time.perf_counter() - begun
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.02)
+    finally:
+        process.terminate()
+        process.wait(10.0)
+    raise TimeoutError(f"no answer from port {port} within {START_LIMIT_S:g} s")
+
+
+def in_new_process(folder: Path, number: int, environment: dict[str, str]) -> dict[str, float]:
+    """`measure` in a new process."""
+    command = [sys.executable, __file__, "--measure", str(folder), str(number)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def spread(values: list[float]) -> str:
+    """Median (smallest to largest)."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def row(trials: int, iterations: int, repeats: int) -> str:
+    """One row of the table."""
+    folder = Path(tempfile.mkdtemp(prefix="polopt-dashboard-"))
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    results = folder / "results" / "made-up"
+    try:
+        sizes = ["--trials", str(trials), "--iterations", str(iterations)]
+        subprocess.run([sys.executable, str(GENERATOR), str(results), *sizes], check=True)
+        size_mb = sum(file.stat().st_size for file in results.rglob("*.json")) / 1e6
+        starts = [start(results.parent, environment) for _ in range(repeats)]
+        first = in_new_process(results, iterations + 1, environment)
+        rest = [in_new_process(results, iterations + 2 + n, environment) for n in range(repeats)]
+    finally:
+        shutil.rmtree(folder)
+    refreshes = [found["refresh"] for found in (first, *rest)]
+    cells = [
+        f"{trials:,} x {iterations:,}",
+        f"{size_mb:,.0f}",
+        spread(starts),
+        f"{first['open']:.1f}",
+        spread([found["open"] for found in rest]),
+        spread(refreshes),
+        str(first["tab"]),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--iterations", type=int, default=2000)
-    parser.add_argument("--again", action="store_true", help="opens with the cache that is there")
-    arguments = parser.parse_args()
-    results, cache = arguments.directory / "results", arguments.directory / "cache"
-    if not results.exists():
-        for number in range(arguments.trials):
-            optimizer = list(PHASES)[number % len(PHASES)]
-            write_trial(results, optimizer, number, arguments.iterations, num_workers=8)
-    directory = ResultsDirectory(results, cache)
-
-    def refresh() -> None:
-        directory.refresh()
-        drawn(directory)
-
-    if arguments.again:
-        timed("open again, Compare", refresh)
-        append(results, 10)
-        timed("refresh, Compare", refresh)
-        selection = Selection(make_runs(directory.trials))
-        for tab in tabs_of(list(selection.runs)):
-            timed(f"tab {tab.title}", lambda tab=tab: tab.panels(selection))
+    """Measures, and prints a table in Markdown."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", default=["20x2000", "100x10000"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        folder, number = args.measure
+        print(json.dumps(measure(Path(folder), int(number))))
         return
-    size = sum(file.stat().st_size for file in results.glob("*/result.json"))
-    print(f"{len(list(results.iterdir()))} trials, {size / 1e9:.2f} GB", flush=True)
-    shutil.rmtree(cache, ignore_errors=True)
-    timed("first open, Compare", refresh)
-    kept = sum(file.stat().st_size for file in cache.iterdir())
-    print(f"cache {kept / 1e6:.0f} MB", flush=True)
-    subprocess.run([sys.executable, __file__, str(arguments.directory), "--again"], check=True)
+    print("| trials x results | MB | start, s | first open, s | open again, s ", end="")
+    print("| refresh, s | slowest tab |")
+    print("|---|---:|---:|---:|---:|---:|---|", flush=True)
+    for size in args.sizes:
+        trials, iterations = map(int, size.split("x"))
+        print(row(trials, iterations, args.repeats), flush=True)
+    print(
+        f"\nMedian (smallest to largest) of {args.repeats}. Command: `{' '.join(['python', *sys.argv])}`"
+    )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from polopt.dashboards.views.shares import (
     increase_share,
     phase_times,
     share_areas,
-    share_bars,
-    worker_panels,
+    worker_bars,
 )
+from polopt.dashboards.views.workers import worker_panels
 
 _MS = {part: f"optimizer/{part}_time_ms" for part in ("sample", "learn", "allreduce", "skew")}
 
@@ -66,12 +66,7 @@ def _shares(selection: Selection, run: Run) -> list[Panel]:
             DRIVER,
             ("learn", "sample", "group", "other"),
         ),
-        share_bars(
-            ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds."),
-            selection.runs,
-            WORKERS,
-            PARTS,
-        ),
+        worker_bars(selection),
     ]
 
 

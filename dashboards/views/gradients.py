@@ -10,16 +10,13 @@ from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import heat_map, named_lines, run_lines
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.shares import (
-    DRIVER,
-    PARTS,
-    WORKERS,
+    driver_panels,
+    driver_times,
     increase_share,
     per_second,
-    phase_times,
-    share_areas,
-    share_bars,
-    worker_panels,
+    worker_bars,
 )
+from polopt.dashboards.views.workers import worker_panels
 
 PHASES = ("wait", "apply", "dispatch")
 
@@ -29,48 +26,18 @@ def panels(selection: Selection) -> list[Panel]:
     run = selection.focused()
     if run is None:
         return []
+    busy = (
+        "1 - wait is how busy the driver is. Near 100 percent busy, more workers do not help: "
+        "gradients queue and get stale."
+    )
     return [
-        *_driver(selection, run),
+        *driver_panels(selection, run, PHASES, busy),
         _lag_map(selection, run),
         _gradient_counts(selection, run),
         *_rates(selection),
-        share_bars(
-            ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds."),
-            selection.runs,
-            WORKERS,
-            PARTS,
-        ),
-        phase_times(
-            "driver-times",
-            selection,
-            run,
-            {phase: f"optimizer/{phase}_time_ms" for phase in PHASES},
-            "optimizer/driver",
-        ),
+        worker_bars(selection),
+        driver_times(selection, run, PHASES),
         *worker_panels(selection, run),
-    ]
-
-
-def _driver(selection: Selection, run: Run) -> list[Panel]:
-    return [
-        share_areas(
-            (
-                "driver-shares",
-                "Driver's time",
-                "1 - wait is how busy the driver is. Near 100 percent busy, more workers do not "
-                "help: gradients queue and get stale.",
-            ),
-            selection,
-            run,
-            DRIVER,
-            (*reversed(PHASES), "other"),
-        ),
-        share_bars(
-            ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
-            selection.runs,
-            DRIVER,
-            (*PHASES, "other"),
-        ),
     ]
 
 

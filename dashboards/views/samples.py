@@ -5,15 +5,8 @@ from __future__ import annotations
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import heat_map, named_lines, run_lines
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.shares import (
-    DRIVER,
-    PARTS,
-    WORKERS,
-    phase_times,
-    share_areas,
-    share_bars,
-    worker_panels,
-)
+from polopt.dashboards.views.shares import driver_panels, driver_times, worker_bars
+from polopt.dashboards.views.workers import worker_panels
 
 PHASES = ("broadcast", "sample", "learn")
 _LEARNER = "learners/default_policy"
@@ -24,8 +17,12 @@ def panels(selection: Selection) -> list[Panel]:
     run = selection.focused()
     if run is None:
         return []
+    idle = (
+        "With synchronous sampling workers are idle while the driver learns, and the driver while "
+        "workers sample: the larger share is what to speed up."
+    )
     return [
-        *_driver(selection, run),
+        *driver_panels(selection, run, PHASES, idle),
         _rates(selection, run),
         run_lines(
             (
@@ -50,43 +47,9 @@ def panels(selection: Selection) -> list[Panel]:
             y_title="lag (rollouts)",
         ),
         *_ppo(selection),
-        share_bars(
-            ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds."),
-            selection.runs,
-            WORKERS,
-            PARTS,
-        ),
-        phase_times(
-            "driver-times",
-            selection,
-            run,
-            {phase: f"optimizer/{phase}_time_ms" for phase in PHASES},
-            "optimizer/driver",
-        ),
+        worker_bars(selection),
+        driver_times(selection, run, PHASES),
         *worker_panels(selection, run, "env_steps_per_s"),
-    ]
-
-
-def _driver(selection: Selection, run: Run) -> list[Panel]:
-    return [
-        share_areas(
-            (
-                "driver-shares",
-                "Driver's time",
-                "With synchronous sampling workers are idle while the driver learns, and the "
-                "driver while workers sample: the larger share is what to speed up.",
-            ),
-            selection,
-            run,
-            DRIVER,
-            ("learn", "sample", "broadcast", "other"),
-        ),
-        share_bars(
-            ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
-            selection.runs,
-            DRIVER,
-            (*PHASES, "other"),
-        ),
     ]
 
 

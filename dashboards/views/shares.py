@@ -9,7 +9,7 @@ import numpy as np
 
 from polopt.dashboards.data.downsample import downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views.charts import named_lines, run_lines
+from polopt.dashboards.views.charts import named_lines
 from polopt.dashboards.views.drawing import Panel, escaped, new_figure, not_in_results, transparent
 from polopt.dashboards.views.faults import add_fault_marks
 
@@ -152,101 +152,43 @@ def phase_times(
     return drawn
 
 
-def worker_panels(selection: Selection, run: Run, what: str = "gradients_per_s") -> list[Panel]:
-    """Rates and idle shares of single workers, bytes and requests in flight."""
-    rate, unit = ("gradients/s", what) if what == "gradients_per_s" else ("env steps/s", what)
-    return [
-        per_worker(
-            (
-                "workers-rate",
-                f"Each worker's {rate}",
-                "One line far below the others is a slow worker or a slow environment.",
-            ),
-            selection,
-            run,
-            unit,
-            rate,
-        ),
-        named_lines(
-            (
-                "workers-idle",
-                "Workers' idle share",
-                "Time in which workers wait for the driver or for each other.",
-            ),
-            selection,
-            run,
-            {
-                "most idle": ("optimizer/workers/idle_share/max", "#e4508f"),
-                "mean": ("optimizer/workers/idle_share/mean", "#2f7ed8"),
-                "least idle": ("optimizer/workers/idle_share/min", "#19a979"),
-            },
-            "idle share",
-        ),
-        *_traffic(selection, run),
-    ]
+def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: str) -> list[Panel]:
+    """Shares of the driver's phases: of one run over time, and of each group.
 
-
-def _traffic(selection: Selection, run: Run) -> list[Panel]:
+    Args:
+        selection: the axis, and the runs of the groups.
+        run: the run.
+        phases: in the order of one step; without `other`.
+        help_: of the panel of one run.
+    """
+    parts = (*phases, "other")
     return [
-        named_lines(
-            (
-                "requests-in-flight",
-                "Requests in flight",
-                "Calls that are pending whenever one ends. Asynchronous optimizers: if the mean is "
-                "below the number of workers, some have no work. Synchronous ones start N calls "
-                "together, so their mean is (N + 1) / 2.",
-            ),
+        share_areas(
+            ("driver-shares", "Driver's time", help_),
             selection,
             run,
-            {
-                "greatest": ("optimizer/requests_in_flight/max", "#e8743b"),
-                "mean": ("optimizer/requests_in_flight/mean", "#2f7ed8"),
-            },
-            "requests",
+            DRIVER,
+            (*reversed(phases), "other"),
         ),
-        run_lines(
-            (
-                "bytes",
-                "Bytes sent and received by the driver",
-                "Weights, gradients and batches, per second of training time.",
-            ),
-            selection,
-            ["optimizer/num_bytes_sent"],
-            "bytes/s",
-            transform=_bytes_per_s,
-            from_zero=True,
+        share_bars(
+            ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
+            selection.runs,
+            DRIVER,
+            parts,
         ),
     ]
 
 
-def per_worker(
-    panel: tuple[str, str, str], selection: Selection, run: Run, key: str, y_title: str
-) -> Panel:
-    """One line for each worker of one run."""
-    prefix = "optimizer/workers/per_worker/"
-    found = sorted(
-        (name for name in run.trial.rows.names() if name.startswith(prefix) and name.endswith(key)),
-        key=lambda name: int(name.split("/")[3]),
-    )
-    if not found:
-        return not_in_results(*panel, f"{prefix}<worker>/{key}")
-    palette = ("#2f7ed8", "#e8743b", "#19a979", "#b45ad6", "#d9a514", "#e4508f", "#13a4b4")
-    lines = {
-        f"worker {_index_of(run, name, number)}": (name, palette[number % len(palette)])
-        for number, name in enumerate(found)
-    }
-    return named_lines(panel, selection, run, lines, y_title)
+def worker_bars(selection: Selection) -> Panel:
+    """Mean shares of what workers do, for each group."""
+    panel = ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds.")
+    return share_bars(panel, selection.runs, WORKERS, PARTS)
 
 
-def _index_of(run: Run, name: str, number: int) -> int:
-    index = run.trial.last(f"{name.rsplit('/', 1)[0]}/index")
-    return int(index) if np.isfinite(index) else number + 1
-
-
-def _bytes_per_s(run: Run, sent: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    received = run.trial.values("optimizer/num_bytes_received")
-    total = sent if received is None else sent + received
-    return per_second(run, total)
+def driver_times(selection: Selection, run: Run, phases: Sequence[str]) -> Panel:
+    """Milliseconds of the driver's phases."""
+    means = {phase: f"optimizer/{phase}_time_ms" for phase in phases}
+    return phase_times("driver-times", selection, run, means, "optimizer/driver")
 
 
 def per_second(run: Run, counter: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

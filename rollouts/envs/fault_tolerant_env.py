@@ -24,10 +24,6 @@ from polopt.rollouts.envs.saving import copy_statistics
 
 #: Key of `infos` with an `EnvFault` for each environment that had one.
 FAULT_KEY = "polopt_fault"
-#: Keys that the sampler or the autoreset of a vector reads; they are removed from users' infos.
-_RESERVED = frozenset(
-    prefix + key for key in (FAULT_KEY, "final_obs", "final_info") for prefix in ("", "_")
-)
 #: Types of rewards that need no conversion.
 _PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
 
@@ -74,8 +70,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     not repaired: it is an error in the environment's code, which a new one has, too.
 
     Also seeds what `reset(seed=...)` does not: the spaces, and the global generators of a process
-    that belongs to this environment. Converts rewards to plain numbers, copies last observations
-    (environments may reuse their arrays) and removes reserved keys from infos.
+    that belongs to this environment. Converts rewards to plain numbers and copies last observations
+    (environments may reuse their arrays). Drops the environment's infos: nothing reads them, and to
+    batch them takes a vector up to a fifth of a step.
 
     Args:
         make: makes the environment.
@@ -138,11 +135,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raised = error  # handled below, where it is not the context of other exceptions
         else:
             self._steps += 1
-            if result[4] or result[2] or result[3]:
-                return _cleaned(result)
-            return result
-        fault, observation, info = self._replace(raised)
-        return observation, 0.0, False, False, {**info, FAULT_KEY: fault}
+            observation, reward, terminated, truncated, _ = result
+            if terminated or truncated:
+                observation = deepcopy(observation)
+            return observation, reward, terminated, truncated, {}
+        fault, observation = self._replace(raised)
+        return observation, 0.0, False, False, {FAULT_KEY: fault}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -160,17 +158,16 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             result = self.env.reset(seed=seed, options=options)
             check_reset(result, self.env.observation_space)
-            observation, info = result
+            observation = result[0]
         except Exception as error:
             raised = error
         if raised is not None:
-            fault, observation, info = self._replace(raised, "reset")
-        info = _without_reserved(info)
+            fault, observation = self._replace(raised, "reset")
         if self._unreported is not None:
             earlier, self._unreported = self._unreported, None
             count = earlier.count + (fault.count if fault else 0)
             fault = EnvFault(False, count, fault.traceback if fault else earlier.traceback)
-        return observation, info if fault is None else {**info, FAULT_KEY: fault}
+        return observation, {} if fault is None else {FAULT_KEY: fault}
 
     def close(self) -> None:
         """Closes the environment; logs what it raises."""
@@ -194,10 +191,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             trace = self._count(raised, None, "__init__")
             self._unreported = EnvFault(False, count, trace)
 
-    def _replace(
-        self, error: Exception, method: str = "step"
-    ) -> tuple[EnvFault, Any, dict[str, Any]]:
-        """Makes environments until one can be reset; returns its first observation and info."""
+    def _replace(self, error: Exception, method: str = "step") -> tuple[EnvFault, Any]:
+        """Makes environments until one can be reset; returns its first observation."""
         lost_step = method == "step"
         count = 0
         while True:
@@ -216,8 +211,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             except Exception as another:
                 error, method = another, "reset"
                 continue
-            observation, info = result
-            return EnvFault(lost_step, count, last), observation, _without_reserved(info)
+            return EnvFault(lost_step, count, last), result[0]
 
     def _count(self, error: Exception, env: Any, method: str) -> str:
         """Counts an exception and returns its traceback.
@@ -250,19 +244,3 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return None
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self._total,))
         return int(sequence.generate_state(1)[0] >> 1)
-
-
-def _cleaned(
-    result: tuple[Any, Any, Any, Any, dict[str, Any]],
-) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    """Copies the last observation of an episode, and removes reserved keys from the info."""
-    observation, reward, terminated, truncated, info = result
-    if terminated or truncated:
-        observation = deepcopy(observation)
-    return observation, reward, terminated, truncated, _without_reserved(info)
-
-
-def _without_reserved(info: dict[str, Any]) -> dict[str, Any]:
-    if not info or _RESERVED.isdisjoint(info):
-        return info
-    return {key: value for key, value in info.items() if key not in _RESERVED}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,3 +194,45 @@ def test_workers_compute_with_one_thread(worker_pool: Any) -> None:
     counts = ray.get(worker.actor.__ray_call__.remote(count), timeout=120.0)
     assert len(counts) >= 2
     assert set(counts) == {1}
+
+
+SILENT_CONTROL_SERVICE = """
+import os, signal, threading, time
+from pathlib import Path
+import ray
+import polopt
+
+if __name__ == "__main__":
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    make = polopt.GradientWorkerSet.create_factory("CartPole-v1", "a2c", num_workers=1)
+    workers = make()
+    assert list(workers.call_all("ping")) == [1]
+    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat")]
+    (gcs,) = [
+        int(stat.split()[0])
+        for stat in stats
+        if "(gcs_server)" in stat and int(stat.rpartition(")")[2].split()[1]) == os.getpid()
+    ]
+    adding = threading.Thread(target=workers.add_workers, args=(1,), daemon=True)
+    os.kill(gcs, signal.SIGSTOP)
+    try:
+        adding.start()
+        adding.join(20.0)
+        print("blocked" if adding.is_alive() else "not blocked", flush=True)
+    finally:
+        os.kill(gcs, signal.SIGCONT)
+    adding.join(60.0)
+    assert list(workers.call_all("ping")) == [1, 2]
+    workers.stop()
+"""
+
+
+def test_later_workers_do_not_wait_for_the_control_service(tmp_path: Path) -> None:
+    # Ray exports an actor class to its control service and waits for that without a limit.
+    program = tmp_path / "program.py"
+    program.write_text(SILENT_CONTROL_SERVICE)
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=300.0, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "not blocked"
