@@ -165,9 +165,8 @@ def main() -> None:
     for size in args.sizes:
         trials, iterations = map(int, size.split("x"))
         print(row(trials, iterations, args.repeats), flush=True)
-    print(
-        f"\nMedian (smallest to largest) of {args.repeats}. Command: `{' '.join(['python', *sys.argv])}`"
-    )
+    command = " ".join(["python", *sys.argv])
+    print(f"\nMedian (smallest to largest) of {args.repeats}. Command: `{command}`")
 
 
 if __name__ == "__main__":
