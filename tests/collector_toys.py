@@ -1,4 +1,4 @@
-"""Environments, policies and short ways for the tests of collectors."""
+"""Environments, policies and helpers for the tests of collectors."""
 
 from __future__ import annotations
 

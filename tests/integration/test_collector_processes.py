@@ -68,7 +68,7 @@ def kill(collector: Collector, index: int) -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_killed_collectors_are_replaced_and_no_frame_is_missing(over: Any, sync: bool) -> None:
+def test_killed_collectors_are_replaced_without_lost_frames(over: Any, sync: bool) -> None:
     collector = over(sync=sync, total_frames=200)
     frames = []
     for i, batch in enumerate(collector):
@@ -80,7 +80,7 @@ def test_killed_collectors_are_replaced_and_no_frame_is_missing(over: Any, sync:
     assert set(frames) == {20}
 
 
-def test_envs_that_raise_or_die_are_replaced_up_to_the_limit(over: Any, made: Any) -> None:
+def test_failing_envs_are_replaced_up_to_the_limit(over: Any, made: Any) -> None:
     env_config = {"raises_after": 12, "worker": 2}
     rollout = {"env_config": env_config, "max_consecutive_env_faults": 1}
     collector = over(lambda ctx: FailsAfterSteps(ctx), rollout=rollout, sync=True, total_frames=60)
@@ -125,7 +125,7 @@ def test_policy_lag_of_workers_is_bounded(over: Any) -> None:
 
     for limit in (1, 3):
         assert oldest(max_weight_update_interval=limit) <= limit
-    assert oldest(update_after_each_batch=True) > 3, "without the rule the slow one does"
+    assert oldest(update_after_each_batch=True) > 3, "without the rule, the slow worker lags more"
 
 
 # ---- joining and leaving ------------------------------------------------------------------------
@@ -239,7 +239,7 @@ print("fine")
 
 START = """
 collect(0.0)
-assert not ray.is_initialized(), "what it started it ends"
+assert not ray.is_initialized(), "it ends the Ray that it started"
 """
 
 ATTACH = """
@@ -247,7 +247,7 @@ collect(8.0)
 assert not ray.is_initialized(), "it had connected, so it disconnects"
 ray.init(log_to_driver=False)
 collect(8.0)
-assert ray.is_initialized(), "what was there stays"
+assert ray.is_initialized(), "the earlier connection stays"
 """
 
 
@@ -265,13 +265,13 @@ def run_alone(program: str, **env: str) -> None:
 
 
 def test_without_a_cluster_one_is_started_and_ended(ray_session: None) -> None:
-    # There is one that another program has for itself, but none in Ray's folder, where Ray looks
-    # for one to share. A short name, for sockets are in it.
+    # Another program's cluster is running, but Ray's folder, where Ray looks for clusters to share,
+    # is empty. Its name is short because it holds Unix sockets.
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
         run_alone(START, RAY_TMPDIR=folder)
 
 
-def test_a_cluster_that_runs_is_used_and_left_running(ray_session: None) -> None:
+def test_running_cluster_is_used_and_left_running(ray_session: None) -> None:
     run_alone(ATTACH, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
     assert ray.cluster_resources()["seat"] == 8.0
 

@@ -110,7 +110,7 @@ def test_get_has_a_limit() -> None:
         thread.get(timeout=0.1)
 
 
-def test_stop_while_it_waits_for_room() -> None:
+def test_stop_while_the_queue_is_full() -> None:
     collector = local_collector(lambda: Clock(5))
     thread = CollectorThread(collector)
     until(thread.queue.full)
@@ -121,7 +121,7 @@ def test_stop_while_it_waits_for_room() -> None:
     assert next(collector).env_steps == 12, "the collector can be used again"
 
 
-def test_stop_while_it_samples_here() -> None:
+def test_stop_while_it_samples_locally() -> None:
     collector = local_collector(
         lambda ctx: TimestampEnv(ctx), create_env_kwargs={"step_s": 0.05}, frames_per_batch=100_000
     )

@@ -61,7 +61,7 @@ def common(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", OPTIMIZERS)
 @pytest.mark.parametrize("source", OPTIMIZERS)
-def test_every_optimizer_goes_on_from_the_state_of_every_other(
+def test_every_optimizer_restores_the_state_of_every_other(
     worker_pool: Pool, saved: dict[str, dict[str, Any]], source: str, target: str
 ) -> None:
     state = saved[source]

@@ -233,7 +233,7 @@ def test_other_network_is_refused(saved: Path, change: dict[str, Any]) -> None:
 # ---- counts and versions ----------------------------------------------------------------------
 
 
-def test_restore_goes_on_counting(saved: Path, tmp_path: Path) -> None:
+def test_restore_continues_the_counters(saved: Path, tmp_path: Path) -> None:
     made = trainer()
     made.restore(str(saved))
     before = read_trainer_state(saved)

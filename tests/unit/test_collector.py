@@ -75,7 +75,7 @@ def test_lengths_follow_from_frames_per_batch(fake: FakeRay) -> None:
     assert next(fake_collector(3, sync=True)).shape == (5, 6)  # the workers' own fragments
 
 
-def test_a_late_cut_does_not_meet_the_next_collectors_fragments(fake: FakeRay) -> None:
+def test_late_early_stop_leaves_the_next_collector_alone(fake: FakeRay) -> None:
     first = fake_collector(2, sync=True)
     next(first)
     late = [asked.number for asked in first.gatherer.in_flight.tags()]
@@ -88,7 +88,7 @@ def test_a_late_cut_does_not_meet_the_next_collectors_fragments(fake: FakeRay) -
     assert [next(second).shape for _ in range(3)] == [(5, 4)] * 3
 
 
-# ---- how many there are -------------------------------------------------------------------------
+# ---- number of batches --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -112,7 +112,7 @@ def test_total_frames_are_exact(fake: FakeRay, sync: bool, mode: str, total: int
 
 
 @pytest.mark.parametrize(("sync", "expected"), [(True, 3), (False, 5)])
-def test_the_policy_is_ignored_for_the_first_frames_of_all(
+def test_first_random_frames_count_over_all_collectors(
     fake: FakeRay, sync: bool, expected: int
 ) -> None:
     """50 frames, rounded up to whole batches: of 20 in synchronous ones, else of 10."""
@@ -123,7 +123,7 @@ def test_the_policy_is_ignored_for_the_first_frames_of_all(
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_removal_loses_what_was_under_way_and_no_count(fake: FakeRay, sync: bool) -> None:
+def test_removed_collector_loses_only_its_pending_fragment(fake: FakeRay, sync: bool) -> None:
     collector = fake_collector(3, sync=sync, total_frames=200)
     frames = [next(collector).env_steps]
     collector.workers.actors[0].finish()
@@ -139,7 +139,7 @@ def test_removal_loses_what_was_under_way_and_no_count(fake: FakeRay, sync: bool
         collector.remove_collectors([1])
 
 
-def test_rows_that_only_reset_are_no_frames(fake: FakeRay) -> None:
+def test_reset_rows_are_not_frames(fake: FakeRay) -> None:
     collector = fake_collector(2, {"autoreset_mode": "next_step"}, frames_per_batch=40)
     batches = [next(collector) for _ in range(5)]
     rows = sum(len(batch) for batch in batches)
@@ -147,7 +147,7 @@ def test_rows_that_only_reset_are_no_frames(fake: FakeRay) -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_what_a_failed_collector_owed_is_collected_again(fake: FakeRay, sync: bool) -> None:
+def test_frames_of_a_failed_collector_are_collected_again(fake: FakeRay, sync: bool) -> None:
     collector = fake_collector(2, sync=sync, total_frames=100)
     frames = [next(collector).env_steps]
     collector.workers.actors[1].next_error = ValueError("gone")
@@ -156,7 +156,7 @@ def test_what_a_failed_collector_owed_is_collected_again(fake: FakeRay, sync: bo
     assert sum(frames) == collector.num_frames == 100
 
 
-def test_failures_without_end_end_the_iteration(fake: FakeRay) -> None:
+def test_persistent_failures_end_the_iteration(fake: FakeRay) -> None:
     collector = fake_collector(1, {"max_consecutive_failures": 3})
     next(collector)
     original = collector.workers._start
@@ -186,14 +186,14 @@ def versions(collector: Collector, count: int) -> list[int]:
     return lags
 
 
-def test_lag_is_zero_when_weights_go_out_first(fake: FakeRay) -> None:
+def test_lag_is_zero_if_weights_are_sent_first(fake: FakeRay) -> None:
     assert versions(fake_collector(2, sync=True, update_after_each_batch=True), 5) == [0] * 5
     assert versions(fake_collector(2, sync=True, broadcast_interval=1), 5) == [0, 1, 1, 1, 1]
-    # Without any rule nothing goes out.
+    # Without any rule no weights are sent.
     assert versions(fake_collector(2, sync=True), 5) == [0, 1, 2, 3, 4]
 
 
-def test_update_policy_weights_sends_what_the_policy_is_then(fake: FakeRay) -> None:
+def test_update_policy_weights_sends_the_current_weights(fake: FakeRay) -> None:
     collector = fake_collector(2, sync=True)
     next(collector)
     update(collector)
@@ -226,10 +226,10 @@ def test_max_weight_update_interval_of_synchronous_batches(fake: FakeRay, limit:
     assert max(lags) == limit
 
 
-def test_weights_that_somebody_else_trained_are_noticed(fake: FakeRay) -> None:
+def test_weights_changed_outside_are_sent(fake: FakeRay) -> None:
     collector = fake_collector(1, update_after_each_batch=True)
     assert next(collector).version == 0
-    assert next(collector).version == 0, "nothing has changed"
+    assert next(collector).version == 0, "the weights are the same"
     collector.policy.flat.params.data[0] += 1.0  # by another optimizer than the policy's
     batch = next(collector)
     assert batch.version == collector.policy.version == 1

@@ -89,7 +89,7 @@ def test_all_state_of_a_module_travels() -> None:
 def test_a_callable_gives_actions() -> None:
     assert (next(local_collector(policy=pushing_right))["actions"] == 1).all()
     low = local_collector(Reach, lambda obs: np.full((len(obs), 2), -9.0))
-    assert (next(low)["rewards"] == -1.0).all(), "clipped to the box, as everywhere"
+    assert (next(low)["rewards"] == -1.0).all(), "clipped to the box"
     with pytest.raises(ValueError, match=r"shape \[2\]; got \[2, 1\]"):
         next(local_collector(policy=lambda obs: np.zeros((len(obs), 1))))
 
@@ -106,7 +106,7 @@ def test_without_a_policy_actions_are_uniform() -> None:
     assert abs(box.std() - 4.0 / 12**0.5) < 0.1
 
 
-def test_what_can_not_act_is_refused() -> None:
+def test_object_that_cannot_act_is_refused() -> None:
     for policy in (3, object, "pp0"):
         with pytest.raises(ConfigError, match="policy"):
             local_collector(policy=policy)
@@ -114,7 +114,7 @@ def test_what_can_not_act_is_refused() -> None:
         local_collector(policy=("ppo", {"gama": 1}))
 
 
-def test_policy_device_is_where_it_acts() -> None:
+def test_policy_acts_on_policy_device() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     assert local_collector(policy="a2c", policy_device=device).policy.device.type == device
     with pytest.raises(ConfigError, match="'policy_device': got 'warp'; allowed: names of torch"):
@@ -157,11 +157,11 @@ def test_the_mean_of_box_actions(squash: bool) -> None:
     np.testing.assert_allclose(taken[0], expected, atol=0.03)
     if squash:
         mode = policy.dist.to_env(policy.dist.sample(params, None))
-        assert abs(mode[0] - taken[0]).max() > 0.1, "the mode would not do"
+        assert abs(mode[0] - taken[0]).max() > 0.1, "the mean differs from the mode"
 
 
 @pytest.mark.parametrize("env", [Drift, Reach])
-def test_the_policy_is_ignored_for_the_first_frames(env: Any) -> None:
+def test_first_frames_are_random(env: Any) -> None:
     policy = make_policy("ppo", env())
     with torch.no_grad():
         policy.model.policy_head.bias[0] = 30.0
@@ -207,7 +207,7 @@ def test_longest_trajectory(mode: str) -> None:
     assert abs(wrong).max() > 1.0
 
 
-def test_a_limit_that_can_not_be_kept_is_refused() -> None:
+def test_unsupported_trajectory_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_frames_per_traj"):
         local_collector(
             "CartPole-v1", max_frames_per_traj=5, vectorization_mode="vector_entry_point"
@@ -232,7 +232,7 @@ def rows_of(batch: SampleBatch) -> list[list[float]]:
     rows = []
     for n in range(batch.shape[1]):
         length = int(batch["valid"][:, n].sum())
-        assert batch["valid"][:length, n].all(), "rows of a trajectory lie together"
+        assert batch["valid"][:length, n].all(), "rows of a trajectory are contiguous"
         last = (length - 1) * batch.shape[1] + n
         found = np.flatnonzero(batch.successor_index == last)
         after = batch.successor_obs[found[0]] if len(found) else batch.all_obs[length, n]
@@ -280,7 +280,7 @@ def test_postproc_gets_each_fragment_and_keeps_frame_counts() -> None:
         next(local_collector(postproc=lambda batch: None))
 
 
-def test_storing_device_is_where_tensordicts_are() -> None:
+def test_tensordicts_are_on_storing_device() -> None:
     pytest.importorskip("tensordict")
     batch = next(local_collector(storing_device="meta"))
     assert batch.to_tensordict()["observation"].device.type == "meta"
@@ -341,7 +341,7 @@ def test_seed_sequence_is_torchrls() -> None:
         assert next_seed(seed) == utils.seed_generator(seed)
 
 
-def test_state_goes_on_where_it_was() -> None:
+def test_restored_state_continues_the_episodes() -> None:
     one, two = (local_collector(policy="ppo", seed=seed) for seed in (1, 2))
     for _ in range(3):
         one.policy.learn_on_batch(next(one))
@@ -356,7 +356,7 @@ def test_state_goes_on_where_it_was() -> None:
 
 def test_running_statistics_of_environments_are_saved() -> None:
     class Silent(gymnasium.Wrapper):
-        """Can not say where it stands."""
+        """Has no state that can be saved."""
 
         def get_wrapper_attr(self, name: str) -> Any:
             raise AttributeError(name)

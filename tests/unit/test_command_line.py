@@ -135,7 +135,7 @@ def test_evaluate_plays_episodes(checkpoint: Path) -> None:
     assert results[0].stdout == results[1].stdout  # the seed holds
 
 
-def test_evaluation_counts_what_was_played(checkpoint: Path) -> None:
+def test_evaluation_is_reproducible(checkpoint: Path) -> None:
     state, experiment = evaluation.load(checkpoint)
     with evaluation.environment(experiment) as env:
         policy = evaluation.make_policy(experiment, state, env)
@@ -185,7 +185,7 @@ def test_evaluate_refuses(checkpoint: Path, arguments: list[str], said: str) -> 
     assert said in error_of(polopt("evaluate", checkpoint, *arguments))
 
 
-def test_evaluate_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
+def test_evaluate_refuses_other_directories(tmp_path: Path) -> None:
     assert "no complete checkpoint" in error_of(polopt("evaluate", tmp_path))
     assert "no such directory" in error_of(polopt("evaluate", tmp_path / "gone"))
 
