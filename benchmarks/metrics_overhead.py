@@ -1,11 +1,11 @@
-"""Cost of the statistics for each gradient of AsyncGradients, against the time of a gradient.
+"""Cost of statistics and traces for each gradient of AsyncGradients, against its time.
 
     python benchmarks/metrics_overhead.py
 
-Two figures: microseconds of the calls that one gradient causes, measured alone, and the time of a
+Microseconds of the driver's calls that one gradient causes, measured alone, over the time of a
 gradient in a run of A3C on CartPole-v1 (8 environments x 20 steps, the fastest setting of
-docs/benchmarks.md). The overhead is their
-quotient: a difference between two runs would be below the noise of the machine.
+docs/benchmarks.md with environments stepped one by one). A difference between two runs would be
+below the noise of the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import polopt
 
-GRADIENTS = 20_000
+GRADIENTS = 10_000
 
 
 def main() -> None:
@@ -25,10 +25,16 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--num-workers", type=int, default=2)
     args = parser.parse_args()
-    call_us, gradient_us, steps_per_s = measure(args.iterations, args.num_workers)
-    print(f"statistics: {call_us:.2f} us for each gradient, median of 7 times {GRADIENTS:,}")
+    off_us, gradient_us, steps_per_s = measure(args.iterations, args.num_workers, False)
+    on_us, *_ = measure(args.iterations, args.num_workers, True)
+    # A gradient has five events, of which `calls_us` causes those of the three phases.
+    trace_us = (on_us - off_us) * 5 / 3
     print(f"A3C: {gradient_us:.0f} us for each gradient, {steps_per_s:,.0f} environment steps/s")
-    print(f"overhead: {100.0 * call_us / gradient_us:.2f} percent")
+    print(f"statistics: {off_us:.2f} us, {100.0 * off_us / gradient_us:.2f} percent")
+    print(
+        f"recording a trace: {trace_us:.2f} us more, {100.0 * trace_us / gradient_us:.2f} percent"
+    )
+    print(f"Microseconds for each gradient, medians of 7 times {GRADIENTS:,}.")
 
 
 def calls_us(optimizer: Any) -> float:
@@ -53,9 +59,9 @@ def calls_us(optimizer: Any) -> float:
     return 1e6 * (time.perf_counter() - started_s) / GRADIENTS
 
 
-def measure(iterations: int, num_workers: int) -> tuple[float, float, float]:
+def measure(iterations: int, num_workers: int, trace: bool) -> tuple[float, float, float]:
     """Microseconds of the calls and of a gradient, and environment steps/s, of the fastest
-    iteration."""
+    iteration. With `trace`, the run records from its first step on."""
     trainer = polopt.A3C(
         {
             "env": "CartPole-v1",
@@ -63,6 +69,10 @@ def measure(iterations: int, num_workers: int) -> tuple[float, float, float]:
             "num_envs_per_worker": 8,
             "rollout_fragment_length": 20,
             "grads_per_step": 1000,
+            "vectorization_mode": "sync",
+            "trace": trace,
+            "trace_first_step": 1,
+            "trace_num_steps": 100_000,
         }
     )
     try:
