@@ -12,9 +12,15 @@ from polopt.dashboards.views.drawing import Panel, not_in_results
 from polopt.dashboards.views.shares import per_second
 
 
-def worker_panels(selection: Selection, run: Run, what: str = "gradients_per_s") -> list[Panel]:
-    """Rates and idle shares of single workers, bytes and requests in flight."""
-    rate, unit = ("gradients/s", what) if what == "gradients_per_s" else ("env steps/s", what)
+def worker_panels(selection: Selection, run: Run, key: str = "gradients_per_s") -> list[Panel]:
+    """Rates and idle shares of single workers, bytes and requests in flight.
+
+    Args:
+        selection: the axis.
+        run: the run.
+        key: rate of each worker in the results, `gradients_per_s` or `env_steps_per_s`.
+    """
+    rate = "gradients/s" if key == "gradients_per_s" else "env steps/s"
     return [
         per_worker(
             (
@@ -24,7 +30,7 @@ def worker_panels(selection: Selection, run: Run, what: str = "gradients_per_s")
             ),
             selection,
             run,
-            unit,
+            key,
             rate,
         ),
         named_lines(

@@ -197,7 +197,7 @@ def test_workers_compute_with_one_thread(worker_pool: Any) -> None:
 
 
 SILENT_CONTROL_SERVICE = """
-import os, signal, threading, time
+import contextlib, os, signal, threading
 from pathlib import Path
 import ray
 import polopt
@@ -207,12 +207,13 @@ if __name__ == "__main__":
     make = polopt.GradientWorkerSet.create_factory("CartPole-v1", "a2c", num_workers=1)
     workers = make()
     assert list(workers.call_all("ping")) == [1]
-    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat")]
-    (gcs,) = [
-        int(stat.split()[0])
-        for stat in stats
-        if "(gcs_server)" in stat and int(stat.rpartition(")")[2].split()[1]) == os.getpid()
-    ]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process has ended
+            stat = path.read_text()
+            parent = int(stat.rpartition(")")[2].split()[1])
+            found += [path.parent.name] * ("(gcs_server)" in stat and parent == os.getpid())
+    gcs = int(*found)
     adding = threading.Thread(target=workers.add_workers, args=(1,), daemon=True)
     os.kill(gcs, signal.SIGSTOP)
     try:
