@@ -65,7 +65,13 @@ def test_gradients_are_equal(key: str, losses: str) -> None:
 @pytest.mark.parametrize("losses", LOSSES)
 def test_updates_are_equal(key: str, losses: str) -> None:
     name, options = LOSSES[losses]
-    options = {**options, "num_sgd_iter": 2, "sgd_minibatch_size": 8, "lr": 0.01}
+    options = {
+        **options,
+        "num_sgd_iter": 2,
+        "sgd_minibatch_size": 8,
+        "lr": 0.01,
+        "adam_epsilon": 0.1,
+    }
     fast, slow = both(key, name, **options)
     before = slow.get_weights().flat
     batch = make_batch(slow)
@@ -75,8 +81,9 @@ def test_updates_are_equal(key: str, losses: str) -> None:
     change = slow.get_weights().flat - before
     largest = np.abs(change).max()
     assert largest > 0.01
-    # Adam divides by the root mean square, which enlarges differences of very small elements.
-    np.testing.assert_allclose(fast.get_weights().flat - before, change, atol=0.02 * largest)
+    # Adam divides by the root mean square, which enlarges differences of small elements; a larger
+    # epsilon bounds that.
+    np.testing.assert_allclose(fast.get_weights().flat - before, change, atol=2e-3 * largest)
     assert fast.get_weights()[1:] == slow.get_weights()[1:]
 
 
