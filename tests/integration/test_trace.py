@@ -46,6 +46,8 @@ def run(request: pytest.FixtureRequest, ray_session: None) -> Iterator[Run]:
     trainer = preset(config={**CONFIG, **options})
     folder = Path(trainer.logdir)
     try:
+        # On a busy machine the first call of a worker can take longer than the recorded steps.
+        trainer.workers.apply(lambda worker: len(worker.sample()))
         while not (folder / "trace.json").exists():
             assert trainer.train()["training_iteration"] <= 5
         yield json.loads((folder / "trace.json").read_text()), names, folder
