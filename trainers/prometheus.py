@@ -13,8 +13,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 
-#: Values of one result in a histogram, before the count of each bin is rounded up; bounds the time
-#: that a result costs.
+#: Values of one recording in a histogram, before the count of each bin is rounded up; bounds the
+#: time that a recording costs.
 _MAX_OBSERVED = 256
 #: Time between two recordings. Ray reports metrics every 10 s, and a recording takes 5 ms.
 PERIOD_S = 5.0
@@ -26,7 +26,6 @@ class PrometheusExporter:
 
     Ray's agent on the node exports them. Without Ray, nothing is recorded. Results that follow each
     other within `PERIOD_S` are recorded together: the last numbers, and the sums of histograms.
-
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class PrometheusExporter:
         self.restart()
 
     def restart(self, restored: bool = False) -> None:
-        """Counts begin again, in a new optimizer or at a checkpoint.
+        """Records what has been added; counts begin again, in a new optimizer or at a checkpoint.
 
         Args:
             restored: at a checkpoint; counters then begin with what the second result adds, because

@@ -11,10 +11,10 @@ from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import named_lines, run_lines
 from polopt.dashboards.views.drawing import Panel, escaped, new_figure, not_in_results
 from polopt.dashboards.views.shares import (
-    DRIVER,
     PARTS,
     PHASE_COLORS,
     WORKERS,
+    driver_panels,
     increase_share,
     phase_times,
     share_areas,
@@ -54,17 +54,12 @@ def _shares(selection: Selection, run: Run) -> list[Panel]:
             WORKERS,
             PARTS,
         ),
-        share_areas(
-            (
-                "driver-shares",
-                "Driver's time",
-                "Group: the driver forms the group and launches the round. Sample and learn: it "
-                "waits for the ranks.",
-            ),
+        *driver_panels(
             selection,
             run,
-            DRIVER,
-            ("learn", "sample", "group", "other"),
+            ("group", "sample", "learn"),
+            "Group: the driver forms the group and launches the round. Sample and learn: it waits "
+            "for the ranks.",
         ),
         worker_bars(selection),
     ]

@@ -161,7 +161,6 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
         phases: in the order of one step; without `other`.
         help_: of the panel of one run.
     """
-    parts = (*phases, "other")
     return [
         share_areas(
             ("driver-shares", "Driver's time", help_),
@@ -174,7 +173,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
             ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
             selection.runs,
             DRIVER,
-            parts,
+            (*phases, "other"),
         ),
     ]
 
