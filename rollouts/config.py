@@ -55,6 +55,8 @@ class RolloutConfig(Config):
             steps each in a process of its own, `vector_entry_point` uses the environment's own
             vector implementation; as in `gymnasium.make_vec`. None: the own implementation if there
             is one, else `sync`. RLlib: `gym_env_vectorize_mode`.
+        fast_sync: environments that are stepped one after another are a `FastSyncVectorEnv`; False:
+            Gymnasium's `SyncVectorEnv`. Both return the same.
         autoreset_mode: when an environment is reset after the end of an episode: in the
             `same_step`, in the `next_step`, or by the sampler (`disabled`), as in
             `gymnasium.vector.AutoresetMode`. None: the mode of the environment's own vector
@@ -109,6 +111,7 @@ class RolloutConfig(Config):
     num_envs_per_worker: int = pydantic.Field(8, ge=1, le=100_000)
     rollout_fragment_length: int = pydantic.Field(20, ge=1, le=10**7)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
+    fast_sync: bool = True
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
     max_frames_per_traj: int | None = pydantic.Field(None, ge=1)
     num_cpus_per_worker: Amount = 1.0

@@ -14,6 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from toy_envs import Clock, Drift
 
+from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 
 
@@ -129,7 +130,7 @@ class NeverSteps(Drift):
 
 
 def guarded(
-    makers: list[Callable[[], Any]], mode: str, kind: Any = SyncVectorEnv, limit: int = 10
+    makers: list[Callable[[], Any]], mode: str, kind: Any = FastSyncVectorEnv, limit: int = 10
 ) -> SyncVectorEnv | AsyncVectorEnv:
     """A vector environment of fault-tolerant ones."""
     guards = [

@@ -15,6 +15,7 @@ from polopt.common.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.creators import EnvContext, call_creator
+from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.envs.resolving import EnvSource, env_name
@@ -143,7 +144,8 @@ def _vector_of(
         )
         for i in range(num_envs)
     ]
-    kind = AsyncVectorEnv if in_processes else SyncVectorEnv
+    in_turn = FastSyncVectorEnv if config.fast_sync else SyncVectorEnv
+    kind = AsyncVectorEnv if in_processes else in_turn
     mode = AutoresetMode[(config.autoreset_mode or "same_step").upper()]
     # Without copies: the sampler copies what it keeps.
     return kind(guards, copy=False, autoreset_mode=mode)

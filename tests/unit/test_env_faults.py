@@ -18,7 +18,6 @@ from faulty_envs import (
     crashing_cartpole,
     guarded,
 )
-from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_value_function
 
@@ -27,6 +26,7 @@ from polopt.policies import gae
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.making import make_vector_env, probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.sampling.fault_handling import SamplerFaults
@@ -48,7 +48,7 @@ def table_before_a_crash(last: float) -> np.ndarray:
     return values
 
 
-def crash_batches(mode: str, fragment: int, kind: Any = SyncVectorEnv) -> list[SampleBatch]:
+def crash_batches(mode: str, fragment: int, kind: Any = FastSyncVectorEnv) -> list[SampleBatch]:
     """30 steps of a clock that raises in each episode and of one that never does. The policy's
     value function is exact for the first clock up to the exception, and wrong for the second."""
     makers = [lambda: CrashingClock(CRASH_AT, LONGEST), lambda: CrashingClock(10**6, LONGEST, 7)]

@@ -9,11 +9,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from faulty_envs import CrashingClock
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from toy_envs import AUTORESET, Clock, Drift
 
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
 from polopt.rollouts.envs.making import make_vector_env
 
 NUM_ENVS = 4
@@ -147,13 +150,41 @@ def made(creator: Any, mode: str, **options: Any) -> VectorEnv[Any, Any, Any]:
 
 
 @every_mode
+@pytest.mark.parametrize("fast_sync", [True, False])
 @pytest.mark.parametrize("creator", CREATORS)
-def test_guarded_vector_equals_gymnasiums(creator: Callable[[], Any], mode: str) -> None:
+def test_guarded_vector_equals_gymnasiums(
+    creator: Callable[[], Any], fast_sync: bool, mode: str
+) -> None:
     makers = [lambda: WithoutInfos(creator())] * NUM_ENVS
     plain = SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
     expected = history(plain)
     assert any(np.logical_or(*step[2:4]).any() for step in expected if len(step) == 5)  # some end
-    assert_same(history(made(creator, mode)), expected)
+    assert_same(history(made(creator, mode, fast_sync=fast_sync)), expected)
+
+
+@every_mode
+def test_fast_vector_reports_faults_as_gymnasiums(mode: str) -> None:
+    def crashing() -> CrashingClock:
+        return CrashingClock(3, longest=7)
+
+    fast, plain = (history(made(crashing, mode, fast_sync=fast)) for fast in (True, False))
+    assert any(FAULT_KEY in step[-1] for step in plain)
+    assert_same(fast, plain)
+
+
+def test_fast_sync_chooses_the_class_of_the_vector() -> None:
+    assert type(made(Drift, "same_step")) is FastSyncVectorEnv
+    assert type(made(Drift, "same_step", fast_sync=False)) is SyncVectorEnv
+
+
+def test_fast_vector_copies_if_asked() -> None:
+    env = FastSyncVectorEnv([Drift] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
+    first, _ = env.reset(seed=0)
+    kept = first.copy()
+    second = env.step(np.zeros(NUM_ENVS, dtype=np.int64))[0]
+    env.step(np.zeros(NUM_ENVS, dtype=np.int64))
+    np.testing.assert_array_equal(first, kept)
+    assert not np.array_equal(second, kept)
 
 
 def test_max_frames_per_traj_truncates_every_environment() -> None:
