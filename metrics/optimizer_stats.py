@@ -14,6 +14,9 @@ from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer
 from polopt.metrics.worker_times import WorkerTimes
 
+#: The driver's phase between a result and the next iteration.
+REPORT = "report"
+
 
 class StepResult(NamedTuple):
     """Counts of one `step()` of an optimizer.
@@ -34,7 +37,8 @@ class OptimizerStats:
     """What an optimizer counts and measures while it trains.
 
     Args:
-        phases: names of the driver's timed phases of a step, which do not overlap.
+        phases: names of the driver's timed phases of a step, which do not overlap. `report` is
+            added to them.
         worker_phases: names of phases that the driver does not spend its own time in.
 
     Attributes:
@@ -63,7 +67,7 @@ class OptimizerStats:
         self.rollouts = RolloutClock()
         self.episodes = EpisodeWindow()
         self.learner = LearnerStats()
-        self._driver_phases = tuple(phases)
+        self._driver_phases = (*phases, REPORT)
         every_phase = (*self._driver_phases, *worker_phases)
         self.timers = {phase: PhaseTimer(name=phase) for phase in every_phase}
         self.worker_times = WorkerTimes()
@@ -77,6 +81,11 @@ class OptimizerStats:
         for timer in self.timers.values():
             timer.take_percentiles_ms()
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
+
+    def begin_iteration(self) -> None:
+        """Ends the phase `report`, which began with the last report: Tune has taken the result, its
+        loggers have written it, a checkpoint may have been saved."""
+        self.timers[REPORT].push(time.perf_counter() - self._reported[0])
 
     def counts(self) -> StepResult:
         """The counters since the start of the run."""

@@ -111,7 +111,9 @@ def _split(weights: dict[str, float], rng: random.Random) -> dict[str, float]:
 
 def _shares(optimizer: str, workers: int, rng: random.Random, slow: float) -> dict[str, Any]:
     first, second, third = PHASES[optimizer]
-    driver = _split({first: 0.5 + slow, second: 0.3, third: 0.15, "other": 0.02}, rng)
+    driver = _split(
+        {first: 0.5 + slow, second: 0.3, third: 0.15, "report": 0.05, "other": 0.02}, rng
+    )
     allreduce = optimizer == "decentralized_allreduce"
     parts = _split(
         {
@@ -133,7 +135,7 @@ def _shares(optimizer: str, workers: int, rng: random.Random, slow: float) -> di
         }
         for index in range(workers)
     ]
-    times = {phase: rng.uniform(2, 9) for phase in (first, second, third)}
+    times = {phase: rng.uniform(2, 9) for phase in (first, second, third, "report")}
     worker_times = {part: rng.uniform(1, 5) for part in PARTS}
     return {
         "transport": "zmq",

@@ -145,8 +145,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Runs one training iteration: optimizer steps until it holds
         `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`."""
-        limits = self.experiment.trainer
-        metrics = self.optimizer.metrics
+        limits, metrics = self.experiment.trainer, self.optimizer.metrics
+        metrics.begin_iteration()
         started_s, sampled_before = time.perf_counter(), metrics.num_env_steps_sampled
         next_check_s, steps = _STOP_CHECK_S, 0
         while True:

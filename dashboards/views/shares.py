@@ -26,6 +26,7 @@ PHASE_COLORS = {
     "skew": "#e4508f",
     "group": "#d9a514",
     "idle": "#9aa5b1",
+    "report": "#a1887f",
     "other": "#cbd2d9",
 }
 DRIVER, WORKERS = "optimizer/driver/share", "optimizer/workers/share"
@@ -158,7 +159,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
     Args:
         selection: the axis, and the runs of the groups.
         run: the run.
-        phases: in the order of one step; without `other`.
+        phases: in the order of one step; without `report` and `other`.
         help_: of the panel of one run.
     """
     return [
@@ -167,13 +168,13 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
             selection,
             run,
             DRIVER,
-            (*reversed(phases), "other"),
+            (*reversed(phases), "report", "other"),
         ),
         share_bars(
             ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
             selection.runs,
             DRIVER,
-            (*phases, "other"),
+            (*phases, "report", "other"),
         ),
     ]
 

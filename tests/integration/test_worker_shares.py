@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakes import make_optimizer, worker_config
+from ray import tune
 from toy_envs import Drift
 
 from polopt.metrics.worker_times import PARTS
@@ -21,8 +23,10 @@ from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 Pool = Callable[[WorkerConfig], WorkerSet]
+SAVE_S = 1.0
 GRADIENTS: Any = {"grads_per_step": 4}
 OPTIMIZERS: dict[type[PolicyOptimizer], dict[str, Any]] = {
     AsyncGradients: GRADIENTS,
@@ -41,6 +45,14 @@ class WaitingDrift(Drift):
         return super().step(action)
 
 
+class SavesSlowly(PolicyOptimizerTrainer):
+    """A checkpoint takes at least `SAVE_S` seconds."""
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        time.sleep(SAVE_S)
+        super().save_checkpoint(checkpoint_dir)
+
+
 class SecondWaits(Drift):
     """Every step waits; in worker 2 ten times as long."""
 
@@ -52,8 +64,8 @@ class SecondWaits(Drift):
 def assert_sums(stats: dict[str, Any], phases: tuple[str, ...]) -> None:
     """Shares of the driver and of the workers sum to 1, and are those of the contract."""
     driver, workers = stats["driver"], stats["workers"]
-    assert set(driver["share"]) == {*phases, "other"}
-    assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == set(phases)
+    assert set(driver["share"]) == {*phases, "report", "other"}
+    assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == {*phases, "report"}
     assert tuple(workers["share"]) == tuple(workers["p50_ms"]) == tuple(workers["p99_ms"]) == PARTS
     for share in (driver["share"], workers["share"]):
         assert all(0.0 <= value <= 1.0 for value in share.values())
@@ -84,6 +96,39 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     if sends_gradients:
         assert stats["num_bytes_received"] == stats["num_gradients_accepted"] * nbytes
     assert json.loads(json.dumps(stats["workers"]["per_worker"]))[1]["index"] == 2
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
+    optimizers = [{"name": cls.name, **options} for cls, options in OPTIMIZERS.items()]
+    grid = tune.Tuner(
+        SavesSlowly,
+        param_space={
+            "env": WaitingDrift,
+            "num_workers": 1,
+            "num_envs_per_worker": 2,
+            "rollout_fragment_length": 8,
+            "min_sample_timesteps_per_iteration": 64,
+            "num_cpus_for_driver": 0,
+            "policy": "ppo",
+            "optimizer": tune.grid_search(optimizers),
+        },
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path),
+            stop={"training_iteration": 6},
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=2),
+        ),
+    ).fit()
+    assert not grid.errors
+    for result in grid:
+        rows = [json.loads(row) for row in (Path(result.path) / "result.json").open()]
+        shares = [row["optimizer"]["driver"]["share"] for row in rows]
+        seconds = [row["time_this_iter_s"] + SAVE_S for row in rows]
+        assert statistics.median(share["other"] for share in shares[1:]) < 0.05
+        for index in (2, 4):  # after a checkpoint
+            assert shares[index]["report"] > 0.9 * SAVE_S / seconds[index]
+            assert shares[index]["report"] > shares[index - 1]["report"]
 
 
 def test_local_worker_fills_the_same_keys() -> None:

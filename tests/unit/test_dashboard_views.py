@@ -190,7 +190,8 @@ def test_lag_map_has_the_limit_and_sums_to_one(results: Path) -> None:
 def test_shares_of_a_result_sum_to_one(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 9)
     areas = curves(by_key(gradients.panels(select(results)))["driver-shares"])
-    shares = np.sum([areas[name].y for name in ("wait", "apply", "dispatch", "other")], axis=0)
+    phases = ("wait", "apply", "dispatch", "report", "other")
+    shares = np.sum([areas[name].y for name in phases], axis=0)
     np.testing.assert_allclose(shares, 1.0)
 
 

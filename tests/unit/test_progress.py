@@ -34,9 +34,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "config": {"num_workers": 2},
         "optimizer": {
             "policy_lag": {"mean": 0.93},
-            "wait_time_ms": 6.0,
-            "apply_time_ms": 3.0,
-            "dispatch_time_ms": 1.0,
+            "driver": {"share": {"wait": 0.6, "apply": 0.3, "report": 0.05, "other": 0.05}},
         },
         **changes,
     }
@@ -77,8 +75,9 @@ def test_durations() -> None:
     assert [duration(s) for s in (45, 725, 11_220, math.nan)] == ["45s", "12m05s", "3h07m", "-"]
 
 
-def test_longest_phase_of_none() -> None:
-    assert longest_phase({"optimizer": {"wait_time_ms": 0.0}}) == "-"
+def test_longest_phase_has_the_largest_share() -> None:
+    share = {"wait": 0.2, "report": 0.7, "other": 0.1}
+    assert longest_phase({"optimizer": {"driver": {"share": share}}}) == "report 70%"
 
 
 def test_table_fits_80_columns(tmp_path: Path) -> None:

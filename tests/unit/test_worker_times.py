@@ -57,7 +57,7 @@ def test_driver_shares_are_of_wall_time_and_sum_to_one(clock: Clock) -> None:
     stats.timers["skew"].push(100.0)  # not the driver's own time
     clock.now_s += 2.0
     share = stats.report()["driver"]["share"]
-    assert share == pytest.approx({"wait": 0.3, "apply": 0.5, "other": 0.2})
+    assert share == pytest.approx({"wait": 0.3, "apply": 0.5, "report": 0.0, "other": 0.2})
 
 
 def test_driver_shares_are_since_the_last_report(clock: Clock) -> None:
@@ -67,8 +67,22 @@ def test_driver_shares_are_since_the_last_report(clock: Clock) -> None:
     spend(clock, stats.timers["apply"], 3.0)
     clock.now_s += 1.0
     driver = stats.report()["driver"]
-    assert driver["share"] == pytest.approx({"wait": 0.0, "apply": 0.75, "other": 0.25})
-    assert driver["p50_ms"] == pytest.approx({"wait": 0.0, "apply": 3000.0})
+    share = {"wait": 0.0, "apply": 0.75, "report": 0.0, "other": 0.25}
+    assert driver["share"] == pytest.approx(share)
+    assert driver["p50_ms"] == pytest.approx({"wait": 0.0, "apply": 3000.0, "report": 0.0})
+
+
+def test_time_between_iterations_is_the_phase_report(clock: Clock) -> None:
+    stats = OptimizerStats(("wait",))
+    stats.begin_iteration()
+    stats.report()
+    clock.now_s += 2.0
+    stats.begin_iteration()
+    spend(clock, stats.timers["wait"], 1.0)
+    clock.now_s += 1.0
+    driver = stats.report()["driver"]
+    assert driver["share"] == pytest.approx({"wait": 0.25, "report": 0.5, "other": 0.25})
+    assert driver["p50_ms"]["report"] == pytest.approx(2000.0)
 
 
 def test_overlapping_phases_still_sum_to_one(clock: Clock) -> None:
@@ -76,7 +90,7 @@ def test_overlapping_phases_still_sum_to_one(clock: Clock) -> None:
     with stats.timers["outer"]:
         spend(clock, stats.timers["inner"], 4.0)
     share = stats.report()["driver"]["share"]
-    assert share == pytest.approx({"outer": 0.5, "inner": 0.5, "other": 0.0})
+    assert share == pytest.approx({"outer": 0.5, "inner": 0.5, "report": 0.0, "other": 0.0})
 
 
 def test_percentiles_of_single_timings(clock: Clock) -> None:

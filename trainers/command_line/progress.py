@@ -41,18 +41,10 @@ def time_left_s(result: Mapping[str, Any], limits: Mapping[str, float]) -> float
 
 
 def longest_phase(result: Mapping[str, Any]) -> str:
-    """Returns the phase of the optimizer with the longest mean, and its share of their sum."""
-    block = result["optimizer"]
-    means = {
-        key.removesuffix("_time_ms"): value
-        for key, value in block.items()
-        if key.endswith("_time_ms")
-    }
-    total = sum(means.values())
-    if not total:
-        return "-"
-    name = max(means, key=lambda phase: means[phase])
-    return f"{name} {means[name] / total:.0%}"
+    """Returns the phase with the largest share of the driver's time, and that share."""
+    share = result["optimizer"]["driver"]["share"]
+    name = max(share, key=lambda phase: share[phase])
+    return f"{name} {share[name]:.0%}"
 
 
 def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, str]:
