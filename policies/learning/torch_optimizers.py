@@ -1,8 +1,10 @@
 """Adam and RMSprop of `torch.optim` over one flat tensor.
 
-The functional forms `torch.optim.adam.adam` and `torch.optim.rmsprop.rmsprop` are called. The
-classes `torch.optim.Adam` and `torch.optim.RMSprop` compute the same bits, but import torch's
-compiler when they are constructed: about 2 s and 800 modules per process.
+The classes `torch.optim.Adam` and `torch.optim.RMSprop` compute the same bits, but import torch's
+compiler when they are constructed: about 2 s and 800 modules per process. RMSprop is the functional
+form `torch.optim.rmsprop.rmsprop`. Adam is the kernel that `torch.optim.adam.adam(fused=True)`
+calls: that function takes 40 us more for each update, which is 7 percent of A3C's rate on
+CartPole-v1. The kernel is the one private name of torch here.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 
 from polopt.policies.learning.config import PolicyConfig
@@ -76,16 +77,18 @@ class Adam(TorchOptimizer):
 
     def __init__(self, params: Tensor, grads: Tensor) -> None:
         super().__init__(params, grads, "exp_avg", "exp_avg_sq")
+        # The same memory; NumPy adds one in a tenth of the time.
+        self._steps: Any = self.count.numpy() if params.device.type == "cpu" else self.count
 
     def step(self, lr: float, config: PolicyConfig) -> None:
-        adam(
+        self._steps += 1
+        torch._fused_adam_(
             [self.params],
             [self.grads],
             [self.moments["exp_avg"]],
             [self.moments["exp_avg_sq"]],
             [],
             [self.count],
-            fused=True,
             amsgrad=False,
             beta1=0.9,
             beta2=0.999,

@@ -77,12 +77,10 @@ class Router:
         """User id, routing id and frames of the next message; None if there is none."""
         while self._in_message and self.socket.getsockopt(zmq.RCVMORE):
             self.socket.recv()  # Ctrl-C came within the last message
-        self._in_message = True
-        try:
-            frame = routing_id = self.socket.recv(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            self._in_message = False
+        if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None
+        self._in_message = True
+        frame = routing_id = self.socket.recv(zmq.NOBLOCK, copy=False)
         frames = []
         while frame.more:
             frame = self.socket.recv(copy=False)
