@@ -3,9 +3,13 @@
     python benchmarks/compare.py PATH_OF_A PATH_OF_B                 # all rows; about 45 minutes
     python benchmarks/compare.py A B --only a3c ppo --pairs 3        # two rows; minutes
 
+    python benchmarks/compare.py A B --only a3c --pairs 40 --seconds 1 --turns
+
 Each measurement is a new process with PYTHONPATH=<checkout>/src, pinned to two cores. Turns
-alternate: A B A B. The ratio of a pair is B's figure over A's; a row shows the median of the
-ratios with a 95 percent interval of that median (percentile bootstrap over the pairs).
+alternate: A B A B. With `--turns` one process of A and one of B measure alternately while the other
+one waits: for machines whose speed changes within seconds. The ratio of a pair is B's figure over
+A's; a row shows the median of the ratios with a 95 percent interval of that median (percentile
+bootstrap over the pairs).
 
 Processor time is that of the driver and of all Ray workers with their children, per 1,000
 environment steps. It varies less than the rate on a machine that does other work.
@@ -22,6 +26,7 @@ Needs the MuJoCo environments for the rows of HalfCheetah-v5: pip install -e '.[
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -34,7 +39,7 @@ from typing import Any, NamedTuple
 
 from about import about
 from environments import PEERS, PeerError
-from processes import STARTUP_LIMIT_S, run
+from processes import STARTUP_LIMIT_S, Turns, run
 
 #: Row and case of `peers/polopt/run.py`.
 ROWS = {
@@ -101,6 +106,29 @@ def measure_pair(case: str, checkouts: Sequence[Path], seconds: float, seed: int
     return Pair(*results)
 
 
+def measure_turns(case: str, checkouts: Sequence[Path], seconds: float, pairs: int) -> list[Pair]:
+    """Alternate measurements of one process of each checkout.
+
+    Raises:
+        PeerError: one of them failed.
+    """
+    command = [sys.executable, str(PEERS / "polopt" / "run.py"), case, "--turns"]
+    command += ["--seconds", str(seconds)]
+    limit_s = 2 * seconds + STARTUP_LIMIT_S
+    measured = []
+    with contextlib.ExitStack() as stack:
+        a, b = (stack.enter_context(Turns(command, limit_s, c / "src")) for c in checkouts)
+        for side in (a, b):
+            side.result()  # both have started
+        for number in range(pairs):
+            if number % 2:
+                measured.append(Pair(a.measure(), b.measure()))
+            else:
+                second, first = b.measure(), a.measure()
+                measured.append(Pair(first, second))
+    return measured
+
+
 def verdict(rate: Interval, cost: Interval) -> str:
     """See the module's text."""
     if rate.high < SLOWER:
@@ -145,6 +173,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--pairs", type=int, default=7, help="measurements of each checkout")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
+    parser.add_argument("--turns", action="store_true", help="one process of each checkout")
     parser.add_argument("--out", type=Path, default=Path("results/compare.json"))
     args = parser.parse_args()
     for checkout in (args.a, args.b):
@@ -173,12 +202,14 @@ def main() -> int:
     for name in args.only:
         pairs: list[Pair] = []
         note = ""
-        for seed in range(args.pairs):
-            try:
-                pairs.append(measure_pair(ROWS[name], checkouts, args.seconds, seed))
-            except PeerError as error:
-                failed, note = True, str(error)
-                break
+        try:
+            if args.turns:
+                pairs = measure_turns(ROWS[name], checkouts, args.seconds, args.pairs)
+            else:
+                for seed in range(args.pairs):
+                    pairs.append(measure_pair(ROWS[name], checkouts, args.seconds, seed))
+        except PeerError as error:
+            failed, note = True, str(error)
         lines.append(
             f"| {name} |||||||  not measured: {note} |" if note else table_row(name, pairs)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -63,6 +64,69 @@ def run(command: list[str], limit_s: float, python_path: Path | None = None) -> 
     except ValueError:
         raise PeerError(f"the last line is not JSON: {last_line(output)}") from None
     return result
+
+
+class Turns:
+    """A script of `peers/` that measures whenever it is asked to. A context manager.
+
+    The script runs in an empty folder with one thread per process, as in `run`.
+
+    Args:
+        command: the script, its arguments, and `--turns`.
+        limit_s: limit for start-up, and for each measurement.
+        python_path: PYTHONPATH of the process.
+    """
+
+    def __init__(self, command: list[str], limit_s: float, python_path: Path) -> None:
+        self._limit_s = limit_s
+        self._folder = tempfile.TemporaryDirectory()
+        self._errors = Path(self._folder.name) / "stderr"
+        environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
+        environ["PYTHONPATH"] = str(python_path.resolve())
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=self._folder.name,
+                env=environ,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Turns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_group(self._process)
+        self._folder.cleanup()
+
+    def result(self) -> dict[str, Any]:
+        """The measurement that is under way.
+
+        Raises:
+            PeerError: the script has ended, or takes too long.
+        """
+        output = self._process.stdout
+        assert output is not None
+        if not select.select([output], [], [], self._limit_s)[0]:
+            raise PeerError(f"did not measure within {self._limit_s:.0f} s")
+        line = output.readline()
+        if not line:
+            status = self._process.wait(GRACE_S)
+            problem = last_line(self._errors.read_text())
+            raise PeerError(f"exit status {status}: {problem}")
+        measured: dict[str, Any] = json.loads(line)
+        return measured
+
+    def measure(self) -> dict[str, Any]:
+        """Begins the next measurement and returns it; see `result`."""
+        given = self._process.stdin
+        assert given is not None
+        with contextlib.suppress(BrokenPipeError):  # `result` reports why it has ended
+            given.write(b"\n")
+            given.flush()
+        return self.result()
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

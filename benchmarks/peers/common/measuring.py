@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,10 +36,13 @@ class RateClock:
 
     Args:
         seconds: minimum time to measure; a measurement ends with a whole round.
+        turns: print each measurement, wait for a line of standard input, and measure again, until
+            standard input ends.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, turns: bool = False) -> None:
         self._seconds = seconds
+        self._turns = turns
         self._made_s = time.perf_counter()
         self._rounds = 0
         self._began: tuple[float, int, float] | None = None
@@ -61,7 +65,12 @@ class RateClock:
         cpu_s = processor_seconds() - began_cpu_s
         self._result = {"rate": done / took_s, "steps": done, "seconds": took_s}
         self._result["cpu_s_per_1000_steps"] = 1000.0 * cpu_s / done
-        return True
+        return not (self._turns and self._next_turn())
+
+    def _next_turn(self) -> bool:
+        print(json.dumps(self._result), flush=True)
+        self._began, self._rounds = None, 0
+        return bool(sys.stdin.readline())
 
     def result(self) -> dict[str, Any]:
         """Rate, steps, seconds and processor time of the measurement, and seconds of start-up.
@@ -177,6 +186,7 @@ def main(
         "--seconds", type=float, default=5.0, help="time to measure, or limit for learning"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--turns", action="store_true", help="see `RateClock`")
     args = parser.parse_args()
     result = cases[args.case](args)
     versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -112,7 +112,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     preset, config = TRAINING[args.case]
     start_ray()
     trainer = getattr(polopt, preset)(config={"num_workers": 2, **config, "seed": args.seed})
-    clock = measuring.RateClock(args.seconds)
+    clock = measuring.RateClock(args.seconds, args.turns)
     while not clock.tick(trainer.train()["num_env_steps_sampled_lifetime"]):
         pass
     trainer.stop()
@@ -131,7 +131,7 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
         seed=args.seed,
     )
     worker = factory().local
-    clock = measuring.RateClock(args.seconds)
+    clock = measuring.RateClock(args.seconds, args.turns)
     steps = 0
     while not clock.tick(steps):
         steps += worker.sample().env_steps
@@ -146,7 +146,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     sync = args.case == "collect-sync"
     made = {"env": "CartPole-v1", "envs": 8, "sync": sync, "frames": 2000}
     collecting = Polopt({**made, "options": {"vectorization_mode": "sync"}}, module=False)
-    clock = measuring.RateClock(args.seconds)
+    clock = measuring.RateClock(args.seconds, args.turns)
     frames = 0
     while not clock.tick(frames):
         frames += collecting.next()
