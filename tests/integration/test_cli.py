@@ -21,7 +21,7 @@ import yaml
 from ray import tune
 
 from polopt.trainers.presets import A2C
-from polopt.trainers.restoring import read_trainer_state
+from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
 
 MODULE = "polopt.trainers.command_line.cli"
 POLOPT = [sys.executable, "-m", MODULE]
@@ -282,14 +282,18 @@ def test_signal_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals, targe
         wait_for_line(process, "return ", count=3)
         (os.kill if target == "process" else os.killpg)(process.pid, number)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, out + err
     assert "Traceback" not in out + err
-    state = read_trainer_state(line_of(out.splitlines(), "checkpoint"))
-    kept = state["training_iteration"]
     if target == "process":
+        assert process.returncode == 128 + number, out + err
+        state = read_trainer_state(line_of(out.splitlines(), "checkpoint"))
         shown = 3 + sum(line.startswith("return ") for line in out.splitlines())
-        assert kept == shown, "the last iteration is saved"
-    assert kept >= 1
+        assert state["training_iteration"] == shown, "the last iteration is saved"
+    else:
+        # Ray's processes get the signal, too; a driver that misses them first is ended by Ray.
+        assert process.returncode in (1, 128 + number), out + err
+        kept = max((tmp_path / "results").glob("**/checkpoint_*"))
+        _, state = read_or_fall_back(kept)  # as --restore; the newest may be half written
+        assert state["training_iteration"] >= 1
 
 
 @needs_proc
