@@ -70,7 +70,7 @@ RUNS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "ddppo": [
         (
             polopt.DDPPO,
-            {**FOUR_LARGE, "sgd_minibatch_size": 16},
+            {**FOUR_LARGE, "sgd_minibatch_size": 16, "rollout_fragment_length": 32},
         )
     ],
 }
@@ -93,7 +93,8 @@ def train(trainable: Any, config: dict[str, Any], folder: Path, seconds: float) 
     run_config = tune.RunConfig(
         storage_path=str(folder.resolve()), stop={"time_total_s": seconds}, verbose=0
     )
-    grid = tune.Tuner(trainable, param_space={**config, "seed": 0}, run_config=run_config).fit()
+    space = {"min_sample_timesteps_per_iteration": 300, **config, "seed": 0}
+    grid = tune.Tuner(trainable, param_space=space, run_config=run_config).fit()
     return Path(grid[0].path)
 
 
