@@ -35,10 +35,7 @@ def run(command: list[str], limit_s: float, python_path: Path | None = None) -> 
     Raises:
         PeerError: the script failed, did not end in time, or printed no JSON.
     """
-    environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
-    environ.pop("PYTHONPATH", None)
-    if python_path is not None:
-        environ["PYTHONPATH"] = str(python_path.resolve())
+    environ = environment(python_path)
     # Files and not pipes: a process that outlives the script would keep a pipe open.
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -66,6 +63,15 @@ def run(command: list[str], limit_s: float, python_path: Path | None = None) -> 
     return result
 
 
+def environment(python_path: Path | None) -> dict[str, str]:
+    """Variables of a script's process: one thread, and PYTHONPATH as given."""
+    environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
+    environ.pop("PYTHONPATH", None)
+    if python_path is not None:
+        environ["PYTHONPATH"] = str(python_path.resolve())
+    return environ
+
+
 class Turns:
     """A script of `peers/` that measures whenever it is asked to. A context manager.
 
@@ -81,8 +87,6 @@ class Turns:
         self._limit_s = limit_s
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name) / "stderr"
-        environ = {**os.environ, **dict.fromkeys(THREADS, "1")}
-        environ["PYTHONPATH"] = str(python_path.resolve())
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -90,7 +94,7 @@ class Turns:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=self._folder.name,
-                env=environ,
+                env=environment(python_path),
                 start_new_session=True,
             )
 

@@ -3,8 +3,8 @@
 The classes `torch.optim.Adam` and `torch.optim.RMSprop` compute the same bits, but import torch's
 compiler when they are constructed: about 2 s and 800 modules per process. RMSprop is the functional
 form `torch.optim.rmsprop.rmsprop`. Adam is the kernel that `torch.optim.adam.adam(fused=True)`
-calls: that function takes 40 us more for each update, which is 7 percent of A3C's rate on
-CartPole-v1. The kernel is the one private name of torch here.
+calls: that function costs A3C's driver about 40 us more for each update (docs/performance.md). The
+kernel is the one private name of torch here.
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ class FastSyncVectorEnv(SyncVectorEnv):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._batch: Any = None  # [N, ...]; None: `step` is that of SyncVectorEnv
-        spaces_of_one = self.single_observation_space, self.single_action_space
-        if self.autoreset_mode == AutoresetMode.SAME_STEP and all(
-            isinstance(space, _ARRAYS) for space in spaces_of_one
+        if (
+            self.autoreset_mode == AutoresetMode.SAME_STEP
+            and isinstance(self.single_observation_space, _ARRAYS)
+            and isinstance(self.single_action_space, _ARRAYS)
         ):
             self._batch = create_empty_array(self.single_observation_space, self.num_envs)
 
@@ -67,9 +68,9 @@ class FastSyncVectorEnv(SyncVectorEnv):
         rewards, terminated, truncated = np.zeros(num), np.zeros(num, bool), np.zeros(num, bool)
         infos: dict[str, Any] = {}
         for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
-            observation, rewards[i], terminal, cut, info = env.step(action)
-            if terminal or cut:
-                terminated[i], truncated[i] = terminal, cut
+            observation, rewards[i], is_terminal, is_truncated, info = env.step(action)
+            if is_terminal or is_truncated:
+                terminated[i], truncated[i] = is_terminal, is_truncated
                 infos = self._add_info(infos, {"final_obs": observation, "final_info": info}, i)
                 observation, info = env.reset()
             if info:

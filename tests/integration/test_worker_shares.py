@@ -128,7 +128,6 @@ def test_report_is_what_tune_and_checkpoints_take(tmp_path: Path) -> None:
         assert statistics.median(share["other"] for share in shares[1:]) < 0.05
         for index in (2, 4):  # after a checkpoint
             assert shares[index]["report"] > 0.9 * SAVE_S / seconds[index]
-            assert shares[index]["report"] > shares[index - 1]["report"]
 
 
 def test_local_worker_fills_the_same_keys() -> None:
