@@ -99,6 +99,8 @@ class AsyncGradients(PolicyOptimizer):
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
+        with self.timers["wait"]:
+            self.health.up()  # waits until the run can begin, and pings workers that are not up
         with self.timers["dispatch"]:
             for worker in self.workers.remote:
                 self._dispatch(worker)

@@ -19,6 +19,7 @@ from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.workers import health as health_module
+from polopt.rollouts.workers import in_flight as in_flight_module
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.health import WorkerHealth
 from polopt.rollouts.workers.placement import MAX_ARGUMENT_BYTES, actor_argument
@@ -217,6 +218,24 @@ def test_save_does_not_wait_for_starting_workers(fake: FakeRay) -> None:
     assert len(optimizer.in_flight) == 2, "one call per worker"
 
 
+def test_unplaced_replacement_is_not_a_hang(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = make(2)  # without `min_workers` a run begins with both, and continues with one
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
+    optimizer.step()
+    optimizer.in_flight.drop(workers.remote[1])
+    workers.replace(workers.remote[1], WorkerFailure("death", 2, "gone"))
+    monkeypatch.setattr(in_flight_module, "waits_for_resources", lambda worker: not worker.up)
+    fake.script = lambda pending: next((ref for ref in pending if ref.index == 1), None)
+    for _ in range(3):
+        assert optimizer.step().updates == 2
+        workers.remote[0].actor.finish()
+        fake.now_s += 2.0 * workers.config.rollout.worker_startup_timeout_s
+    assert workers.faults.counts["hang"] == 0
+    assert workers.faults.num_restarts == 1
+
+
 # ---- with processes ----------------------------------------------------------------------
 
 
@@ -265,14 +284,21 @@ def test_workers_are_added_and_removed_during_a_run(workers: WorkerSet, name: st
     optimizer.stop()
 
 
+@pytest.mark.parametrize(
+    ("cls", "options"), [(SyncSamples, {}), (AsyncGradients, {"grads_per_step": 1})]
+)
 def test_missing_resources_are_named_and_used_once_available(
-    ray_session: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ray_session: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    cls: Any,
+    options: dict[str, Any],
 ) -> None:
     monkeypatch.setattr(health_module, "CHECK_INTERVAL_S", 0.5)
     needs = {"custom_resources_per_worker": {"seat": 5.0}, "num_cpus_per_worker": 0.1}
     made = WorkerSet(worker_config(rollout={"num_workers": 2, "min_workers": 1, **needs}))
     try:
-        optimizer = make_optimizer(SyncSamples, made)
+        optimizer = make_optimizer(cls, made, **options)
         with caplog.at_level(logging.WARNING, "polopt"):
             step_until(optimizer, lambda: "continues without" in caplog.text)
         message = caplog.records[-1].getMessage()
