@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from polopt.common.config import ConfigError, nearest
+from polopt.common.tune_registry import share, shared
 
 
 class Registry:
@@ -28,7 +29,7 @@ class Registry:
         self._known: dict[str, Any] = dict(builtin)
 
     def register(self, name: str, cls: type, override: bool = False) -> None:
-        """Registers `cls` as `name`, for use in configs.
+        """Registers `cls` as `name`, for use in configs, also in Tune's trials.
 
         Args:
             name: the config value.
@@ -48,6 +49,10 @@ class Registry:
                 "name, or override=True"
             )
         self._known[name] = cls
+        share(self._shared_name(name), cls)
+
+    def _shared_name(self, name: str) -> str:
+        return f"polopt/{self._kind}/{name}"
 
     def _check(self, name: str, cls: Any) -> None:
         if not (isinstance(cls, type) and issubclass(cls, _load(self._base))):
@@ -68,6 +73,8 @@ class Registry:
             return name
         if name not in self._known:
             self._load_entry_point(name)
+        if name not in self._known and (registered := shared(self._shared_name(name))):
+            self._known[name] = registered  # in the driver, of which this process is a trial
         if name not in self._known:
             raise ConfigError(
                 f"key {self._kind!r}: got {name!r}{nearest(name, self.paths()) or '.'}"

@@ -96,6 +96,7 @@ class AsyncSamples(PolicyOptimizer):
                     self.gatherer.receive()
                     self._launch()
                 fragments.append(take_fragment(self, self.gatherer.landed.popleft()))
+                self._launch()
             batch = SampleBatch.concat(fragments)
         learn_from_samples(self, fragments, batch)
         return self.metrics.counts_since(before)
@@ -103,7 +104,7 @@ class AsyncSamples(PolicyOptimizer):
     def _launch(self) -> None:
         """Sends weights to every idle worker, and launches a fragment there."""
         for worker in self.health.up():
-            if self.in_flight.count(worker) == 0:
+            if self.gatherer.is_idle(worker):
                 weights = self.workers.weights_for(worker)
                 self.gatherer.launch(worker, Slot(worker.index), weights)
 

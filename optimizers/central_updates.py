@@ -101,7 +101,8 @@ def apply_gradients(
         stats = gradients.stats | policy.apply_gradients(gradients, lr_scale)
         updates = policy.version - version
         log = optimizer.workers.faults.fragments
-        log.update(updates > 0, infos[0].worker_index, "norm of its gradient")
+        index = infos[0].worker_index if len(infos) == 1 else 0  # of a mean, no worker is known
+        log.update(updates > 0, index, "norm of the gradient")
         if updates:
             metrics.num_gradients_accepted += len(infos)
         else:

@@ -25,7 +25,7 @@ from polopt.optimizers.scheme import (
     collection_of,
 )
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.sampling.requests import LearnInfo, RoundInfo
+from polopt.rollouts.sampling.requests import LearnInfo, RoundInfo, next_number
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.in_flight import Arrival
 
@@ -80,6 +80,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_rounds = 0
         self.num_broken_rounds = 0
         self.num_early_stopped = 0
+        self.num_skipped_updates = 0
         self.num_checksums = 0
         fetched = self.config.keep_local_weights_in_sync
         workers.use_transport(self.policy.flat.grads.nbytes if fetched else 0)
@@ -122,12 +123,13 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     def _launch_on_ranks(self) -> None:
         self.num_rounds += 1
+        self._request = next_number()
         every = self.config.checksum_interval
         want_checksum = every > 0 and self.num_rounds % every == 0
         for rank, worker in enumerate(self.group.ranks):
             want_weights = rank == 0 and self.config.keep_local_weights_in_sync
             env_steps = self.metrics.num_env_steps_sampled
-            sample = self.workers.call(worker, "sample_for_learning", self.num_rounds)
+            sample = self.workers.call(worker, "sample_for_learning", self._request)
             learn = self.workers.call(worker, "learn", env_steps, want_weights, want_checksum)
             self.in_flight.launch(worker, sample, "sample")
             # An all-reduce also waits for other ranks.
@@ -161,7 +163,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         length = self.workers.config.rollout.rollout_fragment_length
         # Ranks with two pending calls have not finished sampling.
         late = [worker for worker in self.group.ranks if self.in_flight.count(worker) == 2]
-        self.stragglers.stop_early((worker, self.num_rounds, length) for worker in late)
+        self.stragglers.stop_early((worker, self._request, length) for worker in late)
 
     def _await_learning(self) -> list[tuple[int, LearnInfo]]:
         """Waits until every rank has learned or failed; `(worker index, result)` of each."""
@@ -227,6 +229,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self.metrics.add_lag(learning.acted, learning.version)
         self.metrics.rollouts.tick(first.version + first.updates)
         self._count_skipped(learned)
+        self.num_skipped_updates += first.skipped_updates
         env_steps = sum(info.env_steps for info in sampled) if first.updates else 0
         self.metrics.add_training(env_steps, first.updates, first.stats)
         if first.weights is not None:
@@ -277,6 +280,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             "num_rounds": self.num_rounds,
             "num_broken_rounds": self.num_broken_rounds,
             "num_early_stopped": self.num_early_stopped,
+            "num_skipped_updates": self.num_skipped_updates,
             "num_checksums": self.num_checksums,
             "num_ranks": len(self.group.ranks),
         }

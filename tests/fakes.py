@@ -29,7 +29,7 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.making import probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
-from polopt.rollouts.workers import health, in_flight, weight_snapshots, worker_actors
+from polopt.rollouts.workers import health, in_flight, weight_snapshots, worker_actors, worker_set
 from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -288,6 +288,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(in_flight, "ray", fake)
     monkeypatch.setattr(in_flight, "time", fake)
     monkeypatch.setattr(in_flight, "waits_for_resources", lambda actor: False)
+    monkeypatch.setattr(worker_set, "waits_for_resources", lambda actor: False)
     monkeypatch.setattr(health, "waits_for_resources", lambda actor: False)
     monkeypatch.setattr(worker_actors, "ray", fake)
     monkeypatch.setattr(weight_snapshots, "ray", fake)

@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polopt.policies.policy import Policy
+from polopt.rollouts.envs.errors import EnvironmentFailedError
+from polopt.rollouts.sampling.data_fault_log import NonFiniteError
+from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, read_checkpoint
 
 logger = logging.getLogger("polopt")
@@ -21,6 +25,8 @@ State = dict[str, Any]
 _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count", "life")
 _LARGEST_COUNT = 2**62
+#: Errors of `set_state` for a state of another policy, or one that was changed.
+_MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError)
 
 
 def read_trainer_state(directory: str | Path) -> dict[str, Any]:
@@ -69,17 +75,20 @@ def _problems(
         if isinstance(value, Tensor):
             if value.shape == params.shape and value.dtype != torch.float32:
                 yield field, value, "a float32 tensor"
+            elif value.is_complex() or not bool(torch.isfinite(value).all()):
+                yield field, value, "a tensor of finite real numbers"
         elif isinstance(value, int | float) and not _is_number(value):
             yield field, value, "a finite number of at most 64 bits"
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yields fields and values, except the state of random generators, which holds 128-bit
-    integers."""
+    integers, and of environments, which may hold any numbers."""
     if isinstance(tree, Mapping):
         if "bit_generator" not in tree:
             for key, value in tree.items():
-                yield from _leaves(value, f"{path}/{key}")
+                if f"{path}/{key}" != "optimizer/workers":
+                    yield from _leaves(value, f"{path}/{key}")
     elif isinstance(tree, list):
         for index, value in enumerate(tree):
             yield from _leaves(value, f"{path}/{index}")
@@ -98,20 +107,43 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(tensor: Tensor) -> str:
-    return f"a tensor of {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    finite = bool(torch.isfinite(tensor).all())
+    kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return f"a tensor of {kind}" + " with NaN or infinite numbers" * (not finite)
 
 
-def network_mismatch(state: Mapping[str, Any], network: str, model: Mapping[str, Any]) -> str:
-    """Returns why a checkpoint does not fit a network, or an empty string if it fits.
+def misfit(
+    state: Mapping[str, Any], policy: Policy, restore: Callable[[], None] | None = None
+) -> str:
+    """Returns why a checkpoint does not fit a policy, or an empty string if it fits.
 
     Args:
         state: of the checkpoint, from `read_trainer_state`.
-        network: `network` in the state of the policy that is to be restored.
-        model: `model` options of that policy.
+        policy: the policy that is to be restored.
+        restore: restores it, if its network is the checkpoint's; None: only networks are compared.
+
+    Raises:
+        WorkersFailedError, NonFiniteError, EnvironmentFailedError: from `restore`, which also waits
+            for workers and begins episodes; the checkpoint is not the cause.
     """
+    problem = _other_network(state, policy)
+    if not problem and restore is not None:
+        try:
+            restore()
+        except (WorkersFailedError, NonFiniteError, EnvironmentFailedError):
+            raise
+        except _MISFITS as error:
+            return f"{type(error).__name__}: {error}"
+    return problem
+
+
+def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
     saved = state["optimizer"]["policy"]
-    # The name of the class, before the first parenthesis, may differ: version 0.1 had other names.
-    if str(saved.get("network")).partition("(")[2] == network.partition("(")[2]:
+    try:
+        policy.model.check_description(str(saved.get("network")))
+    except ValueError:
+        pass
+    else:
         return ""
     saved_policy = state["config"].get("policy")
     saved_model = saved_policy.get("model") if isinstance(saved_policy, Mapping) else None
@@ -119,7 +151,7 @@ def network_mismatch(state: Mapping[str, Any], network: str, model: Mapping[str,
         saved_model = {}
     different = [
         f"{key}: checkpoint {saved_model[key]!r:.60}, config {value!r:.60}"
-        for key, value in model.items()
+        for key, value in policy.config.model.to_dict().items()
         if key in saved_model and _plain(saved_model[key]) != _plain(value)
     ]
     why = "; ".join(different) or "other observation or action space"

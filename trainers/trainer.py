@@ -19,8 +19,8 @@ from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.config import Experiment
 from polopt.trainers.prometheus import PrometheusExporter
 from polopt.trainers.restoring import (
+    misfit,
     name_previous,
-    network_mismatch,
     read_or_fall_back,
     refuse_pickled,
 )
@@ -30,8 +30,6 @@ from polopt.trainers.trace_file import StepTrace
 
 #: Interval at which a long iteration looks for the stop file.
 _STOP_CHECK_S = 0.25
-#: Errors of `set_state` for a state that is not of this trainer.
-_MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError)
 
 
 class PolicyOptimizerTrainer(tune.Trainable):
@@ -217,17 +215,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 another network, version or program.
         """
         found, state = read_or_fall_back(checkpoint)
-        network = self.get_policy().get_state()["network"]
-        problem = network_mismatch(state, network, self.experiment.policy.model.to_dict())
-        try:
-            if not problem:
-                self.optimizer.set_state(state["optimizer"])
-        except _MISFITS as error:
-            problem = f"{type(error).__name__}: {error}"
+        policy = self.get_policy()
+        problem = misfit(state, policy, lambda: self.optimizer.set_state(state["optimizer"]))
         if problem:
-            previous = name_previous(
-                found, lambda s: s["optimizer"]["policy"].get("network") == network
-            )
+            previous = name_previous(found, lambda older: not misfit(older, policy))
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}{previous}")
         self._exporter.restart(restored=True)
         # Checkpoints before 0.2 do not hold these two.

@@ -61,12 +61,11 @@ class FragmentSource:
             for worker in self._workers.remote:
                 self._launch_on(worker, ahead)
             return
-        busy = {landed.worker_index for landed in self._gatherer.landed}
         for worker in self._workers.remote:
             expected = self._expected_frames()
             if self._budget.spent(expected):
                 return
-            if worker.index not in busy and self._gatherer.in_flight.count(worker) == 0:
+            if self._gatherer.is_idle(worker):
                 self._budget.begin_fragments(expected)
                 self._launch_on(worker, ahead)
 

@@ -114,6 +114,11 @@ class Gatherer:
         """Whether nothing is assigned, pending or landed."""
         return not (self.landed or len(self.in_flight) or any(self._todo.values()))
 
+    def is_idle(self, worker: RemoteWorker) -> bool:
+        """Whether no fragment of this worker is pending or has landed."""
+        landed = any(each.worker_index == worker.index for each in self.landed)
+        return not landed and self.in_flight.count(worker) == 0
+
     # ---- launching ------------------------------------------------------------------------------
 
     def deal(self, num_slots: int, workers: Sequence[RemoteWorker]) -> None:
@@ -228,8 +233,7 @@ class Gatherer:
         """Ends all pending fragments and drops them, and those that have landed."""
         self._todo.clear()
         self.stop_all(1)
-        while len(self.in_flight):
-            self.receive()
+        self.in_flight.gather()
         self.landed.clear()
 
     def interrupt(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from polopt.common.config import ConfigError, nearest
+from polopt.common.tune_registry import shared
 
 #: What `resolve_env` returns and workers make environments from.
 EnvSource = str | EnvSpec | Callable[..., Any]
@@ -39,7 +39,7 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             f"key 'env': got {env!r}; allowed: a Gymnasium id, a name registered with "
             "ray.tune.registry.register_env, or a callable that makes an environment"
         )
-    creator = _registered_with_tune(env)
+    creator = shared(env)
     if creator is not None:
         return creator
     module_name, _, name = env.rpartition(":")
@@ -76,16 +76,3 @@ def _import(module_name: str, env: str) -> Any:
         raise ConfigError(
             f"key 'env': got {env!r}; its module cannot be imported: {error}"
         ) from None
-
-
-def _registered_with_tune(name: str) -> Callable[..., Any] | None:
-    """The creator given to `ray.tune.registry.register_env`, which has no public reader."""
-    # Importing Tune takes seconds; as long as it is not imported, nothing is registered with it.
-    registry = sys.modules.get("ray.tune.registry")
-    if registry is None:
-        return None
-    known = registry._global_registry
-    if not known.contains(registry.ENV_CREATOR, name):
-        return None
-    creator: Callable[..., Any] = known.get(registry.ENV_CREATOR, name)
-    return creator

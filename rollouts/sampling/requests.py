@@ -110,6 +110,8 @@ class LearnInfo(NamedTuple):
         non_finite_gradients: number of this rank's gradients that were not finite; no rank has
             applied their sums.
         skew_s: seconds of `allreduce_s` that this rank waited for others to finish sampling.
+        skipped_updates: updates of this round that all ranks skipped because the gradient was not
+            finite.
     """
 
     stats: dict[str, float]
@@ -124,3 +126,4 @@ class LearnInfo(NamedTuple):
     vetoed: bool = False
     non_finite_gradients: int = 0
     skew_s: float = 0.0
+    skipped_updates: int = 0

@@ -148,7 +148,7 @@ class AllReducer:
                 self._zmq.connect(addresses, spec.join_timeout_s)
             else:
                 self._group = _torch_group(spec, self._rank)
-        except (RuntimeError, ValueError, OSError) as error:
+        except (RuntimeError, ValueError, OSError, zmq.ZMQError) as error:
             self.close()
             raise GroupBroken(
                 f"rank {self._rank} of {spec.world_size} could not join group {spec.generation} "
@@ -175,7 +175,7 @@ class AllReducer:
                 self._group.allreduce([moved]).wait(self._timeout)
             if moved is not tensor:
                 tensor.copy_(moved)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, zmq.ZMQError) as error:
             self.close()
             raise GroupBroken(f"all-reduce failed: {error}") from error
         finally:

@@ -84,7 +84,8 @@ class GroupLearner:
             # After a failure to sample, which the driver receives from that call.
             return LearnInfo({}, 0, policy.version, policy.version, 0.0, 0.0, broken="no batch")
         started_s = time.perf_counter()
-        version, skipped = policy.version, policy.non_finite_gradients
+        version, skipped = policy.version, policy.skipped_updates
+        non_finite = policy.non_finite_gradients
         stats: dict[str, float] = {}
         broken: str | None = None
         vetoed, skew_s = False, 0.0
@@ -110,8 +111,9 @@ class GroupLearner:
             checksum=checksum_of(policy) if want_checksum and not broken else None,
             broken=broken,
             vetoed=vetoed,
-            non_finite_gradients=policy.non_finite_gradients - skipped,
+            non_finite_gradients=policy.non_finite_gradients - non_finite,
             skew_s=skew_s,
+            skipped_updates=policy.skipped_updates - skipped,
         )
 
 

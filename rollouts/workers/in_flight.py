@@ -31,7 +31,7 @@ class Workers(Protocol):
     faults: FaultLog
     rpc: RpcClient | None
 
-    def enough_up(self) -> bool: ...
+    def continues_without(self, worker: RemoteWorker) -> bool: ...
 
     def replace(self, worker: RemoteWorker, failure: WorkerFailure) -> RemoteWorker | None: ...
 
@@ -115,7 +115,7 @@ class InFlight:
         earlier."""
         for call in self._calls.values():
             if call.worker is worker:
-                call.latest_s = time.monotonic() + within_s
+                call.latest_s = min(call.latest_s, time.monotonic() + within_s)
 
     def count(self, worker: RemoteWorker) -> int:
         """Number of pending calls to this worker."""
@@ -255,11 +255,9 @@ class InFlight:
         return next((late[ref] for ref in pending if not self._is_waiting(late[ref])), None)
 
     def _is_waiting(self, call: _Call) -> bool:
-        """Whether Ray has not placed the worker yet and the run can continue without it; if so, the
-        call's time limit starts again."""
-        if call.worker.up or not waits_for_resources(call.worker):
-            return False
-        if not self._workers.enough_up():
+        """Whether the run continues without the worker; if so, the call's time limit starts
+        again."""
+        if not self._workers.continues_without(call.worker):
             return False
         call.launched_s = time.monotonic()
         return True

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from polopt.rollouts.transport.rpc_client import RpcClient, open_rpc
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure
 from polopt.rollouts.workers.in_flight import InFlight
+from polopt.rollouts.workers.placement import waits_for_resources
 from polopt.rollouts.workers.remote_worker import RemoteWorker, WorkerSpec, select, specs_of
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.weight_snapshots import WeightSnapshots
@@ -103,8 +104,6 @@ class WorkerSet:
                 return channel.call(method, args)
         return getattr(worker.actor, method).remote(*args)
 
-    # ---- calls to all workers -------------------------------------------------------------------
-
     def call_each(
         self, method: str, args: Mapping[int, tuple[Any, ...]], is_work: bool = False
     ) -> dict[int, Any]:
@@ -116,7 +115,8 @@ class WorkerSet:
             is_work: see `InFlight`.
 
         Returns:
-            return values by worker index. Workers that failed are replaced, and missing.
+            return values by worker index. Workers that failed are replaced, and missing. So are
+            workers without resources that the run continues without; they run the call later.
 
         Raises:
             WorkersFailedError: if workers keep failing.
@@ -124,7 +124,9 @@ class WorkerSet:
         calls = InFlight(self, is_work)
         for worker in self.remote:
             if worker.index in args:
-                calls.launch(worker, getattr(worker.actor, method).remote(*args[worker.index]))
+                call = getattr(worker.actor, method).remote(*args[worker.index])
+                if not self.continues_without(worker):
+                    calls.launch(worker, call)
         return calls.gather()
 
     def call_all(self, method: str, *args: Any) -> dict[int, Any]:
@@ -139,11 +141,7 @@ class WorkerSet:
             fn: a function that cloudpickle can send.
             args: further arguments; `ray.put` large ones once, and pass the reference.
 
-        Returns:
-            return values by worker index. Workers that failed are replaced, and missing.
-
-        Raises:
-            WorkersFailedError: if workers keep failing.
+        Returns and raises as `call_each`.
         """
         if not self.remote:
             return {0: self.local.apply(fn, *args)}
@@ -175,6 +173,10 @@ class WorkerSet:
         up = sum(worker.up for worker in self.remote)
         needed = self.config.rollout.min_workers or len(self.remote)
         return up >= (1 if self.started else min(needed, len(self.remote)))
+
+    def continues_without(self, worker: RemoteWorker) -> bool:
+        """Whether Ray has not placed this worker yet, and there are enough others."""
+        return not worker.up and waits_for_resources(worker) and self.enough_up()
 
     def num_envs_of(self, index: int) -> int:
         """N of the worker with this index; 0 is the local one."""
@@ -255,8 +257,6 @@ class WorkerSet:
         version; a reference to one shared object for large weights."""
         self.snapshots.take()
         return self.snapshots.argument_for(worker)
-
-    # ---- configuration and end ------------------------------------------------------------------
 
     def reconfigure(self, config: WorkerConfig, learner_device: str = "cpu") -> bool:
         """Makes all workers anew in their processes, which saves the start of processes.

@@ -47,11 +47,14 @@ class Game(CartPoleEnv):
 gymnasium.register("Game-v0", Game, max_episode_steps=50)
 """
 CALLABLE = """
-import beside
+import beside, polopt
+from polopt.optimizers.sync_samples import SyncSamples
 from ray import tune
 def make(): return beside.make()
-run = "A2C"
-config = {**CONFIG, "env": make, "num_workers": 1}
+class Mine(SyncSamples): pass
+polopt.register_optimizer("mine", Mine)
+run = "PolicyOptimizerTrainer"
+config = {**CONFIG, "env": make, "num_workers": 1, "optimizer": "mine", "policy": "a2c"}
 class Count(tune.Callback):
     def on_trial_result(self, **info): open("counted", "a").write("x")
 callbacks = [Count()]

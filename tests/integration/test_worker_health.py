@@ -19,7 +19,7 @@ from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.workers import health as health_module
-from polopt.rollouts.workers import in_flight as in_flight_module
+from polopt.rollouts.workers import worker_set as worker_set_module
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.health import WorkerHealth
 from polopt.rollouts.workers.placement import MAX_ARGUMENT_BYTES, actor_argument
@@ -218,15 +218,13 @@ def test_save_does_not_wait_for_starting_workers(fake: FakeRay) -> None:
     assert len(optimizer.in_flight) == 2, "one call per worker"
 
 
-def test_unplaced_replacement_is_not_a_hang(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unplaced_replacement_is_not_a_hang(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = make(2)  # without `min_workers` a run begins with both, and continues with one
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     optimizer.step()
     optimizer.in_flight.drop(workers.remote[1])
     workers.replace(workers.remote[1], WorkerFailure("death", 2, "gone"))
-    monkeypatch.setattr(in_flight_module, "waits_for_resources", lambda worker: not worker.up)
+    monkeypatch.setattr(worker_set_module, "waits_for_resources", lambda worker: not worker.up)
     fake.script = lambda pending: next((ref for ref in pending if ref.index == 1), None)
     for _ in range(3):
         assert optimizer.step().updates == 2
@@ -309,9 +307,12 @@ def test_missing_resources_are_named_and_used_once_available(
         assert optimizer.step().env_steps_trained == 10
         assert made.stats()["num_healthy_workers"] == 1
         placed = next(worker for worker in made.remote if worker.up)
+        assert made.apply(lambda worker: worker.index) == {placed.index: placed.index}
+        optimizer.update_algorithm_parameter("lr", 0.25)
         (other,) = (worker for worker in made.remote if worker is not placed)
         made.remove_workers([placed.index])
         step_until(optimizer, lambda: other.up)  # the resources are free now
+        assert made.apply(lambda worker: worker.policy.config.lr) == {other.index: 0.25}
         assert made.faults.num_restarts == 0
     finally:
         made.stop()

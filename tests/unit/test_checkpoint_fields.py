@@ -57,9 +57,9 @@ def replace_count(value: Any, key: str = "num_env_steps_sampled") -> Any:
     ("change", "field", "said"),
     [
         (replace_params(lambda p: p.to_sparse()), PARAMS, "a sparse tensor"),
-        (replace_params(lambda p: p.to(torch.complex64)), PARAMS, "a complex tensor"),
-        (replace_params(lambda p: p * torch.nan), PARAMS, "NaN or infinite numbers"),
-        (replace_params(lambda p: p / 0.0), PARAMS, "NaN or infinite numbers"),
+        (replace_params(lambda p: p.to(torch.complex64)), PARAMS[1:], "a tensor of complex64"),
+        (replace_params(lambda p: p * torch.nan), PARAMS[1:], "NaN or infinite numbers"),
+        (replace_params(lambda p: p / 0.0), PARAMS[1:], "NaN or infinite numbers"),
         (replace_params(lambda p: p.long()), PARAMS[1:], "a tensor of int64"),
         (replace_params(lambda p: p.double()), PARAMS[1:], "a tensor of float64"),
         (replace_params(lambda p: p[None]), PARAMS[1:], "a tensor of float32 [1, "),

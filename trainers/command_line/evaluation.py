@@ -26,7 +26,7 @@ from polopt.rollouts.envs.creators import EnvContext, call_creator
 from polopt.rollouts.envs.resolving import env_name, resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.config import Experiment
-from polopt.trainers.restoring import name_previous, network_mismatch, read_trainer_state
+from polopt.trainers.restoring import misfit, name_previous, read_trainer_state
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,7 @@ def make_policy(experiment: Experiment, state: dict[str, Any], env: Any) -> Poli
     """
     spaces = env.observation_space, env.action_space
     policy: Policy = experiment.policy_class(*spaces, experiment.policy)
-    network = policy.get_state()["network"]
-    problem = network_mismatch(state, network, experiment.policy.model.to_dict())
-    try:
-        if not problem:
-            policy.set_state(state["optimizer"]["policy"])
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-        problem = f"{type(error).__name__}: {error}"
+    problem = misfit(state, policy, lambda: policy.set_state(state["optimizer"]["policy"]))
     if problem:
         raise CheckpointError(
             f"the checkpoint's policy does not fit observation space {spaces[0]!s:.200} and action "

@@ -173,15 +173,15 @@ def _run_python(path: Path) -> dict[str, Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # Other processes cannot import it under that name, so its classes are pickled by value.
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
     try:
         spec.loader.exec_module(module)
         described = module.experiment() if hasattr(module, "experiment") else _variables(module)
     except Exception as error:
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
-    # Other processes cannot import it under that name, so its classes are pickled by value.
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(module)
     return described
 
 

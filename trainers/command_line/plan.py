@@ -13,7 +13,7 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
 from polopt.trainers.config import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import find_checkpoint, network_mismatch, read_or_fall_back
+from polopt.trainers.restoring import find_checkpoint, misfit, read_or_fall_back
 from polopt.trainers.results import check_stop_key
 
 
@@ -65,9 +65,8 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     if restore is not None:
         restore, state = read_or_fall_back(find_checkpoint(restore))
         spaces = worker_config.observation_space, worker_config.action_space
-        network = experiment.policy_class(*spaces, experiment.policy).get_state()["network"]
-        mismatch = network_mismatch(state, network, experiment.policy.model.to_dict())
-        if mismatch:
-            raise CheckpointError(f"checkpoint {restore} does not fit: {mismatch}")
+        problem = misfit(state, experiment.policy_class(*spaces, experiment.policy))
+        if problem:
+            raise CheckpointError(f"checkpoint {restore} does not fit: {problem}")
         restore = restore.resolve()
     return Plan(example, config, experiment, restore)

@@ -1,0 +1,33 @@
+"""Tune's registry of names, which carries values from the driver to trials and workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def share(name: str, value: Callable[..., Any]) -> None:
+    """Makes a value known to all processes of the Ray job; before Ray starts, once it does.
+
+    Args:
+        name: that no environment of the user has.
+        value: a class or function, which is pickled now.
+    """
+    from ray.tune.registry import register_env  # imports Tune, which takes seconds
+
+    register_env(name, value)
+
+
+def shared(name: str) -> Callable[..., Any] | None:
+    """What `share`, or the user's `register_env`, gave this name; None: nothing. The registry has
+    no public reader."""
+    # As long as Tune is not imported, nothing is registered with it.
+    registry = sys.modules.get("ray.tune.registry")
+    if registry is None:
+        return None
+    known = registry._global_registry
+    if not known.contains(registry.ENV_CREATOR, name):
+        return None
+    value: Callable[..., Any] = known.get(registry.ENV_CREATOR, name)
+    return value
