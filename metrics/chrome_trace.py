@@ -101,8 +101,8 @@ def _tracks(events: Iterable[Event]) -> dict[str, list[Event]]:
     for event in spans:
         track = event.track
         if track.startswith(_REQUEST):
-            lanes = (f"{track} #{lane}" for lane in itertools.count(1))
-            track = next(lane for lane in lanes if _is_free(tracks.get(lane), event.at_s))
+            names = (f"{track} #{number}" for number in itertools.count(1))
+            track = next(name for name in names if _is_free(tracks.get(name), event.at_s))
         tracks.setdefault(track, []).append(event)
     return dict(sorted(tracks.items(), key=lambda item: (item[0].startswith(_REQUEST), item[0])))
 

@@ -1,4 +1,4 @@
-"""Policy lag: the age of the weights that a gradient or a batch was computed with."""
+"""Policy lag: the number of updates since the weights of a gradient or a batch were current."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LagHistogram:
         self._counts: defaultdict[int, int] = defaultdict(int)  # by lag
 
     def add(self, lag: int) -> None:
-        """Counts one gradient or batch that was `lag` updates old.
+        """Counts one gradient or batch whose weights were `lag` updates behind.
 
         Raises:
             ValueError: if `lag` is negative, which is a bug of the caller.

@@ -45,8 +45,8 @@ class OptimizerStats:
         num_env_steps_sampled: environment steps so far.
         num_env_steps_trained: of them, those that were learned from.
         num_updates: updates so far.
-        lag: policy lag, the age of the weights that acted; see `LagMeter`.
-        gradient_lag: age of the weights that gradients were computed with.
+        lag: policy lag, that of the weights that acted; see `LagMeter`.
+        gradient_lag: lag of the weights that gradients were computed with.
         rollouts: versions at which rollouts were completely learned from.
         episodes: statistics of the last episodes.
         learner: statistics of the learner.
@@ -106,7 +106,7 @@ class OptimizerStats:
         self.episodes.add(episodes)
 
     def add_lag(self, acted: int, now: int, computed: int | None = None) -> None:
-        """Counts the age of a batch or gradient that is about to be learned from.
+        """Counts the lag of a batch or gradient that is about to be learned from.
 
         Args:
             acted: version of the weights that acted.

@@ -110,7 +110,7 @@ class WorkerTimes:
         }
 
     def begin_interval(self) -> None:
-        """Starts the sums anew."""
+        """Resets the sums."""
         for worker in self._workers.values():
             worker.begin_interval()
         for durations_s in self._durations_s.values():

@@ -16,7 +16,7 @@ class MinibatchGradients:
     """Iterates over a batch like `Policy.learn_on_batch`, in `num_sgd_iter` epochs of minibatches.
 
     Each gradient is computed with the weights of that moment, and the caller applies it. `on_epoch`
-    and `on_learned` are not called, because they belong to the applying side.
+    and `on_learned` are not called, so PPO's `kl_stop` and `kl_target` have no effect.
 
     Args:
         policy: its config has the number of epochs and the minibatch size.

@@ -23,6 +23,9 @@ MAX_KL_COEFF = 1e6
 class PPOConfig(PolicyConfig):
     """Options of `PPOPolicy`, in addition to those of `PolicyConfig`.
 
+    With `async_gradients` and `sync_gradients`, `kl_target` and `kl_stop` have no effect: the
+    weight of the KL penalty stays `kl_coeff`, and every epoch is completed.
+
     Attributes:
         clip_param: the ratio of new to old probability is clipped to 1 - this and 1 + this.
         vf_clip_param: largest change of a value since sampling that counts in the value loss; None

@@ -47,8 +47,8 @@ class CollectingConfig(Config):
             before them, so that in synchronous collection the policy's weights sample every batch.
         broadcast_interval: weights are sent again after this many batches; 0: only by the other
             options.
-        max_weight_update_interval: maximum age, in batches, of the weights that a worker acts on.
-            Workers receive new weights in time; a fragment that would exceed the age is stopped
+        max_weight_update_interval: maximum lag, in batches, of the weights that a worker acts on.
+            Workers receive new weights in time; a fragment that would exceed the lag is stopped
             early before the next batch is returned. -1: no limit.
         fraction_workers: in synchronous collection, the last fragments of a batch stop early once
             this share of the collectors has finished; 1: none does.

@@ -1,4 +1,4 @@
-"""`WeightSync`: when workers of a collector receive weights, and the age of those they have."""
+"""`WeightSync`: when workers of a collector receive weights, and the lag of those they have."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class WeightSync:
-    """Takes snapshots of the local policy's weights, and tracks the age of the weights that each
+    """Takes snapshots of the local policy's weights, and tracks the lag of the weights that each
     worker acts on.
 
-    Ages are in batches: weights are `n` batches old if `n` batches, from which the policy can have
+    Lag is in batches: weights have a lag of `n` if `n` batches, from which the policy can have
     learned, have been returned since they were the local policy's. Workers get the last snapshot,
     never weights in the middle of an update, so a thread that collects may leave snapshots to the
     thread that learns (`by_consumer`).
@@ -98,15 +98,15 @@ class WeightSync:
 
     def _due(self, ahead: bool) -> bool:
         config = self._config
-        age = self.handed - self._stamp
+        lag = self.handed - self._stamp
         return (
             config.update_after_each_batch
-            or 0 < config.broadcast_interval <= age
-            or 0 < config.max_weight_update_interval < age + ahead
+            or 0 < config.broadcast_interval <= lag
+            or 0 < config.max_weight_update_interval < lag + ahead
         )
 
     def too_old(self, workers: Iterable[RemoteWorker]) -> list[RemoteWorker]:
-        """Of workers that are sampling, those whose weights would be older than
+        """Of workers that are sampling, those whose weights would have a lag above
         `max_weight_update_interval` once the current batch is returned."""
         limit = self._config.max_weight_update_interval
         if limit <= 0:

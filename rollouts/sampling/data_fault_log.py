@@ -1,4 +1,4 @@
-"""Faults that cost a fragment or less: counted, logged, and ended when they do not stop."""
+"""`DataFaultLog`: counts and logs faults that cost at most a fragment, and limits their number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from polopt.common.data_faults import DataFaults
 
 logger = logging.getLogger("polopt")
-#: Of exceptions of environments, one line each at first, and then one in so many seconds.
+#: The first exceptions of environments are logged in one line each, later ones at most at this
+#: interval.
 LOG_INTERVAL_S = 10.0
 _LOG_FIRST = 3
 _LEARNER = 0  # as a worker index: the driver's own
@@ -20,16 +21,16 @@ class NonFiniteError(RuntimeError):
 
 
 class DataFaultLog:
-    """Exceptions of environments, and numbers that are not finite, of all workers.
+    """Exceptions of environments, and non-finite values, of all workers.
 
     Args:
-        max_non_finite: so many fragments of one worker, or so many updates, in a row that are
-            not finite are too many.
+        max_non_finite: number of consecutive non-finite fragments of one worker, or of consecutive
+            skipped updates, that ends the run.
     """
 
     def __init__(self, max_non_finite: int) -> None:
         self._limit = max_non_finite
-        self._bad_in_a_row: dict[int, int] = {}
+        self._non_finite_in_a_row: dict[int, int] = {}
         self._skipped_in_a_row = 0
         self._logged_s = -LOG_INTERVAL_S
         self._unlogged = 0
@@ -39,55 +40,55 @@ class DataFaultLog:
         self._last_non_finite = (0, "")  # worker, what
 
     def note(self, worker_index: int, faults: DataFaults) -> bool:
-        """Counts and logs what went wrong in a fragment, or in a gradient made from it.
+        """Counts and logs the faults of a fragment, or of a gradient computed from it.
 
         Returns:
-            whether it may be learned from.
+            whether it may be used for learning: all its values are finite.
 
         Raises:
-            NonFiniteError: not, and one time too many in a row.
+            NonFiniteError: the number of consecutive non-finite fragments of the worker has reached
+                `max_non_finite`.
         """
         if faults.env_faults:
             self.env_fault(worker_index, faults.env_index, faults.traceback, faults.env_faults)
         if not faults.non_finite:
-            self._bad_in_a_row.pop(worker_index, None)
+            self._non_finite_in_a_row.pop(worker_index, None)
             return True
-        self._count_bad(worker_index, faults.non_finite)
-        in_a_row = self._bad_in_a_row[worker_index] = self._bad_in_a_row.get(worker_index, 0) + 1
+        self._count_non_finite(worker_index, faults.non_finite)
+        in_a_row = self._non_finite_in_a_row.get(worker_index, 0) + 1
+        self._non_finite_in_a_row[worker_index] = in_a_row
         if in_a_row >= self._limit:
             raise NonFiniteError(
-                f"worker {worker_index}: {in_a_row} fragments in a row held numbers that are not "
-                f"finite (max_consecutive_non_finite={self._limit}). The last: "
-                f"{faults.non_finite}"
+                f"worker {worker_index}: {in_a_row} fragments in a row held non-finite values "
+                f"(max_consecutive_non_finite={self._limit}). The last: {faults.non_finite}"
             )
-        logger.warning("worker %d: bad numbers, left out: %s", worker_index, faults.non_finite)
+        logger.warning("worker %d: non-finite values, unused: %s", worker_index, faults.non_finite)
         return False
 
     def update(self, done: bool, worker_index: int = _LEARNER, why: str = "") -> None:
-        """Takes note that there was an update, or that there was none because something was not
-        finite.
+        """Counts an update that was made, or one that was skipped because of non-finite values.
 
         Args:
-            done: there was one.
-            worker_index: whose fault it is that there was none.
-            why: what was not finite; empty if `note` has been told of it.
+            done: the update was made.
+            worker_index: the worker with the non-finite values; 0 is the driver.
+            why: what was not finite; empty if `note` has counted it.
 
         Raises:
-            NonFiniteError: one update too few in a row.
+            NonFiniteError: the number of consecutive skipped updates has reached `max_non_finite`.
         """
         if done:
             self._skipped_in_a_row = 0
             return
         if why:
-            self._count_bad(worker_index, why)
-            logger.warning("worker %d: bad numbers, update left out: %s", worker_index, why)
+            self._count_non_finite(worker_index, why)
+            logger.warning("worker %d: non-finite values, update skipped: %s", worker_index, why)
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row >= self._limit:
             index, last = self._last_non_finite
             raise NonFiniteError(
-                f"{self._skipped_in_a_row} updates in a row were left out because of numbers that "
-                f"are not finite (max_consecutive_non_finite={self._limit}). The last, of worker "
-                f"{index}: {last}"
+                f"{self._skipped_in_a_row} updates in a row were skipped because of non-finite "
+                f"values (max_consecutive_non_finite={self._limit}). The last, of worker {index}: "
+                f"{last}"
             )
 
     def env_fault(self, worker_index: int, env_index: int, traceback: str, count: int = 1) -> None:
@@ -100,7 +101,7 @@ class DataFaultLog:
         if few or now_s - self._logged_s >= LOG_INTERVAL_S:
             lines = traceback.strip().splitlines() or [""]
             logger.warning(
-                "worker %d: environment raised and was made anew (%d new, %d in all): %s %s",
+                "worker %d: environment raised and was replaced (%d new, %d in total): %s %s",
                 worker_index,
                 self._unlogged,
                 self.num_env_faults,
@@ -109,20 +110,20 @@ class DataFaultLog:
             )
             self._logged_s, self._unlogged = now_s, 0
 
-    def _count_bad(self, worker_index: int, what: str) -> None:
+    def _count_non_finite(self, worker_index: int, what: str) -> None:
         self.num_non_finite += 1
         self._last_non_finite = (worker_index, what)
 
     def stats(self) -> dict[str, Any]:
         """For the `fault_tolerance/` result keys."""
         env_worker, env_index, env_traceback = self._last_env_fault
-        bad_worker, non_finite = self._last_non_finite
+        non_finite_worker, non_finite = self._last_non_finite
         return {
             "num_env_faults": self.num_env_faults,
             "last_env_fault_worker": env_worker,
             "last_env_fault_env": env_index,
             "last_env_fault": env_traceback[-2000:],
             "num_non_finite": self.num_non_finite,
-            "last_non_finite_worker": bad_worker,
+            "last_non_finite_worker": non_finite_worker,
             "last_non_finite": non_finite,
         }

@@ -78,8 +78,8 @@ def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -
 
 
 def check_batch(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
-    """Marks a batch that holds numbers that are not finite, and resets the environments that they
-    came from: a policy that acts on NaN returns NaN.
+    """Marks a batch that holds non-finite values, and resets the environments that they came from:
+    a policy that acts on NaN returns NaN.
 
     Args:
         batch: postprocessed; changed in place.

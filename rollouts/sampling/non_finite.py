@@ -1,4 +1,4 @@
-"""Finds numbers that are not finite in sampled batches and in gradients."""
+"""Finds non-finite values in sampled batches and in gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _all_finite(array: np.ndarray) -> bool:
 
 @_no_warnings
 def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
-    """Finds numbers in a postprocessed batch that are not finite, or whose square is not.
+    """Finds values in a postprocessed batch that are not finite, or whose square is not.
 
     Returns:
         a description of the first of them, empty if there is none; and `[N]` bool: the environments

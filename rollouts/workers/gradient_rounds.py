@@ -35,7 +35,7 @@ class GradientRounds:
         return self.minibatches is None or self.minibatches.done
 
     def begin(self, policy: Policy, batch: SampleBatch) -> None:
-        """Makes `batch` the current rollout, unless it holds numbers that are not finite."""
+        """Makes `batch` the current rollout, unless it holds non-finite values."""
         usable = not batch.faults.non_finite
         self.minibatches = MinibatchGradients(policy, batch) if usable else None
 

@@ -1,4 +1,4 @@
-"""`InFlight`: pending calls to workers. All waits for workers are in this file, with deadlines."""
+"""`InFlight`: pending calls to workers; every wait for them has a deadline."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ class WeightSnapshots:
         return snapshot.argument
 
     def clear(self) -> None:
-        """Sends weights anew to all workers. Needed when the local policy's weights change without
-        a new version, as after a restore."""
+        """Has all workers get the weights again, with their next calls. Needed when the local
+        policy's weights change without a new version, as after a restore."""
         self.last = None
         for worker in self._workers.remote:
             worker.known_version = None

@@ -259,7 +259,7 @@ class WorkerSet:
         return self.snapshots.argument_for(worker)
 
     def reconfigure(self, config: WorkerConfig, learner_device: str = "cpu") -> bool:
-        """Makes all workers anew in their processes, which saves the start of processes.
+        """Makes all workers from another config in their processes, which need no restart.
 
         Returns:
             False, with nothing changed, if the new config needs other workers or resources.

@@ -54,7 +54,7 @@ def test_each_kind_has_its_own_keys_and_one_line(caplog: pytest.LogCaptureFixtur
     assert stats["last_env_fault"].endswith("ValueError: y")
     assert stats["num_non_finite"] == 1
     assert (stats["last_non_finite_worker"], stats["last_non_finite"]) == (6, "reward is nan")
-    lines = [line for line in caplog.messages if "made anew" not in line or "worker 5" in line]
+    lines = [line for line in caplog.messages if "was replaced" not in line or "worker 5" in line]
     assert all("\n" not in line for line in caplog.messages)
     for worker, said in (
         (1, "death"), (2, "hang"), (3, "KeyError"), (4, "OSError"), (5, "ValueError"), (6, "nan")

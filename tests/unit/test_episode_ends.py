@@ -1,6 +1,6 @@
-"""Promise 3: `terminated` cuts the return, `truncated` bootstraps from the true last observation,
-and reset rows of next-step mode are masked out of losses and counts. Each check fails where an end
-is handled wrongly.
+"""Episode ends of `docs/architecture.md`: `terminated` cuts the return, `truncated` bootstraps from
+the true last observation, and reset rows of next-step mode are masked out of losses and counts.
+Each check fails where an end is handled wrongly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Imports point one way, by the table of folders in the design, and form no cycle."""
+"""Imports point one way, as `docs/architecture.md` says, and form no cycle."""
 
 from __future__ import annotations
 
