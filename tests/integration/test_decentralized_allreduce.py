@@ -247,6 +247,28 @@ def test_early_stop_applies_to_one_round() -> None:
     assert worker.sample_for_learning(6).steps == 5
 
 
+def test_optimizers_of_the_same_workers_share_no_request(
+    worker_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: list[list[int]] = [[], []]
+    for mine in numbers:
+        optimizer = make_decentralized(worker_pool)
+        call = optimizer.workers.call
+
+        def spy(worker: Any, method: str, *args: Any, mine: Any = mine, call: Any = call) -> Any:
+            if method == "sample_for_learning":
+                mine.append(args[0])
+            return call(worker, method, *args)
+
+        monkeypatch.setattr(optimizer.workers, "call", spy)
+        for _ in range(2):
+            optimizer.step()
+        optimizer.drain()
+        monkeypatch.undo()
+    assert len(numbers[0]) == len(numbers[1]) > 0
+    assert not set(numbers[0]) & set(numbers[1]), "a late early stop would end another fragment"
+
+
 # ---- state -------------------------------------------------------------------------------
 
 

@@ -248,6 +248,15 @@ def test_changed_option_reaches_every_policy_below(two: GradientWorkerSet) -> No
     optimizer.stop()
 
 
+def test_min_workers_concerns_the_gradient_workers(ray_session: None) -> None:
+    made = GradientWorkerSet(config(num_workers=1, min_workers=1))
+    try:
+        needed = inside(made.remote[0], lambda s: s.below.config.rollout.workers_needed)
+        assert needed == 2, "all workers below are in the reservation of their gradient worker"
+    finally:
+        made.stop()
+
+
 def test_asynchronous_collection_takes_the_first_fragment(
     workers: GradientWorkerSet,
 ) -> None:

@@ -29,6 +29,7 @@ def make_set(**options: Any) -> Any:
         config=SimpleNamespace(rollout=config),
         faults=FaultLog(config.max_consecutive_failures),
         rpc=None,
+        continues_without=lambda worker: False,
     )
 
 
@@ -141,6 +142,7 @@ def test_extra_timeout_and_shorter_deadline(fake: FakeRay, calls: InFlight) -> N
     launch(calls, unchanged, extra_timeout_s=5.0)
     launch(calls, tightened, extra_timeout_s=5.0)
     calls.tighten_deadline(tightened, 2.0)
+    calls.tighten_deadline(tightened, 3.0)  # a later limit changes nothing
     fake.script = none_ready
     assert calls.wait().worker is tightened
     assert fake.now_s == 1002.0

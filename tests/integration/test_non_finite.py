@@ -25,6 +25,7 @@ from toy_envs import Drift, make_policy, random_batch
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.sampling.data_fault_log import NonFiniteError
@@ -204,6 +205,18 @@ def test_non_finite_gradient_of_one_worker_is_dropped(monkeypatch: pytest.Monkey
     assert is_finite(optimizer.policy)
 
 
+def test_mean_with_infinite_norm_is_no_workers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 2}))
+    optimizer = make_optimizer(SyncGradients, workers, grads_per_step=2)
+    apply = optimizer.policy.apply_flat
+    monkeypatch.setattr(optimizer.policy, "apply_flat", lambda *_: {})
+    assert optimizer.step().updates == 0
+    assert workers.stats()["last_non_finite_worker"] == 0
+    monkeypatch.setattr(optimizer.policy, "apply_flat", apply)
+    assert optimizer.step().updates > 0
+
+
 def test_non_finite_gradient_of_a_batch_is_skipped() -> None:
     workers = WorkerSet(worker_config(NonFiniteGradientPPO, rollout={"num_workers": 0}))
     optimizer = make_optimizer(SyncSamples, workers)
@@ -282,6 +295,7 @@ def test_non_finite_gradient_of_one_rank_is_applied_by_none(worker_pool: Pool) -
     assert stats["num_non_finite"] == 1
     assert stats["last_non_finite_worker"] in (1, 2)
     assert stats["last_non_finite"] == "gradient of a minibatch"
+    assert optimizer.stats()["num_skipped_updates"] == 1
     before = optimizer.metrics.num_updates
     optimizer.step()
     assert optimizer.metrics.num_updates > before

@@ -91,6 +91,17 @@ def test_unusable_field_is_one_error(saved: Path, change: Any, field: str, said:
     assert len(message) < 400 + len(str(saved))
 
 
+def test_environments_may_save_any_number(saved: Path) -> None:
+    env = {"best": -math.inf, "state": 2**127, "seen": torch.tensor([math.nan, 1j])}
+    state = read_trainer_state(saved)
+    state["optimizer"]["workers"] = {"0": {"sampler": {"env": env}}}
+    write_checkpoint(saved, state)
+    read = read_trainer_state(saved)["optimizer"]["workers"]["0"]["sampler"]["env"]
+    assert (read["best"], read["state"]) == (-math.inf, 2**127)
+    assert torch.equal(read["seen"], env["seen"].nan_to_num()) is False
+    assert read["seen"].dtype == torch.complex64
+
+
 @pytest.mark.parametrize("depth", [3_000, 50_000])
 def test_deeply_nested_checkpoint_is_one_error(saved: Path, depth: int) -> None:
     text = (saved / "state.json").read_text()

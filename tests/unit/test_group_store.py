@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+import zmq
 
 from polopt.common.config import ConfigError
 from polopt.rollouts.transport.collective import (
@@ -15,6 +16,7 @@ from polopt.rollouts.transport.collective import (
     resolve_backend,
     start_store,
 )
+from polopt.rollouts.transport.endpoint import Address
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 
 
@@ -29,6 +31,14 @@ def test_store_listens_only_on_its_address() -> None:
 def test_address_of_another_machine_is_refused() -> None:
     with pytest.raises(OSError, match="assign requested address"):
         start_store("192.0.2.77")
+
+
+def test_unusable_address_of_a_rank_breaks_the_group() -> None:
+    own, other = (zmq.curve_keypair() for _ in range(2))
+    keys = {"public_keys": (own[0], other[0]), "secret_key": own[1], "passwords": ("", "secret")}
+    reducer = AllReducer(GroupSpec(1, 2, "zmq", 20.0, 0.3, **keys), 0, host="127.0.0.1")
+    with pytest.raises(GroupBroken, match=r"could not join group 1 \(zmq\)"):
+        reducer.join([reducer.address, Address("tcp://no port")])
 
 
 def test_group_of_another_prefix_is_not_joined() -> None:

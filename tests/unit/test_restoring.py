@@ -17,6 +17,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from polopt.rollouts.envs.errors import EnvironmentFailedError
+from polopt.rollouts.sampling.data_fault_log import NonFiniteError
+from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, write_checkpoint
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.restoring import name_previous, read_or_fall_back, read_trainer_state
@@ -239,6 +242,20 @@ def refused(trainer: PolicyOptimizerTrainer, directory: Path, message: str) -> N
     assert message in str(caught.value)
     assert str(directory) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [WorkersFailedError, NonFiniteError, EnvironmentFailedError])
+def test_failure_during_a_restore_keeps_its_type(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(state: Any) -> None:
+        raise error("not the checkpoint")
+
+    trainer = PolicyOptimizerTrainer(SMALL)
+    monkeypatch.setattr(trainer.optimizer, "set_state", fail)
+    with pytest.raises(error, match="not the checkpoint"):
+        trainer.restore(str(saved / "checkpoint_000002"))
+    trainer.stop()
 
 
 def test_command_line_names_the_previous_one(saved: Path) -> None:
