@@ -135,7 +135,7 @@ class PackedGradients(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the packed vector."""
-        return sum(array.nbytes for array in self.packed.arrays)
+        return self.packed.nbytes
 
 
 class GradientPacker:

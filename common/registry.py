@@ -6,7 +6,7 @@ import importlib
 from importlib import metadata
 from typing import Any
 
-from polopt.common.config import ConfigError, nearest
+from polopt.common.config import ConfigError, nearest_of
 from polopt.common.tune_registry import share, shared
 
 
@@ -76,10 +76,7 @@ class Registry:
         if name not in self._known and (registered := shared(self._shared_name(name))):
             self._known[name] = registered  # in the driver, of which this process is a trial
         if name not in self._known:
-            raise ConfigError(
-                f"key {self._kind!r}: got {name!r}{nearest(name, self.paths()) or '.'}"
-                f" Allowed: {', '.join(self.names())}"
-            )
+            raise ConfigError(f"key {self._kind!r}: got {name!r}{nearest_of(name, self.names())}")
         found = self._known[name]
         return _load(found) if isinstance(found, str) else found
 

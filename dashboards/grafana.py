@@ -97,7 +97,11 @@ VIEWS = (
         ("polopt_workers_p50_ms", "polopt_workers_p99_ms"),
     ),
     View("Workers' steps/s", "Mean, slowest, fastest.", ("polopt_workers_env_steps_per_s",)),
-    View("Workers' idle share", "Mean, busiest, idlest.", ("polopt_workers_idle_share",)),
+    View(
+        "Workers' idle share",
+        "Mean, smallest and largest over workers.",
+        ("polopt_workers_idle_share",),
+    ),
     View(
         "Requests in flight",
         "Mean of the calls pending whenever one ends. Asynchronous: fewer than workers, if some "

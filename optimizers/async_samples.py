@@ -23,9 +23,8 @@ from polopt.optimizers.central_updates import (
 )
 from polopt.optimizers.scheme import (
     Scheme,
-    check_collection,
+    check_central_gradients,
     check_remote_workers,
-    check_unused,
     collection_of,
 )
 from polopt.rollouts.collectors.gatherer import Gatherer, Slot
@@ -76,13 +75,7 @@ class AsyncSamples(PolicyOptimizer):
                 "collects while it learns. Allowed: 'async', or optimizer 'sync_samples'"
             )
         rollout = rollout.model_copy(update={"collection": "async"})
-        check_collection("the driver", "num_workers", rollout)
-        check_unused(
-            "the driver computes all gradients: no worker has workers below it and no gradient is "
-            "sent",
-            num_workers_below=(rollout.num_workers_below, 0),
-            compress_gradients=(rollout.compress_gradients, "none"),
-        )
+        check_central_gradients(rollout)
         return Scheme(collection_of(rollout.num_workers, "async"), "central sync", "central")
 
     def step(self) -> StepResult:

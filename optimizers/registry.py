@@ -19,17 +19,5 @@ OPTIMIZERS = Registry(
     },
 )
 
-
-def register_optimizer(name: str, cls: type, override: bool = False) -> None:
-    """Makes an optimizer class selectable as `config["optimizer"] = name`.
-
-    Args:
-        name: of the optimizer.
-        cls: a subclass of `polopt.PolicyOptimizer`.
-        override: replace the class that has this name.
-
-    Raises:
-        ConfigError: if `cls` is no such class, or if another class has the name and `override` is
-            False.
-    """
-    OPTIMIZERS.register(name, cls, override)
+#: Makes a class selectable as `config["optimizer"] = name`; see `Registry.register`.
+register_optimizer = OPTIMIZERS.register

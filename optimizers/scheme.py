@@ -160,6 +160,20 @@ def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
         check_unused(why, fraction_workers_below=(below, 1.0))
 
 
+def check_central_gradients(rollout: RolloutConfig) -> None:
+    """For strategies in which the driver computes all gradients from samples of the workers.
+
+    Raises:
+        ConfigError: names the option and the reason.
+    """
+    check_collection("the driver", "num_workers", rollout)
+    check_unused(
+        "the driver computes all gradients: no worker has workers below it and no gradient is sent",
+        num_workers_below=(rollout.num_workers_below, 0),
+        compress_gradients=(rollout.compress_gradients, "none"),
+    )
+
+
 def check_unused(why: str, **options: tuple[Any, Any]) -> None:
     """Refuses options that have no effect.
 

@@ -21,7 +21,7 @@ from polopt.optimizers.central_updates import (
     sample_message_bytes,
     take_fragment,
 )
-from polopt.optimizers.scheme import Scheme, check_collection, check_unused, collection_of
+from polopt.optimizers.scheme import Scheme, check_central_gradients, collection_of
 from polopt.rollouts.collectors.gatherer import Gatherer, Slot
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.sampling.requests import SampleRequest, next_number
@@ -79,13 +79,7 @@ class SyncSamples(PolicyOptimizer):
                 "key 'collection': got 'async' with optimizer 'sync_samples'. Allowed: 'sync', "
                 "'overlapped', or optimizer 'async_samples'"
             )
-        check_collection("the driver", "num_workers", rollout)
-        check_unused(
-            "the driver computes all gradients: no worker has workers below it and no gradient is "
-            "sent",
-            num_workers_below=(rollout.num_workers_below, 0),
-            compress_gradients=(rollout.compress_gradients, "none"),
-        )
+        check_central_gradients(rollout)
         collection = collection_of(rollout.num_workers, rollout.collection)
         return Scheme(collection, "central sync", "central")
 

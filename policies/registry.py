@@ -15,17 +15,5 @@ POLICIES = Registry(
     },
 )
 
-
-def register_policy(name: str, cls: type, override: bool = False) -> None:
-    """Makes a policy class selectable as `config["policy"] = name`.
-
-    Args:
-        name: of the policy.
-        cls: a subclass of `polopt.Policy`.
-        override: replace the class that has this name.
-
-    Raises:
-        ConfigError: if `cls` is no such class, or if another class has the name and `override` is
-            False.
-    """
-    POLICIES.register(name, cls, override)
+#: Makes a class selectable as `config["policy"] = name`; see `Registry.register`.
+register_policy = POLICIES.register

@@ -180,9 +180,7 @@ def main(goal: float | None = None) -> None:
         Group(
             Text(f"\nDone in {time.perf_counter() - started_s:.0f} s.", style="bold"),
             summary(analysis.trials, view.first),
-            Text(
-                "steps: of the environments; lag: age, in updates, of the weights that sampled.\n"
-            ),
+            Text("steps: of the environments; lag: updates since the weights that sampled.\n"),
         )
     )
     _name_results(console, Path(str(analysis.trials[0].path)).parent)

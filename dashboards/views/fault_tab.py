@@ -10,12 +10,8 @@ from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import (
     Panel,
-    add_curve,
-    new_figure,
-    not_in_results,
-    pixel_columns,
 )
-from polopt.dashboards.views.faults import KINDS, add_fault_marks
+from polopt.dashboards.views.faults import KINDS
 
 _MESSAGES = "fault_tolerance/last_"
 _MOST_CHARACTERS = 300
@@ -58,26 +54,10 @@ def _counts(run: Run) -> list[tuple[str, float]]:
 def _kind(selection: Selection, kind: str) -> Panel:
     names = KINDS[kind][0]
     panel = (kind.replace(" ", "-"), kind.capitalize(), "Since the start of each run.")
-    drawn = []
-    for run in selection.runs:
-        y = next((v for v in map(run.trial.values, names) if v is not None), None)
-        x = selection.x_of(run)
-        if x is not None and y is not None:
-            drawn.append((run, x, y))
-    if not drawn:
-        return not_in_results(*panel, names[0])
-    if not any(np.nansum(y) > 0 for _, _, y in drawn):
+    counts = [count for run in selection.runs for k, count in _counts(run) if k == kind]
+    if counts and not any(counts):
         return Panel(*panel, missing="None in the selected runs")
-    figure = new_figure(selection.x_title, "count")
-    seen: set[str] = set()
-    for run, x, y in drawn:
-        add_curve(
-            figure, x, y, name=run.label, group=run.group, color=run.color, band=False,
-            columns=pixel_columns(len(drawn)), legend=run.group not in seen, shape="hv",
-        )  # fmt: skip
-        seen.add(run.group)
-    add_fault_marks(figure, selection, [run for run, _, _ in drawn])
-    return Panel(*panel, figure=figure)
+    return run_lines(panel, selection, names, "count", shape="hv")
 
 
 def _messages(selection: Selection) -> Panel:

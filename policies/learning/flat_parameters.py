@@ -44,7 +44,6 @@ class FlatParameters:
             offset = end
         self.params = nn.Parameter(flat)
         self.grads: Tensor = self.buffer[:size]
-        self.tail: Tensor = self.buffer[size:]
         self.params.grad = self.grads
         # torch's cost per operation would exceed that of the arithmetic on so few numbers.
         on_cpu = flat.device.type == "cpu"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from polopt.common.config import Config, ConfigError, nearest
+from polopt.common.config import Config, ConfigError, nearest_of
 from polopt.policies.non_learning import NonLearningConfig, adapter_for
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
@@ -197,8 +197,7 @@ def _checked_options(options: Any) -> dict[str, Any]:
     for key in options:
         if key not in REMOTE_OPTIONS:
             raise ConfigError(
-                f"remote_configs: unknown key {key!r}{nearest(key, REMOTE_OPTIONS)} "
-                f"Allowed: {', '.join(REMOTE_OPTIONS)}"
+                f"remote_configs: unknown key {key!r}{nearest_of(key, REMOTE_OPTIONS)}"
             )
     return dict(options)
 

@@ -103,7 +103,7 @@ class VectorSampler:
         `keep_steps` steps, and at least 1. Safe to call from another thread than `sample`."""
         self._keep_steps = max(1, keep_steps)
 
-    def go_on(self) -> None:
+    def cancel_stop(self) -> None:
         """Cancels `stop_early`."""
         self._keep_steps = None
 

@@ -21,7 +21,7 @@ class Sampler(Protocol):
 
     def stop_early(self, keep_steps: int) -> None: ...
 
-    def go_on(self) -> None: ...
+    def cancel_stop(self) -> None: ...
 
 
 class Stragglers:
@@ -81,7 +81,7 @@ class EarlyStop:
         with self._lock:
             self._sampler, self._number = sampler, number
             if number is not None:
-                sampler.go_on()
+                sampler.cancel_stop()
                 if self._stop is not None and self._stop[0] == number:
                     sampler.stop_early(self._stop[1])
         try:
@@ -90,7 +90,7 @@ class EarlyStop:
             with self._lock:
                 self._sampler = self._number = None
                 if number is not None:
-                    sampler.go_on()
+                    sampler.cancel_stop()
 
     def stop(self, number: int, keep_steps: int) -> None:
         """Ends the fragment of request `number` once it has `keep_steps` steps; has no effect on

@@ -218,7 +218,7 @@ class InFlight:
         timeout_s = self._workers.config.rollout.worker_timeout_s
         try:
             value = ref.result() if isinstance(ref, RpcFuture) else ray.get(ref, timeout=timeout_s)
-        except (ray.exceptions.RayError, Exception) as error:  # a task's own exception class
+        except Exception as error:  # also exception classes of the task
             return self._fail(call, WorkerFailure.from_error(call.worker.index, error))
         TRACER.span(f"request {call.worker.index}", "request", call.launched_s)
         self.load.add(len(self._calls))

@@ -165,7 +165,7 @@ def test_early_stop_keeps_one_step_and_can_be_cancelled() -> None:
     sampler.stop_early(0)
     assert sampler.sample().shape[0] == 1
     sampler.stop_early(2)
-    sampler.go_on()
+    sampler.cancel_stop()
     assert sampler.sample().shape[0] == 7
     sampler.stop_early(99)
     assert sampler.sample().shape[0] == 7

@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from polopt.common.config import ConfigError, nearest
+from polopt.common.config import ConfigError, nearest, nearest_of
 from polopt.trainers.command_line.yaml_reader import read_yaml
 
 _PACKAGE = "polopt.tuned_examples"
@@ -198,9 +198,7 @@ def _example(name: str, described: Any, where: str) -> Example:
         parts.setdefault("run", parts.pop("preset"))
     for key in parts:
         if key not in _KEYS:
-            raise ConfigError(
-                f"{where}: unknown key {key!r}{nearest(key, _KEYS)} Allowed: {', '.join(_KEYS)}"
-            )
+            raise ConfigError(f"{where}: unknown key {key!r}{nearest_of(key, _KEYS)}")
     parts = {key: value for key, value in parts.items() if value is not None}
     if not isinstance(parts.get("run"), str):
         raise ConfigError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polopt.common.config import ConfigError, canonical, nearest
+from polopt.common.config import ConfigError, canonical, nearest_of
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
 from polopt.trainers.config import Experiment, aliases_for
@@ -49,10 +49,7 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     loaded = load_example(example_or_config, list(PRESETS))
     example, config_changes = apply_changes(loaded, changes)
     if example.run not in PRESETS:
-        raise ConfigError(
-            f"key 'run': got {example.run!r}{nearest(example.run, PRESETS) or '.'} "
-            f"Allowed: {', '.join(PRESETS)}"
-        )
+        raise ConfigError(f"key 'run': got {example.run!r}{nearest_of(example.run, PRESETS)}")
     preset = PRESETS[example.run].preset
     aliases = aliases_for(merge(example.config, config_changes), preset)
     config = merge(canonical(example.config, aliases), canonical(config_changes, aliases))
