@@ -122,7 +122,7 @@ class SyncSamples(PolicyOptimizer):
 
         A run restored with the same config continues bit for bit if collection is `sync` and the
         environments have `get_state` and `set_state` (`polopt.rollouts.envs.saving`). Otherwise
-        weights, torch optimizer, schedules and counters continue, episodes start anew, and
+        weights, torch optimizer, schedules and counters continue, episodes start again, and
         fragments collected ahead are collected again."""
         state = super().get_state()
         up = {worker.index: (False,) for worker in self.workers.remote if worker.up}
