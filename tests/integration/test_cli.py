@@ -223,6 +223,24 @@ def test_starts_ray_beside_a_running_cluster(tmp_path: Path) -> None:
     assert line_of(lines, "checkpoint")
 
 
+HELP = f"""
+import runpy, sys
+sys.argv[1:] = ["--help"]
+try:
+    runpy.run_module({MODULE!r}, run_name="__main__")
+finally:
+    loaded = sorted({{"ray", "torch"}} & sys.modules.keys())
+    assert not loaded, loaded
+"""
+
+
+def test_help_imports_neither_ray_nor_torch() -> None:
+    command = [sys.executable, "-c", HELP]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "train" in done.stdout
+
+
 # ---- signals ----------------------------------------------------------------------------------
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
