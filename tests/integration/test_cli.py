@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -90,9 +91,9 @@ def runs_as_printed(lines: list[str], cwd: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The directory and the output of a run of three iterations."""
+    """The directory and the output of a run of four iterations."""
     folder = tmp_path_factory.mktemp("trained")
-    changes = ["stop.training_iteration=3", "--checkpoint-every", "1"]
+    changes = ["stop.training_iteration=4", "--checkpoint-every", "1"]
     return folder, train(small(folder), *changes, cwd=folder)
 
 
@@ -100,7 +101,7 @@ def test_output_is_labelled_lines(trained: tuple[Path, list[str]]) -> None:
     folder, lines = trained
     assert lines[0] == "small: A2C on CartPole-v1"
     results = [line for line in lines if line.startswith("return ")]
-    assert len(results) == 3
+    assert len(results) == 4
     assert all("  steps " in line and "  steps/s " in line for line in results)
     runs_as_printed(lines, folder)
 
@@ -110,12 +111,16 @@ def test_results_are_those_of_tune(trained: tuple[Path, list[str]]) -> None:
     results = Path(line_of(lines, "results"))
     assert results.parents[1] == folder / "results"
     written = [json.loads(text) for text in (results / "result.json").read_text().splitlines()]
-    assert [result["training_iteration"] for result in written] == [1, 2, 3]
+    assert [result["training_iteration"] for result in written] == [1, 2, 3, 4]
     assert json.loads((results / "params.json").read_text()) == SMALL
     with (results / "progress.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 3
+        assert len(list(csv.DictReader(file))) == 4
     assert list(results.glob("events.out.tfevents.*"))
-    assert len(list(results.glob("checkpoint_*"))) == 3
+
+
+def test_newest_three_checkpoints_are_kept(trained: tuple[Path, list[str]]) -> None:
+    kept = sorted(Path(line_of(trained[1], "results")).glob("checkpoint_*"))
+    assert [read_trainer_state(path)["training_iteration"] for path in kept] == [2, 3, 4]
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -125,7 +130,7 @@ def test_tuner_restores_the_experiment(trained: tuple[Path, list[str]]) -> None:
     (result,) = tune.Tuner.restore(str(experiment), A2C).get_results()
     assert result.error is None
     assert result.metrics is not None
-    assert result.metrics["training_iteration"] == 3
+    assert result.metrics["training_iteration"] == 4
     assert result.checkpoint is not None
     assert result.checkpoint.path == line_of(lines, "checkpoint")
 
@@ -133,10 +138,10 @@ def test_tuner_restores_the_experiment(trained: tuple[Path, list[str]]) -> None:
 def test_restored_run_counts_on(trained: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, before = trained
     file = folder / "small.yaml"
-    options = ["stop.training_iteration=5", "--restore", folder / "results"]
+    options = ["stop.training_iteration=6", "--restore", folder / "results"]
     lines = train(file, *options, cwd=tmp_path)
     old, new = (read_trainer_state(line_of(output, "checkpoint")) for output in (before, lines))
-    assert (old["training_iteration"], new["training_iteration"]) == (3, 5)
+    assert (old["training_iteration"], new["training_iteration"]) == (4, 6)
     assert new["time_total_s"] > old["time_total_s"] > 0
     steps = [state["optimizer"]["num_env_steps_sampled"] for state in (old, new)]
     assert steps[1] >= steps[0] + 128
@@ -183,6 +188,34 @@ def test_failed_run_names_the_error_and_its_file(tmp_path: Path) -> None:
     assert "no more" in traceback.read_text()
 
 
+FULL = """
+import resource
+import gymnasium
+class Full(gymnasium.Wrapper):  # from its first step on, its process can write no files
+    def step(self, action):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        return super().step(action)
+def make(): return Full(gymnasium.make("CartPole-v1"))
+run = "A2C"
+config = {**CONFIG, "env": make}
+"""
+
+
+def test_unwritable_checkpoint_ends_with_one_error(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL.replace("CONFIG", repr(SMALL)))
+    command = [*POLOPT, "train", "full.py", "--results-dir", "results", "--checkpoint-every", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    found = re.fullmatch(
+        r"error: .*checkpoint (\S+) cannot be written: File too large \(traceback: (.+)\)\n",
+        done.stderr,
+    )
+    assert found, done.stderr
+    assert not list(Path(found[1]).glob("*")), "no temporary file is left"
+    assert "OSError" in Path(found[2]).read_text()
+
+
 @pytest.fixture
 def two_nodes() -> Iterator[str]:
     """Address of a cluster in a process of its own; the node of its head has no CPUs."""
@@ -206,14 +239,23 @@ def two_nodes() -> Iterator[str]:
             process.kill()
 
 
+ALIVE = """
+import logging, sys, ray
+ray.init(sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
+assert ray.get(ray.remote(num_cpus=2)(lambda: 5).remote(), timeout=100.0) == 5
+"""
+
+
 def test_trial_on_another_node(tmp_path: Path, two_nodes: str) -> None:
-    """The command's node has no CPUs, so Tune places the trial on the other one."""
+    """The command's node has no CPUs, so Tune places the trial on the other one. The cluster
+    remains."""
     (tmp_path / "mygame.py").write_text(GAME)
     (tmp_path / "level.txt").write_text("easy")
     env = {**os.environ, "RAY_ADDRESS": two_nodes}
     changes = ["env=mygame:Game-v0", "stop.training_iteration=1"]
     lines = train(small(tmp_path), *changes, cwd=tmp_path, env=env)
     assert Path(line_of(lines, "checkpoint")).is_relative_to(tmp_path / "results")
+    subprocess.run([sys.executable, "-c", ALIVE, two_nodes], check=True, timeout=120)
 
 
 def test_starts_ray_beside_a_running_cluster(tmp_path: Path) -> None:
@@ -224,6 +266,24 @@ def test_starts_ray_beside_a_running_cluster(tmp_path: Path) -> None:
         env = {**os.environ, "RAY_TMPDIR": folder, "RAY_ADDRESS": ""}
         lines = train(small(tmp_path), "stop.training_iteration=1", cwd=tmp_path, env=env)
     assert line_of(lines, "checkpoint")
+
+
+HELP = f"""
+import runpy, sys
+sys.argv[1:] = ["--help"]
+try:
+    runpy.run_module({MODULE!r}, run_name="__main__")
+finally:
+    loaded = sorted({{"ray", "torch"}} & sys.modules.keys())
+    assert not loaded, loaded
+"""
+
+
+def test_help_imports_neither_ray_nor_torch() -> None:
+    command = [sys.executable, "-c", HELP]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "train" in done.stdout
 
 
 # ---- signals ----------------------------------------------------------------------------------
@@ -246,11 +306,13 @@ def of_session(session: int) -> list[str]:
 
 
 @contextmanager
-def endless_run(folder: Path, checkpoint_every: int = 1) -> Iterator[subprocess.Popen[str]]:
+def endless_run(
+    folder: Path, checkpoint_every: int = 1, file: str = "", polopt: list[str] = POLOPT
+) -> Iterator[subprocess.Popen[str]]:
     """A run without a limit, which leads its own session and process group."""
-    command = [*POLOPT, "train", small(folder), "--checkpoint-every", str(checkpoint_every)]
+    command = [*polopt, "train", file or small(folder), "--results-dir", "results"]
     with subprocess.Popen(
-        [*command, "--results-dir", "results"],
+        [*command, "--checkpoint-every", str(checkpoint_every)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -310,3 +372,49 @@ def test_signal_before_the_first_result(tmp_path: Path, state: str) -> None:
     assert err == ""
     assert out.splitlines()[-1] == "stopped before the first result; nothing was saved"
     assert list((tmp_path / "results").iterdir()) == []
+
+
+STUCK = """
+import time
+from pathlib import Path
+import gymnasium
+class Stuck(gymnasium.Wrapper):
+    left = 150  # steps of all environments; the third iteration does not end
+    def step(self, action):
+        Stuck.left -= 1
+        while Stuck.left < 0:
+            Path("stuck").touch()
+            time.sleep(1.0)
+        return super().step(action)
+def make(): return Stuck(gymnasium.make("CartPole-v1"))
+run = "A2C"
+config = {**CONFIG, "env": make}
+"""
+PATIENT = f"""
+from polopt.trainers.command_line import signals
+signals.GRACE_S = signals.EXIT_S = 600.0
+from {MODULE} import main
+main()
+"""
+
+
+def wait_for_file(folder: Path, pattern: str) -> None:
+    deadline_s = time.monotonic() + 120
+    while not list(folder.glob(pattern)):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+@needs_proc
+def test_second_signal_ends_a_stuck_run_at_once(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK.replace("CONFIG", repr(SMALL)))
+    patient = [sys.executable, "-c", PATIENT]
+    with endless_run(tmp_path, file="stuck.py", polopt=patient) as process:
+        wait_for_file(tmp_path, "stuck")
+        process.send_signal(signal.SIGINT)
+        wait_for_file(tmp_path, "results/*/stop")  # the first signal has been handled
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert err == ""
+    assert read_trainer_state(line_of(out.splitlines(), "checkpoint"))["training_iteration"] == 2

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import ray
 from fakes import FakeRay, FakeWorkerProcess, Ref, in_order, install, none_ready, oldest_first
 
 from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.transport.rpc_future import RpcFuture
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.in_flight import InFlight
 from polopt.rollouts.workers.remote_worker import RemoteWorker
@@ -124,6 +126,19 @@ def test_call_that_ended_while_the_driver_was_busy_is_no_hang(
     fake.now_s += 100.0 * TIMEOUT_S
     assert calls.any_ready()
     assert all(calls.wait().failure is None for _ in range(4))
+
+
+def test_rpc_answer_that_waits_for_a_busy_driver_is_no_hang(fake: FakeRay) -> None:
+    workers = make_set()
+    calls = InFlight(workers)
+    taken, waiting = (RpcFuture("ping", Future()) for _ in range(2))
+    workers.rpc = SimpleNamespace(poll=lambda timeout_s: waiting.set_value("at the socket"))
+    for worker, future in zip(make_workers(2), (taken, waiting), strict=True):
+        calls.launch(worker, future)
+    fake.now_s += 100.0 * TIMEOUT_S
+    taken.set_value("taken")
+    arrivals = [calls.wait() for _ in range(2)]
+    assert [arrival.value for arrival in arrivals] == ["taken", "at the socket"]
 
 
 def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeRay, calls: InFlight) -> None:

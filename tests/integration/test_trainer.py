@@ -386,3 +386,21 @@ def test_sigterm_does_not_interrupt_the_end_of_a_trial(tmp_path: Path) -> None:
     ray.get(trial.stop.remote())
     assert closed.exists()
     ray.kill(trial)
+
+
+TRAIN_ONCE = """
+import sys
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+for fast_cpu in (True, False):
+    trainer = PolicyOptimizerTrainer({"fast_cpu": fast_cpu, **CONFIG})
+    assert trainer.train()["training_iteration"] == 1
+    trainer.stop()
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_training_imports_no_compiler() -> None:
+    """It takes seconds to import."""
+    config = {**TINY, "num_workers": 0, "optimizer": "sync_samples", "policy": "ppo"}
+    script = TRAIN_ONCE.replace("CONFIG", repr(config))
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from polopt.common.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
+from polopt.rollouts.transport.mixed_wait import wait_any
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 from polopt.rollouts.transport.rpc_client import RpcClient, TransportError, open_rpc
 from polopt.rollouts.transport.rpc_future import RpcFuture
@@ -150,6 +152,27 @@ def test_kill_within_a_message_fails_only_that_worker(
     with contextlib.suppress(ray.exceptions.RayActorError):
         assert len(result(client, call)) == MAX_FRAME_BYTES - 1000, "sent before the kill"
     assert result(client, other.call("record", (3,))) == 3
+
+
+def test_wait_returns_the_first_ended_call_in_order(client: RpcClient, actors: Any) -> None:
+    serving, idle = actors(), actors()
+    channel = connect(client, serving)
+    over_zmq = channel.call("record", (1,))
+    assert result(client, over_zmq) == 1
+    through_ray = idle.record.remote(2)
+    ray.wait([through_ray], timeout=LIMIT_S)
+    unanswered = RpcFuture("record", Future())
+    behind = serving.record.remote(3)  # runs once `serve` has ended
+    pending = [unanswered, behind]
+    assert wait_any(client, [*pending, over_zmq, through_ray], LIMIT_S) == [over_zmq]
+    assert wait_any(client, [*pending, through_ray, over_zmq], LIMIT_S) == [through_ray]
+    for timeout_s in (0.0, 0.2):
+        began_s = time.monotonic()
+        assert wait_any(client, pending, timeout_s) == []
+        assert timeout_s <= time.monotonic() - began_s < LIMIT_S
+    channel.pause()
+    assert wait_any(client, pending, LIMIT_S) == [behind]
+    assert time.monotonic() - began_s < LIMIT_S, "it waits for calls through Ray, too"
 
 
 # ---- config ------------------------------------------------------------------------------------

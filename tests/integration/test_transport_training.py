@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import make_optimizer, pid_of, worker_config
+import ray
+from fakes import FakeWorkerSet, install, make_optimizer, pid_of, worker_config
 from faulty_envs import NeverResets
 
 from polopt.optimizers.async_gradients import AsyncGradients
@@ -25,6 +26,7 @@ from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.collectors.gatherer import Slot
 from polopt.rollouts.transport import listener
+from polopt.rollouts.transport.rpc_client import SMALL_MESSAGE_BYTES
 from polopt.rollouts.workers.in_flight import InFlight
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -272,3 +274,34 @@ def test_early_stop_reaches_a_worker_that_serves(worker_pool: Pool) -> None:
     gatherer.receive()
     assert gatherer.landed[0].fragment.steps < 10**6
     assert worker.channel.open, "the worker goes on serving"
+
+
+class ChoosingWorkerSet(FakeWorkerSet):
+    """Worker set in this process that chooses a transport as others do."""
+
+    use_transport = WorkerSet.use_transport
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_auto_goes_by_the_size_of_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    cls, options = OPTIMIZERS[name]
+
+    def chosen(steps: int, hiddens: int, **more: Any) -> Any:
+        rollout = {"rollout_fragment_length": steps, "transport": "auto"}
+        config = worker_config("a2c", rollout=rollout, model={"fcnet_hiddens": (hiddens,) * 2})
+        workers = ChoosingWorkerSet(config)
+        optimizer = make_optimizer(cls, workers, **options, **more)
+        found = optimizer.stats()["transport"]
+        workers.close_rpc()
+        return found
+
+    assert chosen(5, 8) == "zmq"
+    assert chosen(5, 256) == "ray"
+    # Two environments with observations of 12 bytes, and one row more than steps.
+    most = SMALL_MESSAGE_BYTES // 24 - 1
+    assert chosen(most, 8) == "zmq"
+    assert chosen(most + 1, 8) == ("ray" if name.endswith("_samples") else "zmq")
+    if cls is DecentralizedAllReduce:
+        assert chosen(5, 256, keep_local_weights_in_sync=False) == "zmq"

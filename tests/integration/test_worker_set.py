@@ -15,11 +15,14 @@ import pytest
 import ray
 import threadpoolctl
 import torch
-from fakes import FakeRay, FakeWorkerSet, install, pid_of, worker_config
+from fakes import FakeRay, FakeWorkerSet, install, make_optimizer, pid_of, worker_config
+from policy_helpers import fixed_gradient
 from toy_envs import Clock
 
+from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.workers.failures import WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.weight_snapshots import INLINE_BYTES
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -237,3 +240,21 @@ def test_later_workers_do_not_wait_for_the_control_service(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "not blocked"
+
+
+def test_changed_option_is_used_by_updates_in_workers(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config(adam_epsilon=1e-8))
+    optimizer = make_optimizer(SyncSamples, workers)
+    optimizer.update_algorithm_parameter("adam_epsilon", 0.5)
+    workers.replace(workers.remote[1], FAILURE)
+    expected = RolloutWorker(worker_config(adam_epsilon=0.5), 0)
+    unchanged = RolloutWorker(worker_config(adam_epsilon=1e-8), 0)
+    weights, updated = workers.local.get_weights(), []
+    for worker in (expected, unchanged, workers.local, *(actor.worker for actor in workers.actors)):
+        worker.policy.set_weights(weights)
+        worker.policy.apply_gradients(fixed_gradient(worker.policy))
+        updated.append(worker.get_weights().flat)
+    assert len(updated) == 6
+    for flat in updated[2:]:
+        np.testing.assert_array_equal(flat, updated[0])
+    assert not np.allclose(updated[0], updated[1])

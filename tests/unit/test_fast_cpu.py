@@ -118,6 +118,19 @@ def test_closed_forms_do_not_use_torch(key: str, name: str) -> None:
     assert calls != []
 
 
+@every_mlp
+def test_acting_does_not_use_torch(key: str) -> None:
+    calls: list[Tensor] = []
+    for policy, uses in zip(both(key, "a2c"), (False, True), strict=True):
+        for module in policy.model.modules():
+            module.register_forward_hook(lambda _module, _args, out: calls.append(out))
+        obs = observations_for(policy, 5)
+        for act in (policy.action_params, policy.value, policy.compute_actions):
+            act(obs)
+            assert bool(calls) == uses
+            calls.clear()
+
+
 class HalfLossPPO(PPOPolicy):
     """Overrides only `loss`, so that the inherited closed form does not belong to it."""
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import zmq
-from rpc_fakes import FakeActor
+from fakes import worker_config
+from rpc_fakes import FakeActor, FakeRef
 
 from polopt.rollouts.transport import messages
 from polopt.rollouts.transport.endpoint import Address
@@ -21,6 +22,8 @@ from polopt.rollouts.transport.messages import decode, encode
 from polopt.rollouts.transport.rpc_channel import RpcChannel
 from polopt.rollouts.transport.rpc_client import RpcClient, TransportError
 from polopt.rollouts.transport.rpc_future import RpcError, RpcFuture, UndecodableAnswerError
+from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 HOST = "127.0.0.1"
 LIMIT_S = 60.0
@@ -306,6 +309,32 @@ def test_worker_that_cannot_connect_goes_through_ray(
     assert [r.message.count("worker 1 cannot connect") for r in caplog.records] == [1]
     reachable.close()
     other.stop()
+
+
+class ThreadWorkerSet(WorkerSet):
+    """Worker set whose remote workers are threads."""
+
+    def _start(self, index: int) -> RemoteWorker:
+        return RemoteWorker(index, FakeActor(Target()))
+
+
+def test_worker_set_calls_only_a_refused_worker_through_ray(client: RpcClient) -> None:
+    workers = ThreadWorkerSet(worker_config())
+    refused, other = workers.remote
+    refused.handle.server.connect = lambda endpoint: "no route"
+    workers.rpc = client
+    for worker in workers.remote:
+        workers.call(worker, "note", 0)
+    wait_until(client, lambda: refused.channel.refused and other.channel.connected)
+    assert workers.transport == "zmq, ray"
+    ref = workers.call(refused, "note", 1)
+    assert isinstance(ref, FakeRef)
+    assert ref.ended.result(LIMIT_S) == 1
+    assert result(client, workers.call(other, "note", 2)) == 2
+    assert len(refused.handle.endpoints) == 1, "it does not try again"
+    workers.close_rpc()
+    for worker in (refused, other):
+        worker.handle.stop()
 
 
 def closed_address() -> Address:

@@ -192,3 +192,26 @@ def test_max_frames_per_traj_truncates_every_environment() -> None:
     env.reset(seed=0)
     ends = [env.step(np.zeros(NUM_ENVS, dtype=np.int64))[3] for _ in range(3)]
     np.testing.assert_array_equal(np.array(ends), np.repeat([[False], [False], [True]], 4, axis=1))
+
+
+@pytest.mark.parametrize("num_actions", [NUM_ENVS - 1, NUM_ENVS + 1])
+def test_wrong_number_of_actions_is_an_error(num_actions: int) -> None:
+    env = made(Drift, "same_step")
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="argument 2 is"):
+        env.step(np.zeros(num_actions, dtype=np.int64))
+
+
+def test_without_copies_only_observations_are_reused() -> None:
+    env = made(lambda: Clock(2), "same_step")
+    first, _ = env.reset(seed=0)
+    results, kept = [], []
+    for _ in range(3):
+        results.append(env.step(np.zeros(NUM_ENVS, dtype=np.int64)))
+        kept.append(deepcopy(results[-1]))
+    assert np.all(kept[1][3])
+    assert "final_obs" in kept[1][4]
+    assert all(result[0] is first for result in results)
+    np.testing.assert_array_equal(first, 1)
+    for result, copied in zip(results, kept, strict=True):
+        assert_same(result[1:], copied[1:])

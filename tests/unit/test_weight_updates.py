@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -100,3 +102,28 @@ def test_lr_schedule_reaches_the_optimizer() -> None:
         assert stats["default_optimizer_learning_rate"] == pytest.approx(lr)
         step = np.abs(policy.get_weights().flat - before.flat).max()
         assert step == pytest.approx(lr, rel=0.05)  # Adam with a constant gradient
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "torch_optimizer"),
+    [
+        ("lr", 0.5, "adam"),
+        ("lr", [[0, 0.5], [100, 0.0]], "adam"),
+        ("adam_epsilon", 0.5, "adam"),
+        ("grad_clip", 0.01, "rmsprop"),
+        ("rmsprop_alpha", 0.5, "rmsprop"),
+        ("rmsprop_epsilon", 0.5, "rmsprop"),
+    ],
+)
+def test_changed_option_is_used_by_the_next_update(
+    name: str, value: Any, torch_optimizer: str
+) -> None:
+    options = {"torch_optimizer": torch_optimizer}
+    changed, unchanged = (small_policy("a2c", **options) for _ in range(2))
+    expected = small_policy("a2c", **options, **{name: value})
+    changed.set_option(name, value)
+    for policy in (changed, unchanged, expected):
+        policy.apply_gradients(fixed_gradient(policy))
+    weights = changed.get_weights().flat
+    np.testing.assert_array_equal(weights, expected.get_weights().flat)
+    assert not np.allclose(weights, unchanged.get_weights().flat)
