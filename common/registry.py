@@ -71,10 +71,12 @@ class Registry:
             if self.name_of(name) is None:
                 self._known.setdefault(name.__name__, name)
             return name
-        if name not in self._known:
-            self._load_entry_point(name)
-        if name not in self._known and (registered := shared(self._shared_name(name))):
-            self._known[name] = registered  # in the driver, of which this process is a trial
+        if not isinstance(self._known.get(name), type):  # not registered in this process
+            registered = shared(self._shared_name(name))  # by the driver of this trial
+            if registered is not None:
+                self._known[name] = registered
+            elif name not in self._known:
+                self._load_entry_point(name)
         if name not in self._known:
             raise ConfigError(f"key {self._kind!r}: got {name!r}{nearest_of(name, self.names())}")
         found = self._known[name]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from polopt.common import registry as registry_module
 from polopt.common.config import Config, ConfigError
 from polopt.common.registry import Registry
 
@@ -18,7 +21,7 @@ class Second(Config):
 
 def make_registry() -> Registry:
     base = "polopt.common.config:Config"
-    return Registry("policy", "polopt.test", base, {"built_in": f"{__name__}:First"})
+    return Registry("test", "polopt.test", base, {"built_in": f"{__name__}:First"})
 
 
 @pytest.mark.parametrize("name", ["built_in", "mine"])
@@ -34,6 +37,18 @@ def test_override_replaces_existing_name() -> None:
     registry = make_registry()
     registry.register("built_in", Second, override=True)
     assert registry.get("built_in") is Second
+
+
+def test_other_processes_get_what_the_driver_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, Any] = {}  # stands for Tune's registry
+    monkeypatch.setattr(registry_module, "share", known.__setitem__)
+    monkeypatch.setattr(registry_module, "shared", known.get)
+    driver, trial = make_registry(), make_registry()
+    driver.register("mine", First)
+    driver.register("built_in", Second, override=True)
+    assert trial.get("mine") is First
+    assert trial.get("built_in") is Second, "an override, too"
+    assert trial.name_of(Second) == "built_in"
 
 
 def test_same_class_is_registered_twice() -> None:
