@@ -94,9 +94,14 @@ class PolicyOptimizer(ABC):
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
             "num_bytes_sent": self.workers.snapshots.num_bytes_sent,
             "requests_in_flight": self.in_flight.load.report(),
-            "num_skipped_updates": self.policy.skipped_updates,
+            "num_skipped_updates": self.num_skipped_updates,
             **self.extra_stats(),
         }
+
+    @property
+    def num_skipped_updates(self) -> int:
+        """Updates of this run that were skipped because the gradient was not finite."""
+        return self.policy.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
         """Further numbers of this strategy; the same keys from the first result on."""

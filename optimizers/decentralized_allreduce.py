@@ -80,7 +80,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_rounds = 0
         self.num_broken_rounds = 0
         self.num_early_stopped = 0
-        self.num_skipped_updates = 0
+        self._num_skipped_updates = 0
         self.num_checksums = 0
         fetched = self.config.keep_local_weights_in_sync
         workers.use_transport(self.policy.flat.grads.nbytes if fetched else 0)
@@ -229,7 +229,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self.metrics.add_lag(learning.acted, learning.version)
         self.metrics.rollouts.tick(first.version + first.updates)
         self._count_skipped(learned)
-        self.num_skipped_updates += first.skipped_updates
+        self._num_skipped_updates += first.skipped_updates
         env_steps = sum(info.env_steps for info in sampled) if first.updates else 0
         self.metrics.add_training(env_steps, first.updates, first.stats)
         if first.weights is not None:
@@ -274,13 +274,17 @@ class DecentralizedAllReduce(PolicyOptimizer):
         super().set_state(state)
         self.group.restart_from_local()
 
+    @property
+    def num_skipped_updates(self) -> int:
+        """As all ranks have counted them; the driver's policy applies no gradient."""
+        return self._num_skipped_updates
+
     def extra_stats(self) -> dict[str, Any]:
         return {
             "allreduce_backend": self.group.backend,
             "num_rounds": self.num_rounds,
             "num_broken_rounds": self.num_broken_rounds,
             "num_early_stopped": self.num_early_stopped,
-            "num_skipped_updates": self.num_skipped_updates,
             "num_checksums": self.num_checksums,
             "num_ranks": len(self.group.ranks),
         }
