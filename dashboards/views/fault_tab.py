@@ -8,9 +8,7 @@ import numpy as np
 
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import run_lines
-from polopt.dashboards.views.drawing import (
-    Panel,
-)
+from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.faults import KINDS
 
 _MESSAGES = "fault_tolerance/last_"

@@ -115,18 +115,20 @@ class WorkerSet:
             is_work: see `InFlight`.
 
         Returns:
-            return values by worker index. Workers that failed are replaced, and missing. So are
-            workers without resources that the run continues without; they run the call later.
+            return values by worker index; not of workers that failed, which are replaced, nor of
+            those that `continues_without` names: they run the call later, unless it is work.
 
         Raises:
             WorkersFailedError: if workers keep failing.
         """
         calls = InFlight(self, is_work)
         for worker in self.remote:
-            if worker.index in args:
-                call = getattr(worker.actor, method).remote(*args[worker.index])
-                if not self.continues_without(worker):
-                    calls.launch(worker, call)
+            absent = self.continues_without(worker)
+            if worker.index not in args or (absent and is_work):  # work would queue without limit
+                continue
+            call = getattr(worker.actor, method).remote(*args[worker.index])
+            if not absent:
+                calls.launch(worker, call)
         return calls.gather()
 
     def call_all(self, method: str, *args: Any) -> dict[int, Any]:
@@ -249,8 +251,6 @@ class WorkerSet:
         fresh = self._start(worker.index)
         self.remote[self.remote.index(worker)] = fresh
         return fresh
-
-    # ---- weights --------------------------------------------------------------------------------
 
     def weights_for(self, worker: RemoteWorker) -> Any:
         """The local policy's weights as an argument for a call to `worker`: None if it has that

@@ -307,12 +307,14 @@ def test_missing_resources_are_named_and_used_once_available(
         assert optimizer.step().env_steps_trained == 10
         assert made.stats()["num_healthy_workers"] == 1
         placed = next(worker for worker in made.remote if worker.up)
-        assert made.apply(lambda worker: worker.index) == {placed.index: placed.index}
+        assert made.apply(lambda worker: setattr(worker, "mark", 1)) == {placed.index: None}
         optimizer.update_algorithm_parameter("lr", 0.25)
         (other,) = (worker for worker in made.remote if worker is not placed)
         made.remove_workers([placed.index])
         step_until(optimizer, lambda: other.up)  # the resources are free now
         assert made.apply(lambda worker: worker.policy.config.lr) == {other.index: 0.25}
+        marked = made.apply(lambda worker: hasattr(worker, "mark"))
+        assert marked == {other.index: False}, "no work waits for a worker"
         assert made.faults.num_restarts == 0
     finally:
         made.stop()
