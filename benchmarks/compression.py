@@ -11,6 +11,7 @@ environments. Medians of `--repeats` on one thread, packing and unpacking in thi
 from __future__ import annotations
 
 import argparse
+import pickle
 import platform
 import statistics
 import time
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 import polopt
-from polopt import GradientPacker, pack, unpack, unpack_gradients
+from polopt import GradientPacker, unpack_gradients
 
 GRADIENT_CODECS = ("none", "fp16", "bf16", "topk")
 BATCH_CODECS = ("none", "fp16", "bf16", "lz4")
@@ -81,19 +82,26 @@ def measure_gradients(gradients: Any, repeats: int) -> None:
 
 
 def measure_batch(batch: Any, repeats: int) -> None:
-    arrays = [batch.all_obs, *batch.columns.values()]
-    plain = sum(array.nbytes for array in arrays)
+    plain = sum(len(part) for part in pickled(batch, "none"))
     for codec in BATCH_CODECS:
-        packed = [pack(array, codec) for array in arrays]
-        size = sum(part.nbytes for part in packed)
+        parts = pickled(batch, codec)
+        size = sum(len(part) for part in parts)
         row(
             "fragment of 128 x 8",
             codec,
             size,
             size / plain,
-            time_us(lambda codec=codec: [pack(array, codec) for array in arrays], repeats),
-            time_us(lambda packed=packed: [unpack(part) for part in packed], repeats),
+            time_us(lambda codec=codec: pickled(batch, codec), repeats),
+            time_us(lambda parts=parts: pickle.loads(parts[0], buffers=parts[1:]), repeats),
         )
+
+
+def pickled(batch: Any, codec: str) -> list[Any]:
+    """The message that a worker sends: the pickle, and the arrays beside it."""
+    batch.compress = codec
+    beside: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(batch, protocol=5, buffer_callback=beside.append)
+    return [data, *(buffer.raw() for buffer in beside)]
 
 
 def time_us(call: Callable[[], Any], repeats: int) -> float:

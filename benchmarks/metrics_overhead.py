@@ -16,6 +16,8 @@ import time
 from typing import Any
 
 import polopt
+from polopt.common.episodes import EpisodeStats
+from polopt.metrics.load import LoadMeter
 
 GRADIENTS = 10_000
 
@@ -38,18 +40,21 @@ def main() -> None:
 
 
 def calls_us(optimizer: Any) -> float:
-    """Microseconds of what one gradient adds: three phases, one answer, one pending count, and its
-    share of a report for every 1,000 gradients."""
-    stats, load = type(optimizer.metrics)(optimizer.phases), type(optimizer.in_flight.load)()
-    wait, apply, dispatch = stats.timers.values()
+    """Microseconds of what one gradient adds: three phases, one reply, one lag, one pending count,
+    and its share of a report for every 1,000 gradients."""
+    stats, load = type(optimizer.metrics)(optimizer.phases), LoadMeter()
+    wait, apply, dispatch = (stats.timers[phase] for phase in optimizer.phases)
+    no_episodes = EpisodeStats.empty()
     started_s = time.perf_counter()
     for i in range(GRADIENTS):
         with wait:
             load.add(4)
         with apply:
-            parts = {"sample": 2e-4, "gradient": 1e-4}
-            stats.worker_times.add(1 + i % 4, parts, 100, gradients=1)
+            parts = {"sample": 2e-4, "gradient": 1e-4, "other": 1e-5}
+            stats.add_samples(100, no_episodes)
+            stats.worker_times.add(1 + i % 4, parts, 100)
             stats.num_bytes_received += 4
+            stats.add_lag(i, i + 1, computed=i)
             stats.num_gradients_accepted += 1
         with dispatch:
             pass

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rollout_fragment_length": 128,
             "num_sgd_iter": 4,
             "sgd_minibatch_size": 64,
-            "preemption_threshold": 1.0,
+            "fraction_workers": 1.0,
         },
     ),
     "SyncSamples": (

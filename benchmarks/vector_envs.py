@@ -5,7 +5,7 @@
     python benchmarks/vector_envs.py CartPole-v1 Acrobot-v1
 
 One worker in this process with a PPO policy of 64x64 units samples fragments of 128 steps of 8
-environments, with `fast_sync` true and false in turn. A row has medians of `--pairs`, and the
+environments, with either class in turn. A row has medians of `--pairs`, and the
 median and quartiles of the ratios of the pairs.
 """
 
@@ -17,6 +17,7 @@ import os
 import statistics
 import time
 import warnings
+from functools import partial
 from typing import Any
 
 from processes import THREADS
@@ -26,8 +27,11 @@ os.environ.update(dict.fromkeys(THREADS, "1"))
 # isort: split
 import gymnasium
 from about import about
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import polopt
+from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
+from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 
 STEPS, NUM_ENVS = 128, 8
 MINATAR = ("Breakout", "Asterix", "Freeway", "Seaquest", "SpaceInvaders")
@@ -55,7 +59,7 @@ def main() -> None:
 
 def row(env: str, pairs: int) -> str:
     """One row in Markdown."""
-    plain, fast = make_worker(env, False), make_worker(env, True)
+    plain, fast = make_worker(env, SyncVectorEnv), make_worker(env, FastSyncVectorEnv)
     times = []
     for turn in range(-1, pairs):
         first, second = (plain, fast) if turn % 2 else (fast, plain)
@@ -67,15 +71,19 @@ def row(env: str, pairs: int) -> str:
     return f"| {env} | {slow_us:.1f} | {fast_us:.1f} | {median:.3f} ({low:.3f} to {high:.3f}) |"
 
 
-def make_worker(env: str, fast_sync: bool) -> Any:
-    """A worker of this process."""
+def make_worker(env: str, kind: type[SyncVectorEnv]) -> Any:
+    """A worker of this process, whose environments are those that polopt makes."""
+
+    def make() -> Any:
+        return gymnasium.make(env, disable_env_checker=True)
+
+    guards = [partial(FaultTolerantEnv, make, EnvPlace(env, 0, i), 10) for i in range(NUM_ENVS)]
     return polopt.GradientWorkerSet.create_factory(
-        lambda: gymnasium.make(env, disable_env_checker=True),
+        lambda: kind(guards, copy=False, autoreset_mode=AutoresetMode.SAME_STEP),
         "ppo",
         num_workers=0,
         num_envs_per_worker=NUM_ENVS,
         rollout_fragment_length=STEPS,
-        fast_sync=fast_sync,
         seed=0,
     )().local
 

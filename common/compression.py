@@ -26,6 +26,8 @@ from polopt.common.weights import Gradients
 
 DataCodec = Literal["none", "fp16", "bf16", "lz4"]
 GradientCodec = Literal["none", "fp16", "bf16", "topk"]
+#: Codecs that round, of the `DataCodec`s.
+LOSSY = ("fp16", "bf16")
 
 
 class Packed(NamedTuple):
@@ -61,7 +63,7 @@ def pack(array: np.ndarray, codec: str) -> Packed:
     Raises:
         ValueError: for an unknown codec.
     """
-    if codec in ("fp16", "bf16") and array.dtype != np.float32:
+    if codec in LOSSY and array.dtype != np.float32:
         codec = "none"
     array = np.ascontiguousarray(array)
     scale = 1.0
@@ -131,6 +133,9 @@ class PackedGradients(NamedTuple):
     version: int
     rows: int
     stats: dict[str, float]
+    new_rows: int = 0
+    ends_rollout: bool = True
+    acted: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -155,6 +155,8 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     path = ".".join(str(part) for part in problem["loc"] if not _is_type_tag(part))
     if problem["type"] == "extra_forbidden":
         return f"unknown key {path!r}{_nearest_sibling(cls, problem['loc'])}"
+    if problem["type"] == "missing":
+        return f"key {path!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
     if not path:  # a validator of the whole model; its message names the keys
         return message

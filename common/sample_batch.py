@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.common.compression import Packed, pack, unpack
+from polopt.common.compression import LOSSY, Packed, pack, unpack
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
 
@@ -25,7 +25,8 @@ class SampleBatch:
       steps in which the environment raised). Losses and counts leave them out. `truncated` is set
       where an environment raised: the episode stops without a terminal state.
     - `action_dist_inputs` float32 `[T, N, P]`: parameters of the distribution of the action.
-    - after `Policy.postprocess`: `action_logp`, `values`, `advantages`, `value_targets`, float32.
+    - after `Policy.postprocess`, some of `action_logp`, `values`, `advantages`, `value_targets`,
+      float32; policies with V-trace compute the last three in the learner.
 
     Attributes:
         all_obs: `[T + 1, N, ...]`: the observations of the T steps, and the one after them.
@@ -33,12 +34,13 @@ class SampleBatch:
         successor_index: `[K]` flat row numbers `t * N + n` whose next observation is not
             `all_obs[t + 1, n]`, because an episode ended there and the next began in the same step.
         successor_obs: `[K, ...]` those next observations; truncated rows bootstrap from them.
-        version: version of the weights that chose the actions.
+        version: version of the weights that chose the actions; the oldest if there were several.
         worker_index: index of the worker that sampled it.
         episodes: the episodes that ended within.
         device: device of the tensors of `to_tensordict`; the arrays are in host memory.
         faults: exceptions of environments, and non-finite values.
         compress: codec of `polopt.common.compression` for sending it to another process.
+        column_versions: `[N]` versions of each column; None: all are `version`.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -51,6 +53,7 @@ class SampleBatch:
     device: str = "cpu"
     faults: DataFaults = NO_FAULTS
     compress: str = "none"
+    column_versions: np.ndarray | None = None  # [N] int64
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.compress == "none":
@@ -96,6 +99,13 @@ class SampleBatch:
         return int(np.count_nonzero(self.columns["valid"]))
 
     @property
+    def versions(self) -> np.ndarray:
+        """`[N]` versions of the weights that acted in each environment's column."""
+        if self.column_versions is None:
+            return np.full(self.shape[1], self.version, dtype=np.int64)
+        return self.column_versions
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the observations and of all columns, not compressed."""
         columns = sum(column.nbytes for column in self.columns.values())
@@ -120,6 +130,25 @@ class SampleBatch:
             successor_obs=self.successor_obs[inside],
             version=self.version,
             worker_index=self.worker_index,
+            column_versions=self.column_versions,
+        )
+
+    def select(self, envs: np.ndarray) -> SampleBatch:
+        """The environments `envs` `[n]`, in that order: a batch `[T, n, ...]`; copies.
+
+        `episodes` of the result is empty, because episode statistics cannot be divided.
+        """
+        steps, width = np.divmod(self.successor_index, self.shape[1])
+        positions = np.full(self.shape[1], -1)
+        positions[envs] = np.arange(len(envs))
+        kept = positions[width] >= 0
+        return SampleBatch(
+            all_obs=self.all_obs.take(envs, axis=1),
+            columns={name: column.take(envs, axis=1) for name, column in self.columns.items()},
+            successor_index=(steps * len(envs) + positions[width])[kept],
+            successor_obs=self.successor_obs[kept],
+            version=self.version,
+            worker_index=self.worker_index,
         )
 
     def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -134,9 +163,9 @@ class SampleBatch:
         Names are those of TorchRL's collectors: `observation`, `action`, `sample_log_prob`,
         `("next", "observation")` (the true one also where an episode ended), `("next", "reward")`,
         `("next", "done")`, `("next", "terminated")` and `("next", "truncated")` `[N, T, 1]`, and
-        after `Policy.postprocess` `state_value`, `advantage` and `value_target` `[N, T, 1]`.
-        `("collector", "mask")` is False in rows without a transition; `("collector", "traj_ids")`
-        numbers the trajectories. Actions are as in `actions`; categories are indices.
+        if `Policy.postprocess` has computed them `state_value`, `advantage` and `value_target`
+        `[N, T, 1]`. `("collector", "mask")` is False in rows without a transition; `("collector",
+        "traj_ids")` numbers the trajectories. Actions are as in `actions`; categories are indices.
 
         Args:
             device: device of the tensors; by default the batch's `device`.
@@ -176,6 +205,7 @@ class SampleBatch:
             successor_index=np.concatenate(index),
             successor_obs=np.concatenate([b.successor_obs for b in padded]),
             version=min(batch.version for batch in batches),
+            column_versions=np.concatenate([batch.versions for batch in batches]),
             worker_index=batches[0].worker_index,
             episodes=EpisodeStats.concat(batch.episodes for batch in batches),
             device=batches[0].device,
@@ -207,18 +237,27 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         worker_index=batch.worker_index,
         episodes=batch.episodes,
         faults=batch.faults,
+        column_versions=batch.column_versions,
     )
 
 
+#: Columns that the ratio of new to old probability is computed from. They are never rounded: the
+#: ratio would differ from 1 where the policy has not changed.
+_EXACT_COLUMNS = ("actions", "action_dist_inputs", "action_logp")
 _PackedBatch = tuple[dict[str, Packed], dict[str, Packed], dict[str, Any]]
 
 
 def _packed(batch: SampleBatch) -> _PackedBatch:
     """Observations and columns packed with the codec `batch.compress`, and the other fields."""
     codec = batch.compress
+    exact = "none" if codec in LOSSY else codec
     observations = {n: pack(getattr(batch, n), codec) for n in ("all_obs", "successor_obs")}
-    columns = {name: pack(column, codec) for name, column in batch.columns.items()}
-    names = ("successor_index", "version", "worker_index", "episodes", "device", "faults")
+    columns = {
+        name: pack(column, exact if name in _EXACT_COLUMNS else codec)
+        for name, column in batch.columns.items()
+    }
+    names = ["successor_index", "version", "worker_index", "episodes", "device", "faults"]
+    names += ["column_versions"]
     return observations, columns, {name: getattr(batch, name) for name in names}
 
 

@@ -39,12 +39,18 @@ class Gradients(NamedTuple):
         version: version of the weights that it was computed with.
         rows: number of valid rows of the mean.
         stats: learner statistics, means over the same rows.
+        new_rows: of the rows, those that no earlier gradient is of: 0 from the second epoch on.
+        ends_rollout: no further gradient of the same rollout follows.
+        acted: version of the weights that acted, the oldest if there were several.
     """
 
     flat: np.ndarray  # [P] float32
     version: int
     rows: int
     stats: dict[str, float]
+    new_rows: int = 0
+    ends_rollout: bool = True
+    acted: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -1,23 +1,18 @@
-"""Grafana dashboards: one for all optimizers, and one for each tab of the live page."""
+"""Grafana dashboards: one for all optimizers, and one for each optimizer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polopt.metrics.prometheus import ALLREDUCE, GRADIENTS, METRICS, SAMPLES
+from polopt.dashboards.data.colors import PHASE_COLORS
+from polopt.metrics.prometheus import METRICS, Metric
+from polopt.metrics.tab import OptimizerTab
 
-#: Title and optimizers of each dashboard, by its identifier; no optimizers: all.
-BOARDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "polopt": ("polopt: all optimizers", ()),
-    "polopt-gradients": ("polopt: AsyncGradients, SyncGradients", GRADIENTS),
-    "polopt-samples": ("polopt: SyncSamples, AsyncSamples", SAMPLES),
-    "polopt-allreduce": ("polopt: DecentralizedAllReduce", ALLREDUCE),
-}
-_SERIES = {metric.name: metric for metric in METRICS}
 #: A value of each tag that every trial has, to count the trials of a stack.
 _IN_EVERY_TRIAL = {"phase": "other", "part": "idle"}
 _UNITS = {"share": "percentunit", "ms": "ms", "bytes": "Bps"}
@@ -34,14 +29,12 @@ class View:
         text: what it answers.
         metrics: names of metrics of one unit, each shown by trial and by its tag.
         stacked: shares by tag, as the mean over the trials.
-        optimizers: that have it; empty: all.
     """
 
     title: str
     text: str
     metrics: tuple[str, ...]
     stacked: bool = False
-    optimizers: tuple[str, ...] = ()
 
 
 VIEWS = (
@@ -58,30 +51,6 @@ VIEWS = (
         "Idle: workers wait for the driver or for each other.",
         ("polopt_workers_share",),
         stacked=True,
-    ),
-    View(
-        "Accepted, stale, skipped gradients",
-        "How much of the workers' work is dropped or scaled down.",
-        ("polopt_gradients",),
-        optimizers=GRADIENTS,
-    ),
-    View(
-        "Realised rate against peaks",
-        "Realised near the sampling peak: add workers. Near the learning peak: learn faster.",
-        ("polopt_env_steps_per_s", "polopt_peak_env_steps_per_s"),
-        optimizers=SAMPLES,
-    ),
-    View(
-        "Ranks, broken rounds",
-        "When ranks were lost and came back.",
-        ("polopt_ranks", "polopt_broken_rounds"),
-        optimizers=ALLREDUCE,
-    ),
-    View(
-        "Early-stopped fragments",
-        "How often slow workers are cut off.",
-        ("polopt_early_stopped",),
-        optimizers=_SERIES["polopt_early_stopped"].optimizers,
     ),
     View("Policy lag", "Age of the weights that acted, as a distribution.", ("polopt_policy_lag",)),
     View("Mean and largest lag", "Of policy and gradients.", ("polopt_lag_mean", "polopt_lag_max")),
@@ -129,58 +98,78 @@ VIEWS = (
     View("Healthy workers", "Now.", ("polopt_healthy_workers",)),
     View("Learner", "Losses, entropy, KL, gradient norm, learning rate.", ("polopt_learner",)),
 )
+#: The place of an optimizer's own views: after the shares of time.
+_OWN_AT = 4
 
 
-def write_dashboards(folder: Path) -> list[Path]:
+def write_dashboards(folder: Path, tabs: Iterable[OptimizerTab]) -> list[Path]:
     """Writes the dashboards as JSON files, for Grafana's provisioning; returns their paths.
+
+    Args:
+        folder: made if it does not exist.
+        tabs: of the optimizers that get a dashboard of their own.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for identifier, board in dashboards().items():
+    for identifier, board in dashboards(tabs).items():
         path = folder / f"{identifier.replace('-', '_')}_grafana_dashboard.json"
         path.write_text(json.dumps(board, indent=1) + "\n")
         written.append(path)
     return written
 
 
-def dashboards() -> dict[str, dict[str, Any]]:
+def dashboards(tabs: Iterable[OptimizerTab] = ()) -> dict[str, dict[str, Any]]:
     """The dashboards by identifier, as Grafana reads them."""
-    return {uid: _dashboard(uid, title, names) for uid, (title, names) in BOARDS.items()}
+    boards = {"polopt": _dashboard("polopt", None)}
+    for tab in tabs:
+        uid = "polopt-" + re.sub("[^a-z0-9]+", "-", tab.name.lower())[:33]  # Grafana's limit is 40
+        boards[uid] = _dashboard(uid, tab)
+    return boards
 
 
-def views_of(optimizers: Iterable[str]) -> list[View]:
-    """The views of a dashboard: of all optimizers, those that all of them have."""
-    wanted = set(optimizers)
-    return [v for v in VIEWS if not v.optimizers or (wanted and wanted & set(v.optimizers))]
+def views_of(tab: OptimizerTab | None) -> list[View]:
+    """The views of a dashboard: those of all optimizers, and of the metrics that one declares."""
+    own = [View(_title(metric), metric.text, (metric.name,)) for metric in _own(tab)]
+    return [*VIEWS[:_OWN_AT], *own, *VIEWS[_OWN_AT:]]
 
 
-def _dashboard(uid: str, title: str, optimizers: tuple[str, ...]) -> dict[str, Any]:
-    chosen = "|".join(optimizers) or "$optimizer"
+def _own(tab: OptimizerTab | None) -> Sequence[Metric]:
+    return tab.tab.metrics if tab is not None else ()
+
+
+def _title(metric: Metric) -> str:
+    return metric.name.removeprefix("polopt_").replace("_", " ").capitalize()
+
+
+def _dashboard(uid: str, tab: OptimizerTab | None) -> dict[str, Any]:
+    chosen = tab.name if tab is not None else "$optimizer"
+    series = {metric.name: metric for metric in (*METRICS, *_own(tab))}
     panels = [
         {
-            **_panel(view, f'optimizer=~"{chosen}",trial=~"$trial"'),
+            **_panel(view, series, f'optimizer=~"{chosen}",trial=~"$trial"'),
             "id": number + 1,
             "gridPos": {"h": 8, "w": 12, "x": 12 * (number % 2), "y": 8 * (number // 2)},
         }
-        for number, view in enumerate(views_of(optimizers))
+        for number, view in enumerate(views_of(tab))
     ]
     known = "ray_polopt_env_steps_per_s"
-    variables = [] if optimizers else [_variable("optimizer", f"label_values({known}, optimizer)")]
+    optimizer = _variable("optimizer", f"label_values({known}, optimizer)")
     trials = f'label_values({known}{{optimizer=~"{chosen}"}}, trial)'
     source = {"name": "datasource", "type": "datasource", "query": "prometheus", "hide": 2}
+    variables = [source, *([optimizer] if tab is None else []), _variable("trial", trials)]
     return {
         "uid": uid,
-        "title": title,
+        "title": f"polopt: {tab.title if tab is not None else 'all optimizers'}",
         "tags": ["polopt", "ray"],
         "schemaVersion": 27,  # as Ray's: Grafana then migrates data sources given by name
         "editable": True,
         "graphTooltip": 1,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": [source, *variables, _variable("trial", trials)]},
+        "templating": {"list": variables},
         "panels": panels,
     }
 
@@ -201,14 +190,14 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-def _panel(view: View, selector: str) -> dict[str, Any]:
-    metric = _SERIES[view.metrics[0]]
+def _panel(view: View, series: Mapping[str, Metric], selector: str) -> dict[str, Any]:
+    metric = series[view.metrics[0]]
     panel = {
         "title": view.title,
         "description": view.text,
         "datasource": "${datasource}",
         "targets": [
-            {"refId": chr(ord("A") + number), **_target(name, view, selector)}
+            {"refId": chr(ord("A") + number), **_target(series[name], view, selector)}
             for number, name in enumerate(view.metrics)
         ],
     }
@@ -219,12 +208,20 @@ def _panel(view: View, selector: str) -> dict[str, Any]:
         custom |= {"stacking": {"mode": "normal"}, "fillOpacity": 60, "lineWidth": 0}
     limits = {"min": 0, "max": 1} if metric.unit == "share" else {}
     defaults = {"unit": _UNITS.get(metric.unit, "short"), "custom": custom, **limits}
+    overrides = [_fixed_color(name, color) for name, color in PHASE_COLORS.items()]
     return {
         **panel,
         "type": "timeseries",
-        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "fieldConfig": {"defaults": defaults, "overrides": overrides if view.stacked else []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
     }
+
+
+def _fixed_color(name: str, color: str) -> dict[str, Any]:
+    """The color that a phase has on the page, too."""
+    value = {"mode": "fixed", "fixedColor": color}
+    matcher = {"id": "byName", "options": name}
+    return {"matcher": matcher, "properties": [{"id": "color", "value": value}]}
 
 
 _HEAT_MAP: Mapping[str, Any] = {
@@ -235,8 +232,7 @@ _HEAT_MAP: Mapping[str, Any] = {
 }
 
 
-def _target(name: str, view: View, selector: str) -> dict[str, Any]:
-    metric = _SERIES[name]
+def _target(metric: Metric, view: View, selector: str) -> dict[str, Any]:
     value = f"{metric.series}{{{selector}}}"
     if metric.kind == "histogram":
         expr = f"sum by (le) (increase({value}[$__rate_interval]))"
@@ -247,7 +243,7 @@ def _target(name: str, view: View, selector: str) -> dict[str, Any]:
     labels = tags if view.stacked else ["optimizer", "trial", *tags]
     legend = " ".join(f"{{{{{label}}}}}" for label in labels)
     if len(view.metrics) > 1:
-        legend = f"{name.removeprefix('polopt_')} {legend}"
+        legend = f"{metric.name.removeprefix('polopt_')} {legend}"
     expr = f"{'sum' if view.stacked else 'max'} by ({', '.join(labels)}) ({value})"
     if view.stacked:
         # Not `avg`: optimizers have different phases, and the mean is over all trials.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import streamlit as st
@@ -102,6 +103,12 @@ def _show(panel: Panel, tab: str) -> None:
             key=f"{tab}-{panel.key}",
             config={"displayModeBar": False},  # dragging zooms, a double click goes back
         )
+    elif panel.findings:
+        entries = (
+            f"- **{_plain(text)}**  \n  {_plain(change)} :small[({_plain(runs)})]"
+            for text, change, runs in panel.findings
+        )
+        st.warning("\n".join(entries), icon=":material/troubleshoot:")
     elif panel.columns:
         names = _unique(panel.columns)
         table = {name: [row[i] for row in panel.rows] for i, name in enumerate(names)}
@@ -115,8 +122,8 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _panels(tab: Tab, selection: Selection) -> None:
-    if tab.optimizers:
-        runs = selection.of(tab.optimizers).runs
+    if tab.optimizer:
+        runs = selection.of([tab.optimizer]).runs
         by_folder = {str(run.trial.folder): run for run in runs}
         focus = st.selectbox(
             "Run whose shares and histograms are shown",
@@ -126,7 +133,7 @@ def _panels(tab: Tab, selection: Selection) -> None:
             ),
             key=f"focus-{tab.key}",
         )
-        selection = Selection(selection.runs, selection.x, selection.target, focus or "")
+        selection = replace(selection, focus=focus or "")
     with st.container(key="panels"):
         for panel in _built(tab, selection):
             kind = "wide" if panel.wide else "panel"
@@ -137,9 +144,9 @@ def _panels(tab: Tab, selection: Selection) -> None:
 def _built(tab: Tab, selection: Selection) -> list[Panel]:
     """Panels of a tab; those of the last run of the script if nothing changed since."""
     trials = [run.trial for run in selection.runs]
-    version = tuple((trial.folder, trial.rows.version, trial.state) for trial in trials)
+    version = tuple((t.folder, t.rows.version, t.state, t.error) for t in trials)
     labels = tuple(run.label for run in selection.runs)
-    key = (tab.key, selection.x, selection.target, selection.focus, version, labels)
+    key = (tab.key, replace(selection, runs=()), version, labels)
     last_key, panels = st.session_state.get("panels_of", (None, []))
     if key != last_key:
         panels = tab.panels(selection)
@@ -147,12 +154,10 @@ def _built(tab: Tab, selection: Selection) -> list[Panel]:
     return list(panels)
 
 
-def _content(directory: ResultsDirectory, filters: Filters, x: str, target: float | None) -> None:
+def _content(directory: ResultsDirectory, filters: Filters, options: Selection) -> None:
     begun = time.perf_counter()
     _open(directory)
     runs = [run for run in make_runs(directory.trials) if filters.passes(run.trial)]
-    running = sum(run.trial.state == "running" for run in runs)
-    finished = sum(run.trial.state == "finished" for run in runs)
     if not runs:
         st.info("No trials are selected. Clear a filter in the side bar.")
         return
@@ -161,12 +166,41 @@ def _content(directory: ResultsDirectory, filters: Filters, x: str, target: floa
     for place, tab in zip(shown, tabs, strict=True):
         if place.open:
             with place:
-                _panels(tab, Selection(runs, x, target))
+                _panels(tab, replace(options, runs=runs))
     took = time.perf_counter() - begun
+    running = sum(run.trial.state == "running" for run in runs)
     st.caption(
-        f"{len(runs)} trials, {running} running, {finished} finished. "
-        f"{time.strftime('%H:%M:%S')}, drawn in {took:.1f} s"
+        f"{len(runs)} trials, {running} running. {time.strftime('%H:%M:%S')}, drawn in {took:.1f} s"
     )
+
+
+def _options(runs: Sequence[Run]) -> Selection:
+    """The axis of curves, and what is compared."""
+    axis = st.segmented_control(
+        "Axis of curves", ["seconds", "steps"], default="seconds", required=True
+    )
+    startup = st.toggle(
+        "Count start-up",
+        help="Whether seconds, rates and shares contain the time before the first result of a "
+        "worker: starting processes, importing libraries, making environments.",
+    )
+    budget = st.number_input(
+        "Rank groups after so many steps", value=None, min_value=0.0, step=10_000.0,
+        placeholder="automatic",
+        help="Without a number: what at least half of the runs of each group have reached.",
+    )  # fmt: skip
+    tasks = sorted({run.task for run in runs})
+    targets = {}
+    for task in tasks:
+        label = "Return to reach" if len(tasks) == 1 else f"Return to reach: {_plain(task)}"
+        target = st.number_input(
+            label, value=None, step=10.0, placeholder="automatic",
+            help="Without a number: what at least half of the runs of each group have reached.",
+            key=f"target-{task}",
+        )  # fmt: skip
+        if target is not None:
+            targets[task] = float(target)
+    return Selection((), str(axis), startup, targets, budget)
 
 
 def main(folder: str) -> None:
@@ -179,17 +213,13 @@ def main(folder: str) -> None:
         st.markdown("### polopt")
         st.text(folder)
         automatic = st.toggle("Refresh automatically", value=True)
-        axis = st.segmented_control(
-            "Axis of curves", ["seconds", "steps"], default="seconds", required=True
-        )
-        filters = _choices(make_runs(directory.trials))
-        target = st.number_input(
-            "Return to reach", value=None, placeholder="highest of all groups", step=10.0
-        )
+        runs = make_runs(directory.trials)
+        filters = _choices(runs)
+        options = _options([run for run in runs if filters.passes(run.trial)])
     if not directory.trials:
         st.info("No results here yet. This page shows them as soon as a run writes some.")
     run_every = _REFRESH_S if automatic else None
-    st.fragment(_content, run_every=run_every)(directory, filters, str(axis), target)
+    st.fragment(_content, run_every=run_every)(directory, filters, options)
 
 
 if __name__ == "__main__":

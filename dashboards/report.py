@@ -33,6 +33,7 @@ p { color: var(--muted); margin: 0.2rem 0 0.4rem; font-size: 0.85rem; overflow-w
   grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
 section { min-width: 0; } section.wide { grid-column: 1 / -1; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.85rem; }
+.findings { border-left: 4px solid #d9a514; margin: 0; padding: 0.4rem 0.8rem 0.4rem 1.8rem; }
 th, td { border: 1px solid var(--line); padding: 0.25rem 0.6rem; text-align: left;
   max-width: 30rem; overflow-wrap: break-word; }
 """
@@ -52,7 +53,6 @@ def write_report(
     output: Path,
     figures: Path | None = None,
     *,
-    target: float | None = None,
     progress: Progress | None = None,
 ) -> list[str]:
     """Writes the report of all trials in a directory.
@@ -61,7 +61,6 @@ def write_report(
         results_dir: directory of Tune results.
         output: the HTML file; it is replaced.
         figures: directory for a CSV and a PNG of each plot; None writes none.
-        target: return whose first reach is compared; None for the highest that all groups reach.
         progress: receives bytes read, bytes to read in all, and the name of the trial.
 
     Returns:
@@ -78,7 +77,7 @@ def write_report(
     runs = make_runs(directory.trials)
     if not runs:
         raise ConfigError(f"no trials (directories with result.json) in {str(results_dir)!r}")
-    sections = list(_sections(runs, target))
+    sections = list(_sections(runs))
     try:
         output.expanduser().write_text(_document(folder, runs, sections), encoding="utf-8")
         return _write_figures(figures.expanduser(), sections) if figures is not None else []
@@ -86,18 +85,16 @@ def write_report(
         raise ConfigError(f"cannot write {error.filename or output}: {error.strerror}") from error
 
 
-def _sections(
-    runs: Sequence[Run], target: float | None
-) -> Iterator[tuple[Tab, Run | None, list[Panel]]]:
+def _sections(runs: Sequence[Run]) -> Iterator[tuple[Tab, Run | None, list[Panel]]]:
     """Tabs with their panels. Where an optimizer has runs of several groups, what depends on the
     run in focus is repeated for the first run of each group."""
-    for tab in tabs_of(list(runs)):
-        groups = Selection(runs).of(tab.optimizers).groups if tab.optimizers else {}
+    for tab in tabs_of(runs):
+        groups = Selection(runs).of([tab.optimizer]).groups if tab.optimizer else {}
         if not groups:
-            yield tab, None, tab.panels(Selection(runs, target=target))
+            yield tab, None, tab.panels(Selection(runs))
         for number, members in enumerate(groups.values()):
             focus = str(members[0].trial.folder)
-            panels = tab.panels(Selection(runs, target=target, focus=focus))
+            panels = tab.panels(Selection(runs, focus=focus))
             if number:
                 panels = [panel for panel in panels if panel.run]
             yield tab, members[0], panels
@@ -146,6 +143,12 @@ def _section(panel: Panel, plot: str) -> str:
     head = f"<h3>{html.escape(panel.title)}</h3><p>{html.escape(panel.help)}</p>"
     if panel.figure is not None:
         body = f'<div id="{plot}" style="height:{panel.figure.layout.height}px"></div>'
+    elif panel.findings:
+        entries = "".join(
+            f"<li><b>{html.escape(text)}</b><br>{html.escape(change)} ({html.escape(runs)})</li>"
+            for text, change, runs in panel.findings
+        )
+        body = f'<ul class="findings">{entries}</ul>'
     elif panel.columns:
         header = "".join(f"<th>{html.escape(str(name))}</th>" for name in panel.columns)
         rows = "".join(
@@ -179,6 +182,9 @@ def _write_figures(
                 _write_csv(path.with_suffix(".csv"), *figure_table(panel.figure))
                 figures.append(panel.figure)
                 paths.append(path.with_suffix(".png"))
+            elif panel.findings:
+                columns = ("finding", "change", "runs")
+                _write_csv(path.with_suffix(".csv"), columns, panel.findings)
             elif panel.columns:
                 _write_csv(path.with_suffix(".csv"), panel.columns, panel.rows)
     return _write_pngs(figures, paths)

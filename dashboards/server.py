@@ -9,6 +9,9 @@ from pathlib import Path
 
 from polopt.common.config import ConfigError
 
+#: Names of the loopback address. A page of another site whose name its owner has pointed at this
+#: machine (DNS rebinding) sends its own name.
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _EXTRA = "the dashboards need Streamlit and Plotly: pip install 'polopt[dashboard]'"
 
 
@@ -22,8 +25,8 @@ def check_installed(*modules: str) -> None:
 def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> None:
     """Replaces this process by the server of the live page. Does not return.
 
-    The server listens on the loopback address only and prints its address. Without `port` it takes
-    the first free one from 8501 on.
+    The server listens on the loopback address only, answers the page's WebSocket only to requests
+    that name it, and prints its address. Without `port` it takes the first free one from 8501 on.
 
     Args:
         results_dir: directory of Tune results.
@@ -52,6 +55,7 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
     if not browser or not _has_browser():
         options["server.headless"] = "true"
     command += [f"--{key}={value}" for key, value in options.items()]
+    command += [f"--server.allowedHosts={host}" for host in LOOPBACK_HOSTS]
     os.execv(sys.executable, [*command, "--", str(folder.absolute())])
 
 

@@ -17,8 +17,12 @@ from polopt.common.tracing import Event
 TRACE_FILE = "trace.json"
 #: Time that a worker does not spend in a span.
 IDLE = "idle"
+#: Time that the driver does not spend in a span.
+OTHER = "other"
 _REQUEST = "request "
 _US = 1e6
+#: Times closer than this are equal: sums of start and duration are rounded.
+_RESOLUTION_S = 1e-7
 
 
 def chrome_trace(
@@ -108,7 +112,7 @@ def _tracks(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def _is_free(spans: list[Event] | None, at_s: float) -> bool:
-    return not spans or spans[-1].at_s + spans[-1].value <= at_s
+    return not spans or _end_s(spans[-1]) <= at_s + _RESOLUTION_S
 
 
 def _gaps(spans: Iterable[Event], window_s: tuple[float, float]) -> list[tuple[float, float]]:
@@ -116,7 +120,7 @@ def _gaps(spans: Iterable[Event], window_s: tuple[float, float]) -> list[tuple[f
     gaps = []
     end_s, ended_s = window_s
     for at_s, until_s in [*((event.at_s, _end_s(event)) for event in spans), (ended_s, ended_s)]:
-        if at_s > end_s:
+        if at_s > end_s + _RESOLUTION_S:
             gaps.append((end_s, at_s - end_s))
         end_s = max(until_s, end_s)
     return gaps
@@ -188,9 +192,36 @@ def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         own = times[names["process_name", pid, 0]]
         own[span["name"]] = own.get(span["name"], 0.0) + span["dur"] / _US
         outer = open_spans.setdefault((pid, tid), [])
-        while outer and outer[-1]["ts"] + outer[-1]["dur"] <= span["ts"]:
+        while outer and outer[-1]["ts"] + outer[-1]["dur"] <= span["ts"] + _US * _RESOLUTION_S:
             outer.pop()
         if outer:
             own[outer[-1]["name"]] -= span["dur"] / _US
         outer.append(span)
     return times
+
+
+def percentages(trace: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Whole percentages of the recorded time in spans of each name; they sum to 100.
+
+    Time without a span is `other`. Percentages are rounded down, and the points that are missing
+    then go to the largest remainders.
+
+    Args:
+        trace: what `chrome_trace` returned.
+
+    Returns:
+        by name of the process, then by name of the span, the largest first.
+    """
+    duration_s = trace["otherData"]["duration_s"]
+    found = {}
+    for process, times in self_times_s(trace).items():
+        rest_s = duration_s - sum(times.values())
+        exact = {name: 100.0 * time_s / duration_s for name, time_s in times.items()}
+        if rest_s > _RESOLUTION_S or not exact:
+            exact[OTHER] = 100.0 * rest_s / duration_s
+        whole = {name: int(value) for name, value in exact.items()}
+        by_remainder = sorted(exact, key=lambda name: whole[name] - exact[name])
+        for name in by_remainder[: 100 - sum(whole.values())]:
+            whole[name] += 1
+        found[process] = dict(sorted(whole.items(), key=lambda item: -exact[item[0]]))
+    return found

@@ -24,7 +24,7 @@ class EpisodeWindow:
     def __init__(self, window: int = 100) -> None:
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
-        self._since_report: list[float] = []
+        self._sum_since_report, self._count_since_report = 0.0, 0
         self.lifetime = 0
 
     def add(self, episodes: EpisodeStats) -> None:
@@ -32,20 +32,22 @@ class EpisodeWindow:
         returns = episodes.returns.tolist()
         self._returns.extend(returns)
         self._lengths.extend(episodes.lengths.tolist())
-        self._since_report.extend(returns)
+        self._sum_since_report += sum(returns)
+        self._count_since_report += len(returns)
         self.lifetime += len(returns)
 
     def report(self) -> dict[str, float]:
         """Statistics under RLlib's keys of `env_runners/`; resets those since the last report."""
-        fresh, self._since_report = self._since_report, []
+        total, count = self._sum_since_report, self._count_since_report
+        self._sum_since_report, self._count_since_report = 0.0, 0
         returns, lengths = self._returns, self._lengths
         return {
             "episode_return_mean": sum(returns) / len(returns) if returns else math.nan,
             "episode_return_min": min(returns, default=math.nan),
             "episode_return_max": max(returns, default=math.nan),
             "episode_len_mean": sum(lengths) / len(lengths) if lengths else math.nan,
-            "episode_return_mean_since_report": sum(fresh) / len(fresh) if fresh else math.nan,
-            "num_episodes": len(fresh),
+            "episode_return_mean_since_report": total / count if count else math.nan,
+            "num_episodes": count,
             "num_episodes_lifetime": self.lifetime,
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 
 
 class LagHistogram:
@@ -17,31 +17,29 @@ class LagHistogram:
     """
 
     def __init__(self, bins: int = 17) -> None:
-        self._bins = bins
-        self._counts: defaultdict[int, int] = defaultdict(int)  # by lag
+        self._histogram = [0] * bins
+        self._sum = 0
+        self._max = 0
 
-    def add(self, lag: int) -> None:
-        """Counts one gradient or batch whose weights were `lag` updates behind.
+    def add(self, lag: int, weight: int = 1) -> None:
+        """Counts a gradient, or `weight` columns of a batch, whose weights were `lag` updates
+        behind.
 
         Raises:
             ValueError: if `lag` is negative, which is a bug of the caller.
         """
         if lag < 0:
             raise ValueError(f"policy lag cannot be negative; got {lag}")
-        self._counts[lag] += 1
+        self._histogram[min(lag, len(self._histogram) - 1)] += weight
+        self._sum += lag * weight
+        self._max = max(self._max, lag)
 
     def report(self) -> dict[str, object]:
         """`{mean, max, histogram}` since the last report; then resets them."""
-        histogram = [0] * self._bins
-        for lag, count in self._counts.items():
-            histogram[min(lag, self._bins - 1)] += count
-        total = sum(lag * count for lag, count in self._counts.items())
-        report = {
-            "mean": total / max(sum(histogram), 1),
-            "max": max(self._counts, default=0),
-            "histogram": histogram,
-        }
-        self._counts.clear()
+        histogram = self._histogram
+        mean = self._sum / max(sum(histogram), 1)
+        report = {"mean": mean, "max": self._max, "histogram": histogram}
+        self._histogram, self._sum, self._max = [0] * len(histogram), 0, 0
         return report
 
 
@@ -61,10 +59,10 @@ class LagMeter:
         self.in_updates = LagHistogram()
         self.in_rollouts = LagHistogram()
 
-    def add(self, version: int, now: int, clock: RolloutClock) -> None:
+    def add(self, version: int, now: int, clock: RolloutClock, weight: int = 1) -> None:
         """Counts a gradient or batch made with weights of `version` and used at version `now`."""
-        self.in_updates.add(now - version)
-        self.in_rollouts.add(clock.since(version))
+        self.in_updates.add(now - version, weight)
+        self.in_rollouts.add(clock.since(version), weight)
 
 
 class RolloutClock:
@@ -77,7 +75,7 @@ class RolloutClock:
     def __init__(self, memory: int = 1024) -> None:
         self._ends: deque[int] = deque(maxlen=memory)
 
-    def tick(self, version: int) -> None:
+    def end_rollout(self, version: int) -> None:
         """Records that learning from a rollout ended with `version`."""
         if self._ends and version < self._ends[-1]:
             self.clear()

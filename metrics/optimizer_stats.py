@@ -11,11 +11,9 @@ from polopt.common.tracing import TRACER
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, RolloutClock
 from polopt.metrics.learner import LearnerStats
-from polopt.metrics.timers import PhaseTimer
+from polopt.metrics.machine import MachineMeter
+from polopt.metrics.timers import REPORT, STARTUP, PhaseTimer
 from polopt.metrics.worker_times import WorkerTimes
-
-#: The driver's phase between a result and the next iteration.
-REPORT = "report"
 
 
 class StepResult(NamedTuple):
@@ -36,6 +34,10 @@ class StepResult(NamedTuple):
 class OptimizerStats:
     """What an optimizer counts and measures while it trains.
 
+    Start-up is the time from the construction until the worker that answers first begins the work
+    of that answer: processes start, environments are made, libraries are imported. It is no part of
+    the other phases, of rates, or of the training time.
+
     Args:
         phases: names of the driver's timed phases of a step, which do not overlap. `report` is
             added to them.
@@ -43,7 +45,9 @@ class OptimizerStats:
 
     Attributes:
         num_env_steps_sampled: environment steps so far.
-        num_env_steps_trained: of them, those that were learned from.
+        num_env_steps_discarded: environment steps of fragments that were not finite; not among
+            those sampled.
+        num_env_steps_trained: of those sampled, those that were learned from.
         num_updates: updates so far.
         lag: policy lag, that of the weights that acted; see `LagMeter`.
         gradient_lag: lag of the weights that gradients were computed with.
@@ -52,14 +56,20 @@ class OptimizerStats:
         learner: statistics of the learner.
         timers: by phase, those of the workers after the driver's.
         worker_times: the workers' own times.
+        machine: use of the driver's machine.
+        startup_s: seconds of start-up so far, those before a restore included.
+        training_s: seconds since the end of start-up, those before a restore included.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
-        num_gradients_accepted: gradients of workers that were applied, alone or in a mean.
+        num_gradients: gradients of workers that were taken.
+        num_gradients_accepted: of them, gradients of workers that were applied, alone or in a mean.
         num_gradients_stale: gradients older than the optimizer's limit, dropped or scaled.
         num_gradients_skipped: gradients that were not applied because they were not finite.
+        num_early_stopped: fragments that ended early.
     """
 
     def __init__(self, phases: Iterable[str] = (), worker_phases: Iterable[str] = ()) -> None:
         self.num_env_steps_sampled = 0
+        self.num_env_steps_discarded = 0
         self.num_env_steps_trained = 0
         self.num_updates = 0
         self.lag = LagMeter()
@@ -70,17 +80,41 @@ class OptimizerStats:
         self._driver_phases = (*phases, REPORT)
         every_phase = (*self._driver_phases, *worker_phases)
         self.timers = {phase: PhaseTimer(name=phase) for phase in every_phase}
-        self.worker_times = WorkerTimes()
+        self.worker_times = WorkerTimes(worker_phases, self._end_startup)
+        self.machine = MachineMeter()
         self.num_bytes_received = 0
+        self.num_gradients = 0
         self.num_gradients_accepted = 0
         self.num_gradients_stale = 0
         self.num_gradients_skipped = 0
+        self.num_early_stopped = 0
+        self._created_s = time.perf_counter()
+        self._begun_s: float | None = None  # training, after start-up
+        self._earlier_startup_s = self._earlier_training_s = 0.0  # before a restore
         self._begin_interval()
 
     def _begin_interval(self) -> None:
         for timer in self.timers.values():
             timer.take_percentiles_ms()
+        self._rows = self._updates_of_rows = 0
         self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
+
+    def _end_startup(self, busy_s: float = 0.0) -> None:
+        """Ends start-up `busy_s` seconds ago, unless it has ended before."""
+        if self._begun_s is None:
+            self._begun_s = max(time.perf_counter() - busy_s, self._created_s, self._reported[0])
+            for timer in self.timers.values():
+                timer.restart(self._begun_s)
+
+    @property
+    def startup_s(self) -> float:
+        ended_s = time.perf_counter() if self._begun_s is None else self._begun_s
+        return self._earlier_startup_s + ended_s - self._created_s
+
+    @property
+    def training_s(self) -> float:
+        this_s = 0.0 if self._begun_s is None else time.perf_counter() - self._begun_s
+        return self._earlier_training_s + this_s
 
     def begin_iteration(self) -> None:
         """Ends the phase `report`, which began with the last report: Tune has taken the result, its
@@ -102,20 +136,32 @@ class OptimizerStats:
             env_steps: valid rows.
             episodes: episodes that ended in them.
         """
+        self._end_startup()
         self.num_env_steps_sampled += env_steps
         self.episodes.add(episodes)
 
-    def add_lag(self, acted: int, now: int, computed: int | None = None) -> None:
+    def add_lag(self, acted: int, now: int, computed: int | None = None, weight: int = 1) -> None:
         """Counts the lag of a batch or gradient that is about to be learned from.
 
         Args:
             acted: version of the weights that acted.
             now: version of the learner's weights.
             computed: version of the weights that a gradient was computed with; None: `now`.
+            weight: number of environments whose column of a batch has this lag.
         """
         TRACER.count("policy lag", now - acted)
-        self.lag.add(acted, now, self.rollouts)
-        self.gradient_lag.add(now if computed is None else computed, now, self.rollouts)
+        self.lag.add(acted, now, self.rollouts, weight)
+        computed = now if computed is None else computed
+        self.gradient_lag.add(computed, now, self.rollouts, weight)
+
+    def add_lag_of_worker(self, updates: int, rollouts: int) -> None:
+        """Counts the lag of a batch that a worker itself has learned from, in updates and in
+        batches of that worker."""
+        TRACER.count("policy lag", updates)
+        self.lag.in_updates.add(updates)
+        self.lag.in_rollouts.add(rollouts)
+        self.gradient_lag.in_updates.add(0)
+        self.gradient_lag.in_rollouts.add(0)
 
     def add_training(
         self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None
@@ -126,10 +172,15 @@ class OptimizerStats:
             env_steps: environment steps that were not learned from before.
             updates: updates made with them.
             stats: statistics of the learner.
-            rows: number of rows that `stats` are means over; None: `env_steps`.
+            rows: number of rows that `stats` are means over, and of each update; None: `stats` are
+                means over `env_steps` rows, and updates are made with minibatches of them.
         """
+        self._end_startup()
         self.num_env_steps_trained += env_steps
         self.num_updates += updates
+        if rows is not None:
+            self._rows += rows
+            self._updates_of_rows += updates
         self.learner.add(stats, max(env_steps if rows is None else rows, 1))
 
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
@@ -141,32 +192,46 @@ class OptimizerStats:
         """
         now_s = time.perf_counter()
         then_s, sampled, updates = self._reported
-        elapsed_s = max(now_s - then_s, 1e-9)
+        interval_s = max(now_s - then_s, 1e-9)
+        startup_s = (now_s if self._begun_s is None else max(self._begun_s, then_s)) - then_s
+        training_s = max(interval_s - startup_s, 1e-9)
         report = {
             "num_env_steps_sampled": self.num_env_steps_sampled,
+            "num_env_steps_discarded": self.num_env_steps_discarded,
             "num_env_steps_trained": self.num_env_steps_trained,
             "num_updates": self.num_updates,
-            "env_steps_per_s": (self.num_env_steps_sampled - sampled) / elapsed_s,
-            "updates_per_s": (self.num_updates - updates) / elapsed_s,
+            "rows_per_update": self._rows / max(self._updates_of_rows, 1),
+            "env_steps_per_s": (self.num_env_steps_sampled - sampled) / training_s,
+            "updates_per_s": (self.num_updates - updates) / training_s,
+            "startup_s": self.startup_s,
+            "training_s": self.training_s,
+            "interval_s": interval_s,
             "policy_lag": self.lag.in_updates.report(),
             "policy_lag_rollouts": self.lag.in_rollouts.report(),
             "gradient_lag": self.gradient_lag.in_updates.report(),
             "gradient_lag_rollouts": self.gradient_lag.in_rollouts.report(),
             **{f"{phase}_time_ms": timer.mean_ms for phase, timer in self.timers.items()},
-            "driver": self._report_driver(elapsed_s),
-            "workers": self.worker_times.report(worker_indices, elapsed_s),
+            "driver": self._report_driver(startup_s, training_s),
+            "workers": self.worker_times.report(worker_indices, training_s),
+            "machine": self.machine.report(),
             "num_bytes_received": self.num_bytes_received,
+            "num_gradients": self.num_gradients,
             "num_gradients_accepted": self.num_gradients_accepted,
             "num_gradients_stale": self.num_gradients_stale,
             "num_gradients_skipped": self.num_gradients_skipped,
+            "num_early_stopped": self.num_early_stopped,
         }
         self._begin_interval()
         return report
 
-    def _report_driver(self, elapsed_s: float) -> dict[str, dict[str, float]]:
+    def _report_driver(self, startup_s: float, training_s: float) -> dict[str, dict[str, float]]:
         timers = {phase: self.timers[phase] for phase in self._driver_phases}
+        if self._begun_s is None:
+            for timer in timers.values():
+                timer.restart(time.perf_counter())
         measured_s = {phase: timer.interval_s for phase, timer in timers.items()}
-        total_s = max(elapsed_s, sum(measured_s.values()))
+        total_s = max(training_s, sum(measured_s.values())) + startup_s
+        measured_s[STARTUP] = startup_s
         share = {phase: duration_s / total_s for phase, duration_s in measured_s.items()}
         percentiles = {phase: timer.take_percentiles_ms() for phase, timer in timers.items()}
         return {
@@ -181,6 +246,8 @@ class OptimizerStats:
             "num_env_steps_sampled": self.num_env_steps_sampled,
             "num_env_steps_trained": self.num_env_steps_trained,
             "num_updates": self.num_updates,
+            "startup_s": self.startup_s,
+            "training_s": self.training_s,
             "episodes": self.episodes.get_state(),
         }
 
@@ -190,6 +257,11 @@ class OptimizerStats:
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
         self.num_updates = int(state["num_updates"])
         self.episodes.set_state(state["episodes"])
+        # The start-up of this process comes after what the state has counted.
+        self._earlier_startup_s = float(state.get("startup_s", 0.0))
+        self._earlier_training_s = float(state.get("training_s", 0.0))
+        if self._begun_s is not None:
+            self._created_s = self._begun_s = time.perf_counter()
         self.rollouts.clear()
         self.worker_times.clear()
         self._begin_interval()

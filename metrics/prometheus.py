@@ -1,4 +1,7 @@
-"""`METRICS`: what a run exports to Prometheus. Recorder, Grafana dashboards and docs read it."""
+"""`METRICS`: what every run exports to Prometheus. Recorder, Grafana dashboards and docs read it.
+
+Optimizers declare further metrics in their tab (`polopt.metrics.tab`).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-GRADIENTS = ("async_gradients", "sync_gradients")
-SAMPLES = ("sync_samples", "async_samples")
-ALLREDUCE = ("decentralized_allreduce",)
 #: Upper bounds of the buckets of lag; a lag of 0 is in the first one.
 LAG_BOUNDARIES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
@@ -26,7 +26,6 @@ class Metric:
         key: path in results; `*` stands for each value of `tag`.
         text: what it is.
         tag: besides `optimizer` and `trial`; empty: none.
-        optimizers: that have it; empty: all.
     """
 
     kind: str
@@ -35,7 +34,6 @@ class Metric:
     key: str
     text: str
     tag: str = ""
-    optimizers: tuple[str, ...] = ()
 
     @property
     def series(self) -> str:
@@ -63,14 +61,6 @@ METRICS = (
     _counter("polopt_updates", "updates", _OPT + "num_updates", "applied to the weights"),
     _counter(
         "polopt_bytes", "bytes", _OPT + "num_bytes_*", "weights, gradients, data", "direction"
-    ),
-    _counter(
-        "polopt_gradients",
-        "gradients",
-        _OPT + "num_gradients_*",
-        "of workers, by what became of them",
-        "outcome",
-        GRADIENTS,
     ),
     _gauge(
         "polopt_episode_return",
@@ -117,24 +107,6 @@ METRICS = (
         _OPT + "requests_in_flight/mean",
         "mean number of pending calls",
     ),
-    _gauge(
-        "polopt_peak_env_steps_per_s",
-        _RATE,
-        _OPT + "*_peak_throughput",
-        "fastest single phase so far",
-        "phase",
-        SAMPLES,
-    ),
-    _gauge(
-        "polopt_early_stopped",
-        "fragments",
-        _OPT + "num_early_stopped",
-        "ended early, so far",
-        "",
-        ("sync_samples", *ALLREDUCE),
-    ),
-    _gauge("polopt_ranks", "ranks", _OPT + "num_ranks", "members of the group", "", ALLREDUCE),
-    _gauge("polopt_broken_rounds", "rounds", _OPT + "num_broken_rounds", "so far", "", ALLREDUCE),
     _gauge("polopt_healthy_workers", "workers", _FAULTS + "num_healthy_workers", "now"),
     _gauge("polopt_worker_restarts", "restarts", _FAULTS + "num_remote_worker_restarts", "so far"),
     _gauge("polopt_worker_failures", "failures", _FAULTS + "num_worker_*", "so far", "kind"),
@@ -147,14 +119,13 @@ METRICS = (
 )
 
 
-def markdown_table() -> str:
-    """The table of `docs/metrics.md`."""
-    lines = ["| metric | kind | unit | tag | result key | meaning | optimizers |", "|---" * 7 + "|"]
-    for metric in METRICS:
+def markdown_table(metrics: Iterable[Metric] = METRICS) -> str:
+    """A table of metrics for `docs/metrics.md`."""
+    lines = ["| metric | kind | unit | tag | result key | meaning |", "|---" * 6 + "|"]
+    for metric in metrics:
         tag = f"`{metric.tag}`" if metric.tag else ""
-        optimizers = ", ".join(f"`{name}`" for name in metric.optimizers) or "all"
         cells = (f"`{metric.name}`", metric.kind, metric.unit, tag, f"`{metric.key}`", metric.text)
-        lines.append(f"| {' | '.join(cells)} | {optimizers} |".replace("|  |", "| |"))
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
     return "\n".join(lines)
 
 

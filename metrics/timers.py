@@ -10,6 +10,10 @@ import numpy as np
 
 from polopt.common.tracing import TRACER
 
+#: The driver's phase between a result and the next iteration.
+REPORT = "report"
+#: The time before the first answer of a worker, which no other phase contains.
+STARTUP = "startup"
 #: Percentiles are over the last so many durations of an interval, which bounds memory.
 MAX_DURATIONS = 10_000
 
@@ -31,15 +35,18 @@ class PhaseTimer:
         self._window: deque[float] = deque(maxlen=window)  # the last of earlier intervals
         self._interval: deque[float] = deque(maxlen=MAX_DURATIONS)
         self._started_s = 0.0
+        self._running = False
         self._taken_s = 0.0  # total of earlier intervals
         self.total_s = 0.0
         self.peak_rows_per_s = 0.0
 
     def __enter__(self) -> PhaseTimer:
         self._started_s = time.perf_counter()
+        self._running = True
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._running = False
         self.push(TRACER.span("driver", self._name, self._started_s))
 
     def push(self, duration_s: float) -> None:
@@ -51,6 +58,22 @@ class PhaseTimer:
         """Sets the number of rows that the last timed phase of the interval processed."""
         if self._interval and self._interval[-1] > 0.0:
             self.peak_rows_per_s = max(self.peak_rows_per_s, rows / self._interval[-1])
+
+    def restart(self, at_s: float) -> None:
+        """Drops what was timed before `at_s`, as if the timer had been made then. Of the running or
+        the last timing, the part after `at_s` is kept.
+
+        Args:
+            at_s: of `time.perf_counter`.
+        """
+        last_s = self._interval[-1] if self._interval and not self._running else 0.0
+        after_s = min(last_s, self._started_s + last_s - at_s)
+        self._started_s = max(self._started_s, at_s)
+        self._window.clear()
+        self._interval.clear()
+        self.total_s = self._taken_s = 0.0
+        if after_s > 0.0:
+            self.push(after_s)
 
     @property
     def interval_s(self) -> float:

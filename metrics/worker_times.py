@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from polopt.metrics.timers import MAX_DURATIONS, percentiles_ms
 
-#: Parts of a worker's time that it measures itself; the rest is `idle`.
-BUSY_PARTS = ("sample", "gradient", "learn", "allreduce", "skew")
+#: Parts of a worker's time that every strategy has; it measures them itself. `other` is the time
+#: of calls outside of any phase. The rest of its time is `idle`.
+BUSY_PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "other")
 PARTS = (*BUSY_PARTS, "idle")
 
 
 class _Worker:
     """Sums of one worker since the last report."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy_parts: tuple[str, ...]) -> None:
         self.answered_s: float | None = None
-        self.shares = {**dict.fromkeys(BUSY_PARTS, 0.0), "idle": 1.0}
+        self.busy_parts = busy_parts
+        self.shares = {**dict.fromkeys(busy_parts, 0.0), "idle": 1.0}
         self.begin_interval()
 
     def begin_interval(self) -> None:
-        self.busy_s = dict.fromkeys(BUSY_PARTS, 0.0)
+        self.busy_s = dict.fromkeys(self.busy_parts, 0.0)
         self.wall_s = 0.0
         self.env_steps = 0
         self.gradients = 0
@@ -35,38 +37,54 @@ class WorkerTimes:
     A worker's wall time is the time between two of its answers, as the driver takes them. Idle time
     is wall time minus the seconds that the worker reports: it waits for the driver or for other
     workers, or its data are on their way. The time before a worker's first answer does not count.
+    The local worker is part of the driver and has no idle time.
+
+    Args:
+        on_first_answer: called once, before the first answer of any worker is counted, with the
+            seconds that this worker reports.
     """
 
-    def __init__(self) -> None:
-        self._workers: dict[int, _Worker] = {}
-        self._durations_s = {part: deque[float](maxlen=MAX_DURATIONS) for part in PARTS}
-
-    def add(
-        self, index: int, parts: Mapping[str, float], env_steps: int = 0, gradients: int = 0
+    def __init__(
+        self,
+        further_phases: Iterable[str] = (),
+        on_first_answer: Callable[[float], None] | None = None,
     ) -> None:
+        further = tuple(phase for phase in further_phases if phase not in PARTS)
+        self._busy_parts = (*BUSY_PARTS, *further)
+        self._parts = (*self._busy_parts, "idle")
+        self._on_first_answer = on_first_answer
+        self._workers: dict[int, _Worker] = {}
+        self._durations_s = {part: deque[float](maxlen=MAX_DURATIONS) for part in self._parts}
+
+    def add(self, index: int, seconds: Mapping[str, float], env_steps: int = 0) -> None:
         """Counts one answer.
 
         Args:
             index: of the worker; 0 is the local one.
-            parts: seconds of the worker by part (see `BUSY_PARTS`), disjoint.
+            seconds: of the worker by phase, disjoint. Those of phases that the strategy has not
+                declared count as `other`; each with the phase `gradient` is one gradient.
             env_steps: environment steps of the answer.
-            gradients: gradients of the answer.
         """
         now_s = time.perf_counter()
         worker = self._workers.get(index)
         if worker is None:
-            worker = self._workers[index] = _Worker()
+            worker = self._workers[index] = _Worker(self._busy_parts)
         busy_s = 0.0
-        for part, duration_s in parts.items():
+        for phase, duration_s in seconds.items():
             if duration_s > 0.0:
+                part = phase if phase in worker.busy_s else "other"
                 busy_s += duration_s
                 worker.busy_s[part] += duration_s
                 self._durations_s[part].append(duration_s)
-        wall_s = busy_s if worker.answered_s is None else now_s - worker.answered_s
+        if self._on_first_answer is not None:
+            first, self._on_first_answer = self._on_first_answer, None
+            first(busy_s)
+        answered_s = None if index == 0 else worker.answered_s
+        wall_s = busy_s if answered_s is None else now_s - answered_s
         worker.answered_s = now_s
         worker.wall_s += wall_s
         worker.env_steps += env_steps
-        worker.gradients += gradients
+        worker.gradients += "gradient" in seconds
         if wall_s > busy_s:
             self._durations_s["idle"].append(wall_s - busy_s)
 
@@ -80,7 +98,9 @@ class WorkerTimes:
             indices: of the workers that belong to the run.
             elapsed_s: seconds since the last report, positive.
         """
-        present = {index: self._workers.get(index) or _Worker() for index in indices}
+        present = {
+            index: self._workers.get(index) or _Worker(self._busy_parts) for index in indices
+        }
         per_worker = []
         for index, worker in present.items():
             _update_shares(worker)
@@ -90,13 +110,16 @@ class WorkerTimes:
                     "env_steps_per_s": worker.env_steps / elapsed_s,
                     "idle_share": worker.shares["idle"],
                     "gradients_per_s": worker.gradients / elapsed_s,
+                    "env_steps_per_sampling_s": _rate(worker.env_steps, worker.busy_s["sample"]),
                 }
             )
         count = max(len(present), 1)
-        share = {part: sum(w.shares[part] for w in present.values()) / count for part in PARTS}
+        share = {
+            part: sum(w.shares[part] for w in present.values()) / count for part in self._parts
+        }
         if not present:
             share["idle"] = 1.0
-        percentiles = {part: percentiles_ms(self._durations_s[part]) for part in PARTS}
+        percentiles = {part: percentiles_ms(self._durations_s[part]) for part in self._parts}
         self.begin_interval()
         self._workers = {i: worker for i, worker in self._workers.items() if i in present}
         return {
@@ -128,8 +151,12 @@ def _update_shares(worker: _Worker) -> None:
     busy_s = sum(worker.busy_s.values())
     total_s = max(worker.wall_s, busy_s)
     if total_s > 0.0:
-        worker.shares = {part: worker.busy_s[part] / total_s for part in BUSY_PARTS}
+        worker.shares = {part: busy / total_s for part, busy in worker.busy_s.items()}
         worker.shares["idle"] = max(0.0, 1.0 - busy_s / total_s)
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0.0 else 0.0
 
 
 def _spread(values: list[float]) -> dict[str, float]:

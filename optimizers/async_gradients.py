@@ -10,30 +10,14 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from polopt.common.compression import unpack_gradients
+from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
+from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.central_updates import apply_gradients, is_usable
-from polopt.optimizers.scheme import (
-    Scheme,
-    check_collection,
-    check_remote_workers,
-    collection_of,
-)
+from polopt.optimizers.checks import check_collection
+from polopt.optimizers.gradients import GradientsConfig, compute_gradient
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.workers.in_flight import Arrival
-from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
-
-
-class GradientsConfig(OptimizerConfig):
-    """Options of optimizers that apply gradients of workers centrally.
-
-    Attributes:
-        grads_per_step: gradients that arrive within one `step()`.
-    """
-
-    grads_per_step: int = pydantic.Field(100, ge=1, le=10**7)
 
 
 class AsyncGradientsConfig(GradientsConfig):
@@ -80,85 +64,41 @@ class AsyncGradients(PolicyOptimizer):
     config_class = AsyncGradientsConfig
     config: AsyncGradientsConfig
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
-
-    num_gradients = 0
-    num_stale_gradients = 0
+    tab: ClassVar[Tab] = Tab(
+        "1 - wait is how busy the driver is. Near 100 percent busy, more workers do not help: "
+        "gradients queue and get stale.",
+        (plots.GRADIENT_LAG, plots.GRADIENT_COUNTS, plots.GRADIENT_RATE, plots.STALE_SHARE),
+        (plots.GRADIENTS_METRIC,),
+    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        workers.use_transport(self.policy.flat.grads.nbytes)
+        self.calls.per_worker = self.config.max_requests_in_flight_per_worker
+        self.calls.check = self.policy.check_gradients
 
     @classmethod
-    def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
-        check_remote_workers(cls.name, rollout)
+    def check(cls, rollout: RolloutConfig, config: Any) -> None:
         check_collection("each worker", "num_workers_below", rollout)
-        waits = rollout.num_workers == 1 and config.max_requests_in_flight_per_worker == 1
-        place = "central" if rollout.num_workers == 1 else "parallel"
-        collection = collection_of(rollout.num_workers_below, rollout.collection)
-        return Scheme(collection, f"{place} {'sync' if waits else 'async'}", "central")
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
         with self.timers["wait"]:
-            self.health.up()  # waits until the run can begin, and pings workers that are not up
+            workers = self.workers.up()
         with self.timers["dispatch"]:
-            for worker in self.workers.remote:
-                self._dispatch(worker)
+            self.calls.fill(compute_gradient, workers)
         for _ in range(self.config.grads_per_step):
             with self.timers["wait"]:
-                arrival = self._wait()
+                reply = self.calls.first()
             with self.timers["apply"]:
-                self._apply(arrival)
+                self.apply(reply.value, self._lr_scale(reply.value))
             with self.timers["dispatch"]:
-                self._dispatch(arrival.worker)
+                self.calls.fill(compute_gradient, [reply.worker])
         return self.metrics.counts_since(before)
 
-    def _dispatch(self, worker: RemoteWorker) -> None:
-        """Requests as many gradients as a worker may have pending. A worker that is not up yet
-        begins once it is."""
-        while self.in_flight.count(worker) < self.config.max_requests_in_flight_per_worker:
-            weights = self.workers.weights_for(worker)
-            call = self.workers.call(worker, "sample_and_compute_gradients", weights)
-            self.in_flight.launch(worker, call)
-
-    def _wait(self) -> Arrival:
-        """The first gradient that arrives; workers that fail meanwhile are replaced."""
-        while True:
-            arrival = self.in_flight.wait()
-            if arrival.failure is None:
-                return arrival
-            fresh = self.workers.replace(arrival.worker, arrival.failure)
-            if fresh is not None:
-                self._dispatch(fresh)
-
-    def _apply(self, arrival: Arrival) -> None:
-        packed, info = arrival.value
-        if not is_usable(self, packed, info):
-            return
-        gradients = unpack_gradients(packed)
-        lr_scale = self._lr_scale(self.policy.version - gradients.version)
-        self.num_gradients += 1
-        self.num_stale_gradients += lr_scale < 1.0
-        self.metrics.num_gradients_stale = self.num_stale_gradients
-        apply_gradients(self, gradients, [info], lr_scale)
-
-    def _lr_scale(self, lag: int) -> float:
+    def _lr_scale(self, gradients: Any) -> float:
+        """Factor on the learning rate of a gradient; below 1 if it is stale."""
         bound = self.config.max_policy_lag
+        lag = 0 if gradients is None else self.policy.version - gradients.version
         if bound is None or lag <= bound:
             return 1.0
         return 0.0 if self.config.stale_gradients == "drop" else (bound + 1) / (lag + 1)
-
-    def drain(self) -> None:
-        """Waits for pending gradients of workers that are up, and applies them."""
-        while self.in_flight.num_begun:
-            arrival = self.in_flight.wait()
-            if arrival.failure is None:
-                self._apply(arrival)
-            else:
-                self.workers.replace(arrival.worker, arrival.failure)
-
-    def extra_stats(self) -> dict[str, Any]:
-        return {
-            "num_gradients": self.num_gradients,
-            "num_stale_gradients": self.num_stale_gradients,
-        }

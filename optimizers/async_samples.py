@@ -1,11 +1,12 @@
 """AsyncSamples: learns from the fragments that are ready; workers do not wait for the learner.
 
-Data flow of IMPALA (Espeholt et al., 2018) and RLlib's APPO, without V-trace: policies correct for
-the lag of the samples themselves, as PPO's importance ratio does.
+Data flow of IMPALA (Espeholt et al., 2018) and RLlib's APPO, with a bound on the lag of samples.
+Policies correct for that lag themselves: by V-trace, or by PPO's importance ratio.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,23 +14,14 @@ import pydantic
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
+from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.central_updates import (
-    learn_from_samples,
-    num_fragments,
-    sample_message_bytes,
-    take_fragment,
-)
-from polopt.optimizers.scheme import (
-    Scheme,
-    check_central_gradients,
-    check_remote_workers,
-    collection_of,
-)
-from polopt.rollouts.collectors.gatherer import Gatherer, Slot
+from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.samples import check_batch, num_fragments, sample, sample_message_bytes
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.sampling.requests import SampleRequest, next_number
+from polopt.rollouts.workers.calls import WEIGHTS, Reply
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -39,79 +31,139 @@ class AsyncSamplesConfig(OptimizerConfig):
     Attributes:
         train_batch_size: environment steps of one batch, rounded up to whole fragments. 0: one
             fragment.
+        max_rollout_lag: maximum lag of a fragment, in batches learned between the weights that
+            sampled it and the batch that it is learned in. Workers wait instead of exceeding it;
+            nothing is dropped. With 0 and a batch of one fragment of each worker, the result is
+            that of `sync_samples`, bit for bit. None: no bound.
+        max_requests_in_flight_per_worker: fragments requested of each worker at once. With 2, a
+            worker samples the next one while the driver learns.
     """
 
     train_batch_size: int = pydantic.Field(0, ge=0, le=10**8)
+    max_rollout_lag: int | None = pydantic.Field(None, ge=0)
+    max_requests_in_flight_per_worker: int = pydantic.Field(2, ge=1, le=1000)
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
+    }
 
 
 class AsyncSamples(PolicyOptimizer):
-    """Learns from the first fragments that arrive. A worker whose fragment has arrived gets new
-    weights and samples the next one at once, so workers sample while the driver learns.
+    """Learns from the first fragments that arrive. Each worker has the next fragment requested
+    already, so it samples while the driver learns.
 
-    Results depend on timing. A failed worker's fragment is launched on its replacement.
+    Results depend on timing, unless `max_rollout_lag` is 0. A failed worker's fragments are sampled
+    by its replacement, with the weights of that time.
     """
 
     name = "async_samples"
     config_class = AsyncSamplesConfig
     config: AsyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
+    tab: ClassVar[Tab] = Tab(
+        "Sample: the driver waits for fragments. Near 0, it limits the run, and lag grows.",
+        (plots.PEAK_RATES, plots.POLICY_LAG),
+        (plots.PEAK_METRIC,),
+    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        self.gatherer = Gatherer(
-            workers,
-            request=lambda _: SampleRequest(next_number()),
-            weights_for=workers.weights_for,
-        )
-        self.in_flight = self.gatherer.in_flight
-        workers.use_transport(sample_message_bytes(self))
+        self.calls.per_worker = self.config.max_requests_in_flight_per_worker
+        self.calls.check = check_batch
+        self._num_requested = 0
+        self._requested: Counter[int] = Counter()  # number of its last request, by worker index
 
     @classmethod
-    def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
-        check_remote_workers(cls.name, rollout)
+    def check(cls, rollout: RolloutConfig, config: Any) -> None:
         if rollout.collection == "overlapped":
             raise ConfigError(
                 "key 'collection': got 'overlapped' with optimizer 'async_samples', which always "
                 "collects while it learns. Allowed: 'async', or optimizer 'sync_samples'"
             )
-        rollout = rollout.model_copy(update={"collection": "async"})
-        check_central_gradients(rollout)
-        return Scheme(collection_of(rollout.num_workers, "async"), "central sync", "central")
+        check_central_gradients(rollout.model_copy(update={"collection": "async"}))
+
+    def message_bytes(self) -> int:
+        return sample_message_bytes(self)
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
+        size = num_fragments(self, default=1)
+        replies: list[Reply] = []
+        while len(replies) < size:
+            with self.timers["broadcast"]:
+                self._request(len(replies), size)
+            with self.timers["sample"]:
+                replies.append(self._next(size - len(replies), size))
         with self.timers["broadcast"]:
-            self._launch()
-        fragments = []
-        with self.timers["sample"]:
-            for _ in range(num_fragments(self, default=1)):
-                while not self.gatherer.landed:
-                    self.gatherer.receive()
-                    self._launch()
-                fragments.append(take_fragment(self, self.gatherer.landed.popleft()))
-                self._launch()
-            batch = SampleBatch.concat(fragments)
-        learn_from_samples(self, fragments, batch)
+            self._request(size, size)
+        replies.sort(key=lambda reply: reply.order)
+        batch = SampleBatch.concat([reply.value for reply in replies])
+        self.timers["sample"].push_rows(batch.env_steps)
+        with self.timers["learn"]:
+            self.learn(batch)
+        self.timers["learn"].push_rows(batch.env_steps)
         return self.metrics.counts_since(before)
 
-    def _launch(self) -> None:
-        """Sends weights to every idle worker, and launches a fragment there."""
-        for worker in self.health.up():
-            if self.gatherer.is_idle(worker):
-                weights = self.workers.weights_for(worker)
-                self.gatherer.launch(worker, Slot(worker.index), weights)
+    def _request(self, taken: int, size: int) -> None:
+        """Requests fragments of the workers with the fewest, in turn, as many as the bound allows:
+        with `size` fragments in a batch, the k-th one ahead, from 0, is learned from `k // size`
+        batches after this one.
 
-    def drain(self) -> None:
-        """Waits for pending fragments of workers that are up, and keeps them for the next step."""
-        while self.in_flight.num_begun:
-            self.gatherer.receive()
+        Args:
+            taken: fragments of the current batch that have been taken.
+            size: fragments in a batch.
+        """
+        bound, workers = self.config.max_rollout_lag, self.workers.up()
+        ahead = taken + self.calls.num_pending + len(self.calls.kept)
+        # Also those that have arrived and wait here, or each drain would leave more of them.
+        kept = Counter(reply.worker.index for reply in self.calls.kept)
+        work = {w: self.calls.num_work_of(w) + kept[w.index] for w in workers}
+        while bound is None or ahead // size <= bound:
+            free = [worker for worker in workers if work[worker] < self.calls.per_worker]
+            if not free:
+                return
+            worker = min(free, key=lambda w: (work[w], self._requested[w.index]))
+            self.calls.send(worker, sample, WEIGHTS)
+            ahead += 1
+            work[worker] += 1
+            self._num_requested += 1
+            self._requested[worker.index] = self._num_requested
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        super().set_state(state)
-        self.gatherer.landed.clear()
+    def _next(self, left: int, size: int) -> Reply:
+        """The next fragment of the batch: the first that has arrived, unless an older one, arrived
+        or not, would then be learned from later than the bound allows.
+
+        Args:
+            left: fragments that the batch still lacks.
+            size: fragments in a batch.
+        """
+        calls, bound = self.calls, self.config.max_rollout_lag
+        if bound is None:
+            return calls.first()
+        while True:
+            ages = [self._age(call.version) for call in calls.pending()]
+            kept = {reply.order: self._age(reply.value.version) for reply in calls.kept}
+            for reply in calls.kept:
+                others = [age for order, age in kept.items() if order != reply.order]
+                if _fits([*others, *ages], left - 1, size, bound):
+                    return calls.take(reply)
+            calls.receive()
+
+    def _age(self, version: int) -> int:
+        """Batches learned since weights of this version."""
+        return self.metrics.rollouts.since(version)
 
     def extra_stats(self) -> dict[str, Any]:
         return {
             "sample_peak_throughput": self.timers["sample"].peak_rows_per_s,
             "learn_peak_throughput": self.timers["learn"].peak_rows_per_s,
         }
+
+
+def _fits(ages: list[int], left: int, size: int, bound: int) -> bool:
+    """Whether fragments of these ages can all be learned from within the bound, the oldest first,
+    with `left` places in the current batch and `size` in each later one."""
+    return all(
+        age + (0 if i < left else 1 + (i - left) // size) <= bound
+        for i, age in enumerate(sorted(ages, reverse=True))
+    )

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from polopt.common.config import Config
-from polopt.common.episodes import EpisodeStats
+import numpy as np
+
+from polopt.common.compression import PackedGradients, unpack_gradients
+from polopt.common.config import Config, ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients, Weights
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
-from polopt.optimizers.scheme import Scheme
+from polopt.metrics.tab import Tab
 from polopt.policies.policy import Policy
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.workers.health import WorkerHealth
-from polopt.rollouts.workers.in_flight import InFlight
+from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
+from polopt.rollouts.workers.set_up import (
+    begin_restored_run,
+    call_each,
+    restore_statistics,
+    update_algorithm_parameter,
+)
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -24,9 +33,14 @@ class OptimizerConfig(Config):
 class PolicyOptimizer(ABC):
     """Decides which process samples, computes gradients and applies them, and which of them wait.
 
-    A subclass implements `step`. It may name the phases of a step in `phases`, and time each with
+    A strategy has two halves, in one file: functions that run in workers, `fn(worker, ...)`, and
+    `step`, which has workers run them (`calls`) and uses what they return. What calls sample, their
+    seconds, faults and bytes are counted where replies are taken; updates are counted by `apply`,
+    `learn` and `set_weights`, and by `RolloutWorker.learn` in workers. `docs/write-an-optimizer.md`
+    has complete examples.
+
+    A subclass may name the phases of a step in `phases`, and time each with
     `with self.timers[phase]:`. Phases must not overlap, because results report their shares.
-    `docs/write-an-optimizer.md` has a complete example.
 
     Args:
         workers: the workers to use; the caller stops them.
@@ -34,66 +48,176 @@ class PolicyOptimizer(ABC):
 
     Attributes:
         policy: policy of the local worker, which is evaluated and saved.
-        in_flight: pending calls.
-        health: tracks which workers are up.
+        calls: pending calls.
         metrics: counters and statistics.
         timers: of `metrics`, by phase.
-        scheme: place in the scheme matrix.
 
     Raises:
-        ConfigError: see `check`.
+        ConfigError: see `check_options`.
     """
 
     name: ClassVar[str] = ""
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     phases: ClassVar[tuple[str, ...]] = ()
-    #: Phases of the workers; their timers are filled with `push`.
+    #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
+    #: Whether the strategy also runs in one process, with `num_workers=0`.
+    runs_in_process: ClassVar[bool] = False
+    #: What becomes of the work of a worker that fails; see `Calls`.
+    after_failure: ClassVar[AfterFailure] = "send again"
+    #: What dashboards show besides the panels that all optimizers have.
+    tab: ClassVar[Tab] = Tab()
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
-        self.scheme = self.check(workers.config.rollout, config)
+        self.check_options(workers.config.rollout, config)
         self.workers = workers
         self.config = config
         self.policy: Policy = workers.local.policy
-        self.in_flight = InFlight(workers)
-        self.health = WorkerHealth(workers)
         self.metrics = OptimizerStats(self.phases, self.worker_phases)
         self.timers = self.metrics.timers
+        self.calls = Calls(
+            workers,
+            f"optimizer {self.title()!r}",
+            count=self._count,
+            after_failure=self.after_failure,
+        )
+        workers.use_transport(self.message_bytes())
+
+    @classmethod
+    def title(cls) -> str:
+        """Name in results and messages."""
+        return cls.name or cls.__name__
 
     @abstractmethod
     def step(self) -> StepResult:
         """One round of optimization. Should last milliseconds, so that a call costs little."""
 
+    # ---- options --------------------------------------------------------------------------------
+
     @classmethod
-    def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
+    def check_options(cls, rollout: RolloutConfig, config: Any) -> None:
         """Refuses options that the strategy does not support, before any actor starts.
 
         Args:
             rollout: options of sampling.
             config: an instance of `config_class`.
 
-        Returns:
-            the strategy's place in the scheme matrix with these options.
-
         Raises:
             ConfigError: names the options and the reason.
         """
-        return Scheme()
+        if rollout.num_workers == 0 and not cls.runs_in_process:
+            raise ConfigError(
+                f"optimizer {cls.title()!r} with num_workers=0: it needs remote workers. Allowed: "
+                "num_workers of 1 or more, or optimizer 'sync_samples'"
+            )
+        cls.check(rollout, config)
 
-    def count_samples(self, env_steps: int, episodes: EpisodeStats) -> None:
-        """Counts samples that arrived, and advances the clock of the policy's schedules."""
-        self.metrics.add_samples(env_steps, episodes)
+    @classmethod
+    def check(cls, rollout: RolloutConfig, config: Any) -> None:
+        """Further checks of a strategy; arguments and errors as `check_options`."""
+        return
+
+    def message_bytes(self) -> int:
+        """Size of the larger one of a typical call and its reply; decides what calls go through,
+        see `WorkerSet.use_transport`. Here: of the weights."""
+        return int(self.policy.flat.params.nbytes)
+
+    # ---- counted once ---------------------------------------------------------------------------
+
+    def _count(self, reply: Reply) -> None:
+        """Counts a reply that was taken, and advances the clock of the policy's schedules."""
+        counts, metrics = reply.counts, self.metrics
+        metrics.add_samples(counts.env_steps, counts.episodes)
+        metrics.num_env_steps_discarded += counts.env_steps_discarded
+        self.policy.env_steps = metrics.num_env_steps_sampled
+        metrics.worker_times.add(reply.worker.index, counts.seconds, counts.env_steps)
+        if reply.worker.index > 0:
+            metrics.num_bytes_received += counts.num_bytes
+        metrics.num_early_stopped += counts.num_early_stopped
+        for updates, rollouts in counts.lags:
+            metrics.add_lag_of_worker(updates, rollouts)
+        if counts.learned is not None:
+            # The local worker's policy is the driver's. Those of others count in `set_weights`.
+            updates = counts.updates if reply.worker.index == 0 else 0
+            metrics.add_training(counts.env_steps_trained, updates, counts.learned)
+
+    def apply(
+        self,
+        gradients: Gradients | PackedGradients | None,
+        lr_scale: float = 1.0,
+        parts: Sequence[Gradients] = (),
+    ) -> None:
+        """Applies a gradient to the driver's policy, and counts its lag and the update.
+
+        Args:
+            gradients: of a worker; None: it was not finite.
+            lr_scale: factor on the learning rate; 0 drops the gradient, below 1 it is stale.
+            parts: the gradients of workers that it is the mean of; empty: it is one worker's.
+
+        Raises:
+            NonFiniteError: too many updates in a row were skipped.
+        """
+        metrics, policy = self.metrics, self.policy
+        metrics.num_gradients += max(len(parts), 1)
+        if gradients is None:
+            metrics.num_gradients_skipped += 1
+            return
+        gradients = unpack_gradients(gradients)
+        parts = parts or [gradients]
+        for part in parts:
+            metrics.add_lag(part.acted, policy.version, computed=part.version)
+        metrics.num_gradients_stale += len(parts) * (lr_scale < 1.0)
+        if lr_scale > 0.0 and gradients.rows > 0:
+            version = policy.version
+            stats = gradients.stats | policy.apply_gradients(gradients, lr_scale)
+            updates = policy.version - version
+            self.workers.faults.update(updates > 0, why="norm of the gradient")
+            if updates:
+                metrics.num_gradients_accepted += len(parts)
+            else:
+                metrics.num_gradients_skipped += len(parts)
+            new_rows = gradients.new_rows if updates else 0
+            metrics.add_training(new_rows, updates, stats, gradients.rows)
+        if gradients.ends_rollout:
+            metrics.rollouts.end_rollout(policy.version)
+
+    def learn(self, batch: SampleBatch) -> None:
+        """Learns from a batch `[T, N]` with the driver's policy; counts its lag and the updates.
+
+        Raises:
+            NonFiniteError: too many updates in a row were skipped.
+        """
+        metrics, policy = self.metrics, self.policy
+        for version, columns in zip(*np.unique(batch.versions, return_counts=True), strict=True):
+            metrics.add_lag(int(version), policy.version, weight=int(columns))
+        version, env_steps = policy.version, batch.env_steps
+        stats = policy.learn_on_batch(batch)
+        metrics.rollouts.end_rollout(policy.version)
+        updates = policy.version - version
+        if env_steps:
+            self.workers.faults.update(updates > 0, why="gradient of the whole batch")
+        metrics.add_training(env_steps if updates else 0, updates, stats)
+
+    def set_weights(self, weights: Weights) -> None:
+        """Takes over weights that workers have learned; the growth of the version counts as
+        updates."""
+        updates = weights.version - self.policy.version
+        self.policy.set_weights(weights)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
+        self.metrics.rollouts.end_rollout(self.policy.version)
+        self.metrics.add_training(0, updates, {})
+
+    # ---- results --------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """The `optimizer/` block of results; see `OptimizerStats.report`."""
         return {
-            "name": self.name or type(self).__name__,
+            "name": self.title(),
             "transport": self.workers.transport,
-            **{f"scheme_{part}": value for part, value in self.scheme._asdict().items()},
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
             "num_bytes_sent": self.workers.snapshots.num_bytes_sent,
-            "requests_in_flight": self.in_flight.load.report(),
+            "num_large_messages": self.workers.num_large_messages,
+            "requests_in_flight": self.calls.load.report(),
             "num_skipped_updates": self.num_skipped_updates,
             **self.extra_stats(),
         }
@@ -107,33 +231,45 @@ class PolicyOptimizer(ABC):
         """Further numbers of this strategy; the same keys from the first result on."""
         return {}
 
+    # ---- state ----------------------------------------------------------------------------------
+
     def drain(self) -> None:
-        """Waits for pending calls. Here their results are dropped; a strategy that leaves calls
-        pending between steps overrides this and counts them."""
-        self.in_flight.gather()
+        """Waits for the calls that workers have, and keeps their replies for the next step."""
+        self.calls.drain()
 
     def get_state(self) -> dict[str, Any]:
-        """Counters, episode statistics and policy: tensors, numbers, strings, lists and dicts.
-        `set_state` of any other optimizer accepts it."""
+        """Counters, episode statistics, policy, and running statistics of the environments'
+        wrappers: tensors, numbers, strings, lists and dicts. `set_state` of any other optimizer
+        accepts it."""
         self.drain()
-        restore_count = self.workers.config.restore_count
-        policy = self.policy.get_state()
-        return {**self.metrics.get_state(), "restore_count": restore_count, "policy": policy}
+        return {
+            **self.metrics.get_state(),
+            "restore_count": self.workers.config.restore_count,
+            "policy": self.policy.get_state(),
+            "workers": self.worker_states(),
+        }
+
+    def worker_states(self) -> dict[str, Any]:
+        """What is saved of each worker, by index as text."""
+        up = {worker.index: () for worker in self.workers.remote if worker.up}
+        states = call_each(self.workers, "get_statistics", up)
+        if self.workers.local.sampler is not None:
+            states[0] = self.workers.local.get_statistics()
+        return {str(index): {"statistics": one} for index, one in states.items() if one}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from what `get_state` of any optimizer returned. Results of pending calls are
         dropped, and workers get the weights with their next calls."""
         self.drain()
-        self.in_flight.clear()  # of workers that are not up yet
+        self.calls.clear()
         self.policy.set_state(state["policy"])  # first: raises for another network
         self.metrics.set_state(state)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
-        self.workers.snapshots.clear()
+        self.workers.snapshots.take(force=True)
         if self.workers.remote:
-            self.health.up()
-        # Checkpoints before 0.2 call it `life`.
-        restored = state["restore_count"] if "restore_count" in state else state["life"]
-        self.workers.begin_restored_run(int(restored) + 1)
+            self.workers.up()
+        begin_restored_run(self.workers, int(state["restore_count"]) + 1)
+        restore_statistics(self.workers, state.get("workers", {}))
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in this process, in all workers and in the workers below
@@ -144,8 +280,8 @@ class PolicyOptimizer(ABC):
         """
         self.drain()
         self.policy.set_option(name, value)
-        self.workers.update_algorithm_parameter(name, value)
+        update_algorithm_parameter(self.workers, name, value)
 
     def stop(self) -> None:
         """Drops pending calls. The caller stops the workers."""
-        self.in_flight.clear()
+        self.calls.clear()

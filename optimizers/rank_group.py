@@ -1,27 +1,52 @@
-"""`RankGroup`: the workers that learn together; forms their group, with equal weights."""
+"""`RankGroup`: the workers that learn together; forms their group, with equal weights. The
+functions run in the ranks, as those of `polopt.rollouts.workers.rank` do."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import secrets
-from collections.abc import Mapping
 from typing import Any
 
 import ray
 
 from polopt.rollouts.transport.collective import (
     GroupSpec,
+    largest_sum,
     resolve_backend,
     start_store,
     with_keys,
 )
-from polopt.rollouts.workers.failures import WorkersFailedError, logger
-from polopt.rollouts.workers.health import WorkerHealth
-from polopt.rollouts.workers.in_flight import InFlight
-from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.calls import Calls
+from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.rank import join, listen
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
+logger = logging.getLogger("polopt")
 #: Maximum time for ranks to connect to each other; all have just answered and are idle.
 JOIN_TIMEOUT_S = 10.0
+
+
+def version_of(worker: RolloutWorker) -> int:
+    """Version of the rank's weights."""
+    return worker.policy.version
+
+
+def policy_state(worker: RolloutWorker) -> dict[str, Any]:
+    """State of the rank's policy, torch optimizer included."""
+    return worker.policy.get_state()
+
+
+def take_policy_state(worker: RolloutWorker, state: dict[str, Any]) -> None:
+    """Takes over the state of another rank's policy. The rank keeps its own random numbers."""
+    worker.set_state({"policy": state})
+
+
+def checksum(worker: RolloutWorker) -> str:
+    """SHA-256 of the weights' bytes."""
+    return hashlib.sha256(worker.policy.get_weights().flat.tobytes()).hexdigest()
 
 
 class RankGroup:
@@ -29,7 +54,6 @@ class RankGroup:
 
     Args:
         workers: the workers that can be ranks.
-        health: tracks which of them are up.
         backend: `auto`, `zmq`, `gloo` or `nccl`; see `resolve_backend`.
         timeout_s: time limit of each all-reduce.
 
@@ -37,16 +61,16 @@ class RankGroup:
         backend: `zmq`, `gloo` or `nccl`.
         ranks: the group's workers; empty before the first `ensure`.
         broken: a rank failed, and the group has to be formed again.
+        version: the newest version of the weights that a rank has reported.
     """
 
-    def __init__(
-        self, workers: WorkerSet, health: WorkerHealth, backend: str, timeout_s: float
-    ) -> None:
+    def __init__(self, workers: WorkerSet, backend: str, timeout_s: float) -> None:
         self._workers = workers
-        self._health = health
         num_bytes = workers.local.policy.get_weights().flat.nbytes
-        transport = workers.config.rollout.transport
-        self.backend = resolve_backend(backend, workers.config.device, transport, num_bytes)
+        rollout = workers.config.rollout
+        gpus = workers.config.device, rollout.num_gpus_per_worker
+        self.backend = resolve_backend(backend, *gpus, rollout.transport, num_bytes)
+        self._max_bytes = largest_sum(num_bytes)
         self._timeout_s = timeout_s
         # Well below the limit after which a rank that waits for another counts as hanging.
         hang_s = workers.config.rollout.worker_timeout_s
@@ -55,23 +79,27 @@ class RankGroup:
         listens = self.backend != "zmq"
         self._store = start_store(ray.util.get_node_ip_address()) if listens else None
         self._generation = 0
-        self._calls = InFlight(workers, is_work=False)
+        owner = "group of ranks"
+        self._calls = Calls(workers, owner, is_work=False, after_failure="drop")
         self._local_leads = True
-        self.ranks: list[RemoteWorker] = []
+        self.ranks: list[WorkerHandle] = []
         self.broken = True
+        self.version = 0
 
     def ensure(self) -> None:
         """Forms the group if there is none, if it is broken, or if the workers that are up are not
         its members: after replacements, additions and removals.
 
         Raises:
-            WorkersFailedError: workers keep failing, or cannot connect to each other.
+            WorkersFailedError: workers keep failing, or cannot connect to each other, or all ranks
+                that had learned have failed and the driver does not have their weights.
         """
         problem: str | None = None
         for _ in range(self._workers.config.rollout.max_consecutive_failures):
-            candidates = self._health.up()
+            candidates = self._workers.up()
             if candidates == self.ranks and not self.broken:
                 return
+            self.broken = True  # from here on ranks leave the group that they were in
             problem = self._agree(candidates) or self._join(candidates)
             if problem is None:
                 self.ranks, self.broken = candidates, False
@@ -83,6 +111,16 @@ class RankGroup:
         self._local_leads = True
         self.broken = True
 
+    def call_ranks(self, fn: Any, *args: Any) -> dict[int, Any]:
+        """Has all ranks run `fn(worker, *args)`; return values by worker index, without those of
+        ranks that failed."""
+        return self._call_each(dict.fromkeys(self.ranks, args), fn)
+
+    def _call_each(self, args: dict[WorkerHandle, tuple[Any, ...]], fn: Any) -> dict[int, Any]:
+        for worker, own in args.items():
+            self._calls.send(worker, fn, *own)
+        return {reply.worker.index: reply.value for reply in self._calls.all()}
+
     def fetch_policy_state(self) -> dict[str, Any]:
         """State of the policy as the ranks have it.
 
@@ -91,83 +129,81 @@ class RankGroup:
         """
         while True:
             self.ensure()
-            fetched = self._fetch(self.ranks[0])
-            if fetched is not None:
-                state: dict[str, Any] = fetched[1]["policy"]
+            states = self._call_each({self.ranks[0]: ()}, policy_state)
+            if states:
+                state: dict[str, Any] = states[self.ranks[0].index]
                 return state
+            self.broken = True
 
-    def _agree(self, workers: list[RemoteWorker]) -> str | None:
-        """Sends all workers the same policy: the local one at first, later that of the rank with
+    def _agree(self, workers: list[WorkerHandle]) -> str | None:
+        """Gives all workers the same policy: the local one at first, later that of the rank with
         the most updates, because ranks of a broken group may differ by one update.
 
         Returns:
             None, or the failure.
         """
-        local = self._workers.local.policy
-        leader: RemoteWorker | None = None
+        leader: WorkerHandle | None = None
         if not self._local_leads:
-            for worker in workers:
-                self._calls.launch(worker, worker.actor.ping.remote(), worker.index)
-            versions = self._calls.gather()
+            versions = self._call_each(dict.fromkeys(workers, ()), version_of)
             if len(versions) < len(workers):
                 return self._last_failure()
             leader = self._leader(workers, versions)
-        followers = [w for w in workers if w is not leader]
         if leader is None:
-            source: Any = ray.put({"policy": local.get_state()})
+            state = self._workers.local.policy.get_state()
         else:
-            # Waits for the result here, because a call whose argument is the result of a failed
-            # call fails too, and every follower would count as dead.
-            fetched = self._fetch(leader)
-            if fetched is None:
+            states = self._call_each({leader: ()}, policy_state)
+            if not states:
                 return self._last_failure()
-            source = fetched[0]
-        for worker in followers:
-            self._calls.launch(worker, worker.actor.set_state.remote(source), worker.index)
-        if len(self._calls.gather()) < len(followers):
+            state = states[leader.index]
+        followers = [worker for worker in workers if worker is not leader]
+        source = self._workers.ray.put(state)
+        taken = self._call_each(dict.fromkeys(followers, (source,)), take_policy_state)
+        if len(taken) < len(followers):
             return self._last_failure()
         self._local_leads = False
         return None
 
-    def _leader(
-        self, workers: list[RemoteWorker], versions: Mapping[int, int]
-    ) -> RemoteWorker | None:
+    def _leader(self, workers: list[WorkerHandle], versions: dict[int, int]) -> WorkerHandle | None:
         """The rank with the most updates; None if the local policy has more than all of them,
-        because every rank that had learned has failed."""
+        because every rank that had learned has failed.
+
+        Raises:
+            WorkersFailedError: nor has the local policy what they had learned.
+        """
         leader = max(workers, key=lambda w: (versions[w.index], -w.index))
-        if versions[leader.index] >= self._workers.local.policy.version:
+        newest, local = versions[leader.index], self._workers.local.policy.version
+        if max(newest, local) < self.version - 1:  # a broken group may lose one update
+            raise WorkersFailedError(
+                f"all ranks that had learned have failed, and their weights, version "
+                f"{self.version}, are lost: the driver has version {local}. Restore a checkpoint; "
+                "keep_local_weights_in_sync: true keeps the weights in the driver, too. The last "
+                f"failure: {self._last_failure()}"
+            )
+        if newest >= local:
             return leader
         logger.warning(
             "every worker that had learned has failed; the others continue from the local policy, "
             "version %d",
-            self._workers.local.policy.version,
+            local,
         )
         return None
-
-    def _fetch(self, worker: RemoteWorker) -> tuple[ray.ObjectRef[Any], dict[str, Any]] | None:
-        """A worker's learner state, as a reference and as a value; None if the worker failed."""
-        source: ray.ObjectRef[Any] = worker.actor.get_learner_state.remote()
-        self._calls.launch(worker, source, worker.index)
-        values = self._calls.gather()
-        return (source, values[worker.index]) if values else None
 
     def _last_failure(self) -> str:
         failure = self._workers.faults.last
         return "none" if failure is None else failure.message
 
-    def _join(self, workers: list[RemoteWorker]) -> str | None:
+    def _join(self, workers: list[WorkerHandle]) -> str | None:
         """Connects the ranks; returns None, or why the group was not formed."""
         self._generation += 1
-        for rank, (worker, spec) in enumerate(zip(workers, self._specs(len(workers)), strict=True)):
-            call = worker.actor.listen_for_group.remote(spec, rank)
-            self._calls.launch(worker, call, worker.index)
-        listening = self._calls.gather()
+        specs = enumerate(self._specs(len(workers)))
+        listening = self._call_each(
+            {worker: (spec, rank) for worker, (rank, spec) in zip(workers, specs, strict=True)},
+            listen,
+        )
         if len(listening) < len(workers):
             return self._last_failure()
         addresses = [listening[worker.index] for worker in workers]
-        for worker in workers:
-            self._calls.launch(worker, worker.actor.join_group.remote(addresses), worker.index)
-        problems = self._calls.gather()
+        problems = self._call_each(dict.fromkeys(workers, (addresses,)), join)
         if len(problems) < len(workers):
             return self._last_failure()
         return next((problem for problem in problems.values() if problem is not None), None)
@@ -180,4 +216,4 @@ class RankGroup:
             prefix = secrets.token_hex(16)
             spec = spec._replace(host=self._store.host, port=self._store.port, prefix=prefix)
             return [spec] * world_size
-        return with_keys(spec)
+        return with_keys(spec._replace(max_bytes=self._max_bytes))

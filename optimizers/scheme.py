@@ -18,7 +18,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.config import RolloutConfig
+from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_samples import AsyncSamples
+from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.optimizers.sync_samples import SyncSamples
 
 COLLECTIONS = ("central sync", "central async", "parallel sync", "parallel async")
 GRADIENTS = ("central sync", "central async", "parallel sync", "parallel async")
@@ -121,69 +126,21 @@ def _check_term(name: str, given: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name}: got {given!r}. Allowed: {', '.join(map(repr, allowed))}")
 
 
-def check_remote_workers(optimizer: str, rollout: RolloutConfig) -> None:
-    """For strategies in which the local worker does not sample.
-
-    Raises:
-        ConfigError: there are no remote workers.
-    """
-    if rollout.num_workers == 0:
-        raise ConfigError(
-            f"optimizer {optimizer!r} with num_workers=0: it needs remote workers. Allowed: "
-            "num_workers of 1 or more, or optimizer 'sync_samples'"
-        )
-
-
-def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
-    """Refuses options of collection that have no effect, or no meaning without collectors.
-
-    Args:
-        owner: the process that computes gradients, for errors.
-        key: option with the number of its collectors.
-        rollout: options of sampling, with that key.
-
-    Raises:
-        ConfigError: names the option and the reason.
-    """
-    collectors, how = getattr(rollout, key), rollout.collection
-    if collectors == 0:
-        if how != "sync":
-            raise ConfigError(
-                f"key 'collection': got {how!r} with {key}=0: {owner} samples in its own process, "
-                f"and cannot do so while it learns. Allowed: 'sync', or {key} of 1 or more"
-            )
-        why = f"with {key}=0 no batch is sent"
-        check_unused(why, compress_data=(rollout.compress_data, "none"))
-    below = rollout.fraction_workers_below
-    if how == "async" or rollout.num_workers_below == 0:
-        why = "no process waits for workers below another"
-        check_unused(why, fraction_workers_below=(below, 1.0))
-
-
-def check_central_gradients(rollout: RolloutConfig) -> None:
-    """For strategies in which the driver computes all gradients from samples of the workers.
-
-    Raises:
-        ConfigError: names the option and the reason.
-    """
-    check_collection("the driver", "num_workers", rollout)
-    check_unused(
-        "the driver computes all gradients: no worker has workers below it and no gradient is sent",
-        num_workers_below=(rollout.num_workers_below, 0),
-        compress_gradients=(rollout.compress_gradients, "none"),
-    )
-
-
-def check_unused(why: str, **options: tuple[Any, Any]) -> None:
-    """Refuses options that have no effect.
-
-    Args:
-        why: the reason.
-        options: by key `(given, value without effect)`.
-
-    Raises:
-        ConfigError: for the first that differs.
-    """
-    for key, (given, idle) in options.items():
-        if given != idle:
-            raise ConfigError(f"key {key!r}: got {given!r}, but {why}. Allowed: {idle!r}")
+def scheme_of(optimizer: PolicyOptimizer) -> Scheme:
+    """The cell of an optimizer with its options; unspecified for those outside of the matrix."""
+    rollout = optimizer.workers.config.rollout
+    workers, how = rollout.num_workers, rollout.collection
+    below = collection_of(rollout.num_workers_below, how)
+    place = "central" if workers == 1 else "parallel"
+    if isinstance(optimizer, AsyncGradients):
+        waits = workers == 1 and optimizer.config.max_requests_in_flight_per_worker == 1
+        return Scheme(below, f"{place} {'sync' if waits else 'async'}", "central")
+    if isinstance(optimizer, SyncGradients):
+        return Scheme(below, f"{place} sync", "central")
+    if isinstance(optimizer, SyncSamples):
+        return Scheme(collection_of(workers, how), "central sync", "central")
+    if isinstance(optimizer, AsyncSamples):
+        return Scheme(collection_of(workers, "async"), "central sync", "central")
+    if isinstance(optimizer, DecentralizedAllReduce):
+        return Scheme(below, "parallel sync", "decentralized")
+    return Scheme()

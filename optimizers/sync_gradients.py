@@ -1,4 +1,4 @@
-"""SyncGradients: the mean of all workers' gradients, applied centrally (DPPO).
+"""SyncGradients: gradients of all workers, averaged and applied centrally (DPPO).
 
 Heess et al., 2017.
 """
@@ -12,19 +12,14 @@ import numpy as np
 
 from polopt.common.compression import unpack_gradients
 from polopt.common.weights import Gradients
+from polopt.metrics import plots
 from polopt.metrics.learner import mean_stats
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.async_gradients import GradientsConfig
+from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.central_updates import apply_gradients, is_usable
-from polopt.optimizers.scheme import (
-    Scheme,
-    check_collection,
-    check_remote_workers,
-    collection_of,
-)
+from polopt.optimizers.checks import check_collection
+from polopt.optimizers.gradients import GradientsConfig, compute_gradient
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.sampling.requests import RoundInfo
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -44,57 +39,48 @@ class SyncGradients(PolicyOptimizer):
     config_class = SyncGradientsConfig
     config: SyncGradientsConfig
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
-
-    num_gradients = 0
+    after_failure = "drop"
+    tab: ClassVar[Tab] = Tab(
+        "Wait: the driver waits for the slowest worker, and so do the others, which are idle then.",
+        (plots.GRADIENT_LAG, plots.GRADIENT_COUNTS, plots.GRADIENT_RATE),
+        (plots.GRADIENTS_METRIC,),
+    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        workers.use_transport(self.policy.flat.grads.nbytes)
+        self.calls.check = self.policy.check_gradients
 
     @classmethod
-    def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
-        check_remote_workers(cls.name, rollout)
+    def check(cls, rollout: RolloutConfig, config: Any) -> None:
         check_collection("each worker", "num_workers_below", rollout)
-        place = "central" if rollout.num_workers == 1 else "parallel"
-        collection = collection_of(rollout.num_workers_below, rollout.collection)
-        return Scheme(collection, f"{place} sync", "central")
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
         with self.timers["dispatch"]:
-            self._dispatch()
+            self._request()
         arrived = 0
         while arrived < self.config.grads_per_step:
             with self.timers["wait"]:
-                rounds = list(self.in_flight.gather().values())
-            arrived += len(rounds)
+                replies = self.calls.all()
+            arrived += len(replies)
             with self.timers["apply"]:
-                self._apply(rounds)
+                self._apply_mean([reply.value for reply in replies])
             with self.timers["dispatch"]:
-                self._dispatch()
+                self._request()
         return self.metrics.counts_since(before)
 
-    def _dispatch(self) -> None:
-        """Sends weights to every worker that is up, and requests a gradient."""
-        for worker in self.health.up():
-            if self.in_flight.count(worker) == 0:
-                weights = self.workers.weights_for(worker)
-                call = self.workers.call(worker, "sample_and_compute_gradients", weights)
-                self.in_flight.launch(worker, call)
+    def _request(self) -> None:
+        """Sends weights to every worker that is up, and requests a gradient, unless that was
+        done."""
+        if self.calls.idle:
+            self.calls.fill(compute_gradient, self.workers.up())
 
-    def _apply(self, rounds: Sequence[tuple[Any, RoundInfo]]) -> None:
-        usable = [each for each in rounds if is_usable(self, *each)]
-        if usable:
-            self.num_gradients += len(usable)
-            mean = mean_gradients([unpack_gradients(packed) for packed, _ in usable])
-            apply_gradients(self, mean, [info for _, info in usable])
-
-    def drain(self) -> None:
-        """Waits for pending gradients, and applies them."""
-        self._apply(list(self.in_flight.gather().values()))
-
-    def extra_stats(self) -> dict[str, Any]:
-        return {"num_gradients": self.num_gradients}
+    def _apply_mean(self, values: Sequence[Any]) -> None:
+        finite = [unpack_gradients(value) for value in values if value is not None]
+        for _ in range(len(values) - len(finite)):
+            self.apply(None)
+        if finite:
+            self.apply(mean_gradients(finite), parts=finite)
 
 
 def mean_gradients(parts: Sequence[Gradients]) -> Gradients:
@@ -107,4 +93,12 @@ def mean_gradients(parts: Sequence[Gradients]) -> Gradients:
         if part.rows:
             flat += part.flat * np.float32(part.rows / rows)
     stats = mean_stats([(part.stats, part.rows) for part in parts if part.rows])
-    return Gradients(flat, min(part.version for part in parts), rows, stats)
+    return Gradients(
+        flat,
+        min(part.version for part in parts),
+        rows,
+        stats,
+        new_rows=sum(part.new_rows for part in parts),
+        ends_rollout=any(part.ends_rollout for part in parts),
+        acted=min(part.acted for part in parts),
+    )

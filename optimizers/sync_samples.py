@@ -13,19 +13,16 @@ import pydantic
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
+from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.central_updates import (
-    learn_from_samples,
-    num_fragments,
-    sample_message_bytes,
-    take_fragment,
-)
-from polopt.optimizers.scheme import Scheme, check_central_gradients, collection_of
-from polopt.rollouts.collectors.gatherer import Gatherer, Slot
+from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.samples import check_batch, num_fragments, sample, sample_message_bytes
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.sampling.requests import SampleRequest, next_number
+from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.set_up import call_each
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -59,88 +56,87 @@ class SyncSamples(PolicyOptimizer):
     config_class = SyncSamplesConfig
     config: SyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
+    runs_in_process = True
+    after_failure = "reassign"
+    tab: ClassVar[Tab] = Tab(
+        "Workers are idle while the driver learns, unless collection is overlapped, and the driver "
+        "waits while workers sample: the larger share is what to speed up.",
+        (plots.PEAK_RATES, plots.EARLY_STOPPED, plots.POLICY_LAG),
+        (plots.PEAK_METRIC, plots.EARLY_STOPPED_METRIC),
+    )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        self.gatherer = Gatherer(
-            workers,
-            request=lambda _: SampleRequest(next_number()),
-            weights_for=workers.weights_for,
-            reassign_to=self.health.up,
-            stragglers=Stragglers(self.config.fraction_workers, self.config.fraction_samples),
-        )
-        self.in_flight = self.gatherer.in_flight
-        workers.use_transport(sample_message_bytes(self))
+        self.calls.check = check_batch
+        self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
 
     @classmethod
-    def check(cls, rollout: RolloutConfig, config: Any) -> Scheme:
+    def check(cls, rollout: RolloutConfig, config: Any) -> None:
         if rollout.collection == "async" and rollout.num_workers > 0:
             raise ConfigError(
                 "key 'collection': got 'async' with optimizer 'sync_samples'. Allowed: 'sync', "
                 "'overlapped', or optimizer 'async_samples'"
             )
         check_central_gradients(rollout)
-        collection = collection_of(rollout.num_workers, rollout.collection)
-        return Scheme(collection, "central sync", "central")
+
+    def message_bytes(self) -> int:
+        return sample_message_bytes(self)
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
+        rollout = self.workers.config.rollout
         with self.timers["broadcast"]:
-            self._launch()
+            self._request()
         with self.timers["sample"]:
-            self._gather()
-            fragments = [take_fragment(self, landed) for landed in self.gatherer.take_all()]
-            batch = SampleBatch.concat(fragments)
-        if self.workers.config.rollout.collection == "overlapped":
+            length = rollout.rollout_fragment_length
+            replies = self.calls.all(self.stragglers, steps=lambda _: length)
+            batch = SampleBatch.concat([reply.value for reply in replies])
+        self.timers["sample"].push_rows(batch.env_steps)
+        if rollout.collection == "overlapped":
             with self.timers["broadcast"]:
-                self._launch()
-        learn_from_samples(self, fragments, batch)
+                self._request()
+        with self.timers["learn"]:
+            self.learn(batch)
+        self.timers["learn"].push_rows(batch.env_steps)
         return self.metrics.counts_since(before)
 
-    def _launch(self) -> None:
-        """Sends weights and launches the first fragment of each worker, unless that was done."""
-        if self.gatherer.idle and self._has_remote_workers:
-            up = self.health.up()
-            self.gatherer.deal(num_fragments(self, default=len(up)), up)
-
-    @property
-    def _has_remote_workers(self) -> bool:
-        return bool(self.workers.remote) or self.workers.config.rollout.num_workers > 0
-
-    def _gather(self) -> None:
-        if not self._has_remote_workers:
-            for i in range(num_fragments(self, default=1)):
-                self.gatherer.sample_locally(Slot(0, i))
-        self.gatherer.wait_for_all()
+    def _request(self) -> None:
+        """Requests the fragments of a batch, of all workers in turn, unless that was done. A worker
+        gets weights with the first."""
+        if self.calls.idle:
+            workers = self.workers.up()
+            for i in range(num_fragments(self, default=len(workers))):
+                self.calls.send(workers[i % len(workers)], sample, WEIGHTS)
 
     def drain(self) -> None:
         """Waits for pending fragments, and keeps them for the next step."""
-        self.gatherer.wait_for_all()
+        self.calls.wait()
 
-    def get_state(self) -> dict[str, Any]:
-        """As every optimizer's, and the state of the workers' environments and random numbers.
+    def worker_states(self) -> dict[str, Any]:
+        """State of the workers' environments and random numbers, besides their statistics.
 
         A run restored with the same config continues bit for bit if collection is `sync` and the
         environments have `get_state` and `set_state` (`polopt.rollouts.envs.saving`). Otherwise
         weights, torch optimizer, schedules and counters continue, episodes start again, and
         fragments collected ahead are collected again."""
-        state = super().get_state()
         up = {worker.index: (False,) for worker in self.workers.remote if worker.up}
-        states = {0: self.workers.local.get_state(False), **self.workers.call_each("get_state", up)}
-        return {**state, "workers": {str(index): saved for index, saved in states.items()}}
+        states = {0: self.workers.local.get_state(False)}
+        states |= call_each(self.workers, "get_state", up)
+        return {str(index): saved for index, saved in states.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
-        self.gatherer.landed.clear()
-        states = state.get("workers", {})
+        states = {
+            index: {key: value for key, value in saved.items() if key != "statistics"}
+            for index, saved in state.get("workers", {}).items()
+        }
         if "0" in states:
             self.workers.local.set_state(states["0"])
         up = [w.index for w in self.workers.remote if w.up and str(w.index) in states]
-        self.workers.call_each("set_state", {index: (states[str(index)],) for index in up})
+        call_each(self.workers, "set_state", {index: (states[str(index)],) for index in up})
 
     def extra_stats(self) -> dict[str, Any]:
         return {
-            "num_early_stopped": self.gatherer.num_early_stopped,
             "sample_peak_throughput": self.timers["sample"].peak_rows_per_s,
             "learn_peak_throughput": self.timers["learn"].peak_rows_per_s,
         }

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 from polopt.policies.fast_cpu.loss_gradients import LossGradients, closed_form_of, mean
 from polopt.policies.fast_cpu.loss_terms import LossTerms
-from polopt.policies.learning.config import PolicyConfig
-from polopt.policies.policy import Policy
 
 
-class A2CConfig(PolicyConfig):
-    """Options of `A2CPolicy`: those of `PolicyConfig`."""
+class A2CConfig(ActorCriticConfig):
+    """Options of `A2CPolicy`: those of `ActorCriticConfig`."""
 
 
-class A2CPolicy(Policy):
+class A2CPolicy(ActorCriticPolicy):
     """Loss `-log pi(a|s) A + vf_loss_coeff (V(s) - target)^2 / 2 - entropy_coeff H(pi)`.
 
     A mean over valid rows. The paper and RLlib 0.8 sum, so that there the step size depends on the
     batch size.
     """
 
-    config_class = A2CConfig
+    config_class: ClassVar[type[ActorCriticConfig]] = A2CConfig
 
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         params, values = self.model(rows["obs"])

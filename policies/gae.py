@@ -28,6 +28,30 @@ def next_values(batch: SampleBatch, all_values: np.ndarray, successors: np.ndarr
     return following
 
 
+def state_values(
+    batch: SampleBatch, value: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values of a batch's observations and of their true next observations, `[T, N]` each.
+
+    Args:
+        batch: `[T, N]`.
+        value: values `[B]` of encoded observations `[B, ...]`.
+    """
+    steps, envs = batch.shape
+    flat_obs = batch.all_obs.reshape((steps + 1) * envs, *batch.all_obs.shape[2:])
+    all_values = value(flat_obs).reshape(steps + 1, envs)
+    successors = value(batch.successor_obs) if len(batch.successor_index) else np.zeros(0)
+    return all_values[:-1], next_values(batch, all_values, successors)
+
+
+def continuing(batch: SampleBatch) -> np.ndarray:
+    """`[T, N]` bool: the next row continues the episode of this one. It does not after the last row
+    of an episode, nor after a row with a separate successor."""
+    continues = ~(batch["terminated"] | batch["truncated"])
+    continues.reshape(-1)[batch.successor_index] = False
+    return continues
+
+
 def advantages(
     batch: SampleBatch,
     values: np.ndarray,
@@ -37,8 +61,8 @@ def advantages(
 ) -> np.ndarray:
     """GAE(lambda): `A_t = delta_t + gamma lambda A_{t+1}`.
 
-    The sum stops at the last row of each episode, at the end of the fragment, and at rows with a
-    separate successor, because the next row does not continue these.
+    The sum stops where the next row does not continue the episode (`continuing`), and at the end of
+    the fragment.
 
     Args:
         batch: `[T, N]`.
@@ -50,9 +74,7 @@ def advantages(
     Returns:
         `[T, N]` float32; 0 in rows that are not valid.
     """
-    continues = ~(batch["terminated"] | batch["truncated"])
-    continues.reshape(-1)[batch.successor_index] = False
-    decay = continues.astype(np.float32)
+    decay = continuing(batch).astype(np.float32)
     decay *= gamma * lambda_
     deltas = batch["rewards"] + np.float32(gamma) * following - values
     deltas = deltas.astype(np.float32, copy=False)
@@ -77,11 +99,7 @@ def add_advantages(
         gamma: discount factor.
         lambda_: see `advantages`.
     """
-    steps, envs = batch.shape
-    flat_obs = batch.all_obs.reshape((steps + 1) * envs, *batch.all_obs.shape[2:])
-    all_values = value(flat_obs).reshape(steps + 1, envs)
-    successors = value(batch.successor_obs) if len(batch.successor_index) else np.zeros(0)
-    following = next_values(batch, all_values, successors)
-    batch["values"] = all_values[:-1]
-    batch["advantages"] = advantages(batch, all_values[:-1], following, gamma, lambda_)
+    values, following = state_values(batch, value)
+    batch["values"] = values
+    batch["advantages"] = advantages(batch, values, following, gamma, lambda_)
     batch["value_targets"] = batch["advantages"] + batch["values"]

@@ -1,36 +1,27 @@
-"""`Policy`: network, distribution and loss of one algorithm."""
+"""`Policy`: what workers and strategies need of an algorithm."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import Space
-from torch import Tensor
+from torch import nn
 
+from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
-from polopt.policies import gae
-from polopt.policies.distributions.diag_gaussian import DiagGaussian
 from polopt.policies.distributions.factory import make_distribution
-from polopt.policies.fast_cpu.loss_gradients import LossGradients, has_closed_form
-from polopt.policies.fast_cpu.loss_terms import LossTerms, loss_terms_of
-from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
 from polopt.policies.learning.config import PolicyConfig
-from polopt.policies.learning.flat_parameters import FlatParameters
-from polopt.policies.learning.minibatches import explained_variance, standardized, valid_rows
-from polopt.policies.learning.reducer import LocalReducer, Reducer
-from polopt.policies.learning.schedules import Schedule
-from polopt.policies.learning.sgd import sgd
+from polopt.policies.learning.flat_parameters import FlatParameters, Segment
+from polopt.policies.learning.reducer import Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
-from polopt.policies.networks.backend import Backend, TorchBackend
-from polopt.policies.networks.base import ActorCriticNetwork
-from polopt.policies.networks.factory import make_network
 from polopt.policies.spaces import ObservationEncoder
 
 #: Options that are fixed once the policy exists.
@@ -38,27 +29,29 @@ _FIXED_OPTIONS = ("model", "torch_optimizer", "fast_cpu")
 
 
 class Policy(ABC):
-    """Chooses actions, and learns from batches.
+    """Chooses actions, and learns from batches. It knows neither Ray nor the strategy.
 
-    A subclass provides `loss`, and optionally `config_class`, `loss_columns`, `make_network`,
-    `on_epoch`, `on_learned` and `loss_gradients`.
+    A subclass provides `make_segments`, `action_params`, `compute_gradients` and `learn_on_batch`.
+    `ActorCriticPolicy` provides them for algorithms with a policy, a value function and a loss.
 
     Args:
         observation_space: observation space of one environment.
         action_space: action space of one environment.
         config: an instance of `config_class`.
         seed: seed of the initial weights and of the shuffling of minibatches.
-        device: torch device of the network.
+        device: torch device of the networks.
 
     Attributes:
         encoder: converts observations of the environment to arrays.
         dist: the action distribution.
-        model: the network; its parameters are views of `flat.params`.
-        flat: all parameters and all gradients, one tensor each.
+        segments: the modules, by name.
+        model: the network that acts, the segment `network`.
+        flat: parameters of all segments and their gradients, one tensor each.
         shuffle: random numbers for the order of minibatches.
         version: number of updates applied to the weights.
         env_steps: environment steps sampled so far by all workers; the argument of all schedules.
-        coefficients: scalars that learning adapts; they are sent with the weights.
+        coefficients: scalars that learning adapts, which start from the options of the same names;
+            they are sent with the weights.
         non_finite_gradients: non-finite gradients computed here while several learners cooperate.
 
     Raises:
@@ -66,8 +59,6 @@ class Policy(ABC):
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
-    #: Columns of a postprocessed batch that `loss` reads, besides `obs`.
-    loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
 
     def __init__(
         self,
@@ -81,12 +72,15 @@ class Policy(ABC):
         self.encoder = ObservationEncoder(observation_space)
         self.dist = make_distribution(action_space, config.model.squash_actions)
         self.device = torch.device(device)
-        # The initial weights depend on `seed` only, and torch's global generator is not changed.
+        # The initial weights depend on `seed` only, and torch's global generators are not changed:
+        # `torch.manual_seed` would also seed those of GPUs, and equally in every process.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model = self.make_network().to(self.device)
-        self.flat = FlatParameters(self.model, tail=len(LEARNER_KEYS) + 1)
-        self._backend = self._make_backend()
+            torch.default_generator.manual_seed(seed)
+            self.segments = self.make_segments()
+        for segment in self.segments.values():
+            segment.module.to(self.device)
+        self.model: nn.Module = self.segments["network"].module
+        self.flat = FlatParameters(self.segments, tail=len(LEARNER_KEYS) + 1)
         self._updater = WeightUpdater(self.flat, config)
         self.shuffle = np.random.default_rng([seed, 1])
         self.version = 0
@@ -94,105 +88,101 @@ class Policy(ABC):
         self.coefficients: dict[str, float] = {}
         self.non_finite_gradients = 0
 
-    def make_network(self) -> ActorCriticNetwork:
-        """A new network for `encoder`, `dist` and `config.model`, with random weights."""
-        gaussian = isinstance(self.dist, DiagGaussian)
-        encoder, model = self.encoder, self.config.model
-        return make_network(encoder.shape, encoder.dtype, self.dist.num_params, gaussian, model)
+    @abstractmethod
+    def make_segments(self) -> dict[str, Segment]:
+        """New modules with random weights, by name; `network` is the one that acts. Called once,
+        when `encoder`, `dist` and `config` are there."""
 
-    def _make_backend(self) -> Backend:
-        torch_backend = TorchBackend(self.model, self.device, self.loss)
-        if not (self.config.fast_cpu and is_supported(self.model)):
-            return torch_backend
-        closed_form = self.loss_gradients if has_closed_form(type(self)) else None
-        return NumpyBackend(self.model, loss_terms_of(self.dist), closed_form, torch_backend)
+    # ---- acting and sampling --------------------------------------------------------------------
 
+    @abstractmethod
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
-        return self._backend.action_params(obs)
-
-    def value(self, obs: np.ndarray) -> np.ndarray:
-        """Values `[N]` float32 of encoded observations `[N, ...]`."""
-        return self._backend.value(obs)
 
     def compute_actions(
-        self,
-        obs: np.ndarray,
-        state: Any = None,
-        explore: bool = True,
-        rng: np.random.Generator | None = None,
-    ) -> tuple[np.ndarray, Any, dict[str, np.ndarray]]:
+        self, obs: np.ndarray, explore: bool = True, rng: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Chooses one action for each observation.
 
         Args:
             obs: encoded observations `[N, ...]`.
-            state: state of a recurrent policy; returned unchanged.
             explore: sample the actions; False takes the mode.
             rng: source of random numbers; by default a new generator.
 
         Returns:
-            actions for the environment `[N, ...]`, the state, and `{"action_dist_inputs": [N, P],
-            "actions": [N, ...]}` with the actions as sampled from the distribution.
+            actions for the environment `[N, ...]`, and `{"action_dist_inputs": [N, P], "actions":
+            [N, ...]}` with the actions as sampled from the distribution.
         """
         params = self.action_params(obs)
         noise = None
         if explore:
             noise = self.dist.draw_noise(rng or np.random.default_rng(), len(obs))
         actions = self.dist.sample(params, noise)
-        extra = {"action_dist_inputs": params, "actions": actions}
-        return self.dist.to_env(actions), state, extra
+        return self.dist.to_env(actions), {"action_dist_inputs": params, "actions": actions}
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `values`, `advantages` and `value_targets`, computed with the current weights, which
-        must be those that chose the actions."""
-        gae.add_advantages(batch, self.value, self.config.gamma, self.config.lambda_)
+        """Prepares a sample `[T, N]` in the worker that made it, while the weights are those that
+        chose the actions."""
+        return batch
+
+    # ---- learning -------------------------------------------------------------------------------
+
+    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
+        """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that it is about
+        to be learned from with. `compute_gradients`, `minibatch_gradients` and `learn_on_batch`
+        call it. Returns a new batch where it changes any column."""
         return batch
 
     @abstractmethod
-    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, a mean over rows, so that its gradient does not grow with the batch.
-
-        Args:
-            rows: `obs` `[B, ...]` and each of `loss_columns` `[B, ...]`; valid rows only.
-
-        Returns: the loss `[]` and learner statistics `[]` (means over the same rows).
-        """
-
-    def loss_gradients(
-        self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[LossGradients, dict[str, float]]:
-        """Optional: the gradients of `loss` in closed form, and the statistics of `loss` with
-        `total_loss`. The method must be decorated with `@closed_form_of(loss)`."""
-        raise NotImplementedError
-
-    def training_rows(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, Tensor]:
-        """The valid rows `[B, ...]` of the columns that `loss` reads, as tensors. If the config
-        says so, advantages are standardised over the rows of all learners (see `Reducer`)."""
-        rows = valid_rows(batch, ("obs", *self.loss_columns), self.device)
-        if self.config.standardize_advantages:
-            rows["advantages"] = standardized(rows["advantages"], reducer or LocalReducer())
-        return rows
-
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
-        """The gradient of the loss of a postprocessed batch, not clipped, not applied."""
-        rows = self.training_rows(batch)
-        count = len(rows["obs"])
-        if count == 0:
-            return self.no_gradients()
-        stats = self.backward(rows)
-        stats["vf_explained_var"] = explained_variance(batch)
-        return Gradients(self.flat.get_grads(), self.version, count, stats)
+        """The gradient of a postprocessed batch, not clipped, not applied."""
+
+    def num_minibatches(self, batch: SampleBatch) -> tuple[int, int]:
+        """The number of minibatches of a batch, and of epochs over it, that `minibatch_gradients`
+        makes."""
+        return 1, 1
+
+    def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
+        """The gradients of the minibatches of a postprocessed batch, one epoch after the other.
+        Each is computed when it is asked for, with the weights of that moment."""
+        while True:
+            yield self.compute_gradients(batch)
+
+    def check_gradients(self, gradients: Any) -> None:
+        """Refuses what is no gradient of this network; None stands for one that was not finite.
+
+        Raises:
+            TypeError, ValueError: says what it is.
+        """
+        if gradients is None:
+            return
+        if not isinstance(gradients, Gradients | PackedGradients):
+            raise TypeError(f"gradients were expected; got {type(gradients).__name__}")
+        vector = gradients.packed if isinstance(gradients, PackedGradients) else gradients.flat
+        shape = vector.shape
+        if shape != (len(self.flat.grads),):
+            raise ValueError(
+                f"a gradient of shape [{len(self.flat.grads)}] was expected; got {list(shape)}"
+            )
 
     def no_gradients(self) -> Gradients:
         """The gradient of zero rows: zeros."""
-        return Gradients(np.zeros(len(self.flat.grads), np.float32), self.version, 0, {})
+        flat = np.zeros(len(self.flat.grads), np.float32)
+        return Gradients(flat, self.version, 0, {}, acted=self.version)
 
-    def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
-        """Writes the gradient of the mean loss of `rows` to `flat.grads`; returns statistics."""
-        self.flat.zero_grads()
-        return self._backend.backward(rows)
+    @abstractmethod
+    def learn_on_batch(
+        self, batch: SampleBatch, reducer: Reducer | None = None
+    ) -> dict[str, float]:
+        """Learns from a postprocessed batch of this learner: applies updates to the weights.
+
+        Args:
+            batch: postprocessed.
+            reducer: sums over all learners, which make the same updates; None for one learner.
+
+        Returns: learner statistics, means over rows (of all learners) and minibatches; empty if no
+            learner has a valid row.
+        """
 
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies a gradient, computed by this policy or another; see `apply_flat`."""
@@ -206,41 +196,19 @@ class Policy(ABC):
         `grad_norm` if the gradient was not finite and was skipped.
         """
         applied, stats = self._updater.apply(self.env_steps, lr_scale)
-        self.version += applied
+        if applied:
+            self.version += 1
+            self.on_update()
         return stats
 
-    def learn_on_batch(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, float]:
-        """`num_sgd_iter` epochs of minibatch SGD on a postprocessed batch of this learner.
-
-        Args:
-            batch: postprocessed.
-            reducer: sums over all learners; None for one learner.
-
-        Returns: learner statistics, means over rows (of all learners) and minibatches.
-        """
-        stats = sgd(self, batch, reducer or LocalReducer())
-        stats["vf_explained_var"] = explained_variance(batch)
-        return stats
-
-    def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Called after each epoch with its statistics over all learners; True stops learning."""
-        return False
-
-    def on_learned(self, stats: Mapping[str, float]) -> None:
-        """Called after the last epoch with its statistics, to adapt coefficients."""
+    def on_update(self) -> None:
+        """Called after each update of the weights, to refresh what is computed from them."""
         return
 
     @property
     def skipped_updates(self) -> int:
         """Number of gradients that were not applied because they were not finite."""
         return self._updater.skipped
-
-    @property
-    def entropy_coeff(self) -> float:
-        """The current entropy coefficient."""
-        return Schedule(self.config.entropy_coeff)(self.env_steps)
 
     def set_option(self, name: str, value: Any) -> None:
         """Changes an option of the config during training.
@@ -256,6 +224,8 @@ class Policy(ABC):
         self._updater.configure(self.config)
         if name in self.coefficients:
             self.coefficients[name] = float(value)
+
+    # ---- weights and state ----------------------------------------------------------------------
 
     def get_weights(self) -> Weights:
         """A copy of the weights `[P]`, with the arguments of schedules and losses."""
@@ -276,24 +246,91 @@ class Policy(ABC):
     def get_state(self) -> dict[str, Any]:
         """The state of learning: tensors, numbers, strings, and lists and dicts of these."""
         return {
-            "network": self.model.describe(),
-            "params": self.flat.params.detach().cpu().clone(),
+            "network": _layers(self.model),
+            **self.flat.get_state(),
             **self._updater.get_state(),
             "version": self.version,
             "env_steps": self.env_steps,
             "coefficients": dict(self.coefficients),
+            "configured_coefficients": self._configured_coefficients(),
             "shuffle": self.shuffle.bit_generator.state,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`.
 
+        An adapted coefficient is restored if it was adapted from the value that the config has;
+        otherwise the config's value is used, because it was changed since.
+
         Raises:
             ValueError: if it belongs to another network or another torch optimizer.
         """
-        self.model.check_description(state["network"])
-        flat = state["params"].numpy()
-        coefficients = {**self.coefficients, **state["coefficients"]}
+        self.check_network(state["network"])
+        flat = self.flat.params_of(state)
+        configured, before = self._configured_coefficients(), state["configured_coefficients"]
+        adapted = {
+            name: value
+            for name, value in state["coefficients"].items()
+            if before.get(name) == configured.get(name)
+        }
+        coefficients = {**self.coefficients, **configured, **adapted}
         self.set_weights(Weights(flat, state["version"], state["env_steps"], coefficients))
         self._updater.set_state(state)
         self.shuffle.bit_generator.state = state["shuffle"]
+
+    def check_network(self, layers: str) -> None:
+        """Checks that `layers`, from the key `network` of a state, are those of `model`.
+
+        Class names are not compared, so that they may change.
+
+        Raises:
+            ValueError: if the layers differ.
+        """
+        if layers.partition("(")[2] != _layers(self.model).partition("(")[2]:
+            raise ValueError(
+                f"the state must be of network {_layers(self.model)}; got {layers}: it belongs to "
+                "another network"
+            )
+
+    def _configured_coefficients(self) -> dict[str, float]:
+        """The values of the config that coefficients start from."""
+        named = [name for name in self.coefficients if hasattr(self.config, name)]
+        return {name: getattr(self.config, name) for name in named}
+
+
+# Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
+@np.errstate(over="ignore", invalid="ignore")
+def reduce_gradient(
+    policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
+) -> dict[str, float]:
+    """Averages `policy.flat.grads` and `stats` over the rows of all learners.
+
+    Row count and statistics are in the buffer's tail: one all-reduce sums them with the gradient.
+
+    Args:
+        policy: this learner; its gradient is the mean over `count` rows.
+        count: its number of rows.
+        stats: its statistics, means over the same rows.
+        reducer: sums over all learners.
+
+    Returns:
+        the averaged statistics.
+    """
+    flat = policy.flat
+    if count == 0:
+        flat.zero_grads()
+    elif not math.isfinite(flat.norm()):
+        # The sum will not be finite either, and no learner will apply it. Which learner caused it
+        # is only known here.
+        policy.non_finite_gradients += 1
+    flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
+    flat.scale(float(count))
+    reducer.sum_(flat.buffer)
+    rows, *sums = flat.get_tail()
+    flat.scale(1.0 / max(rows, 1.0))
+    return {key: total / max(rows, 1.0) for key, total in zip(LEARNER_KEYS, sums, strict=True)}
+
+
+def _layers(network: nn.Module) -> str:
+    """The layers of a network and their sizes on one line."""
+    return " ".join(str(network).split())

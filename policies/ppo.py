@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pydantic
@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
+from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 from polopt.policies.fast_cpu.loss_gradients import LossGradients, clip, closed_form_of, mean
 from polopt.policies.fast_cpu.loss_terms import LossTerms
-from polopt.policies.learning.config import PolicyConfig
-from polopt.policies.policy import Policy
 
 #: Upper bound of the adapted coefficient, which otherwise grows as long as the KL is too large.
 MAX_KL_COEFF = 1e6
 
 
-class PPOConfig(PolicyConfig):
-    """Options of `PPOPolicy`, in addition to those of `PolicyConfig`.
+class PPOConfig(ActorCriticConfig):
+    """Options of `PPOPolicy`, in addition to those of `ActorCriticConfig`.
 
     With `async_gradients` and `sync_gradients`, `kl_target` and `kl_stop` have no effect: the
     weight of the KL penalty stays `kl_coeff`, and every epoch is completed.
@@ -48,12 +47,12 @@ class PPOConfig(PolicyConfig):
     kl_stop: float | None = pydantic.Field(None, gt=0.0)
 
 
-class PPOPolicy(Policy):
+class PPOPolicy(ActorCriticPolicy):
     """Clipped surrogate objective with optional value clipping, KL penalty and stop by KL."""
 
     config_class = PPOConfig
     config: PPOConfig
-    loss_columns = (
+    loss_columns: ClassVar[tuple[str, ...]] = (
         "actions",
         "advantages",
         "value_targets",
@@ -68,15 +67,8 @@ class PPOPolicy(Policy):
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds `action_logp` `[T, N]`, the log-probabilities of the actions under the weights that
-        chose them, and the columns of `Policy.postprocess`.
-
-        One call for the whole fragment costs less than one per step.
-        """
-        with torch.inference_mode():
-            log_prob = self.dist.log_prob(
-                torch.from_numpy(batch["action_dist_inputs"]), torch.from_numpy(batch["actions"])
-            )
-        batch["action_logp"] = log_prob.numpy()
+        chose them, and the columns of `ActorCriticPolicy.postprocess`."""
+        batch["action_logp"] = self.log_prob(batch, batch["action_dist_inputs"])
         return super().postprocess(batch)
 
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -11,6 +11,9 @@ POLICIES = Registry(
     {
         "a2c": "polopt.policies.a2c:A2CPolicy",
         "a3c": "polopt.policies.a2c:A2CPolicy",
+        "appo": "polopt.policies.appo:AppoPolicy",
+        "decoupled_ppo": "polopt.policies.decoupled_ppo:DecoupledPPOPolicy",
+        "impala": "polopt.policies.impala:ImpalaPolicy",
         "ppo": "polopt.policies.ppo:PPOPolicy",
     },
 )

@@ -15,8 +15,9 @@ SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, and Dict and Tuple of th
 class ObservationEncoder:
     """Converts batched observations of a vector environment to one array.
 
-    A Box keeps its shape and dtype (images stay uint8 until the network converts them). Other
-    spaces become float32 vectors, as with `gymnasium.spaces.utils.flatten`.
+    A Box keeps its shape and dtype (images stay uint8 until the network converts them), whatever
+    dtype the environment returns: networks scale uint8 and no other dtype. Other spaces become
+    float32 vectors, as with `gymnasium.spaces.utils.flatten`.
 
     Args:
         space: observation space of one environment.
@@ -48,24 +49,33 @@ class ObservationEncoder:
         """Encoded observations `[N, *shape]` of a vector environment's batch.
 
         Args:
-            observations: an array (a view of it is returned for a Box), a dict of batches for a
-                Dict, a tuple of batches for a Tuple.
+            observations: an array (a view of it is returned for a Box of its dtype), a dict of
+                batches for a Dict, a tuple of batches for a Tuple.
 
         Raises:
             ValueError: for a value outside a Discrete or MultiDiscrete space.
         """
         if isinstance(self.space, spaces.Box):
-            return np.asarray(observations)
+            return np.asarray(observations, dtype=self.dtype)
         return _flatten_batch(self.space, observations)
 
     def encode_one(self, observation: Any) -> np.ndarray:
         """The encoded observation `[*shape]` of one observation of the space.
 
         Raises:
-            ValueError: if the observation does not have the structure and shapes of the space.
+            ValueError: if the observation does not have the structure and shapes of the space, or
+                has values that the integers of a Box cannot hold.
         """
         parts = _flatten_one(self.space, observation, "observation")
-        return parts[0] if isinstance(self.space, spaces.Box) else _concatenated(parts)
+        if not isinstance(self.space, spaces.Box):
+            return _concatenated(parts)
+        encoded = parts[0].astype(self.dtype, copy=False)
+        if self.dtype.kind in "iu" and not np.array_equal(encoded, parts[0]):
+            raise ValueError(
+                f"observation must have values of dtype {self.dtype}, for {self.space}; "
+                f"got {observation!r:.100}"
+            )
+        return encoded
 
 
 def _check(space: Space[Any], whole: Space[Any]) -> None:

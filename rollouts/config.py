@@ -74,7 +74,8 @@ class RolloutConfig(Config):
         transport: path of the calls of a training round. `ray`: actor calls. `zmq`: ZeroMQ, which
             needs less processor time; a worker that cannot connect is an error. `auto`: ZeroMQ for
             messages up to 100 KB (weights, gradients and fragments, each as one worker sends or
-            gets them), and Ray for larger ones and for workers that cannot connect. Collectors that
+            gets them), and Ray for larger ones and for workers that cannot connect. A single call
+            or answer with an array above 1 MiB (`zmq`: 64 MiB) goes through Ray. Collectors that
             belong to no optimizer, and those below gradient workers, use Ray.
         worker_timeout_s: seconds after which a call counts as hanging and its worker is replaced.
             RLlib: `sample_timeout_s`, which does not replace the worker.

@@ -1,32 +1,67 @@
-"""Connecting this process to Ray: to a running cluster, or to one that is started here."""
+"""Connecting this process to Ray: to a running cluster, or to one that is started here; and what a
+run requests of it, checked before it waits for what never comes."""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
 import ray
 
+from polopt.common.config import ConfigError
 
-def attach_or_start(num_cpus: float, init_config: Mapping[str, Any] | None = None) -> bool:
+_logger = logging.getLogger(__name__)
+#: Memory that a worker process needs at least, in bytes; with CartPole-v1 and PPO it is 185 MB.
+_WORKER_BYTES = 100_000_000
+#: Limit of a connection attempt, in seconds. Ray itself tries for 23 s and longer.
+_CONNECT_S = 5.0
+#: An equal warning is not repeated within this time, in seconds: Tune asks once for each trial.
+_REPEAT_S = 60.0
+_warned_at: dict[str, float] = {}
+
+
+def attach_or_start(
+    num_cpus: float, num_processes: int, init_config: Mapping[str, Any] | None = None
+) -> bool:
     """Connects this process to Ray, unless it is connected already.
 
     Args:
         num_cpus: logical CPUs that the run needs. Ray that is started here has at least as many;
-            they only limit scheduling, and the machine may have fewer.
+            they only limit scheduling, and the machine may have fewer. If another Ray has fewer, a
+            warning says so.
+        num_processes: worker processes of the run.
         init_config: arguments of `ray.init`, which are then the only ones; None: attach to a
             running cluster if there is one, else start Ray here.
 
     Returns:
         True if this call connected. `ray.shutdown()` then stops what the call started; a cluster
         that was running continues.
+
+    Raises:
+        ConfigError: Ray's address does not answer, or this machine has no memory for the workers.
     """
-    if ray.is_initialized():
-        return False
+    connected = ray.is_initialized()
+    if not connected:
+        address = str((init_config or {}).get("address") or os.environ.get("RAY_ADDRESS") or "")
+        check_address(address)
+        if address in ("", "local"):
+            check_memory(num_processes)
+        _connect(num_cpus, init_config)
+    if ray.util.get_current_placement_group() is None:  # else a trial of Tune, which has asked
+        warn_if_larger("the run", {"CPU": num_cpus})
+    return not connected
+
+
+def _connect(num_cpus: float, init_config: Mapping[str, Any] | None) -> None:
     if init_config is not None:
         ray.init(**init_config)
-        return True
+        return
     # Without `address`, Ray attaches only to a cluster from RAY_ADDRESS or `ray start`. With
     # address="auto" it would also attach to one that another program has started for itself.
     cpus = max(os.cpu_count() or 1, int(num_cpus) + 1)
@@ -34,4 +69,72 @@ def attach_or_start(num_cpus: float, init_config: Mapping[str, Any] | None = Non
         ray.init(num_cpus=cpus, include_dashboard=False)
     except ValueError:  # `num_cpus` is not allowed for a cluster that is running already
         ray.init()
-    return True
+
+
+def check_address(address: str) -> None:
+    """Tries to connect to the address of a cluster. Ray would try for longer, and print its log.
+
+    Args:
+        address: `HOST:PORT`, also after `ray://`. Others, such as `auto`, pass.
+
+    Raises:
+        ConfigError: nothing answers there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"no Ray answers at {address!r}: {error}. Set RAY_ADDRESS to the address that `ray "
+            "start --head` prints, or unset it to start Ray here"
+        ) from None
+
+
+def check_memory(num_processes: int) -> None:
+    """Checks that this machine can hold worker processes; more of them than cores is fine.
+
+    Raises:
+        ConfigError: its memory is too small, whatever the environment.
+    """
+    total = psutil.virtual_memory().total
+    most = total // _WORKER_BYTES
+    if num_processes > most:
+        raise ConfigError(
+            f"{num_processes:,} worker processes need at least "
+            f"{num_processes * _WORKER_BYTES / 1e9:,.0f} GB of memory, and this machine has "
+            f"{total / 1e9:,.0f} GB. Allowed: at most {most:,} workers here, or RAY_ADDRESS with "
+            "the address of a larger cluster"
+        )
+
+
+def warn_if_larger(who: str, request: Mapping[str, float]) -> None:
+    """Warns if Ray, to which this process is connected, has less than is requested of it. Ray waits
+    for more nodes then, which come in a cluster that grows by itself, and otherwise never.
+
+    Args:
+        who: requests it.
+        request: amounts by the name of the resource.
+    """
+    total = ray.cluster_resources()
+    lacking = [
+        f"{amount:g} {name} while Ray has {total.get(name, 0.0):g}"
+        for name, amount in request.items()
+        if amount > total.get(name, 0.0)
+    ]
+    if not lacking:
+        return
+    warning = (
+        f"{who} requests {' and '.join(lacking)}; it starts once Ray has more. To start it now, "
+        "request less (fewer workers, or a fraction of a CPU for each process)"
+    )
+    if request.get("CPU", 0.0) > total.get("CPU", 0.0):
+        warning += (
+            f", or call ray.init(num_cpus={math.ceil(request['CPU'])}) first: Ray's CPUs are "
+            "logical, and the machine may have fewer"
+        )
+    now_s = time.monotonic()
+    if now_s - _warned_at.get(warning, -_REPEAT_S) >= _REPEAT_S:
+        _warned_at[warning] = now_s
+        _logger.warning(warning)

@@ -1,9 +1,10 @@
-"""Makes the badly configured runs of docs/dashboards.md and prints what the page says of them.
+"""Makes badly configured runs and prints what the diagnosis says of each.
 
-    python tests/badly_configured_runs.py RESULTS_DIR [--seconds 25]
-    polopt report RESULTS_DIR/a3c --figures FIGURES      # the pictures; likewise for the others
+    python tests/badly_configured_runs.py RESULTS_DIR [--seconds 20] [--only NAME ...]
+    polopt report RESULTS_DIR/NAME --figures FIGURES      # the pictures
 
-Trains each run for some seconds, one after another, on CartPole-v1 with one seed.
+Trains each run for some seconds after its start-up, one after another, on CartPole-v1 with one
+seed. `--tuned` trains the tuned examples instead, of which the diagnosis should say nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
+import os
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,101 +25,143 @@ import numpy as np
 import ray
 from ray import tune
 
-import polopt
+from polopt.metrics.diagnosis import diagnose, read_results
+from polopt.trainers.command_line.examples import example_names, load_example
+from polopt.trainers.presets import PRESETS
+
+CORES = len(os.sched_getaffinity(0))
 
 
-class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Each step takes `step_s` more seconds; in worker 2 `slow_step_s`."""
+class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1. Each step takes `step_s` more seconds, in worker 3 ten times as many with
+    `one_slow`; rewards are multiplied by `reward`; a share `raises` of the steps raises."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
-        slow = context.worker_index == 2
-        self._step_s = context["slow_step_s" if slow else "step_s"]
+        slow = context.get("one_slow", False) and context.worker_index == 3
+        self._step_s = context.get("step_s", 0.0) * (10.0 if slow else 1.0)
+        self._reward = context.get("reward", 1.0)
+        self._raises = context.get("raises", 0.0)
+        self._rng = np.random.default_rng(context.worker_index)
 
     def step(self, action: Any) -> Any:
-        time.sleep(self._step_s)
-        return super().step(action)
+        if self._step_s:
+            time.sleep(self._step_s)
+        if self._raises and self._rng.random() < self._raises:
+            raise RuntimeError("boom")
+        observation, reward, *rest = super().step(action)
+        return (observation, self._reward * float(reward), *rest)
 
 
-ONE_SLOW: dict[str, Any] = {
-    "env": Slow,
-    "env_config": {"step_s": 0.0005, "slow_step_s": 0.004},
-    "num_workers": 3,
-}
-FOUR_LARGE: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "num_workers": 4,
-    "model": {"fcnet_hiddens": [256, 256]},
-}
-#: Directory -> trainables and configs of its trials.
-RUNS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
-    "a3c": [
-        (
-            polopt.A3C,
-            {**FOUR_LARGE, "rollout_fragment_length": 2},
-        ),
-        (
-            polopt.PolicyOptimizerTrainer,
-            {"env": Slow, "env_config": {"step_s": 0.002, "slow_step_s": 0.002}}
-            | {"optimizer": {"name": "async_gradients", "grads_per_step": 10}},
-        ),
-    ],
-    "sync_gradients": [
-        (
-            polopt.PolicyOptimizerTrainer,
-            {**ONE_SLOW, "optimizer": {"name": name, "grads_per_step": 6}},
-        )
-        for name in ("sync_gradients", "async_gradients")
-    ],
-    "sync_samples": [(polopt.SyncPPO, {**ONE_SLOW, "rollout_fragment_length": 32})],
-    "ddppo": [
-        (
-            polopt.DDPPO,
-            {**FOUR_LARGE, "sgd_minibatch_size": 16, "rollout_fragment_length": 32},
-        )
-    ],
-}
+@dataclass(frozen=True)
+class Bad:
+    """A badly configured run.
+
+    Attributes:
+        preset: trainable.
+        rule: that names the cause.
+        config: of the run.
+        burners: processes that keep a core busy each meanwhile.
+    """
+
+    preset: str
+    rule: str
+    config: dict[str, Any] = field(default_factory=dict)
+    burners: int = 0
+
+
+ONE_SLOW = {"num_workers": 4, "env_config": {"step_s": 0.001, "one_slow": True}}
+LARGE = {"model": {"fcnet_hiddens": [256, 256]}}
+RUNS: dict[str, Bad] = {
+    "slow_a3c": Bad("A3C", "slow-worker", ONE_SLOW),
+    "slow_ppo": Bad("SyncPPO", "slow-worker", {**ONE_SLOW, "rollout_fragment_length": 32}),
+    "slow_ddppo": Bad(
+        "DDPPO",
+        "slow-worker",
+        {**ONE_SLOW, "rollout_fragment_length": 32, "optimizer": {
+            "name": "decentralized_allreduce", "preemption_threshold": 1.0}},
+    ),
+    "lr_x100": Bad("SyncPPO", "update-size", {"lr": 0.1}),
+    "batch_of_8": Bad("A3C", "small-updates", {"rollout_fragment_length": 8}),
+    "entropy_collapse": Bad("SyncPPO", "deterministic", {"lr": 0.03, "entropy_coeff": 0.0}),
+    "reward_x1e4": Bad("SyncPPO", "value-loss", {"env_config": {"reward": 1e4}}),
+    "no_reward": Bad("SyncPPO", "no-reward", {"env_config": {"reward": 0.0}}),
+    "env_raises": Bad("A3C", "env-faults", {"env_config": {"raises": 0.01}}),
+    "many_workers": Bad("A3C", "too-many-workers", {"num_workers": 2 * CORES}),
+    "driver_busy": Bad(
+        "A3C", "driver-busy",
+        {"num_workers": 4, "rollout_fragment_length": 4, "transport": "ray"},
+    ),
+    "weights_dominate": Bad(
+        "A3C", "weights-dominate", {**LARGE, "num_workers": 4, "rollout_fragment_length": 2}
+    ),
+    "allreduce": Bad(
+        "DDPPO", "allreduce-dominates",
+        {**LARGE, "num_workers": 4, "sgd_minibatch_size": 16, "rollout_fragment_length": 32},
+    ),
+    "busy_machine": Bad("SyncPPO", "machine-busy", burners=4 * CORES),
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results_dir", type=Path)
-    parser.add_argument("--seconds", type=float, default=25.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--tuned", action="store_true")
     args = parser.parse_args()
-    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    for folder, trials in RUNS.items():
-        for trainable, config in trials:
-            path = train(trainable, config, args.results_dir / folder, args.seconds)
-            print(json.dumps({"run": folder, "trainer": trainable.__name__, **figures(path)}))
+    ray.init(
+        num_cpus=4 * CORES + 8, include_dashboard=False, log_to_driver=False,
+        logging_level=logging.ERROR,
+    )  # fmt: skip
+    runs = _tuned() if args.tuned else RUNS
+    for name, bad in runs.items():
+        if args.only and name not in args.only:
+            continue
+        with burning(bad.burners):
+            path = train(bad, args.results_dir / name, args.seconds)
+        found = {finding.rule: finding for finding in diagnose(read_results(path / "result.json"))}
+        print(json.dumps({"run": name, "expected": bad.rule, "found": bad.rule in found}))
+        for finding in found.values():
+            print(f"    {finding.rule}: {finding.text}; {finding.change}", flush=True)
 
 
-def train(trainable: Any, config: dict[str, Any], folder: Path, seconds: float) -> Path:
+def _tuned() -> dict[str, Bad]:
+    examples = {name: load_example(name) for name in example_names()}
+    return {name: Bad(each.run, "", dict(each.config)) for name, each in examples.items()}
+
+
+@contextmanager
+def burning(number: int) -> Any:
+    """Keeps so many cores busy."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_burn, daemon=True) for _ in range(number)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _burn() -> None:
+    while True:
+        sum(range(1000))
+
+
+def train(bad: Bad, folder: Path, seconds: float) -> Path:
     """Trains one run; its directory."""
     run_config = tune.RunConfig(
-        storage_path=str(folder.resolve()), stop={"time_total_s": seconds}, verbose=0
+        storage_path=str(folder.resolve()), stop={"optimizer/training_s": seconds}, verbose=0
     )
-    space = {"min_sample_timesteps_per_iteration": 300, **config, "seed": 0}
-    grid = tune.Tuner(trainable, param_space=space, run_config=run_config).fit()
+    space = {"env": Toy, "num_workers": 2, "num_envs_per_worker": 1, "seed": 0}
+    space |= {"min_time_s_per_iteration": 0.25, "min_sample_timesteps_per_iteration": 300}
+    space |= bad.config
+    grid = tune.Tuner(PRESETS[bad.preset], param_space=space, run_config=run_config).fit()
+    assert not grid.errors, grid.errors
     return Path(grid[0].path)
-
-
-def figures(run: Path) -> dict[str, Any]:
-    """Means over the results after the first third, in which workers start."""
-    rows = [json.loads(row) for row in (run / "result.json").open()]
-    blocks = [row["optimizer"] for row in rows[len(rows) // 3 :]]
-    shares = {
-        f"{whose}/{part}": round(float(np.mean([b[whose]["share"][part] for b in blocks])), 3)
-        for whose in ("driver", "workers")
-        for part in blocks[0][whose]["share"]
-    }
-    rates = [
-        [each["env_steps_per_s"] for each in block["workers"]["per_worker"]] for block in blocks
-    ]
-    return {
-        "results": len(rows),
-        **{key: share for key, share in shares.items() if share},
-        "env_steps_per_s of workers": np.mean(rates, axis=0).round().tolist(),
-    }
 
 
 if __name__ == "__main__":

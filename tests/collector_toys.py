@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from fakes import FakeWorkerSet, worker_config
+from fakes import CheckedWorker, FakeRay, FakeWorkerSet, Script, oldest_first, worker_config
 from gymnasium import spaces
 from torch import nn
 from toy_envs import Drift
@@ -48,6 +48,17 @@ class TimestampEnv(gymnasium.Env[np.ndarray, int]):
         time.sleep(self.step_s)
         self.time += 1
         return self._obs(), float(action), self.time >= self.length, False, {}
+
+
+class NotesStops(CheckedWorker):
+    """Fake worker that notes the early stops that it gets."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.stops: list[int] = []
+
+    def stop_early(self, call: int, keep_steps: int) -> None:
+        self.stops.append(keep_steps)
 
 
 class FailsAfterSteps(Drift):
@@ -111,11 +122,16 @@ def local_collector(env: Any = Drift, policy: Any = None, **options: Any) -> Col
 
 
 def fake_collector(
-    num_workers: int = 2, rollout: dict[str, Any] | None = None, **options: Any
+    num_workers: int = 2,
+    rollout: dict[str, Any] | None = None,
+    script: Script = oldest_first,
+    **options: Any,
 ) -> Any:
     """Returns a collector over fake remote workers, each of two environments and five steps."""
     config = worker_config(rollout={"num_workers": num_workers, **(rollout or {})})
-    return Collector.over(FakeWorkerSet(config), **options)
+    fake = FakeRay()
+    fake.script = script
+    return Collector.over(FakeWorkerSet(config, fake, NotesStops), **options)
 
 
 def update(collector: Collector) -> None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pickle
 import random
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from polopt.metrics.tab import TAB_FILE
 
 #: Phases of the driver and strategy-specific numbers by optimizer; names of presets.
 PHASES = {
@@ -40,12 +44,13 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
         optimizer: its name as results carry it.
         iteration: from 1.
         rng: of the noise.
-        **options: `config`, `num_workers`, `level` (return that is reached), `new_keys` (False: as
-            results were before the blocks of shares), `done`, and counters of faults.
+        **options: `config`, `num_workers`, `level` (return that is reached), `new_keys`
+            (False: without the blocks of shares), `done`, and counters of faults.
     """
     workers = options.get("num_workers", 2)
     steps_per_iteration = _SPEEDS.get(optimizer, 800)
     steps, seconds = iteration * steps_per_iteration, iteration * 0.5
+    startup_s = options.get("startup_s", 3.0)
     progress = 1.0 - math.exp(-steps / _LEARNING_STEPS.get(optimizer, 35_000))
     level = options.get("level", 480.0) * (1.0 if iteration > 1 else 0.05)
     reward = max(9.0, level * progress + rng.gauss(0.0, 12.0))
@@ -58,12 +63,19 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
         "num_skipped_updates": iteration // 40,
         "env_steps_per_s": steps_per_iteration * 2 * rng.uniform(0.9, 1.1),
         "updates_per_s": 80.0 * rng.uniform(0.9, 1.1),
+        "startup_s": startup_s,
+        "training_s": seconds,
+        "interval_s": 0.5 + startup_s * (iteration == 1),
         **{key: _lag(optimizer, rng) for key in _LAGS},
         **{f"{phase}_time_ms": rng.uniform(2, 9) for phase in PHASES[optimizer]},
         **_strategy_numbers(optimizer, iteration, workers, rng),
     }
     if options.get("new_keys", True):
         block.update(_shares(optimizer, workers, rng, slow))
+        if iteration == 1:
+            startup = startup_s / (startup_s + 0.5)
+            share = {phase: v * (1 - startup) for phase, v in block["driver"]["share"].items()}
+            block["driver"] = {**block["driver"], "share": {**share, "startup": startup}}
         block.update(_counts(optimizer, iteration, rng))
     return {
         "env_runners": {
@@ -81,7 +93,7 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
         "done": options.get("done", False),
         "training_iteration": iteration,
         "time_this_iter_s": 0.5,
-        "time_total_s": seconds,
+        "time_total_s": seconds + startup_s,
         "timestamp": int(time.time()),
         "config": options.get("config", {}),
     }
@@ -114,6 +126,7 @@ def _shares(optimizer: str, workers: int, rng: random.Random, slow: float) -> di
     driver = _split(
         {first: 0.5 + slow, second: 0.3, third: 0.15, "report": 0.05, "other": 0.02}, rng
     )
+    driver["startup"] = 0.0
     allreduce = optimizer == "decentralized_allreduce"
     parts = _split(
         {
@@ -126,14 +139,17 @@ def _shares(optimizer: str, workers: int, rng: random.Random, slow: float) -> di
         },
         rng,
     )
+    if workers == 0:  # the driver samples
+        parts = {**dict.fromkeys(parts, 0.0), "sample": 1.0}
     per_worker = [
         {
-            "index": index + 1,
+            "index": index + (workers > 0),
             "env_steps_per_s": 800 * rng.uniform(0.9, 1.1) / (1 + 4 * slow * (index == 0)),
+            "env_steps_per_sampling_s": 950 * rng.uniform(0.9, 1.1) / (1 + 4 * slow * (index == 0)),
             "idle_share": parts["idle"] * rng.uniform(0.8, 1.2),
             "gradients_per_s": 20.0 * rng.uniform(0.9, 1.1) / (1 + 4 * slow * (index == 0)),
         }
-        for index in range(workers)
+        for index in range(max(workers, 1))
     ]
     times = {phase: rng.uniform(2, 9) for phase in (first, second, third, "report")}
     worker_times = {part: rng.uniform(1, 5) for part in PARTS}
@@ -166,6 +182,8 @@ def _counts(optimizer: str, iteration: int, rng: random.Random) -> dict[str, Any
     return {
         "num_bytes_sent": iteration * 1_000_000,
         "num_bytes_received": iteration * 1_500_000,
+        "machine": {"cpu_share": 0.7, "num_cpus": 16, "load_1m": 4.0},
+        "rows_per_update": 20.0 if gradients else 0.0,
         "requests_in_flight": {"mean": rng.uniform(1, 2), "max": 2},
         "num_gradients_accepted": gradients,
         "num_gradients_stale": gradients // 20,
@@ -234,7 +252,8 @@ def write_trial(
         optimizer: name of the optimizer as results carry it.
         seed: seed of the config and of the noise.
         iterations: number of rows.
-        **options: as in `row`; `params` are further keys of the config, `first` the first
+        **options: as in `row`; `tab` (False: without the optimizer's tab); `params` are further
+            keys of the config, `first` the first
             iteration, `finished` whether the last row ends the run.
     """
     rng = random.Random(f"{optimizer} {seed} {options.get('first', 1)}")
@@ -245,6 +264,8 @@ def write_trial(
     folder = experiment / f"{trainable}_{number:05x}_00000_{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "params.json").write_text(json.dumps(config))
+    if options.get("tab", True):
+        (folder / TAB_FILE).write_text(_tab(optimizer))
     last = options.get("first", 1) + iterations - 1
     with (folder / "result.json").open("a") as file:
         for iteration in range(options.get("first", 1), last + 1):
@@ -252,6 +273,64 @@ def write_trial(
             line = row(optimizer, iteration, rng, **options, config=config, done=done)
             file.write(json.dumps(line) + "\n")
     return folder
+
+
+@cache
+def _tab(optimizer: str) -> str:
+    """What the optimizer declares, as the trainer writes it."""
+    from polopt.optimizers.registry import OPTIMIZERS
+    from polopt.trainers.tab_file import tab_of
+
+    numbers = _strategy_numbers(optimizer, 1, 1, random.Random(0))
+    numbers = {key: 0 for key in numbers if not key.endswith("_time_ms")}
+    return tab_of(OPTIMIZERS.get(optimizer), numbers).to_json()
+
+
+def write_state(
+    experiment: Path,
+    trials: dict[str, dict[str, Any]],
+    session: str = "2026-01-01_00-00-00",
+    **o: Any,
+) -> Path:
+    """Writes the state of an experiment as Tune does; the file.
+
+    Args:
+        experiment: directory of the experiment, or where Tune stages it.
+        trials: by name of their directory: `status`, and further keys of a trial's state.
+        session: time at which the run began, as the file's name has it.
+        **o: `directory` that Tune copies the results to; `scheduler`, an object that `tuner.pkl`
+            holds; `stopper`, likewise of the state.
+    """
+    directory = o.get("directory", experiment)
+    storage = {"experiment_dir_name": directory.name, "storage_fs_path": str(directory.parent)}
+    saved = [
+        {
+            "trial_id": f"{number:05x}_00000",
+            "relative_logdir": name,
+            "config": {"env": "CartPole-v1"},
+            "stopping_criterion": {},
+            "storage": _pickled(storage),
+            **state,
+        }
+        for number, (name, state) in enumerate(trials.items())
+    ]
+    runner = {"_stopper": _pickled(o["stopper"])} if "stopper" in o else {}
+    content = {
+        "trial_data": [[json.dumps(state), json.dumps({"last_result": {}})] for state in saved],
+        "runner_data": runner,
+        "stats": {},
+    }
+    experiment.mkdir(parents=True, exist_ok=True)
+    file = experiment / f"experiment_state-{session}.json"
+    file.write_text(json.dumps(content))
+    if "scheduler" in o:
+        state = {"_tune_config": {"mode": None, "scheduler": o["scheduler"]}}
+        (experiment / "tuner.pkl").write_bytes(pickle.dumps(state))
+    return file
+
+
+def _pickled(value: Any) -> dict[str, str]:
+    return {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(value).hex()}
 
 
 def write_examples(root: Path, seeds: int = 5, iterations: int = 60) -> Path:

@@ -12,28 +12,25 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import ray
 import torch
+from ray import cloudpickle
 from toy_envs import POLICIES, Drift
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
-from polopt.optimizers import rank_group
 from polopt.optimizers.base import PolicyOptimizer
-from polopt.policies.learning import sgd
+from polopt.policies import actor_critic
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.making import probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
-from polopt.rollouts.workers import health, in_flight, weight_snapshots, worker_actors, worker_set
-from polopt.rollouts.workers.remote_worker import RemoteWorker
-from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.rollout_worker import Answer, RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 
 #: File whose presence makes one process of `StallingPPO` or `NonFiniteGradientPPO` fail.
 FAULT_FILE = os.path.join(tempfile.gettempdir(), f"polopt-test-{os.getpid()}")
@@ -69,6 +66,11 @@ def none_ready(pending: list[Ref]) -> Ref | None:
     return None
 
 
+def of_worker(*indices: int) -> Script:
+    """Returns the script in which only calls of the workers `indices` end, oldest first."""
+    return lambda pending: next((ref for ref in pending if ref.index in indices), None)
+
+
 def in_order(indices: Iterable[int]) -> Script:
     """Returns the script in which calls of the workers `indices` end in this order."""
     remaining = iter(indices)
@@ -81,26 +83,31 @@ def in_order(indices: Iterable[int]) -> Script:
 
 
 class FakeRay:
-    """Fake of `ray` and of the clock, as modules of `rollouts.workers` use them.
+    """Fake of the module `ray` and of the clock, for `WorkerSet(config, ray=..., clock=...)`.
 
     Attributes:
         script: see `Script`.
         now_s: time of the clock; advances only in a `wait` in which no call ends.
         num_puts: number of objects put into the store.
+        resources: of the cluster; all are free.
     """
 
-    exceptions = ray.exceptions
-    ObjectRef = ray.ObjectRef
-
-    util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    ObjectRef = Ref
 
     def __init__(self) -> None:
+        self.resources = {"CPU": 4.0}
         self.script: Script = oldest_first
         self.now_s = 1000.0
         self.num_puts = 0
 
-    def monotonic(self) -> float:
+    def clock(self) -> float:
         return self.now_s
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def available_resources(self) -> dict[str, float]:
+        return self.resources
 
     def wait(
         self,
@@ -144,13 +151,13 @@ class FakeActor:
     """Fake of the handle of an actor; the worker lives in this process.
 
     Calls run when they are made; the script decides when their results arrive. A call after the
-    death of the actor, or beside another call, is an AssertionError.
+    death of the actor is an AssertionError.
 
     Attributes:
-        calls: `(method, arguments)` of all calls so far.
-        results: their return values.
+        calls: `(name, arguments)` of all calls so far; of `run`, those of the function.
+        answers: their return values; of `run`, the value of the function.
         next_error: error of the next call.
-        errors: error of the next call of a method, by method.
+        errors: error of the next call of a method or function, by name.
     """
 
     def __init__(self, worker: Any, index: int) -> None:
@@ -158,14 +165,14 @@ class FakeActor:
         self.index = index
         self.alive = True
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.results: list[Any] = []
+        self.answers: list[Any] = []
         self.next_error: Exception | None = None
         self.errors: dict[str, Exception] = {}
         self._refs: list[Ref] = []
 
     @property
     def under_way(self) -> int:
-        return sum(not ref.done and not ref.concurrent for ref in self._refs)
+        return sum(not ref.done for ref in self._refs)
 
     def finish(self) -> None:
         """Ends all pending calls, independent of the script."""
@@ -179,19 +186,22 @@ class FakeActor:
 
     def call(self, method: str, *args: Any) -> Ref:
         assert self.alive, f"{method} called on worker {self.index}, which is dead"
-        concurrent = method in ("ping", "stop")
-        assert concurrent or self.under_way == 0, f"two calls at once to worker {self.index}"
         # As in Ray, a call whose argument is the result of a failed call fails with its error.
         inherited = next((arg.error for arg in args if isinstance(arg, Ref) and arg.error), None)
         args = tuple(arg.value if isinstance(arg, Ref) else arg for arg in args)
-        self.calls.append((method, args))
+        name, shown = method, args
+        if method == "run":
+            fn = cloudpickle.loads(args[1])
+            name, shown = getattr(fn, "__name__", type(fn).__name__), args[2:]
+            if fn is call_method:
+                name, shown = args[2], args[3:]
+        self.calls.append((name, shown))
         ref = Ref(index=self.index)
-        ref.concurrent = concurrent
-        ref.error = self.next_error or self.errors.pop(method, None) or inherited
+        ref.error = self.next_error or self.errors.pop(name, None) or inherited
         self.next_error = None
         if ref.error is None:
             ref.value = getattr(self.worker, method)(*args)
-            self.results.append(ref.value)
+            self.answers.append(ref.value.value if isinstance(ref.value, Answer) else ref.value)
         self._refs.append(ref)
         return ref
 
@@ -218,18 +228,19 @@ class _ConcurrentFakeMethod(_FakeMethod):
 
 
 class CheckedWorker(RolloutWorker):
-    """Real worker that checks weights: none is received twice, and the first call has some."""
+    """Real worker that checks weights: none is received twice, and the first fragment has some."""
 
-    version_sent: int | None = None
+    version_received: int | None = None
 
-    def sample(self, weights: Weights | None = None, *args: Any) -> SampleBatch:
-        if self.index > 0:
-            if weights is None:
-                assert self.version_sent is not None, "`sample` without any weights"
-            else:
-                assert weights.version != self.version_sent, "received the same weights twice"
-                self.version_sent = weights.version
-        return super().sample(weights, *args)
+    def set_weights(self, weights: Weights | None) -> None:
+        if self.index > 0 and weights is not None:
+            assert weights.version != self.version_received, "received the same weights twice"
+            self.version_received = weights.version
+        super().set_weights(weights)
+
+    def sample(self, *args: Any) -> SampleBatch:
+        assert self.index == 0 or self.version_received is not None, "sampled without any weights"
+        return super().sample(*args)
 
 
 class FakeWorkerSet(WorkerSet):
@@ -237,35 +248,46 @@ class FakeWorkerSet(WorkerSet):
 
     Args:
         config: see `WorkerSet`.
+        fake: of Ray and of the clock.
         kind: class of the workers.
-        up: workers count as started from the beginning.
+        up: workers count as started from the beginning; replacements, too.
 
     Attributes:
         actors: all actors that were started, in this order.
+        unplaced: indices of workers for which Ray has no resources.
     """
 
     def __init__(
         self,
         config: WorkerConfig,
+        fake: FakeRay | None = None,
         kind: type[RolloutWorker] = CheckedWorker,
         up: bool = True,
     ) -> None:
         self.actors: list[FakeActor] = []
+        self.unplaced: set[int] = set()
         self._kind = kind
         self._up = up
-        super().__init__(config)
+        fake = fake or FakeRay()
+        super().__init__(config, ray=fake, clock=fake.clock)
 
     def use_transport(self, message_bytes: int) -> None:
         """Does nothing: there is no process to connect."""
 
-    def _start(self, index: int) -> RemoteWorker:
-        restart_count = self._actors.restart_counts.get(index, 0)
+    def waits_for_resources(self, worker: WorkerHandle) -> bool:
+        return worker.index in self.unplaced
+
+    def _start(self, index: int) -> WorkerHandle:
+        restart_count = self._processes.restart_counts.get(index, 0)
         config = dataclasses.replace(self.config, restart_count=restart_count)
         actor = FakeActor(self._kind(config, index), index)
         self.actors.append(actor)
-        worker = RemoteWorker(index, actor)
+        worker = WorkerHandle(index, actor, self.clock())
         if self._up:
-            worker.last_answer_s = in_flight.time.monotonic()
+            worker.last_answer_s = self.clock()
+            self.changes += 1
+        else:
+            self.starting[actor.ping.remote()] = worker
         return worker
 
 
@@ -280,20 +302,6 @@ class FakeWorkerProcess:
 
     def fail(self) -> None:
         raise ValueError("expected failure")
-
-
-def install(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    """Replaces Ray and the clock of deadlines by a `FakeRay`."""
-    fake = FakeRay()
-    monkeypatch.setattr(in_flight, "ray", fake)
-    monkeypatch.setattr(in_flight, "time", fake)
-    monkeypatch.setattr(in_flight, "waits_for_resources", lambda actor: False)
-    monkeypatch.setattr(worker_set, "waits_for_resources", lambda actor: False)
-    monkeypatch.setattr(health, "waits_for_resources", lambda actor: False)
-    monkeypatch.setattr(worker_actors, "ray", fake)
-    monkeypatch.setattr(weight_snapshots, "ray", fake)
-    monkeypatch.setattr(rank_group, "ray", fake)
-    return fake
 
 
 def worker_config(
@@ -333,10 +341,24 @@ class RandomDelayDrift(Drift):
         return super().step(action)
 
 
-def pid_of(worker: RemoteWorker) -> int:
+def through_ray(worker: WorkerHandle) -> Any:
+    """The actor of a worker that is not a fake. Calls that are made of it now are answered after
+    those that were made over ZeroMQ."""
+    if worker.channel is not None:
+        worker.channel.pause()
+    return worker.actor
+
+
+def inside(worker: WorkerHandle, function: Callable[[RolloutWorker], Any]) -> Any:
+    """Returns what `function` of a worker that is not a fake gives in its process, also while the
+    worker answers calls over ZeroMQ, on another thread."""
+    call = worker.actor.__ray_call__.options(concurrency_group="control")
+    return ray.get(call.remote(function), timeout=120.0)
+
+
+def pid_of(worker: WorkerHandle) -> int:
     """Returns the process id of a worker that is not a fake."""
-    pid: int = ray.get(worker.actor.__ray_call__.remote(lambda _: os.getpid()), timeout=120.0)
-    return pid
+    return int(inside(worker, lambda _: os.getpid()))
 
 
 def shuffled_by(seed: int) -> Script:
@@ -373,12 +395,14 @@ class UnweightedPPO(PPOPolicy):
     """Wrong variant: unweighted mean over learners, although their row counts differ."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
-        right = sgd.reduce_gradient
-        sgd.reduce_gradient = lambda policy, _, stats, group: right(policy, 1, stats, group)
+        right = actor_critic.reduce_gradient
+        actor_critic.reduce_gradient = lambda policy, _, stats, group: right(
+            policy, 1, stats, group
+        )
         try:
             return super().learn_on_batch(batch, reducer)
         finally:
-            sgd.reduce_gradient = right
+            actor_critic.reduce_gradient = right
 
 
 class StallingPPO(PPOPolicy):

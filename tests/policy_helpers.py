@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import Space, spaces
-from toy_envs import TwoNumbers, make_policy, random_batch
+from toy_envs import POLICIES, TwoNumbers, make_policy, random_batch
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
+from polopt.metrics import EpisodeStats
 from polopt.policies.policy import Policy
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -43,7 +44,7 @@ MODELS: dict[str, tuple[Space[Any], Space[Any], dict[str, Any]]] = {
     ),
 }
 every_model = pytest.mark.parametrize("key", MODELS)
-every_policy = pytest.mark.parametrize("name", ["a2c", "ppo"])
+every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 
 
 class FakeEnv:
@@ -87,3 +88,41 @@ def fixed_gradient(policy: Policy, seed: int = 0) -> Gradients:
     """A random gradient of 10 rows."""
     flat = np.random.default_rng(seed).normal(size=len(policy.flat.grads)).astype(np.float32)
     return Gradients(flat, policy.version, 10, {})
+
+
+def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
+    """A batch as the sampler makes it: ends at random, by either cause or both, and after them
+    rows that only reset (next-step) or last observations kept aside (same-step)."""
+    rng = np.random.default_rng(seed)
+    terminated = rng.random((steps, envs)) < 0.2
+    truncated = rng.random((steps, envs)) < 0.2
+    valid = np.ones((steps, envs), dtype=bool)
+    index = np.zeros(0, dtype=np.int64)
+    if mode == "next_step":
+        valid[0] = rng.random(envs) < 0.8  # an end in the fragment before
+        for t in range(1, steps):
+            valid[t] = ~(terminated[t - 1] | truncated[t - 1]) | ~valid[t - 1]
+            terminated[t] &= valid[t]
+            truncated[t] &= valid[t]
+        terminated[0] &= valid[0]
+        truncated[0] &= valid[0]
+    else:
+        # And here and there one that padding would keep, where no episode ends.
+        index = np.flatnonzero(terminated | truncated | (rng.random((steps, envs)) < 0.1))
+    columns = {
+        "actions": rng.integers(0, 3, (steps, envs)),
+        "rewards": rng.normal(size=(steps, envs)).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "valid": valid,
+        "action_dist_inputs": rng.normal(size=(steps, envs, 3)).astype(np.float32),
+    }
+    all_obs = rng.normal(size=(steps + 1, envs, 2)).astype(np.float32)
+    successors = rng.normal(size=(len(index), 2)).astype(np.float32)
+    episodes = EpisodeStats(np.arange(3.0), np.arange(3))
+    return SampleBatch(all_obs, columns, index, successors, seed % 7, seed % 3, episodes)
+
+
+def value_of(obs: np.ndarray) -> np.ndarray:
+    """Values of the observations of `made_batch`, in closed form."""
+    return 2.0 * obs[..., 0] - 3.0 * obs[..., 1] + 1.0

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
-from fakes import make_optimizer, worker_config
+from fakes import make_optimizer, through_ray, worker_config
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
-from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.optimizers.rank_group import checksum
 from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 Pool = Callable[[WorkerConfig], WorkerSet]
@@ -36,14 +37,14 @@ def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) 
     return run_on(optimizer.group.ranks, function)
 
 
-def run_on(workers: Iterable[RemoteWorker], function: Callable[[Any], Any]) -> list[Any]:
-    calls = [worker.actor.__ray_call__.remote(function) for worker in workers]
+def run_on(workers: Iterable[WorkerHandle], function: Callable[[Any], Any]) -> list[Any]:
+    calls = [through_ray(worker).__ray_call__.remote(function) for worker in workers]
     return ray.get(calls, timeout=120.0)
 
 
 def learned_state(worker: Any) -> tuple[str, int, bytes, bytes, dict[str, float]]:
     """The state that all ranks must share."""
     state = worker.policy.get_state()
-    adam = state["adam"]
+    adam = state["adam"]["network"]
     moments = (adam["exp_avg"].numpy().tobytes(), adam["exp_avg_sq"].numpy().tobytes())
-    return worker.checksum(), state["version"], *moments, state["coefficients"]
+    return checksum(worker), state["version"], *moments, state["coefficients"]

@@ -1,17 +1,52 @@
-"""Fakes of Ray's actors, answering RPC calls on threads of this process."""
+"""Fakes of Ray's actors, answering RPC calls on threads of this process; and calls of methods."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from polopt.rollouts.transport.endpoint import Address, Endpoint
+from polopt.rollouts.transport.rpc_client import RpcChannel, RpcFuture
 from polopt.rollouts.transport.rpc_server import RpcServer
+
+_numbers = itertools.count(1)
+
+
+class CalledTarget:
+    """Object whose methods are called by name, where a worker runs a function."""
+
+    def run(self, number: int, function: bytes, *args: Any) -> Any:
+        return getattr(self, function.decode())(*args)
+
+    def refuse(self, why: str) -> str:
+        return f"refused: {why}"
+
+
+class Echo(CalledTarget):
+    """Object whose only method is `echo`."""
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+def call(
+    channel: RpcChannel,
+    method: str,
+    *args: Any,
+    number: int | None = None,
+    ended: deque[RpcFuture] | None = None,
+) -> RpcFuture:
+    """Calls a method of the `CalledTarget` behind a channel."""
+    number = next(_numbers) if number is None else number
+    ended = deque() if ended is None else ended
+    return channel.call(number, method, method.encode(), args, ended)
 
 
 class FakeRef:
@@ -36,6 +71,26 @@ class FakeMethod:
         self._actor.calls.put((ref, self._function, args))
         return ref
 
+    def options(self, concurrency_group: str) -> FakeMethod:
+        """The method in a concurrency group, whose calls do not wait for the others."""
+        return FakeGroupMethod(self._actor, self._function)
+
+
+class FakeGroupMethod(FakeMethod):
+    """Method whose calls run on threads of their own."""
+
+    def remote(self, *args: Any) -> FakeRef:
+        ref = FakeRef()
+        threading.Thread(target=run_call, args=(ref, self._function, args), daemon=True).start()
+        return ref
+
+
+def run_call(ref: FakeRef, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        ref.ended.set_result(function(*args))
+    except Exception as error:
+        ref.ended.set_exception(error)
+
 
 class FakeActor:
     """Actor that runs calls in order, on one thread.
@@ -54,11 +109,7 @@ class FakeActor:
 
     def _run(self) -> None:
         while (call := self.calls.get()) is not None:
-            ref, function, args = call
-            try:
-                ref.ended.set_result(function(*args))
-            except Exception as error:
-                ref.ended.set_exception(error)
+            run_call(*call)
         self.server.close()
 
     def __getattr__(self, name: str) -> FakeMethod:
@@ -75,6 +126,10 @@ class FakeActor:
     @property
     def serve(self) -> FakeMethod:
         return FakeMethod(self, lambda endpoint: self.server.serve(self.target, endpoint))
+
+    @property
+    def take_large_answer(self) -> FakeMethod:
+        return FakeMethod(self, self.server.take_large_answer)
 
     def stop(self) -> None:
         self.calls.put(None)

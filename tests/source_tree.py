@@ -29,13 +29,11 @@ class Module(NamedTuple):
         name: import name, `polopt.common.config`.
         path: relative to the root.
         tree: parsed.
-        lines: number of lines.
     """
 
     name: str
     path: Path
     tree: ast.Module
-    lines: int
 
     @property
     def folder(self) -> str:
@@ -53,8 +51,7 @@ def read(root: Path, path: Path) -> Module:
     parts = [part for part in relative.with_suffix("").parts if part != "__init__"]
     if parts[0] in PACKAGE_FOLDERS:
         parts = ["polopt", *parts]
-    source = path.read_text()
-    return Module(".".join(parts), relative, ast.parse(source), len(source.splitlines()))
+    return Module(".".join(parts), relative, ast.parse(path.read_text()))
 
 
 def modules(root: Path, folders: Iterable[str] = PACKAGE_FOLDERS) -> list[Module]:

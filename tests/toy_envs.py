@@ -14,6 +14,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
 from polopt.policies.a2c import A2CPolicy
+from polopt.policies.appo import AppoPolicy
+from polopt.policies.decoupled_ppo import DecoupledPPOPolicy
+from polopt.policies.impala import ImpalaPolicy
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.sampling.sampler import VectorSampler
@@ -22,7 +25,13 @@ from polopt.rollouts.sampling.seeding import worker_seeds
 # As in workers: more threads than cores slow each other down.
 limit_threads(1)
 
-POLICIES = {"a2c": A2CPolicy, "ppo": PPOPolicy}
+POLICIES: dict[str, type[Policy]] = {
+    "a2c": A2CPolicy,
+    "appo": AppoPolicy,
+    "decoupled_ppo": DecoupledPPOPolicy,
+    "impala": ImpalaPolicy,
+    "ppo": PPOPolicy,
+}
 AUTORESET = ("next_step", "same_step", "disabled")
 
 

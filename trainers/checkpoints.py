@@ -1,8 +1,11 @@
 """Checkpoints: a directory of tensors and JSON. Loading one executes nothing that it contains.
 
-tensors.pt     a flat dict of tensors, read with `torch.load(..., weights_only=True)`
+tensors.pt     a flat dict of tensors, as `torch.save` writes it
 state.json     everything else; `{"__tensor__": name}` stands for a tensor
 manifest.json  SHA-256 of both and of itself; written last, so a directory without one is incomplete
+
+A checkpoint may be another user's. Only regular files of bounded size are read, and the memory for
+the tensors is at most a few times the size of their file.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ import hashlib
 import io
 import json
 import os
+import pickletools
+import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,14 +25,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polopt.common.files import printable, read_regular
+
 #: Incremented by each change that older code cannot read.
 FORMAT = 1
-_FILES = ("tensors.pt", "state.json")
+#: Besides the manifest, which names them.
+FILES = ("tensors.pt", "state.json")
+#: Largest size of each file in bytes, and of the pickle in `tensors.pt`, which holds names and
+#: shapes of about 150,000 tensors. Larger ones are neither written nor read.
+_MOST_BYTES = {
+    "tensors.pt": 4 << 30,
+    "data.pkl": 16 << 20,
+    "state.json": 64 << 20,
+    "manifest.json": 64 << 10,
+}
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint is missing, incomplete, damaged, of another format, or cannot be written. The
-    message names the file and the reason."""
+    message names the file and the reason, without characters that a terminal interprets."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -42,20 +62,33 @@ def write_checkpoint(directory: str | Path, state: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `state` holds anything else.
-        CheckpointError: a file cannot be written; no temporary file is left.
+        CheckpointError: a file is too large, or cannot be written; no temporary file is left.
     """
     directory = Path(directory)
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, tensors, "")
     packed = io.BytesIO()  # torch reports a full disk without the reason
     torch.save(tensors, packed)
+    files: dict[str, bytes | memoryview] = {
+        "tensors.pt": packed.getbuffer(),
+        "state.json": json.dumps(tree, indent=1).encode(),
+    }
+    sizes = {name: len(data) for name, data in files.items()}
+    with zipfile.ZipFile(packed) as archive:
+        sizes["data.pkl"] = archive.getinfo("archive/data.pkl").file_size
+    for name, size in sizes.items():
+        if size > _MOST_BYTES[name]:
+            raise CheckpointError(
+                f"checkpoint {directory} cannot be written: {name} would have {size:,} bytes. "
+                f"Allowed: {_MOST_BYTES[name]:,}"
+            )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # Until the new manifest exists, the directory counts as incomplete.
         (directory / "manifest.json").unlink(missing_ok=True)
-        _write(directory / "tensors.pt", packed.getbuffer())
-        _write(directory / "state.json", json.dumps(tree, indent=1).encode())
-        sums = {name: _sha256(directory / name) for name in _FILES}
+        for name, data in files.items():
+            _write(directory / name, data)
+        sums = {name: _sha256(data) for name, data in files.items()}
         manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
         _write(directory / "manifest.json", json.dumps(manifest).encode())
     except OSError as error:
@@ -71,9 +104,90 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
         CheckpointError: names the file and the reason.
     """
     directory = Path(directory)
-    _check_manifest(directory)
+    sums = _read_manifest(directory)
+    files = {}
+    for name in FILES:
+        files[name] = _read(directory / name)
+        if _sha256(files[name]) != sums.get(name):
+            raise DamagedCheckpoint(
+                f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
+                "manifest's"
+            )
+    tensors = _load_tensors(directory, files["tensors.pt"])
+    tree = _parse_json(directory / "state.json", files["state.json"])
     try:
-        tensors = torch.load(directory / "tensors.pt", weights_only=True, map_location="cpu")
+        state: dict[str, Any] = _decode(tree, tensors)
+    except RecursionError:
+        raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        # Not in tensors.pt, or of a dtype or number of dimensions that NumPy does not have.
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"checkpoint {directory}: state.json names a tensor that cannot be used: {reason:.200}"
+        ) from None
+    return state
+
+
+def read_state_file(directory: str | Path) -> dict[str, Any]:
+    """Reads `state.json` of a checkpoint whose other files may be damaged or missing. Tensors stay
+    `{"__tensor__": name}`.
+
+    Raises:
+        CheckpointError: missing, not JSON, or not what the manifest was written for.
+    """
+    path = Path(directory) / "state.json"
+    data = _read(path)
+    try:
+        whole = _read_manifest(path.parent).get(path.name) == _sha256(data)
+    except DamagedCheckpoint:  # the file got its name once it was written
+        whole = True
+    if not whole:
+        raise DamagedCheckpoint(f"checkpoint {directory} is damaged: the SHA-256 of {path.name}")
+    return _parse_json(path, data)
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    """SHA-256 of the other files, by name."""
+    path = directory / "manifest.json"
+    manifest = _parse_json(path, _read(path))
+    try:
+        seal = _seal(manifest.get("format"), manifest.get("sha256"))
+    except RecursionError:
+        raise DamagedCheckpoint(
+            f"checkpoint {directory} is damaged: manifest.json is nested too deeply"
+        ) from None
+    if manifest.get("seal", seal) != seal:
+        raise DamagedCheckpoint(
+            f"checkpoint {directory} is damaged: the SHA-256 of manifest.json differs"
+        )
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {directory} has format {manifest.get('format')!r:.80}; "
+            f"this version of polopt reads format {FORMAT}"
+        )
+    sums = manifest.get("sha256")
+    if not isinstance(sums, dict):
+        raise DamagedCheckpoint(f"checkpoint {directory} is damaged: manifest.json has no sums")
+    return sums
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_regular(path, _MOST_BYTES[path.name])
+    except FileNotFoundError:
+        raise DamagedCheckpoint(
+            f"checkpoint {path.parent} is incomplete: {path.name} is missing"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {path.parent}: {path.name} cannot be read: {error.strerror}"
+        ) from None
+
+
+def _load_tensors(directory: Path, data: bytes) -> dict[str, Tensor]:
+    try:
+        stored = _stored(data)
+        tensors = torch.load(stored, weights_only=True, map_location="cpu")
     except Exception as error:  # a file of arbitrary bytes can raise anything
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
@@ -81,54 +195,85 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
         ) from None
     if not isinstance(tensors, dict):
         raise CheckpointError(f"checkpoint {directory}: tensors.pt does not hold a dict of tensors")
+    total = 0
     for name, tensor in tensors.items():
-        _check_tensor(directory, name, tensor)
-    tree = _read_json(directory / "state.json")
-    try:
-        state: dict[str, Any] = _decode(tree, tensors)
-    except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"checkpoint {directory}: state.json names tensors that tensors.pt does not hold"
-        ) from None
-    except RecursionError:
-        raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
-    return state
-
-
-def _check_manifest(directory: Path) -> None:
-    manifest = _read_json(directory / "manifest.json")
-    seal = _seal(manifest.get("format"), manifest.get("sha256"))
-    if manifest.get("seal", seal) != seal:
-        raise DamagedCheckpoint(
-            f"checkpoint {directory} is damaged: the SHA-256 of manifest.json differs"
-        )
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {directory} has format {manifest.get('format')!r}; "
-            f"this version of polopt reads format {FORMAT}"
-        )
-    sums = manifest.get("sha256")
-    if not isinstance(sums, dict):
-        raise DamagedCheckpoint(f"checkpoint {directory} is damaged: manifest.json has no sums")
-    for name in _FILES:
-        path = directory / name
-        if not path.is_file():
-            raise DamagedCheckpoint(f"checkpoint {directory} is incomplete: {name} is missing")
-        if _sha256(path) != sums.get(name):
-            raise DamagedCheckpoint(
-                f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
-                "manifest's"
+        problem = _problem(name, tensor)
+        if not problem:
+            total += tensor.nbytes
+            problem = "more data than the file holds" * (total > len(data))
+        if problem:
+            raise CheckpointError(
+                f"checkpoint {directory}: tensors.pt: field {name!r:.200}: got {problem}. "
+                "Allowed: a dense tensor"
             )
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
-def _check_tensor(directory: Path, name: Any, tensor: Any) -> None:
-    """Refuses what `write_checkpoint` does not write."""
-    if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-        return
-    problem = "a sparse tensor" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
-    raise CheckpointError(
-        f"checkpoint {directory}: tensors.pt: field {name!r}: got {problem}. "
-        "Allowed: a dense tensor"
+def _problem(name: Any, tensor: Any) -> str:
+    """Why an entry is not what `write_checkpoint` writes; empty if it is."""
+    if not isinstance(name, str):
+        return f"a name of type {type(name).__name__}"
+    if not isinstance(tensor, Tensor):
+        return f"a {type(tensor).__name__}"
+    if not tensor.is_contiguous():
+        return f"a tensor of shape {list(tensor.shape)} with strides {list(tensor.stride())}"
+    return ""
+
+
+#: Entries of a file of `torch.save`, in its folder.
+_ENTRY = re.compile(
+    r"data\.pkl|data/[0-9]+|version|byteorder"
+    r"|\.format_version|\.storage_alignment|\.data/serialization_id"
+)
+
+
+def _stored(data: bytes) -> io.BytesIO:
+    """A copy of a file of `torch.save` whose entries are not compressed, and whose pickle names
+    only what a dense tensor needs. `torch.load` would decompress any amount of zeros, and
+    `weights_only` allows constructors such as `bytearray(10**10)`. `torch.load` reads the copy, so
+    a file that its reader and `zipfile` understand differently passes no check by that.
+
+    Raises:
+        ValueError: it is no such file.
+        Exception: from `zipfile` or `pickletools`.
+    """
+    copy = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(copy, "w") as stored:
+        folder = archive.namelist()[0].partition("/")[0]
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        if sum(entry.file_size for entry in entries.values()) > len(data):
+            raise ValueError("its entries are larger than the file")
+        for name, entry in entries.items():
+            inside = name.removeprefix(f"{folder}/")
+            if not _ENTRY.fullmatch(inside):
+                raise ValueError(f"it has an entry {name!r:.200}")
+            content = archive.read(entry)
+            if inside == "data.pkl":
+                _check_pickle(content)
+            stored.writestr(f"archive/{inside}", content)
+    copy.seek(0)
+    return copy
+
+
+def _check_pickle(data: bytes) -> None:
+    most = _MOST_BYTES["data.pkl"]
+    if len(data) > most:
+        raise ValueError(f"its pickle has {len(data):,} bytes. Allowed: {most:,}")
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name == "GLOBAL" and not _is_of_tensors(str(argument)):
+            raise ValueError(f"it names {argument!r:.200}")
+
+
+def _is_of_tensors(name: str) -> bool:
+    """Whether a dense tensor needs `module name`: a storage class, a dtype, or how it is built."""
+    module, _, attribute = name.partition(" ")
+    if module in ("torch", "torch.storage"):
+        known = vars(torch).get(attribute)  # `getattr` would import what the file names
+        return attribute.endswith("Storage") or isinstance(known, torch.dtype)
+    return name in (
+        "torch._utils _rebuild_tensor_v2",
+        "torch._utils _rebuild_tensor_v3",
+        "collections OrderedDict",
     )
 
 
@@ -145,13 +290,11 @@ def _write(path: Path, data: bytes | memoryview) -> None:
         raise
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
+    if not data:  # a copy of the directory to a full disk, for example
+        raise DamagedCheckpoint(f"checkpoint {path.parent} is incomplete: {path.name} is empty")
     try:
-        read: dict[str, Any] = json.loads(path.read_text())
-    except OSError:
-        raise DamagedCheckpoint(
-            f"{path.parent} is not a complete checkpoint: {path.name} is missing"
-        ) from None
+        read: dict[str, Any] = json.loads(data)
     except RecursionError:
         raise DamagedCheckpoint(
             f"checkpoint {path.parent} is damaged: {path.name} is nested too deeply"
@@ -172,17 +315,14 @@ def _seal(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _sha256(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu().contiguous()
+        # A copy: `torch.save` writes all of the memory that a tensor is a view of.
+        tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"__tensor__": path}
     if isinstance(value, np.ndarray):
         tensors[path] = torch.tensor(value)

@@ -146,7 +146,7 @@ class Experiment:
                 "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
-        self.optimizer_class.check(self.rollout, self.optimizer)
+        self.optimizer_class.check_options(self.rollout, self.optimizer)
 
 
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:

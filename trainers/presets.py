@@ -39,8 +39,32 @@ class DDPPO(PolicyOptimizerTrainer):
     }
 
 
+class IMPALA(PolicyOptimizerTrainer):
+    """Importance weighted actor-learner (Espeholt et al., 2018): asynchronous samples, V-trace."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "async_samples",
+        "policy": "impala",
+        "rollout_fragment_length": 32,
+        "train_batch_size": 512,
+        "max_rollout_lag": 4,
+    }
+
+
+class APPO(PolicyOptimizerTrainer):
+    """Asynchronous PPO (IMPACT, Luo et al., 2020): V-trace with a target network."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "async_samples",
+        "policy": "appo",
+        "rollout_fragment_length": 32,
+        "train_batch_size": 512,
+        "max_rollout_lag": 4,
+    }
+
+
 PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
-    cls.__name__: cls for cls in (A3C, A2C, SyncPPO, DDPPO, PolicyOptimizerTrainer)
+    cls.__name__: cls for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, PolicyOptimizerTrainer)
 }
 
 

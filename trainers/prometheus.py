@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,11 +18,11 @@ from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 _MAX_OBSERVED = 256
 #: Time between two recordings. Ray reports metrics every 10 s, and a recording takes 5 ms.
 PERIOD_S = 5.0
-_HISTOGRAMS = frozenset(metric.key for metric in METRICS if metric.kind == "histogram")
 
 
 class PrometheusExporter:
-    """Records results of one trial as the metrics of `polopt.metrics.prometheus.METRICS`.
+    """Records results of one trial as the metrics of `polopt.metrics.prometheus.METRICS`, and those
+    that the optimizer declares.
 
     Ray's agent on the node exports them. Without Ray, nothing is recorded. Results that follow each
     other within `PERIOD_S` are recorded together: the last numbers, and the sums of histograms.
@@ -32,16 +32,20 @@ class PrometheusExporter:
         self._series = cache(_make)
         self._values: dict[str, Any] = {}  # not recorded yet, by path in the result
         self._tags: dict[str, str] = {}
-        self.restart()
+        self.restart(())
 
-    def restart(self, restored: bool = False) -> None:
+    def restart(self, metrics: Sequence[Metric] | None = None, restored: bool = False) -> None:
         """Records what has been added; counts begin again, in a new optimizer or at a checkpoint.
 
         Args:
+            metrics: that the new optimizer declares; None: the same optimizer.
             restored: at a checkpoint; counters then begin with what the second result adds, because
                 the first one holds counts from before.
         """
         self.record()
+        if metrics is not None:
+            self._metrics = (*METRICS, *metrics)
+            self._histograms = {m.key for m in self._metrics if m.kind == "histogram"}
         self._recorded_s = -math.inf
         self._restored = restored
         self._known: set[str] = set()  # paths in results so far
@@ -57,7 +61,7 @@ class PrometheusExporter:
         if not ray.is_initialized():
             return
         values = _flat(result)
-        for path in _HISTOGRAMS & values.keys() & self._values.keys():
+        for path in self._histograms & values.keys() & self._values.keys():
             pairs = zip(self._values[path], values[path], strict=True)
             values[path] = [before + now for before, now in pairs]
         self._values |= values
@@ -74,7 +78,7 @@ class PrometheusExporter:
         if new := values.keys() - self._known:
             self._recorders += [
                 (path, self._recorder(metric, self._series(metric), tag, values[path]))
-                for metric in METRICS
+                for metric in self._metrics
                 for path, tag in metric.match(new)
             ]
             self._known |= new

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polopt.common.files import printable
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs.errors import EnvironmentFailedError
-from polopt.rollouts.sampling.data_fault_log import NonFiniteError
-from polopt.rollouts.workers.failures import WorkersFailedError
-from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, read_checkpoint
+from polopt.trainers.checkpoints import (
+    FILES,
+    CheckpointError,
+    DamagedCheckpoint,
+    read_checkpoint,
+    read_state_file,
+)
 
 logger = logging.getLogger("polopt")
 
@@ -26,7 +32,9 @@ _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count", "life")
 _LARGEST_COUNT = 2**62
 #: Errors of `set_state` for a state of another policy, or one that was changed.
-_MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError)
+_MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+#: Directories of checkpoints as Tune names them. Those of one folder are of one trial.
+_TUNE_NAME = re.compile(r"checkpoint_\d{6,}")
 
 
 def read_trainer_state(directory: str | Path) -> dict[str, Any]:
@@ -43,11 +51,14 @@ def read_trainer_state(directory: str | Path) -> dict[str, Any]:
         or "policy" not in optimizer
     ):
         raise CheckpointError(f"checkpoint {directory} is not one of a polopt trainer")
-    for field, value, allowed in _problems(state, optimizer):
-        got = f"{value!r:.80}" if not isinstance(value, Tensor) else _shown(value)
-        raise CheckpointError(
-            f"checkpoint {directory}: field {field!r}: got {got}. Allowed: {allowed}"
-        )
+    try:
+        for field, value, allowed in _problems(state, optimizer):
+            got = f"{value!r:.80}" if not isinstance(value, Tensor) else _shown(value)
+            raise CheckpointError(
+                f"checkpoint {directory}: field {field!r:.200}: got {got}. Allowed: {allowed}"
+            )
+    except RecursionError:
+        raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
     return state
 
 
@@ -63,6 +74,8 @@ def _problems(
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
+    if _runs(state) != state.get("runs", []):
+        yield "runs", state["runs"], "a list of strings"
     policy = optimizer["policy"]
     if not isinstance(policy, Mapping):
         yield "optimizer/policy", policy, "a mapping"
@@ -112,39 +125,49 @@ def _shown(tensor: Tensor) -> str:
     return f"a tensor of {kind}" + " with NaN or infinite numbers" * (not finite)
 
 
-def misfit(
-    state: Mapping[str, Any], policy: Policy, restore: Callable[[], None] | None = None
-) -> str:
-    """Returns why a checkpoint does not fit a policy, or an empty string if it fits.
+def misfit(state: Mapping[str, Any], policy: Policy) -> str:
+    """Returns why a checkpoint is of another network than a policy; an empty string if it is not.
 
     Args:
         state: of the checkpoint, from `read_trainer_state`.
         policy: the policy that is to be restored.
-        restore: restores it, if its network is the checkpoint's; None: only networks are compared.
+    """
+    saved = state["optimizer"]["policy"]
+    try:
+        policy.check_network(str(saved.get("network")))
+    except ValueError:
+        return _other_network(state, policy)
+    return ""
+
+
+def restore_state(
+    state: Mapping[str, Any], policy: Policy, rest: Callable[[], None] | None = None
+) -> str:
+    """Restores a policy whose network is that of the checkpoint; returns why the checkpoint does
+    not fit, or an empty string if it does.
+
+    Args:
+        state: of the checkpoint, from `read_trainer_state`.
+        policy: is restored.
+        rest: restores the rest afterwards, if there is any.
 
     Raises:
-        WorkersFailedError, NonFiniteError, EnvironmentFailedError: from `restore`, which also waits
-            for workers and begins episodes; the checkpoint is not the cause.
+        RuntimeError: from `rest`, which also waits for workers and begins episodes; the checkpoint
+            is not the cause.
     """
-    problem = _other_network(state, policy)
-    if not problem and restore is not None:
+    try:
+        policy.set_state(state["optimizer"]["policy"])
+    except (*_MISFITS, RuntimeError) as error:  # RuntimeError: torch's, for another shape
+        return f"{type(error).__name__}: {error}"
+    if rest is not None:
         try:
-            restore()
-        except (WorkersFailedError, NonFiniteError, EnvironmentFailedError):
-            raise
+            rest()
         except _MISFITS as error:
             return f"{type(error).__name__}: {error}"
-    return problem
+    return ""
 
 
 def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
-    saved = state["optimizer"]["policy"]
-    try:
-        policy.model.check_description(str(saved.get("network")))
-    except ValueError:
-        pass
-    else:
-        return ""
     saved_policy = state["config"].get("policy")
     saved_model = saved_policy.get("model") if isinstance(saved_policy, Mapping) else None
     if not isinstance(saved_model, Mapping):
@@ -163,18 +186,20 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def refuse_pickled(checkpoint: Any) -> None:
-    """Refuses a checkpoint with the file that Tune would unpickle before it calls the trainer.
-    polopt writes no such file, and unpickling executes code.
+def check_directory(checkpoint: Any) -> None:
+    """Refuses what Tune would handle before it calls the trainer: a directory that does not exist,
+    and one with a file that Tune would unpickle. polopt writes no such file, and unpickling
+    executes code.
 
     Args:
         checkpoint: a path, a Tune checkpoint, or what `Trainable.save` returned.
 
     Raises:
-        CheckpointError: the file exists.
+        CheckpointError: the directory does not exist, or the file does.
     """
     checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
     if isinstance(checkpoint, str | Path):
+        _check_exists(Path(checkpoint))
         found = Path(checkpoint, _PICKLE).exists()
     else:
         info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{_PICKLE}")
@@ -187,75 +212,114 @@ def refuse_pickled(checkpoint: Any) -> None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns `path` if it is a checkpoint, else the newest complete one below it (of a trial's or
-    an experiment's directory), with a warning for each damaged one that is newer.
+    """Returns `path` if it is a checkpoint, else the newest one below it (of a trial's or an
+    experiment's directory). If that cannot be read, the newest one of the same run that can, with a
+    warning for each that is newer.
 
     Raises:
         CheckpointError: there is none.
     """
-    if (path / "manifest.json").is_file():
+    if os.path.lexists(path / "manifest.json"):
         return path
-    if not path.is_dir():
-        raise CheckpointError(f"no such directory: {path}")
-    # An interrupted save leaves no manifest.
-    manifests = list(path.glob("**/manifest.json"))
-    manifests.sort(key=lambda manifest: (manifest.stat().st_mtime_ns, str(manifest)), reverse=True)
-    for manifest in manifests:
+    _check_exists(path)
+    # An interrupted save leaves no manifest. Other programs, too, write files of this name.
+    found = [
+        (manifest.stat().st_mtime_ns, str(manifest.parent), manifest.parent)
+        for manifest in path.glob("**/manifest.json")
+        if manifest.is_file() and any(manifest.with_name(name).exists() for name in FILES)
+    ]
+    unusable: Path | None = None
+    for _, _, directory in sorted(found, reverse=True):
         try:
-            read_checkpoint(manifest.parent)
+            state = read_checkpoint(directory)
         except CheckpointError as error:
-            logger.warning("%s; using the one before", error)
+            logger.warning("%s; looking for an older one of its run", error)
+            unusable = unusable or directory
         else:
-            return manifest.parent
+            if unusable is None or _is_of_run(unusable, directory, state):
+                return directory
     raise CheckpointError(f"no complete checkpoint in or below {path}")
 
 
 def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
-    """Reads a trainer's checkpoint, or, if it is damaged, incomplete or missing, the newest
-    complete one before it in the same folder, with a warning that names both.
+    """Reads a trainer's checkpoint, or, if it is damaged or incomplete, the newest complete one
+    before it of the same run in the same folder, with a warning that names both.
 
     Returns:
         the directory that was read, and its state.
 
     Raises:
-        CheckpointError: there is none before it; or the checkpoint is complete, but of another
-            format or not of a trainer: the message names the one before, which is not read.
+        CheckpointError: the directory does not exist; there is none before it; or the checkpoint is
+            complete, but of another format or not of a trainer: the message names the one before,
+            which is not read.
     """
     directory = Path(directory)
+    _check_exists(directory)
     try:
         return directory, read_trainer_state(directory)
     except DamagedCheckpoint as error:
         previous = _previous(directory)
         if previous is None:
             raise
-        logger.warning("%s; restoring the one before, %s", error, previous[0])
+        logger.warning("%s; restoring the one before, %s", error, printable(str(previous[0])))
         return previous
     except CheckpointError as error:
         raise CheckpointError(f"{error}{name_previous(directory)}") from None
 
 
-def name_previous(directory: str | Path, fits: Callable[[State], bool] | None = None) -> str:
-    """Returns `"; the one before, DIRECTORY, can be read"`, or an empty string if none can.
+def _check_exists(directory: Path) -> None:
+    if not directory.is_dir():
+        raise CheckpointError(f"no such directory: {directory}{name_previous(directory)}")
+
+
+def name_previous(directory: str | Path) -> str:
+    """Returns `"; the one before, DIRECTORY, can be read"`, or an empty string if no older one of
+    the same run can.
 
     Args:
         directory: of the checkpoint that cannot be used.
-        fits: whether the state of another one can be used.
     """
-    previous = _previous(Path(directory), fits)
+    previous = _previous(Path(directory))
     return "" if previous is None else f"; the one before, {previous[0]}, can be read"
 
 
-def _previous(
-    directory: Path, fits: Callable[[State], bool] | None = None
-) -> tuple[Path, State] | None:
+def _previous(directory: Path) -> tuple[Path, State] | None:
     for candidate in _older(directory):
         try:
             state = read_trainer_state(candidate)
         except CheckpointError:
             continue
-        if fits is None or fits(state):
+        if _is_of_run(directory, candidate, state):
             return candidate, state
     return None
+
+
+def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
+    """Whether `candidate` is a checkpoint of the run that wrote `directory`, or of an earlier run
+    that this run was restored from.
+
+    Args:
+        directory: may be damaged or missing.
+        candidate: another checkpoint.
+        state: of `candidate`.
+    """
+    try:
+        runs = _runs(read_state_file(directory))
+    except CheckpointError:
+        runs = []
+    theirs = _runs(state)
+    if runs and theirs:
+        return theirs[-1] in runs
+    # Not known: checkpoints before 0.2, and those of which too little is left.
+    alike = all(_TUNE_NAME.fullmatch(path.name) for path in (directory, candidate))
+    return alike and directory.parent == candidate.parent
+
+
+def _runs(state: Mapping[str, Any]) -> list[str]:
+    """Identifiers of the run that wrote a checkpoint, as the last, and of those that it was
+    restored from; empty for checkpoints before 0.2."""
+    runs = state.get("runs")
+    return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else []
 
 
 def _older(directory: Path) -> Iterator[Path]:
@@ -263,9 +327,10 @@ def _older(directory: Path) -> Iterator[Path]:
     Numbers at the end of names, as Tune assigns them, give the order; without numbers, the
     modification time of the manifest does."""
     stem, number = _numbered(directory.name)
-    if not directory.parent.is_dir():
+    try:
+        others = [d for d in directory.parent.iterdir() if d.is_dir() and d.name != directory.name]
+    except OSError:  # no such folder, or not readable: there are none that could be used
         return
-    others = [d for d in directory.parent.iterdir() if d.is_dir() and d.name != directory.name]
     if number is not None:
         named = [(_numbered(d.name), d) for d in others]
         alike = [(n, d) for (s, n), d in named if s == stem and n is not None and n < number]

@@ -8,6 +8,7 @@ from typing import Any
 from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.scheme import scheme_of
 
 _TUNE_KEYS = ("training_iteration", "time_total_s", "time_this_iter_s", "timesteps_total")
 _COUNTS = (
@@ -61,6 +62,7 @@ def make_result(
     metrics = optimizer.metrics
     sampled, trained = metrics.num_env_steps_sampled, metrics.num_env_steps_trained
     block = optimizer.stats()
+    scheme = {f"scheme_{part}": value for part, value in scheme_of(optimizer)._asdict().items()}
     learner = metrics.learner.report()
     return {
         "env_runners": {
@@ -70,7 +72,7 @@ def make_result(
         },
         "num_env_steps_sampled_lifetime": sampled,
         "num_env_steps_trained_lifetime": trained,
-        "num_env_steps_sampled_per_second": (sampled - sampled_before) / max(iteration_s, 1e-9),
+        "num_env_steps_sampled_per_second": block["env_steps_per_s"],
         "timesteps_this_iter": sampled - sampled_before,
         "learners": {
             "default_policy": learner,
@@ -83,7 +85,7 @@ def make_result(
             **{f"{phase}_s": timer.mean_ms / 1000 for phase, timer in optimizer.timers.items()},
         },
         "fault_tolerance": optimizer.workers.stats(),
-        "optimizer": block,
+        "optimizer": {**block, **scheme},
     }
 
 

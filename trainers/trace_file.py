@@ -11,6 +11,7 @@ from typing import Any
 from polopt.common.tracing import MAX_EVENTS, TRACER, Event
 from polopt.metrics.chrome_trace import TRACE_FILE, chrome_trace
 from polopt.optimizers.base import PolicyOptimizer
+from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.trainers.config import TrainerConfig
 
 logger = logging.getLogger("polopt")
@@ -53,7 +54,7 @@ class StepTrace:
         }
         optimizer.drain()  # so that workers read their clocks at once
         processes = _by_process(TRACER.take())
-        shifts_s = {worker.index: _shift_s(optimizer, worker) for worker in _up(optimizer)}
+        shifts_s = {w.index: _shift_s(optimizer, w.index) for w in _up(optimizer)}
         for index, events in _call_each(optimizer, _take).items():
             shift_s = shifts_s.get(index, 0.0)
             moved = [event._replace(at_s=event.at_s + shift_s) for event in events]
@@ -86,14 +87,13 @@ def _up(optimizer: PolicyOptimizer) -> list[Any]:
 
 
 def _call_each(optimizer: PolicyOptimizer, fn: Any) -> dict[int, Any]:
-    """Calls only workers that are up: a run does not wait for others."""
-    return optimizer.workers.call_each("apply", {w.index: (fn,) for w in _up(optimizer)})
+    return foreach_worker(optimizer.workers, fn) if optimizer.workers.remote else {}
 
 
-def _shift_s(optimizer: PolicyOptimizer, worker: Any) -> float:
+def _shift_s(optimizer: PolicyOptimizer, index: int) -> float:
     called_s = time.perf_counter()
-    clock_s = optimizer.workers.call_each("apply", {worker.index: (_clock,)})
-    return clock_shift_s(clock_s.get(worker.index, called_s), called_s, time.perf_counter())
+    clocks_s = foreach_worker(optimizer.workers, _clock, only=index)
+    return clock_shift_s(clocks_s.get(index, called_s), called_s, time.perf_counter())
 
 
 def clock_shift_s(clock_s: float, called_s: float, answered_s: float) -> float:

@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import ray
 from ray import tune
 
 from polopt.common.threads import limit_threads
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
-from polopt.rollouts.ray_session import attach_or_start
+from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.config import Experiment
+from polopt.trainers.notebooks import show_named_metrics
 from polopt.trainers.prometheus import PrometheusExporter
 from polopt.trainers.restoring import (
+    check_directory,
     misfit,
-    name_previous,
     read_or_fall_back,
-    refuse_pickled,
+    restore_state,
 )
 from polopt.trainers.results import make_result
 from polopt.trainers.run_context import RunContext, finish_despite_sigterm
+from polopt.trainers.tab_file import write_tab
 from polopt.trainers.trace_file import StepTrace
+from polopt.trainers.tune_storage import next_checkpoint
 
 #: Interval at which a long iteration looks for the stop file.
 _STOP_CHECK_S = 0.25
+#: Number of earlier runs that a checkpoint names.
+_MOST_EARLIER_RUNS = 100
+
+
+def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
+    """A class method that refuses bad configs before it calls `request`, and that warns if Ray has
+    less than the result."""
+
+    def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
+        Experiment.parse(config, cls.preset)
+        factory = request(cls, config)
+        if ray.is_initialized():
+            warn_if_larger(cls.__name__, factory.required_resources)
+        return factory
+
+    return classmethod(checked)
 
 
 class PolicyOptimizerTrainer(tune.Trainable):
@@ -63,15 +85,29 @@ class PolicyOptimizerTrainer(tune.Trainable):
     """
 
     preset: ClassVar[dict[str, Any]] = {}
+    #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
+    _progress_metrics = (
+        "env_runners/episode_return_mean",
+        "num_env_steps_sampled_lifetime",
+        "num_env_steps_sampled_per_second",
+        "fault_tolerance/num_healthy_workers",
+        "optimizer/policy_lag/mean",
+    )
     experiment: Experiment
     workers: Any = None
     optimizer: Any = None
     _run: RunContext | None = None
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
+    #: Identifiers of the runs that this one was restored from, and its own as the last.
+    _runs: list[str]
     #: Counted before `restore`, where Tune does not go on counting by itself.
     _earlier_iterations = 0
     _earlier_s = 0.0
+
+    def __init__(self, config: dict[str, Any] | None = None, storage: Any = None) -> None:
+        self._storage_of_trial = storage  # None without Tune
+        super().__init__(config or {}, storage)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
@@ -79,12 +115,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
         super().__init_subclass__(**kwargs)
         request = cls.__dict__.get("default_resource_request")
         if request is not None:
-            cls.default_resource_request = _checked_first(request.__func__)  # type: ignore[method-assign]
+            cls.default_resource_request = _checked(request.__func__)  # type: ignore[method-assign]
 
-    @classmethod
+    @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Returns one bundle for the driver and one for each worker that the run cannot start
-        without, the workers below them included."""
+        without, the workers below them included. Warns if the cluster has less.
+
+        Raises:
+            ConfigError: see `Experiment.parse`.
+        """
         experiment = Experiment.parse(config, cls.preset)
         driver, rollout = experiment.trainer, experiment.rollout
         head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
@@ -113,6 +153,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._run = run
             self._log_handler = run.enter()
         self.experiment = Experiment.parse(config, self.preset)
+        self._runs = [secrets.token_hex(8)]
         self._build()
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
@@ -127,7 +168,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         rollout = experiment.rollout
         if rollout.num_workers:
             num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
-            attach_or_start(num_workers * rollout.num_cpus_per_worker)
+            attach_or_start(num_workers * rollout.num_cpus_per_worker, num_workers)
         self.workers = make_workers(worker_config, device)
         try:
             self.optimizer = self._make_optimizer()
@@ -137,8 +178,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._trace = StepTrace(experiment.trainer, Path(self.logdir))
 
     def _make_optimizer(self) -> Any:
-        self._exporter.restart()
-        return self.experiment.optimizer_class(self.workers, self.experiment.optimizer)
+        cls = self.experiment.optimizer_class
+        self._exporter.restart(cls.tab.metrics)
+        optimizer = cls(self.workers, self.experiment.optimizer)
+        if self._storage_of_trial is not None:
+            write_tab(optimizer, self._storage_of_trial)
+        return optimizer
 
     def step(self) -> dict[str, Any]:
         """Runs one training iteration: optimizer steps until it holds
@@ -167,6 +212,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `Trainable.train` keeps what is there already.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
+        # `tune.Result.from_path` finds the metrics of a checkpoint by it: the last row with its
+        # name is the one after which it was saved.
+        checkpoint = next_checkpoint(self)
+        result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
         self._exporter.add(result, self.trial_id)
         return result
 
@@ -191,35 +240,63 @@ class PolicyOptimizerTrainer(tune.Trainable):
         state: dict[str, Any] = super().get_state()  # type: ignore[no-untyped-call]
         return float(state["time_total"])
 
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Saves a checkpoint; under Tune, in the trial's directory.
+
+        Args:
+            checkpoint_dir: its directory; under Tune, where it is written before it is copied.
+                None: a temporary one.
+
+        Raises:
+            CheckpointError: it cannot be written or copied; names the directory and the reason.
+        """
+        target = next_checkpoint(self) or checkpoint_dir
+        try:
+            return super().save(checkpoint_dir)
+        except OSError as error:  # of a copy, it holds no path
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise CheckpointError(
+                f"checkpoint {error.filename or target} cannot be written: {reason}"
+            ) from error
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
+        # The policy's options may have been changed by `update_algorithm_parameter`.
+        experiment = dataclasses.replace(self.experiment, policy=self.get_policy().config)
         state = {
             "trainer": type(self).__name__,
             # With the seed that was drawn, where the config leaves it open.
-            "config": self.experiment.to_dict() | {"seed": self.workers.config.seed},
+            "config": experiment.to_dict() | {"seed": self.workers.config.seed},
             "training_iteration": self.iteration,
             "time_total_s": self._counted_s() + self._earlier_s,
+            "runs": self._runs,
             "optimizer": self.optimizer.get_state(),
         }
         write_checkpoint(checkpoint_dir, state)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restores a checkpoint of any trainer whose policy has the same network. If it is
-        damaged, restores the one before it, with a warning that names both.
+        damaged, restores the one before it of the same run, with a warning that names both.
 
         Args:
             checkpoint: its directory.
 
         Raises:
-            CheckpointError: missing, incomplete or damaged, and no whole one before it; or of
+            CheckpointError: missing; incomplete or damaged, and no whole one before it; or of
                 another network, version or program.
         """
         found, state = read_or_fall_back(checkpoint)
-        policy = self.get_policy()
-        problem = misfit(state, policy, lambda: self.optimizer.set_state(state["optimizer"]))
+        policy, own = self.get_policy(), self._runs[-1]
+        problem = misfit(state, policy)
+        if not problem:
+            self.optimizer.drain()  # errors of pending calls are not the checkpoint's
+            problem = restore_state(
+                state, policy, lambda: self.optimizer.set_state(state["optimizer"])
+            )
         if problem:
-            previous = name_previous(found, lambda older: not misfit(older, policy))
-            raise CheckpointError(f"checkpoint {found} does not fit: {problem}{previous}")
+            raise CheckpointError(f"checkpoint {found} does not fit: {problem}")
+        earlier = [run for run in state.get("runs", []) if run != own]
+        self._runs = [*earlier[-_MOST_EARLIER_RUNS:], own]
         self._exporter.restart(restored=True)
         # Checkpoints before 0.2 do not hold these two.
         counted, seconds = super().iteration, self._counted_s()
@@ -236,14 +313,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: see `load_checkpoint`; also for a checkpoint with the pickle file that
                 Tune would load.
         """
-        if isinstance(checkpoint_path, str | Path) and not Path(checkpoint_path).is_dir():
-            checkpoint_path = str(read_or_fall_back(checkpoint_path)[0])
-        refuse_pickled(checkpoint_path)
+        check_directory(checkpoint_path)
         super().restore(checkpoint_path)
+
+    def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
+        """Called by Tune where it reuses actors."""
+        self._storage_of_trial = storage
+        return bool(super().reset(new_config, storage))  # type: ignore[no-untyped-call]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Becomes the trainer of `new_config`; worker processes are reused where they fit."""
         self.experiment = Experiment.parse(new_config, self.preset)
+        self._runs = [secrets.token_hex(8)]
         self._earlier_iterations, self._earlier_s = 0, 0.0
         device = self.experiment.learner_device()
         self.optimizer.stop()
@@ -279,13 +360,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Returns the action for one observation of the environment's space, for `env.step`."""
         policy = self.get_policy()
         encoded = policy.encoder.encode_one(observation)[None]
-        actions, _, _ = policy.compute_actions(encoded, explore=explore)
+        actions, _ = policy.compute_actions(encoded, explore=explore)
         return actions[0]
 
 
-def _checked_first(request: Callable[..., Any]) -> Any:
-    def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
-        Experiment.parse(config, cls.preset)
-        return request(cls, config)
-
-    return classmethod(checked)
+# Tune collects its callbacks before it calls any method of the class.
+show_named_metrics()

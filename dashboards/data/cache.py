@@ -20,7 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_FORMAT = 1  # of the files; those of another format are built anew
+from polopt.dashboards.data.rows import FileNotes
+
+_FORMAT = 2  # of the files; those of another format are built anew
 _KEY = b"polopt"
 _UNUSED_S = 30 * 24 * 3600.0  # after which a cache file is removed
 
@@ -32,18 +34,14 @@ class CacheHeader:
     Attributes:
         offset: bytes of the result file that the rows were made from.
         fingerprint: hash of the last bytes before `offset`, to recognise another file in its place.
-        num_lines: lines up to `offset`.
-        problems: sentences about skipped lines.
-        config: config of the run as its rows carry it.
+        notes: what the lines up to `offset` say besides their numbers.
         num_rows: rows in the cache file.
         format: version of this layout.
     """
 
     offset: int = 0
     fingerprint: str = ""
-    num_lines: int = 0
-    problems: list[str] = field(default_factory=list)
-    config: dict[str, Any] | None = None
+    notes: FileNotes = field(default_factory=FileNotes)
     num_rows: int = 0
     format: int = _FORMAT
 
@@ -82,7 +80,8 @@ class TrialCache:
         try:
             file = pq.ParquetFile(self._path)
             schema = file.schema_arrow
-            header = CacheHeader(**json.loads(schema.metadata[_KEY]))
+            saved = json.loads(schema.metadata[_KEY])
+            header = CacheHeader(**{**saved, "notes": FileNotes(**saved["notes"])})
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
             return CacheHeader()
         if header.format != _FORMAT:

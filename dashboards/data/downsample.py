@@ -57,26 +57,29 @@ def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
     )
 
 
-def downsample_rows(x: Array, rows: Array, columns: int = 400) -> tuple[Array, Array]:
-    """Means of whole rows in each of `columns` parts of the range of `x`.
+def downsample_rows(
+    x: Array, rows: Array, weights: Array | None = None, columns: int = 400
+) -> tuple[Array, Array]:
+    """Weighted means of whole rows in each of `columns` parts of the range of `x`.
 
     Args:
         x: increasing, shape `[R]`.
         rows: shape `[R, K]`; entries that are not finite count as 0.
+        weights: shape `[R]`; None: equal weights.
         columns: columns of pixels.
 
     Returns:
-        x of shape `[columns]` and means of shape `[columns, K]`.
+        the last x in each part, of shape `[columns]`, and means of shape `[columns, K]`.
     """
+    weights = np.ones(len(x)) if weights is None else np.nan_to_num(weights)
     finite = np.isfinite(x)
     x, rows = x[finite], np.nan_to_num(rows[finite], posinf=0.0, neginf=0.0)
+    weights = np.maximum(weights[finite], 1e-12)[:, None]
     if len(x) <= columns:
         return x, rows
     span = max(float(x[-1] - x[0]), 1e-12)
     bins = np.clip(((x - x[0]) / span * columns).astype(np.int64), 0, columns - 1)
     starts = np.flatnonzero(np.diff(bins, prepend=-1))
-    counts = np.diff(np.append(starts, len(x)))
-    return (
-        np.add.reduceat(x, starts) / counts,
-        np.add.reduceat(rows, starts, axis=0) / counts[:, None],
-    )
+    ends = np.append(starts[1:], len(x)) - 1
+    sums = np.add.reduceat(rows * weights, starts, axis=0)
+    return x[ends], sums / np.add.reduceat(weights, starts, axis=0)

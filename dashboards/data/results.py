@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from polopt.common.files import read_regular
 from polopt.dashboards.data.cache import cache_dir, remove_unused
+from polopt.dashboards.data.rows import NOT_SET, flat_config
 from polopt.dashboards.data.trial_rows import TrialRows
+from polopt.dashboards.data.tune_state import STATE_FILES, TuneState, TuneStates, TuneTrial
+from polopt.metrics.diagnosis import Finding, Results, diagnose, is_read
+from polopt.metrics.tab import TAB_FILE, OptimizerTab
+from polopt.metrics.timers import REPORT, STARTUP
 
 RESULT_FILE, PARAMS_FILE, ERROR_FILE = "result.json", "params.json", "error.txt"
 RETURN = "env_runners/episode_return_mean"
 STEPS = "num_env_steps_sampled_lifetime"
-SECONDS = "time_total_s"
+#: Seconds of wall time since the end of start-up, and of start-up itself.
+TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
 #: A run that has written nothing for so long is not shown as running.
 _SILENT_S = 120.0
+#: Tune saves its state every 10 s, or every 19 times as long as that takes.
+_STATE_SILENT_S = 300.0
 _MAX_DEPTH = 6  # of directories below the results directory
+_MOST_PARAMS_BYTES = 16 << 20
 _TUNE_NAME = re.compile(r"^(?P<trainable>.+?)_[0-9a-f]{5,8}_\d{5}")
+_MOST_LINE_BYTES = 1 << 20  # of the first result, by which two files are compared
+_MOST_TAB_BYTES = 1 << 20
+_ERROR_BYTES = 4000  # the end of an error file that is read
 
 Progress = Callable[[int, int, str], None]
 
@@ -34,12 +47,16 @@ class Trial:
     """One trial of an experiment.
 
     Attributes:
-        folder: its directory.
+        folder: its directory; does not exist yet for a trial that has not started.
         experiment: name of the experiment: the directory above, relative to the results directory.
         rows: its rows.
-        config: from `params.json`, from the rows where that file is missing.
-        state: `running`, `finished`, `failed`, `stopped` (no result for two minutes and no end),
-            or `no results`.
+        config: as it was at the start.
+        config_is_of_tune: whether it comes from Tune's state, where classes have no names.
+        state: `pending`, `starting`, `running`, `paused`, `finished`, `pruned by <scheduler>`,
+            `failed`, `stopped` (it did not end and does not go on), `not started` (the same, before
+            it began), or `no results`.
+        error: the end of the traceback of a failed trial; empty otherwise.
+        declared: what its optimizer has declared beside the results; None without that file.
         problems: sentences about files that could not be read.
     """
 
@@ -47,9 +64,14 @@ class Trial:
     experiment: str
     rows: TrialRows
     config: dict[str, Any] = field(default_factory=dict)
+    config_is_of_tune: bool = False
     state: str = "no results"
+    error: str = ""
+    declared: OptimizerTab | None = None
     problems: list[str] = field(default_factory=list)
     _optimizer: tuple[int, str] = (-1, "")
+    _begun_s: float = np.inf
+    _findings: tuple[tuple[int, str], list[Finding]] = ((-1, ""), [])
 
     @property
     def name(self) -> str:
@@ -69,6 +91,54 @@ class Trial:
             name = str(names[-1]) if names is not None and len(names) else ""
             self._optimizer = (self.rows.version, name)
         return self._optimizer[1]
+
+    @property
+    def begun_s(self) -> float:
+        """Time of the first result, seconds since the epoch; infinite before it."""
+        if not np.isfinite(self._begun_s) and self.rows.num_rows:
+            times = self.values("timestamp")
+            self._begun_s = float(times[0]) if times is not None and len(times) else np.inf
+        return self._begun_s
+
+    @property
+    def optimizer_tab(self) -> OptimizerTab:
+        """What the trial's optimizer declares; its phases as the results have them without that."""
+        if self.declared is not None and self.declared.name == self.optimizer:
+            return self.declared
+        prefix = "optimizer/driver/share/"
+        names = (n.removeprefix(prefix) for n in self.rows.names() if n.startswith(prefix))
+        phases = tuple(sorted(set(names) - {STARTUP, REPORT, "other"}))
+        return OptimizerTab(self.optimizer, self.optimizer, phases)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The config as text by dotted key. A value that has changed, as population-based training
+        does, is `0.1, then 0.2`, or `0.1, then 0.2 after 3 changes`."""
+        settings = flat_config(self.config)
+        counts: dict[str, int] = {}
+        for changes in self.rows.config_changes:
+            for key, (_, new) in changes.items():
+                counts[key] = counts.get(key, 0) + 1
+                begun = settings.get(key, NOT_SET).split(", then ")[0]
+                after = f" after {counts[key]} changes" if counts[key] > 1 else ""
+                settings[key] = f"{begun}, then {new}{after}"
+        return settings
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the rules of the diagnosis find."""
+        version = (self.rows.version, self.state)
+        if self._findings[0] != version:
+            names = sorted(filter(is_read, self.rows.names()))
+            columns = self.rows.columns(names)
+            texts = {
+                name: next((str(text) for text in reversed(values) if text), "")
+                for name, values in columns.items()
+                if values.dtype == object
+            }
+            numbers = {name: column for name, column in columns.items() if name not in texts}
+            self._findings = (version, diagnose(Results(numbers, texts, self.config)))
+        return self._findings[1]
 
     def values(self, name: str) -> np.ndarray[Any, Any] | None:
         """A column of numbers of shape `[R]`; None if no row has it."""
@@ -97,6 +167,7 @@ class ResultsDirectory:
         self.folder = folder.expanduser().absolute()
         self._cache_folder = cache_folder or cache_dir()
         self._by_folder: dict[Path, Trial] = {}
+        self._states = TuneStates()
         self.trials: list[Trial] = []
         remove_unused(self._cache_folder)
 
@@ -106,18 +177,13 @@ class ResultsDirectory:
         Args:
             progress: receives bytes read, bytes to read in all, and the name of the trial.
         """
-        staged = _staged_files()
-        found = dict(self._find())
-        changed = found.keys() != self._by_folder.keys()
-        for folder, experiment in found.items():
-            if folder not in self._by_folder:
-                rows = TrialRows(folder, self._cache_folder)
-                self._by_folder[folder] = Trial(folder, experiment, rows)
-        self._by_folder = {folder: self._by_folder[folder] for folder in sorted(found)}
-        files = {
-            folder: _newest(folder / RESULT_FILE, staged.get((folder.parent.name, folder.name)))
-            for folder in self._by_folder
-        }
+        known = self._find()
+        changed = known.keys() != self._by_folder.keys()
+        for folder in known.keys() - self._by_folder.keys():
+            rows = TrialRows(folder, self._cache_folder)
+            self._by_folder[folder] = Trial(folder, self._experiment_of(folder), rows)
+        self._by_folder = {folder: self._by_folder[folder] for folder in sorted(known)}
+        files = {folder: where.file for folder, where in known.items()}
         total = sum(_size(file) for file in files.values())
         done = 0
         for folder, trial in self._by_folder.items():
@@ -132,82 +198,216 @@ class ResultsDirectory:
             if file.exists():
                 changed |= trial.rows.refresh(file, read)
             done = begun_at + _size(file)
-            changed |= _update(trial, file)
+            changed |= _update(trial, known[folder])
+        _name_objects(self._by_folder, known)
         self.trials = list(self._by_folder.values())
         return changed
 
-    def _find(self) -> Iterator[tuple[Path, str]]:
-        """Directories of trials with the name of their experiment."""
+    def _find(self) -> dict[Path, _Place]:
+        """Directories of trials, and where their files are. A trial that Tune has not started has
+        no directory yet."""
+        staged = self._states.staged()
+        walked = list(self._walk())
+        folders = [folder for folder, is_trial in walked if is_trial]
+        experiments = {folder.parent if is_trial else folder for folder, is_trial in walked}
+        experiments |= {path for path in staged if self._holds(path)}
+        found = {folder: _Place(folder / RESULT_FILE) for folder in folders}
+        for experiment in experiments:
+            states = self._states.all(experiment)
+            now = staged.get(experiment.resolve())
+            # An older one is what another run of that name has left.
+            if now is not None and states and now.path.name < states[0].path.name:
+                now = None
+            if now is not None:
+                states = [now, *states]
+            for state in reversed(states):  # the newest last, so that it counts
+                for name, tune in state.trials.items():
+                    folder = experiment / name
+                    if self._holds(folder):
+                        found[folder] = _Place(folder / RESULT_FILE, state, tune)
+            if now is None:
+                continue
+            for name, tune in now.trials.items():
+                folder, staging = experiment / name, now.path.parent / name
+                if folder in found:
+                    file = _newest(folder / RESULT_FILE, staging / RESULT_FILE)
+                    found[folder] = _Place(file, now, tune)
+        return found
+
+    def _holds(self, folder: Path) -> bool:
+        return folder == self.folder or self.folder in folder.parents
+
+    def _experiment_of(self, folder: Path) -> str:
+        above = folder.parent
+        is_below = above != self.folder and self.folder in above.parents
+        return str(above.relative_to(self.folder)) if is_below else above.name
+
+    def _walk(self) -> Iterator[tuple[Path, bool]]:
+        """Directories of trials (True) and of experiments that Tune has saved the state of."""
         for parent, folders, files in os.walk(self.folder):
             path = Path(parent)
-            if RESULT_FILE in files or PARAMS_FILE in files:
-                above = path.parent
-                is_below = above != self.folder and self.folder in above.parents
-                yield path, str(above.relative_to(self.folder)) if is_below else above.name
+            if {RESULT_FILE, PARAMS_FILE, ERROR_FILE} & set(files):
+                yield path, True
                 folders.clear()
+            elif any(fnmatch.fnmatch(file, STATE_FILES) for file in files):
+                yield path, False
             depth = len(path.relative_to(self.folder).parts)
             folders[:] = [] if depth >= _MAX_DEPTH else sorted(folders)
 
 
-def _update(trial: Trial, file: Path) -> bool:
+@dataclass(frozen=True)
+class _Place:
+    """Where a trial's rows are, and what Tune says of it.
+
+    Attributes:
+        file: result file; may not exist.
+        state: of its experiment; None if Tune has not saved one.
+        tune: the trial in that state.
+    """
+
+    file: Path
+    state: TuneState | None = None
+    tune: TuneTrial | None = None
+
+
+def _update(trial: Trial, place: _Place) -> bool:
     """Brings config, state and problems up to date; whether the state changed."""
     problems = []
-    if not trial.config:
+    file = place.file
+    if not trial.config or trial.config_is_of_tune:
+        config: Any = {}
         try:
-            config = json.loads((trial.folder / PARAMS_FILE).read_bytes())
-            trial.config = config if isinstance(config, dict) else {}
+            config = json.loads(read_regular(file.with_name(PARAMS_FILE), _MOST_PARAMS_BYTES))
         except FileNotFoundError:
             pass
         except OSError as error:
             problems.append(f"{PARAMS_FILE} cannot be read: {error.strerror}")
         except (ValueError, RecursionError):
             problems.append(f"{PARAMS_FILE} is not JSON: its config is taken from the rows")
-        trial.config = trial.config or trial.rows.config or {}
-    before, trial.state = trial.state, _state(trial, file)
+        known = config if isinstance(config, dict) and config else trial.rows.config
+        trial.config_is_of_tune = not known and place.tune is not None
+        if known or not trial.config:
+            trial.config = known or (dict(place.tune.config) if place.tune is not None else {})
+    if trial.rows.config_changes and trial.rows.config is not None:
+        trial.config = trial.rows.config  # `params.json` is written anew with each change
+    if trial.declared is None or trial.declared.name != trial.optimizer:
+        try:
+            trial.declared = _read_tab(trial.folder / TAB_FILE)
+        except (OSError, ValueError) as error:
+            problems.append(f"{TAB_FILE}: {error}")
+    before = (trial.state, trial.error)
+    trial.error = _read_error(trial, file)
+    trial.state = _state(trial, place)
     problems += trial.rows.problems
     if trial.rows.half_line and trial.state != "running":
         problems.append(f"{RESULT_FILE}: the last line is half-written and left out")
     trial.problems = problems
-    return before != trial.state
+    return before != (trial.state, trial.error)
 
 
-def _state(trial: Trial, file: Path) -> str:
-    if (trial.folder / ERROR_FILE).exists() or file.with_name(ERROR_FILE).exists():
+def _read_tab(path: Path) -> OptimizerTab | None:
+    """The file in which an optimizer declares its tab; None if there is none.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is not such a file.
+    """
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        content = file.read(_MOST_TAB_BYTES)
+    return OptimizerTab.from_json(content)
+
+
+def _read_error(trial: Trial, file: Path) -> str:
+    """The end of a trial's error file, which holds a traceback; empty if there is none."""
+    for path in (trial.folder / ERROR_FILE, file.with_name(ERROR_FILE)):
+        try:
+            with path.open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                stream.seek(max(0, size - _ERROR_BYTES))
+                return stream.read(_ERROR_BYTES).decode(errors="replace").strip() or ERROR_FILE
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{ERROR_FILE} cannot be read: {error.strerror}"
+    return ""
+
+
+def _state(trial: Trial, place: _Place) -> str:
+    state, tune = place.state, place.tune
+    status = tune.status if tune is not None else ""
+    if status == "ERROR" or (trial.error and status != "TERMINATED"):
         return "failed"
     done = trial.values("done")
-    if done is None or not len(done):
-        return "no results"
-    if done[-1]:
+    has_rows = done is not None and len(done) > 0
+    if state is not None and tune is not None and status == "TERMINATED":
+        if not has_rows:
+            return "no results"
+        keys = {*tune.stop, *([state.longest[0]] if state.longest else [])}
+        last = {key: trial.last(key) for key in keys}
+        return f"pruned by {state.scheduler}" if state.is_pruned(tune, last) else "finished"
+    if has_rows and done is not None and done[-1]:
         return "finished"
+    if _is_silent(trial, place):
+        return "stopped" if has_rows else "not started" if status == "PENDING" else "no results"
+    if not has_rows:
+        return {"PENDING": "pending", "RUNNING": "starting"}.get(status, "no results")
+    return "paused" if status == "PAUSED" else "running"
+
+
+def _is_silent(trial: Trial, place: _Place) -> bool:
+    """Whether neither the trial nor Tune has written anything for so long that they have ended."""
+    now_s = time.time()
+    if place.state is not None and now_s - place.state.saved_s < _STATE_SILENT_S:
+        return False
     try:
-        silent_s = time.time() - file.stat().st_mtime
+        silent_s = now_s - place.file.stat().st_mtime
     except OSError:
-        return "stopped"
+        return True
     period_s = trial.last("time_this_iter_s")
-    return "running" if silent_s < max(_SILENT_S, 3.0 * period_s) else "stopped"
+    return silent_s >= max(_SILENT_S, 3.0 * period_s)
 
 
-def _staged_files() -> dict[tuple[str, str], Path]:
-    """Result files that Tune has not copied to the results directory yet, by experiment and trial.
-
-    While a run goes on, Tune's loggers write below Ray's temporary directory, and Tune copies to
-    the results directory once in a few minutes.
-    """
-    root = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
-    found: dict[tuple[str, str], Path] = {}
-    for file in root.glob(f"session_[0-9]*/artifacts/*/*/driver_artifacts/*/{RESULT_FILE}"):
-        key = (file.parents[2].name, file.parent.name)
-        try:
-            own = file.stat().st_uid == os.getuid()
-        except OSError:
-            continue
-        if own and (key not in found or _size(found[key]) < _size(file)):
-            found[key] = file
-    return found
+def _name_objects(trials: Mapping[Path, Trial], places: Mapping[Path, _Place]) -> None:
+    """Gives classes and functions in configs that come from Tune's state the names that they have
+    in the configs of other trials."""
+    unnamed = [trial for trial in trials.values() if trial.config_is_of_tune]
+    names: dict[str, str] = {}
+    for folder, place in places.items() if unnamed else ():
+        if place.tune is not None and not trials[folder].config_is_of_tune:
+            known = flat_config(trials[folder].config)
+            of_tune = flat_config(place.tune.config).items()
+            names |= {text: known[key] for key, text in of_tune if key in known and "#" in text}
+    for trial in unnamed:
+        trial.config = _named(trial.config, names)
 
 
-def _newest(file: Path, staged: Path | None) -> Path:
-    return staged if staged is not None and _size(staged) > _size(file) else file
+def _named(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        key: _named(value, names)
+        if isinstance(value, dict)
+        else names.get(value, value)
+        if isinstance(value, str)
+        else value
+        for key, value in config.items()
+    }
+
+
+def _newest(file: Path, staged: Path) -> Path:
+    """The longer one of two files of one run. If their first results differ, the one in the results
+    directory is of an earlier run whose files Tune is about to replace."""
+    if not staged.exists():
+        return file
+    is_same = _first_line(file) == _first_line(staged)
+    return file if is_same and _size(file) >= _size(staged) else staged
+
+
+def _first_line(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.readline(_MOST_LINE_BYTES)
+    except OSError:
+        return b""
 
 
 def _size(file: Path) -> int:

@@ -6,6 +6,7 @@ import json
 import math
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,15 @@ import orjson
 
 #: Column of a row's number; rows that a resumed run wrote again are recognised by it.
 ITERATION = "training_iteration"
+#: Column that counts how often the config has changed since the first row.
+CONFIG_CHANGES = "config/num_changes"
+#: Text of a config key that a config lacks.
+NOT_SET = "not set"
 # Other blocks of a row repeat these (`info`, `timers`) or do not change (`config`).
 _BLOCKS = frozenset({"optimizer", "env_runners", "learners", "fault_tolerance"})
 _MAX_LIST = 64  # entries of a list that become columns
 _MAX_PROBLEMS = 5
+_MAX_CHANGES = 200  # of the config
 _MAX_DEPTH = 8  # of dicts in dicts; deeper values are left out
 
 # Of the keys of one dict: a column of numbers or of strings, or the keys of the dict below.
@@ -105,37 +111,65 @@ def _number(value: float) -> float:
         return math.inf
 
 
-class LineParser:
-    """Decodes lines of a result file and remembers what could not be decoded.
+@dataclass
+class FileNotes:
+    """What the lines of a result file say besides their numbers.
 
     Attributes:
         num_lines: lines seen, those that were skipped included.
         problems: one sentence for each skipped line; the first few.
         config: the config that the rows carry, from the first row that has one.
+        config_changes: of each later change the keys with their old and new values, as text.
     """
 
-    def __init__(self, num_lines: int = 0, problems: list[str] | None = None) -> None:
-        self.num_lines = num_lines
-        self.problems = problems or []
-        self.config: dict[str, Any] | None = None
+    num_lines: int = 0
+    problems: list[str] = field(default_factory=list)
+    config: dict[str, Any] | None = None
+    config_changes: list[dict[str, list[str]]] = field(default_factory=list)
+    last_config: dict[str, Any] | None = None
+
+
+class LineParser:
+    """Decodes lines of a result file.
+
+    Args:
+        notes: filled with what is not a number; the next lines continue it.
+    """
+
+    def __init__(self, notes: FileNotes | None = None) -> None:
+        self.notes = notes or FileNotes()
 
     def parse(self, data: bytes, into: RowColumns) -> None:
         """Appends the rows of `data`, which ends with a newline."""
         for line in data.split(b"\n")[:-1]:
-            self.num_lines += 1
+            self.notes.num_lines += 1
             if not line.strip():
                 continue
             row = _decoded(line)
             if row is None:
                 self._skip("not a JSON object")
                 continue
-            if self.config is None and isinstance(row.get("config"), dict):
-                self.config = row["config"]
+            config = row.get("config")
+            if isinstance(config, dict) and config != self.notes.last_config:
+                self._note_config(config)
+            row[CONFIG_CHANGES] = len(self.notes.config_changes)
             into.append(row)
 
+    def _note_config(self, config: dict[str, Any]) -> None:
+        notes = self.notes
+        if notes.config is None or notes.last_config is None:
+            notes.config = config
+        elif len(notes.config_changes) < _MAX_CHANGES:
+            old, new = flat_config(notes.last_config), flat_config(config)
+            keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+            notes.config_changes.append(
+                {key: [old.get(key, NOT_SET), new.get(key, NOT_SET)] for key in keys}
+            )
+        notes.last_config = config
+
     def _skip(self, why: str) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(f"line {self.num_lines} skipped: {why}")
+        if len(self.notes.problems) < _MAX_PROBLEMS:
+            self.notes.problems.append(f"line {self.notes.num_lines} skipped: {why}")
 
 
 def _decoded(line: bytes) -> dict[str, Any] | None:
@@ -147,6 +181,17 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             return None
     return row if isinstance(row, dict) else None
+
+
+def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """Values of a config as text by their dotted keys, such as `model.fcnet_hiddens`."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat.update({f"{key}.{below}": text for below, text in flat_config(value).items()})
+        else:
+            flat[str(key)] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
 
 
 def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.data.results import SECONDS, STEPS, Trial
+from polopt.dashboards.data.colors import Look, looks_of
+from polopt.dashboards.data.results import STARTUP_S, STEPS, TRAINING_S, Trial
+from polopt.dashboards.data.rows import NOT_SET
 
 #: Config keys that tell runs of one group apart.
 SEED_KEY, TASK_KEY = "seed", "env"
-NOT_SET = "not set"
 _NO_PRESET = "PolicyOptimizerTrainer"
 _LONGEST_LABEL = 48
-_PALETTE = (
-    *("#2f7ed8", "#e8743b", "#19a979", "#b45ad6", "#d9a514"),
-    *("#e4508f", "#13a4b4", "#7a8b2a", "#6a5acd", "#a0632b"),
-)
+_CLASS_OR_FUNCTION = re.compile(r"<(?:class '|function )(?:[^'<> ]*\.)?(?P<name>\w+)\b[^<>]*>$")
 
 
 @dataclass(frozen=True)
@@ -29,16 +27,21 @@ class Run:
     Attributes:
         trial: its results.
         group: label of its group; runs of one group differ by seed and task only.
-        color: color of its group.
+        look: of its group.
         task: its environment.
         seed: its seed as text.
     """
 
     trial: Trial
     group: str
-    color: str
+    look: Look
     task: str
     seed: str
+
+    @property
+    def color(self) -> str:
+        """Color of its group."""
+        return self.look.color
 
     @property
     def label(self) -> str:
@@ -53,13 +56,18 @@ class Selection:
     Attributes:
         runs: in the order of their groups.
         x: `seconds` or `steps`.
-        target: return whose first reach is compared; None for the highest that every group reaches.
+        startup: whether seconds, rates and shares contain the start-up of the runs; they begin with
+            the first result of a worker otherwise.
+        targets: return whose first reach is compared, by task; those that are missing are chosen.
+        budget: environment steps at which groups are ranked; None: chosen.
         focus: directory of the trial whose shares and histograms an optimizer's tab draws.
     """
 
     runs: Sequence[Run]
     x: str = "seconds"
-    target: float | None = None
+    startup: bool = False
+    targets: Mapping[str, float] = field(default_factory=dict)
+    budget: float | None = None
     focus: str = ""
 
     @property
@@ -71,20 +79,30 @@ class Selection:
         return groups
 
     @property
-    def x_column(self) -> str:
-        """Column of the axis."""
-        return SECONDS if self.x == "seconds" else STEPS
+    def tasks(self) -> list[str]:
+        """Environments of the runs, in order."""
+        return sorted({run.task for run in self.runs})
 
     @property
     def x_title(self) -> str:
         """Title of the axis with its unit."""
-        return "training time (s)" if self.x == "seconds" else "environment steps"
+        return self.seconds_title if self.x == "seconds" else "environment steps"
+
+    @property
+    def seconds_title(self) -> str:
+        """Title of an axis of seconds."""
+        return "seconds, with start-up" if self.startup else "seconds since the first result"
+
+    @property
+    def since(self) -> str:
+        """A sentence on whether start-up is contained."""
+        return "With start-up." if self.startup else "Since the first result, without start-up."
 
     def of(self, optimizers: Iterable[str]) -> Selection:
         """The same selection with the runs of these optimizers only."""
         wanted = set(optimizers)
         runs = [run for run in self.runs if run.trial.optimizer in wanted]
-        return Selection(runs, self.x, self.target, self.focus)
+        return replace(self, runs=runs)
 
     def focused(self) -> Run | None:
         """The run whose shares and histograms are drawn; the first if none is chosen."""
@@ -93,7 +111,20 @@ class Selection:
 
     def x_of(self, run: Run) -> np.ndarray[Any, Any] | None:
         """Values of the axis for each row of a run, shape `[R]`."""
-        return run.trial.values(self.x_column)
+        return self.seconds_of(run) if self.x == "seconds" else run.trial.values(STEPS)
+
+    def seconds_of(self, run: Run) -> np.ndarray[Any, Any] | None:
+        """Wall time at each row of a run, shape `[R]`."""
+        training_s, startup_s = run.trial.values(TRAINING_S), run.trial.values(STARTUP_S)
+        if training_s is None or startup_s is None or not self.startup:
+            return training_s
+        return training_s + startup_s
+
+    def rate_of(self, run: Run) -> float:
+        """Environment steps per second over the whole run; NaN without results."""
+        seconds = run.trial.last(TRAINING_S)
+        seconds += run.trial.last(STARTUP_S) if self.startup else 0.0
+        return run.trial.last(STEPS) / seconds if seconds > 0 else float("nan")
 
 
 @dataclass(frozen=True)
@@ -116,35 +147,24 @@ class Filters:
             return False
         if self.optimizers and trial.optimizer not in self.optimizers:
             return False
-        values = flat_config(trial.config)
+        values = trial.settings
         return all(
             values.get(key, NOT_SET) in allowed for key, allowed in self.config.items() if allowed
         )
 
 
-def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """Values of a config as text by their dotted keys, such as `model.fcnet_hiddens`."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat.update({f"{key}.{below}": text for below, text in flat_config(value).items()})
-        else:
-            flat[str(key)] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
-
-
 def differing_keys(trials: Iterable[Trial]) -> dict[str, list[str]]:
     """Config keys whose values differ between trials, each with its values in order."""
-    configs = [flat_config(trial.config) for trial in trials]
+    configs = [trial.settings for trial in trials]
     keys = sorted({key for config in configs for key in config})
     values = {key: {config.get(key, NOT_SET) for config in configs} for key in keys}
     return {key: sorted(texts, key=_order) for key, texts in values.items() if len(texts) > 1}
 
 
 def make_runs(trials: Sequence[Trial]) -> list[Run]:
-    """Groups trials, names the groups and gives each its color.
+    """Groups trials, names the groups and gives each its look.
 
-    Called with all trials of a directory, so that filters change neither labels nor colors.
+    Called with all trials of a directory, so that filters change neither labels nor looks.
     """
     by_preset: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -160,19 +180,29 @@ def make_runs(trials: Sequence[Trial]) -> list[Run]:
         for trial in members:
             labels[id(trial)] = _label(preset, trial, telling)
     names = sorted(set(labels.values()))
-    colors = {name: _PALETTE[index % len(_PALETTE)] for index, name in enumerate(names)}
+    begun: dict[str, tuple[float, str]] = {}
+    for trial in trials:
+        name = labels[id(trial)]
+        begun[name] = min(begun.get(name, (np.inf, name)), (trial.begun_s, name))
+    looks = looks_of(sorted(names, key=lambda name: begun[name]))
     shown = _shortened(names)
     runs = []
     for trial in trials:
-        config = flat_config(trial.config)
+        config = trial.settings
         name = labels[id(trial)]
         seed, task = config.get(SEED_KEY, NOT_SET), config.get(TASK_KEY, NOT_SET)
-        runs.append(Run(trial, shown[name], colors[name], task, seed))
+        runs.append(Run(trial, shown[name], looks[name], _short_name(task), seed))
     return sorted(runs, key=lambda run: (run.group, run.task, _order(run.seed)))
 
 
+def _short_name(task: str) -> str:
+    """The name of an environment that is a class or a function."""
+    found = _CLASS_OR_FUNCTION.match(task)
+    return found["name"] if found else task
+
+
 def _values(trial: Trial, keys: Sequence[str]) -> tuple[str, ...]:
-    config = flat_config(trial.config)
+    config = trial.settings
     return tuple(config.get(key, NOT_SET) for key in keys)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import threading
 from collections import OrderedDict
@@ -12,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from polopt.common.files import open_regular
 from polopt.dashboards.data.cache import CacheHeader, TrialCache
 from polopt.dashboards.data.rows import ITERATION, LineParser, RowColumns, rows_in_effect
 
 _BLOCK_BYTES = 1 << 22
 _FINGERPRINT_BYTES = 1024
+_MOST_FILE_BYTES = 16 << 30
+_MOST_LINE_BYTES = 16 << 20
 #: Rows that are kept in memory before the cache file is rewritten: at least this many, and a
 #: tenth of those in the file, so that a growing run is rewritten a few dozen times in all.
 _LEAST_NEW_ROWS = 256
@@ -33,7 +37,8 @@ class TrialRows:
 
     Attributes:
         problems: sentences about what could not be read.
-        config: config that the rows carry, or None.
+        config: config that the first row carries, or None.
+        config_changes: of each later change the keys with their old and new values.
         half_line: whether the file ends in a line without its newline.
         version: changes whenever rows do.
     """
@@ -46,14 +51,14 @@ class TrialRows:
         self._seen: tuple[Path, int, int] | None = None  # path, bytes and mtime of the last look
         self._loaded: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         self._unreadable = ""
+        self._line_too_long = False
         self.half_line = False
         self.version = 0
         self._begin()
 
     def _begin(self) -> None:
         self._tail = RowColumns()
-        self._parser = LineParser(self._header.num_lines, list(self._header.problems))
-        self._parser.config = self._header.config
+        self._parser = LineParser(copy.deepcopy(self._header.notes))
         self._offset, self._fingerprint = self._header.offset, self._header.fingerprint
         self._forget_columns()
 
@@ -65,12 +70,21 @@ class TrialRows:
 
     @property
     def problems(self) -> list[str]:
-        found = [f"result.json: {problem}" for problem in self._parser.problems]
+        found = [f"result.json: {problem}" for problem in self._parser.notes.problems]
+        if self._line_too_long:
+            line, most = self._parser.notes.num_lines + 1, _MOST_LINE_BYTES
+            found.append(
+                f"result.json: line {line} has more than {most:,} bytes; the rest is left out"
+            )
         return [self._unreadable, *found] if self._unreadable else found
 
     @property
     def config(self) -> dict[str, Any] | None:
-        return self._parser.config
+        return self._parser.notes.config
+
+    @property
+    def config_changes(self) -> list[dict[str, list[str]]]:
+        return self._parser.notes.config_changes
 
     @property
     def num_rows(self) -> int:
@@ -90,7 +104,7 @@ class TrialRows:
                 seen = (file, status.st_size, status.st_mtime_ns)
                 if seen == self._seen:
                     return False
-                with file.open("rb") as stream:
+                with open_regular(file, _MOST_FILE_BYTES) as stream:
                     changed = self._read(stream, status.st_size, progress)
             except OSError as error:
                 self._unreadable = f"{file.name} cannot be read: {error.strerror}"
@@ -113,6 +127,8 @@ class TrialRows:
             lines, newline, after = block.rpartition(b"\n")
             if not newline:
                 rest += block
+                if len(rest) > _MOST_LINE_BYTES:
+                    break
                 continue
             lines = rest + lines + newline
             self._parser.parse(lines, self._tail)
@@ -120,7 +136,8 @@ class TrialRows:
             rest = after
             if self._tail.num_rows >= _MOST_NEW_ROWS:
                 self._write_cache(stream)
-        self.half_line = bool(rest.strip())
+        self._line_too_long = len(rest) > _MOST_LINE_BYTES
+        self.half_line = bool(rest.strip()) and not self._line_too_long
         if self._offset == begun_at:
             return False
         self._fingerprint = _fingerprint(stream, self._offset)
@@ -136,9 +153,7 @@ class TrialRows:
         header = CacheHeader(
             offset=self._offset,
             fingerprint=_fingerprint(stream, self._offset),
-            num_lines=self._parser.num_lines,
-            problems=list(self._parser.problems),
-            config=self._parser.config,
+            notes=copy.deepcopy(self._parser.notes),
             num_rows=self.num_rows,
         )
         with contextlib.suppress(OSError):  # no space or no permission: the rows stay in memory

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from polopt.dashboards.data.downsample import downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.data.statistics import median_reach
 from polopt.dashboards.views.drawing import (
     MOST_BANDS,
     Panel,
@@ -23,14 +25,14 @@ from polopt.dashboards.views.faults import add_fault_marks
 
 
 def run_lines(
-    panel: tuple[str, str, str], selection: Selection, names: Sequence[str], y_title: str, **o: Any
+    panel: tuple[str, str, str], selection: Selection, name: str, y_title: str, **o: Any
 ) -> Panel:
     """A curve for each run of one column of results.
 
     Args:
         panel: key, title and help of the panel.
         selection: runs and axis.
-        names: the column, and older names of it that are taken where it is missing.
+        name: the column.
         y_title: title of the axis with its unit.
         **o: `transform(run, column)` for what is drawn instead of the column; `from_zero` for an
             axis that contains 0; `shape` of the lines.
@@ -38,14 +40,14 @@ def run_lines(
     drawn = []
     for run in selection.runs:
         x = selection.x_of(run)
-        y = next((v for v in map(run.trial.values, names) if v is not None), None)
+        y = run.trial.values(name)
         if x is None or y is None:
             continue
         if "transform" in o:
             y = o["transform"](run, y)
         drawn.append((run, x, y))
     if not drawn:
-        return not_in_results(*panel, names[0])
+        return not_in_results(*panel, name)
     figure = new_figure(selection.x_title, y_title)
     if o.get("from_zero"):
         figure.update_yaxes(rangemode="tozero")
@@ -55,7 +57,7 @@ def run_lines(
         add_curve(
             figure, x, y, name=run.label, group=run.group, color=run.color, columns=columns,
             legend=run.group not in seen, band=len(drawn) <= MOST_BANDS,
-            shape=o.get("shape", "linear"),
+            shape=o.get("shape", "linear"), dash=run.look.dash,
         )  # fmt: skip
         seen.add(run.group)
     add_fault_marks(figure, selection, [run for run, _, _ in drawn])
@@ -147,30 +149,57 @@ _HEAT = [
 ]
 
 
+@dataclass(frozen=True)
+class Point:
+    """One run in a row of points.
+
+    Attributes:
+        run: the run.
+        value: on the x axis.
+        reached: False for a run that got as far as `value` without reaching what is asked for.
+    """
+
+    run: Run
+    value: float
+    reached: bool = True
+
+
 def strips(
-    panel: tuple[str, str, str], groups: Mapping[str, Sequence[tuple[Run, float]]], x_title: str
+    panel: tuple[str, str, str], groups: Mapping[str, Sequence[Point]], x_title: str
 ) -> Panel:
-    """A row of points for each group, one point for each run, and the median of the group."""
+    """A row of points for each group, one point for each run, and the median of the group.
+
+    Runs that have not reached the goal are open marks; the median counts them as larger than all
+    others, and is left out where half of the runs have not reached it.
+    """
     figure = new_figure(x_title, "")
-    for name, runs in groups.items():
-        values = np.array([value for _, value in runs])
-        finite = np.isfinite(values)
-        labels = [escaped(run.label) for run, _ in runs]
-        color = runs[0][0].color
-        axis = [escaped(name)] * int(finite.sum())
-        figure.add_scatter(
-            x=values[finite],
-            y=axis,
-            mode="markers",
-            marker={"color": transparent(color, 0.55), "size": 9},
-            text=[label for label, ok in zip(labels, finite, strict=True) if ok],
-            hovertemplate="%{text}<br>%{x:,.6~g}<extra></extra>",
-            showlegend=False,
-            name=escaped(name),
-        )
-        if finite.any():
+    for name, points in groups.items():
+        for reached in (True, False):
+            shown = [point for point in points if point.reached == reached]
+            if not shown:
+                continue
+            color = shown[0].run.color
+            texts = [escaped(point.run.label) for point in shown]
             figure.add_scatter(
-                x=[float(np.median(values[finite]))],
+                x=[point.value for point in shown],
+                y=[escaped(name)] * len(shown),
+                mode="markers",
+                marker={
+                    "color": transparent(color, 0.55) if reached else color,
+                    "size": 9,
+                    "symbol": shown[0].run.look.symbol if reached else "triangle-right-open",
+                },
+                text=texts if reached else [f"{text}: not reached until" for text in texts],
+                hovertemplate="%{text}<br>%{x:,.6~g}<extra></extra>",
+                showlegend=False,
+                name=escaped(name) if reached else f"{escaped(name)}, not reached",
+            )
+        found = [point.value if point.reached else np.nan for point in points]
+        median = median_reach(np.array(found)).value
+        if np.isfinite(median):
+            color = points[0].run.color
+            figure.add_scatter(
+                x=[median],
                 y=[escaped(name)],
                 mode="markers",
                 marker={"size": 18, "symbol": "line-ns", "line": {"width": 3, "color": color}},

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from polopt.dashboards.data.selection import NOT_SET, Selection, differing_keys, flat_config
+from polopt.dashboards.data.results import RETURN
+from polopt.dashboards.data.rows import NOT_SET
+from polopt.dashboards.data.selection import Selection, differing_keys
 from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
     Estimate,
     estimate,
+    median_reach,
     probability_of_improvement,
 )
-from polopt.dashboards.views.allreduce import mean_rate
-from polopt.dashboards.views.charts import run_lines, strips
+from polopt.dashboards.views.charts import Point, run_lines, strips
 from polopt.dashboards.views.curves import (
     Array,
+    Reach,
     Scored,
     band,
-    budget_of,
-    default_target,
+    default_budget,
+    default_targets,
+    ended_before,
     grouped,
     has_band,
     reached,
@@ -38,47 +43,51 @@ from polopt.dashboards.views.drawing import (
 )
 from polopt.dashboards.views.faults import add_fault_marks
 
-_RETURN_KEY = "env_runners/episode_return_mean"
-_UNITS = {"steps": "environment steps", "seconds": "training time (s)"}
+_STEPS = "environment steps"
 _MOST_PAIRED = 12  # groups in the matrix of pairs
+_TOO_FEW = "too few seeds"
 
 
 def panels(selection: Selection) -> list[Panel]:
     """Everything that compares groups of runs."""
     on_steps = scored_runs(selection, "steps")
     if not on_steps:
-        return [not_in_results("return-steps", "Return", "", _RETURN_KEY)]
+        return [not_in_results("return-steps", "Return", "", RETURN)]
     on_seconds = scored_runs(selection, "seconds")
     return [
         _returns(selection, "steps", on_steps),
         _returns(selection, "seconds", on_seconds),
-        *_final_scores(on_steps),
+        *_final_scores(selection, on_steps),
         *_time_to_target(selection, on_steps, on_seconds),
         run_lines(
             (
                 "throughput-time",
                 "Throughput over time",
-                "Environment steps per second between results.",
+                "Environment steps per second between results; start-up is left out.",
             ),
             selection,
-            ["optimizer/env_steps_per_s", "num_env_steps_sampled_per_second"],
+            "optimizer/env_steps_per_s",
             "env steps/s",
             from_zero=True,
         ),
-        strips(
-            (
-                "throughput",
-                "Throughput",
-                "Environment steps over training time of each run; the bar is the median.",
-            ),
-            {
-                name: [(run, mean_rate(run)) for run in runs]
-                for name, runs in selection.groups.items()
-            },
-            "env steps/s",
-        ),
+        _throughput(selection),
         config_table(selection),
     ]
+
+
+def _throughput(selection: Selection) -> Panel:
+    rates = {
+        name: [(run, selection.rate_of(run)) for run in runs]
+        for name, runs in selection.groups.items()
+    }
+    help_ = (
+        f"Environment steps over the seconds of each run; the bar is the median. {selection.since}"
+    )
+    points = {
+        name: [Point(run, rate) for run, rate in runs if np.isfinite(rate)]
+        for name, runs in rates.items()
+    }
+    return strips(("throughput", "Throughput", help_), points, "env steps/s")
 
 
 def _is_normalised(scored: Sequence[Scored]) -> bool:
@@ -87,64 +96,88 @@ def _is_normalised(scored: Sequence[Scored]) -> bool:
 
 def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel:
     normalised = _is_normalised(scored)
+    on_axis = replace(selection, x=axis)
+    early = sum(one.ended_early for one in scored)
     panel = (
         f"return-{axis}",
-        f"Return against {'environment steps' if axis == 'steps' else 'training time'}",
+        f"Return against {on_axis.x_title}",
         f"Interquartile mean over seeds with its 95 percent bootstrap interval; single runs below "
         f"{LEAST_RUNS_FOR_BAND} seeds. Finished runs keep their last return."
+        + (f" {early} runs that ended early are single lines." if early else "")
         + (" Normalised per task to the lowest and highest return." if normalised else ""),
     )
     if not scored:
-        return not_in_results(*panel, _RETURN_KEY)
-    on_axis = Selection(selection.runs, axis)
+        return not_in_results(*panel, RETURN)
     y_title = "normalised return" if normalised else "mean episode return"
-    figure = new_figure(_UNITS[axis], y_title)
+    figure = new_figure(on_axis.x_title, y_title)
     columns = pixel_columns(len(scored))
     for name, members in grouped(scored).items():
         shown = f"{name} (n={len(members)})"
-        found = band(members) if has_band(members) else None
+        whole = [one for one in members if not one.ended_early]
+        found = band(whole) if whole and has_band(whole) else None
+        single = members
         if found is not None:
             color = members[0].run.color
             add_band(figure, found.x, found.low, found.high, color=color, group=escaped(shown))
             add_curve(
-                figure, found.x, found.mean, name=shown, color=color, columns=columns, width=2.4
-            )
-            continue
-        for number, one in enumerate(members):
+                figure, found.x, found.mean, name=shown, color=color, columns=columns, width=2.4,
+                dash=members[0].run.look.dash,
+            )  # fmt: skip
+            single = [one for one in members if one.ended_early]
+        for number, one in enumerate(single):
             add_curve(
-                figure, one.x, one.y, name=one.run.label, group=shown, color=one.run.color,
-                columns=columns, legend=number == 0, band=len(scored) <= LEAST_RUNS_FOR_BAND,
+                figure, one.x, one.y, name=_named(one), group=shown, color=one.run.color,
+                columns=columns, legend=number == 0 and found is None,
+                band=len(scored) <= LEAST_RUNS_FOR_BAND, width=1.0 if one.ended_early else 1.6,
+                dash=one.run.look.dash,
             )  # fmt: skip
     add_fault_marks(figure, on_axis, [one.run for one in scored])
     return Panel(*panel, figure=figure)
 
 
-def _final_scores(scored: Sequence[Scored]) -> list[Panel]:
-    budget = budget_of(scored)
+def _named(one: Scored) -> str:
+    state = one.run.trial.state
+    return f"{one.run.label}, {state}" if one.ended_early else one.run.label
+
+
+def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]:
+    chosen = selection.budget is not None
+    budget = selection.budget if selection.budget is not None else default_budget(scored)
     scores = scores_at(scored, budget)
     at = f"after {budget:,.0f} environment steps"
-    interval = f"Intervals need {LEAST_RUNS_FOR_BAND} seeds."
+    why_at = (
+        "As chosen in the side bar."
+        if chosen
+        else "At least half of the runs of each group got there; the side bar takes another number."
+    )
+    left_out = ended_before(scored, budget)
+    about = f"{why_at} Finished runs keep their last return.{_left_out(left_out)}"
     final = (
         "final-score",
         f"Interquartile mean of returns {at}",
-        f"At the steps that all groups have reached. {interval}",
+        f"{about} Open circles: {_TOO_FEW} for an interval, which takes {LEAST_RUNS_FOR_BAND}.",
     )
     pairs = (
         "probability-of-improvement",
         f"Probability of improvement {at}",
         "How likely a run of the row's group has a higher return than one of the column's "
-        f"(Agarwal et al., 2021). {interval}",
+        f"(Agarwal et al., 2021). {about}",
     )
     if not scores:
-        why = "No run of every group has results there, or the groups share no task"
+        why = "No run of any group has results there, or the groups share no task"
         return [Panel(*final, missing=why), Panel(*pairs, missing=why)]
-    colors = {one.run.group: one.run.color for one in scored}
+    members = grouped(scored)
     figure = new_figure("normalised return" if _is_normalised(scored) else "mean return", "")
-    for name, tasks in scores.items():
+    labels = []
+    for name, runs in members.items():
+        tasks = scores.get(name, [])
+        there = sum(map(len, tasks))
+        label = f"{escaped(name)} (n={there}{'' if there == len(runs) else f' of {len(runs)}'})"
+        labels.append(label)
+        if not tasks:
+            continue
         found = estimate(tasks)
         has_interval = np.isfinite(found.low)
-        num_runs = sum(map(len, tasks))
-        label = f"{escaped(name)} (n={num_runs})"
         figure.add_scatter(
             x=[found.value],
             y=[label],
@@ -157,13 +190,29 @@ def _final_scores(scored: Sequence[Scored]) -> list[Panel]:
                 "width": 6,
             },
             mode="markers",
-            marker={"color": colors[name], "size": 11},
+            marker={
+                "color": runs[0].run.color,
+                "size": 11,
+                "symbol": runs[0].run.look.symbol + ("" if has_interval else "-open"),
+                "line": {"width": 2},
+            },
             name=label,
             showlegend=False,
-            hovertemplate=f"{label}<br>{_interval(found)}<extra></extra>",
+            hovertemplate=f"{label}<br>{interval_text(found)}<extra></extra>",
         )
-    figure.update_yaxes(autorange="reversed")
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=labels[::-1], range=[-0.6, len(labels) - 0.4]
+    )
     return [Panel(*final, figure=figure), _pairs(pairs, scores)]
+
+
+def _left_out(runs: Sequence[Scored]) -> str:
+    """A sentence that names the runs that have no result at the budget."""
+    if not runs:
+        return ""
+    names = ", ".join(f"{one.run.label} ({one.run.trial.state})" for one in runs[:3])
+    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+    return f" Left out, because they ended before: {names}{more}."
 
 
 def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel:
@@ -178,72 +227,131 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
         for x in names
     ]
     labels = [escaped(name) for name in names]
+
+    def seeds(name: str) -> int:
+        return min(map(len, scores[name]))
+
+    def is_known(x: str, y: str) -> bool:
+        return x != y and min(seeds(x), seeds(y)) >= LEAST_RUNS_FOR_BAND
+
+    def hover(x: str, y: str, found: Estimate) -> str:
+        few = "" if is_known(x, y) else f", {_TOO_FEW}: n={seeds(x)} and n={seeds(y)}"
+        return f"{interval_text(found)}{few}"
+
     figure = new_figure("lower return", "higher return")
+    cells = [
+        list(zip([x] * len(names), names, row, strict=True))
+        for x, row in zip(names, estimates, strict=True)
+    ]
     figure.add_heatmap(
         x=labels,
         y=labels,
-        z=[[found.value for found in row] for row in estimates],
-        text=[[f"{found.value:.2f}" if x != y else "" for y, found in enumerate(row)]
-              for x, row in enumerate(estimates)],
-        customdata=[[_interval(found) for found in row] for row in estimates],
+        # Of cells with too few seeds only the text is shown.
+        z=[[found.value if is_known(x, y) else None for x, y, found in row] for row in cells],
+        text=[
+            [
+                f"{found.value:.2f}" if is_known(x, y) else _TOO_FEW if x != y else ""
+                for x, y, found in row
+            ]
+            for row in cells
+        ],
+        customdata=[[hover(x, y, found) for x, y, found in row] for row in cells],
         texttemplate="%{text}",
         hovertemplate="P(%{y} > %{x}) = %{customdata}<extra></extra>",
-        colorscale=[[0, "#e8743b"], [0.5, "#d3d9df"], [1, "#2f7ed8"]],
+        colorscale=[[0, "#D55E00"], [0.5, "#d3d9df"], [1, "#0072B2"]],
         zmin=0,
         zmax=1,
         showscale=False,
         xgap=2,
         ygap=2,
-        hoverongaps=False,
-    )  # fmt: skip
+    )
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(showgrid=False)
     return Panel(*panel, figure=figure)
 
 
-def _interval(found: Estimate) -> str:
-    if not np.isfinite(found.low):
-        return f"{found.value:,.4g}"
-    return f"{found.value:,.4g} [{found.low:,.4g}, {found.high:,.4g}]"
+def interval_text(found: Estimate, form: str = ",.4g") -> str:
+    """A value with its interval, where it has one."""
+    if np.isnan(found.low):
+        return f"{found.value:{form}}"
+    return f"{found.value:{form}} [{found.low:{form}}, {found.high:{form}}]"
 
 
 def _time_to_target(
     selection: Selection, on_steps: Sequence[Scored], on_seconds: Sequence[Scored]
 ) -> list[Panel]:
-    target = selection.target if selection.target is not None else default_target(on_steps)
-    found = {"steps": reached(on_steps, target), "seconds": reached(on_seconds, target)}
-    help_ = "First result at or above it, one point for each run; the bar is the median."
-    rows = []
-    for name, steps in found["steps"].items():
-        seconds = np.array([value for _, value in found["seconds"].get(name, [])])
-        counts = np.array([value for _, value in steps])
-        got = np.isfinite(counts)
-        rows.append(
-            [
-                name,
-                f"{int(got.sum())} of {len(counts)}",
-                f"{np.median(counts[got]):,.0f}" if got.any() else "not reached",
-                f"{np.nanmedian(seconds):,.1f}" if np.isfinite(seconds).any() else "not reached",
+    targets = {**default_targets(on_steps), **selection.targets}
+    targets = {task: target for task, target in targets.items() if task in selection.tasks}
+    (_, first), *others = targets.items()
+    goal = f"a return of {first:,.4g}" if not others else "the return of each task"
+    thresholds = "; ".join(f"{task}: {target:,.4g}" for task, target in targets.items())
+    help_ = (
+        "First result at or above it, one point for each run. Open triangles: runs that have not "
+        "reached it, where they ended. The bar is the median, which counts them as longer than all "
+        f"others.{f' {thresholds}.' if others else ''}"
+    )
+    found = {
+        "steps": reached(on_steps, targets),
+        "seconds": reached(on_seconds, targets),
+    }
+    titles = {"steps": _STEPS, "seconds": selection.seconds_title}
+    names = {"steps": "Steps", "seconds": "Seconds"}
+    plots = []
+    for axis, groups in found.items():
+        counted = {
+            f"{name} ({_count(runs)})": [
+                Point(one.run, one.at if np.isfinite(one.at) else one.end, np.isfinite(one.at))
+                for one in runs
             ]
-        )
+            for name, runs in groups.items()
+        }
+        panel = (f"target-{axis}", f"{names[axis]} until {goal}", help_)
+        plots.append(strips(panel, counted, titles[axis]))
+    rows = [
+        [
+            name,
+            targets[steps[0].run.task],
+            _count(steps),
+            *_reach_cells([one.at for one in steps]),
+            *_reach_cells([one.at for one in found["seconds"].get(name, [])]),
+        ]
+        for name, steps in found["steps"].items()
+    ]
+    interval = f"95 percent interval (from {LEAST_RUNS_FOR_BAND} seeds)"
     return [
-        *(
-            strips(
-                (f"target-{axis}", f"{title} until a return of {target:,.4g}", help_),
-                found[axis],
-                _UNITS[axis],
-            )
-            for axis, title in (("steps", "Steps"), ("seconds", "Seconds"))
-        ),
+        *plots,
         Panel(
             "target-table",
-            f"Runs that reach a return of {target:,.4g}",
-            "Medians are over the runs that reach it.",
-            columns=("group", "runs that reach it", "median steps", "median seconds"),
+            f"Runs that reach {goal}",
+            "Medians and intervals count runs that have not reached it as longer than all others. "
+            f"{selection.since}",
+            columns=(
+                "group", "return", "runs that reach it",
+                "median steps", f"steps, {interval}",
+                "median seconds", f"seconds, {interval}",
+            ),
             rows=rows,
             wide=True,
         ),
-    ]
+    ]  # fmt: skip
+
+
+def _count(runs: Sequence[Reach]) -> str:
+    return f"{sum(bool(np.isfinite(one.at)) for one in runs)} of {len(runs)}"
+
+
+def _reach_cells(found: Sequence[float]) -> tuple[str, str]:
+    """Cells of a median and of its interval."""
+    estimate_ = median_reach(np.array(found))
+
+    def text(value: float) -> str:
+        if np.isnan(value):
+            return ""
+        return f"{value:,.4g}" if np.isfinite(value) else "not reached"
+
+    if np.isnan(estimate_.low):
+        return text(estimate_.value), _TOO_FEW
+    return text(estimate_.value), f"{text(estimate_.low)} to {text(estimate_.high)}"
 
 
 def config_table(selection: Selection) -> Panel:
@@ -257,7 +365,7 @@ def config_table(selection: Selection) -> Panel:
     for key in differing:
         cells = []
         for runs in groups.values():
-            texts = {flat_config(run.trial.config).get(key, NOT_SET) for run in runs}
+            texts = {run.trial.settings.get(key, NOT_SET) for run in runs}
             cells.append(", ".join(sorted(texts)))
         rows.append([key, *cells])
     return Panel(*panel, columns=("key", *groups), rows=rows, wide=True)

@@ -1,14 +1,14 @@
-"""Curves and final scores of groups of runs: what the comparison draws."""
+"""Curves, final scores and times to a return of groups of runs: what the comparison draws."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.data.results import RETURN, SECONDS, STEPS
+from polopt.dashboards.data.results import RETURN
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
@@ -21,7 +21,6 @@ _GRID = 200  # points of a band
 _RESAMPLES = 400  # of bands; the 95 percent interval of final scores takes more
 
 Array = np.ndarray[Any, Any]
-AXES = {"steps": STEPS, "seconds": SECONDS}
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,25 @@ class Scored:
         run: the run.
         x: steps or seconds, shape `[R]`.
         y: returns, shape `[R]`; normalised per task where several tasks are selected.
+        raw: returns that are not normalised, shape `[R]`.
         holds: whether the run has finished, so that its last return holds from then on.
     """
 
     run: Run
     x: Array
     y: Array
+    raw: Array
     holds: bool
+
+    @property
+    def end(self) -> float:
+        """The last step or second."""
+        return float(np.nanmax(self.x))
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run does not go on and has not finished: it failed, was stopped or pruned."""
+        return self.run.trial.state not in ("finished", "running", "paused")
 
 
 @dataclass(frozen=True)
@@ -58,11 +69,12 @@ def scored_runs(selection: Selection, axis: str) -> list[Scored]:
     selected run of that task.
     """
     found = []
+    on_axis = replace(selection, x=axis)
     for run in selection.runs:
-        x, y = run.trial.values(AXES[axis]), run.trial.values(RETURN)
+        x, y = on_axis.x_of(run), run.trial.values(RETURN)
         if x is None or y is None or not (np.isfinite(x) & np.isfinite(y)).any():
             continue
-        found.append(Scored(run, x, y, run.trial.state == "finished"))
+        found.append(Scored(run, x, y, y, run.trial.state == "finished"))
     tasks: dict[str, list[Scored]] = {}
     for scored in found:
         tasks.setdefault(scored.run.task, []).append(scored)
@@ -70,7 +82,7 @@ def scored_runs(selection: Selection, axis: str) -> list[Scored]:
         return found
     ranges = {task: _range([scored.y for scored in runs]) for task, runs in tasks.items()}
     return [
-        Scored(scored.run, scored.x, (scored.y - low) / (high - low), scored.holds)
+        replace(scored, y=(scored.y - low) / (high - low))
         for scored in found
         for low, high in [ranges[scored.run.task]]
     ]
@@ -105,7 +117,7 @@ def has_band(scored: Sequence[Scored]) -> bool:
 
 def reach_of(scored: Sequence[Scored]) -> float:
     """Where the curve of a group ends: where a run that has not finished ends, or the last one."""
-    ends = [(float(np.nanmax(one.x)), one.holds) for one in scored]
+    ends = [(one.end, one.holds) for one in scored]
     open_ends = [end for end, holds in ends if not holds]
     return min(open_ends) if open_ends else max(end for end, _ in ends)
 
@@ -124,9 +136,21 @@ def band(scored: Sequence[Scored]) -> Band | None:
     return Band(grid[known], mean, low, high)
 
 
-def budget_of(scored: Sequence[Scored]) -> float:
-    """Steps or seconds that all groups have reached."""
-    return min(reach_of(members) for members in grouped(scored).values())
+def default_budget(scored: Sequence[Scored]) -> float:
+    """The most steps that at least half of the runs of each group have reached. Finished runs hold
+    their last return, so that they have reached any number."""
+    reached = []
+    for members in grouped(scored).values():
+        ends = sorted((one.end for one in members if not one.holds), reverse=True)
+        needed = -(-len(members) // 2) - sum(one.holds for one in members)
+        longest = max(one.end for one in members)
+        reached.append(ends[needed - 1] if needed > 0 else longest)
+    return min(reached)
+
+
+def ended_before(scored: Sequence[Scored], budget: float) -> list[Scored]:
+    """Runs that have not finished and have no result at the budget."""
+    return [one for one in scored if not one.holds and one.end < budget]
 
 
 def scores_at(scored: Sequence[Scored], budget: float) -> dict[str, list[Array]]:
@@ -148,16 +172,40 @@ def scores_at(scored: Sequence[Scored], budget: float) -> dict[str, list[Array]]
     return scores
 
 
-def default_target(scored: Sequence[Scored]) -> float:
-    """The highest return that at least one run of each group has reached."""
-    groups = grouped(scored).values()
-    best = [max(float(np.nanmax(one.y)) for one in members) for members in groups]
-    return min(best) if best else float("nan")
+def default_targets(scored: Sequence[Scored]) -> dict[str, float]:
+    """For each task the highest return that at least half of the runs of each group reach."""
+    targets: dict[str, float] = {}
+    for members in grouped(scored).values():
+        for task in by_task(members):
+            best = sorted((float(np.nanmax(one.raw)) for one in task), reverse=True)
+            name = task[0].run.task
+            half = best[-(-len(best) // 2) - 1]
+            targets[name] = min(targets.get(name, half), half)
+    return targets
 
 
-def reached(scored: Sequence[Scored], target: float) -> dict[str, list[tuple[Run, float]]]:
-    """Where each run first reaches the target, by group; NaN where it does not."""
-    return {
-        name: [(one.run, first_reach(one.x, one.y, target)) for one in members]
-        for name, members in grouped(scored).items()
-    }
+@dataclass(frozen=True)
+class Reach:
+    """Where one run first reaches the return of its task.
+
+    Attributes:
+        run: the run.
+        at: steps or seconds; NaN if it does not reach it.
+        end: its last step or second.
+    """
+
+    run: Run
+    at: float
+    end: float
+
+
+def reached(scored: Sequence[Scored], targets: Mapping[str, float]) -> dict[str, list[Reach]]:
+    """Where each run first reaches the target of its task, by group; by group and task where there
+    are several tasks."""
+    several = len({one.run.task for one in scored}) > 1
+    groups: dict[str, list[Reach]] = {}
+    for one in scored:
+        name = f"{one.run.group}, {one.run.task}" if several else one.run.group
+        at = first_reach(one.x, one.raw, targets[one.run.task])
+        groups.setdefault(name, []).append(Reach(one.run, at, one.end))
+    return groups

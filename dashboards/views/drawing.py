@@ -34,6 +34,7 @@ class Panel:
         figure: the plot; None for a table or where data are missing.
         columns: names of a table's columns.
         rows: cells of a table.
+        findings: what is wrong, the change that may help, and the runs: a list instead of a table.
         missing: why there is nothing to draw.
         wide: whether it spans the page.
         run: label of the run that it shows; empty where it shows all selected runs.
@@ -45,6 +46,7 @@ class Panel:
     figure: go.Figure | None = None
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
+    findings: Sequence[tuple[str, str, str]] = ()
     missing: str = ""
     wide: bool = False
     run: str = ""

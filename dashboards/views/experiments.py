@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.data.results import RETURN, SECONDS, STEPS
+from polopt.dashboards.data.results import RETURN, STARTUP_S, STEPS
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views.allreduce import mean_rate
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.fault_tab import total_faults
 
 _COLUMNS = (
-    "state", "group", "task", "seed", "optimizer", "best return", "steps", "seconds", "steps/s",
-    "faults", "experiment", "trial",
+    "state", "group", "task", "seed", "optimizer", "best return", "steps", "seconds", "start-up, s",
+    "steps/s", "faults", "experiment", "trial",
 )  # fmt: skip
 
 
 def panels(selection: Selection) -> list[Panel]:
     """The table, files that could not be read, and the returns of all trials."""
-    rows = [_row(run) for run in selection.runs]
+    rows = [_row(selection, run) for run in selection.runs]
     problems = [
         [run.trial.experiment, run.trial.name, problem]
         for run in selection.runs
         for problem in run.trial.problems
     ]
-    listed = [
-        Panel("trials", "Trials", "All selected trials.", columns=_COLUMNS, rows=rows, wide=True)
-    ]
+    help_ = (
+        f"All selected trials, those without results included. Seconds, steps/s: {selection.since}"
+    )
+    listed = [Panel("trials", _counted(selection), help_, columns=_COLUMNS, rows=rows, wide=True)]
     if problems:
         listed.append(
             Panel(
@@ -46,31 +48,43 @@ def panels(selection: Selection) -> list[Panel]:
         run_lines(
             ("returns", "Return of each trial", "Mean return of the last 100 episodes."),
             selection,
-            [RETURN],
+            RETURN,
             "mean episode return",
         )
     )
     listed.append(
         run_lines(
             ("steps", "Progress of each trial", "A line that ends or flattens: a run that stops."),
-            selection,
-            [STEPS if selection.x == "seconds" else SECONDS],
-            "environment steps" if selection.x == "seconds" else "training time (s)",
+            replace(selection, x="seconds"),
+            STEPS,
+            "environment steps",
         )
     )
     return listed
 
 
-def _row(run: Run) -> list[Any]:
+def _counted(selection: Selection) -> str:
+    """The number of trials in each state."""
+    counts = Counter(run.trial.state for run in selection.runs)
+    return f"Trials: {', '.join(f'{count} {state}' for state, count in counts.most_common())}"
+
+
+def _row(selection: Selection, run: Run) -> list[Any]:
     trial = run.trial
     returns = trial.values(RETURN)
     finite = np.empty(0) if returns is None else returns[np.isfinite(returns)]
+    seconds = selection.seconds_of(run)
     return [
         trial.state, run.group, run.task, run.seed, trial.optimizer,
         round(float(finite.max()), 2) if len(finite) else None,
-        _whole(trial.last(STEPS)), _whole(trial.last(SECONDS)), _whole(mean_rate(run)),
+        _whole(trial.last(STEPS)), _whole(float(seconds[-1])) if seconds is not None else None,
+        _tenths(trial.last(STARTUP_S)), _whole(selection.rate_of(run)),
         total_faults(run), trial.experiment, trial.name,
     ]  # fmt: skip
+
+
+def _tenths(value: float) -> float | None:
+    return round(value, 1) if math.isfinite(value) else None
 
 
 def _whole(value: float) -> int | None:

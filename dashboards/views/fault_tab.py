@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,53 +10,78 @@ import numpy as np
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.faults import KINDS
+from polopt.dashboards.views.faults import KINDS, end_of, last_line
 
 _MESSAGES = "fault_tolerance/last_"
-_MOST_CHARACTERS = 300
+_MOST_CHARACTERS = 600
 
 
 def panels(selection: Selection) -> list[Panel]:
-    """Counters of faults over time, workers up, and what the last faults were."""
+    """What ended trials, counters of faults over time, workers up, and the last messages."""
+    remote = [run for run in selection.runs if has_workers(run)]
+    healthy = (
+        "healthy-workers",
+        "Healthy workers",
+        "Workers that answer. A line that stays low: a worker was given up.",
+    )
+    name = "fault_tolerance/num_healthy_workers"
     return [
+        *_failed(selection),
         *(_kind(selection, kind) for kind in KINDS),
         run_lines(
-            (
-                "healthy-workers",
-                "Healthy workers",
-                "Workers that answer. A line that stays low: a worker was given up.",
-            ),
-            selection,
-            ["fault_tolerance/num_healthy_workers"],
-            "workers",
-            shape="hv",
-            from_zero=True,
-        ),
+            healthy, replace(selection, runs=remote), name, "workers", shape="hv", from_zero=True
+        )
+        if remote or not selection.runs
+        else Panel(*healthy, missing="These runs sample in the driver (num_workers=0)"),
         _messages(selection),
     ]
 
 
+def has_workers(run: Run) -> bool:
+    """Whether a run has remote workers; with `num_workers=0` the driver samples."""
+    return run.trial.last("optimizer/workers/per_worker/0/index") > 0.0
+
+
 def total_faults(run: Run) -> int:
     """Faults of all kinds in a run, skipped updates included."""
-    return int(sum(count for _, count in _counts(run)))
+    return int(sum(_count(run, kind) or 0.0 for kind in KINDS))
 
 
-def _counts(run: Run) -> list[tuple[str, float]]:
-    counts = []
-    for kind, (names, *_) in KINDS.items():
-        values = next((v for v in map(run.trial.values, names) if v is not None), None)
-        if values is not None and np.isfinite(values).any():
-            counts.append((kind, float(np.nanmax(values))))
-    return counts
+def _count(run: Run, kind: str) -> float | None:
+    values = run.trial.values(KINDS[kind][0])
+    known = values is not None and np.isfinite(values).any()
+    return float(np.nanmax(values)) if known else None  # type: ignore[arg-type]
+
+
+def _failed(selection: Selection) -> list[Panel]:
+    """The exceptions of failed trials, as one table."""
+    rows = [
+        [
+            run.label,
+            run.trial.state,
+            last_line(run.trial.error),
+            run.trial.name,
+            end_of(run.trial.error, _MOST_CHARACTERS),
+        ]
+        for run in selection.runs
+        if run.trial.error
+    ]
+    if not rows:
+        return []
+    help_ = "The end of each traceback; error.txt in the trial's directory holds all of it."
+    columns = ("run", "state", "error", "trial", "end of the traceback")
+    return [Panel("failed", "Failed trials", help_, columns=columns, rows=rows, wide=True)]
 
 
 def _kind(selection: Selection, kind: str) -> Panel:
-    names = KINDS[kind][0]
     panel = (kind.replace(" ", "-"), kind.capitalize(), "Since the start of each run.")
-    counts = [count for run in selection.runs for k, count in _counts(run) if k == kind]
-    if counts and not any(counts):
-        return Panel(*panel, missing="None in the selected runs")
-    return run_lines(panel, selection, names, "count", shape="hv")
+    counts = [_count(run, kind) for run in selection.runs]
+    known = [count for count in counts if count is not None]
+    if known and not any(known):
+        missing = counts.count(None)
+        without = f"; {missing} have no results" if missing else ""
+        return Panel(*panel, missing=f"None in the {len(known)} runs with results{without}")
+    return run_lines(panel, selection, KINDS[kind][0], "count", shape="hv")
 
 
 def _messages(selection: Selection) -> Panel:
@@ -68,8 +94,9 @@ def _messages(selection: Selection) -> Panel:
             said = [text for text in texts if text]
             if said:
                 kind = name.removeprefix(_MESSAGES).replace("_", " ")
-                rows.append([run.label, kind, str(said[-1])[:_MOST_CHARACTERS]])
+                text = str(said[-1])
+                rows.append([run.label, kind, last_line(text), end_of(text, _MOST_CHARACTERS)])
     panel = ("messages", "Last fault of each kind", "As the workers reported it.")
     if not rows:
-        return Panel(*panel, missing="No faults in the selected runs", wide=True)
-    return Panel(*panel, columns=("run", "fault", "message"), rows=rows, wide=True)
+        return Panel(*panel, missing="No messages in the selected runs", wide=True)
+    return Panel(*panel, columns=("run", "fault", "message", "its end"), rows=rows, wide=True)

@@ -1,50 +1,70 @@
-"""Faults: marks on the time axis of every plot, and a tab of their own."""
+"""Marks of faults and of config changes on the time axis of every plot."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from polopt.dashboards.data.rows import CONFIG_CHANGES
 from polopt.dashboards.data.selection import Run, Selection
 
 Array = np.ndarray[Any, Any]
-#: Kind -> counter, older names of it, the symbol of its mark, its color, and what tells the cause.
-KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
+#: Kind -> counter, the symbol of its mark, its color, and what tells the cause.
+KINDS: dict[str, tuple[str, str, str, str]] = {
     "worker restarts": (
-        ("fault_tolerance/num_remote_worker_restarts",),
+        "fault_tolerance/num_remote_worker_restarts",
         "triangle-up",
         "#d62728",
         "fault_tolerance/last_failure",
     ),
     "environment faults": (
-        ("fault_tolerance/num_env_faults",),
+        "fault_tolerance/num_env_faults",
         "diamond",
         "#c27c0e",
         "fault_tolerance/last_env_fault",
     ),
     "non-finite data": (
-        ("fault_tolerance/num_non_finite", "fault_tolerance/num_bad_numbers"),
+        "fault_tolerance/num_non_finite",
         "x",
         "#b45ad6",
         "fault_tolerance/last_non_finite",
     ),
-    "skipped updates": (("optimizer/num_skipped_updates",), "square-open", "#64748b", ""),
-    "broken rounds": (("optimizer/num_broken_rounds",), "star", "#e4508f", ""),
+    "skipped updates": ("optimizer/num_skipped_updates", "square-open", "#64748b", ""),
+    "broken rounds": ("optimizer/num_broken_rounds", "star", "#e4508f", ""),
 }
+_CHANGES = ("config changes", "circle-open", "#2f7ed8")
 # Of one kind in one plot, over all runs, and in one run; marks closer than that are one.
 _MOST_MARKS, _LEAST_MARKS = 240, 12
+_MARK_CHARACTERS = 120  # of a message
 
 
-def increases(run: Run, names: Sequence[str]) -> tuple[Array, Array] | None:
+def end_of(text: str, most: int) -> str:
+    """The last `most` characters, from the begin of a line where there is one: a traceback ends
+    with the exception."""
+    text = text.strip()
+    if len(text) <= most:
+        return text
+    kept = text[-most:]
+    _, newline, lines = kept.partition("\n")
+    return f"... {lines if newline and lines else kept}"
+
+
+def last_line(text: str) -> str:
+    """The last line of a message, which is the exception of a traceback."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def increases(run: Run, name: str) -> tuple[Array, Array] | None:
     """Rows in which a lifetime counter rose, and by how much; None if no row has the counter.
 
     A counter that starts anew after a restore falls; that is no fault.
     """
-    counter = next((v for v in map(run.trial.values, names) if v is not None), None)
+    counter = run.trial.values(name)
     if counter is None:
         return None
     known = np.where(np.isfinite(counter), counter, 0.0)
@@ -54,41 +74,64 @@ def increases(run: Run, names: Sequence[str]) -> tuple[Array, Array] | None:
 
 
 def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]) -> None:
-    """Marks faults of `runs` at the bottom of a plot over time or steps."""
-    any_marks = False
+    """Marks faults and config changes of `runs` at the bottom of a plot over time or steps."""
     columns = max(_LEAST_MARKS, _MOST_MARKS // max(1, len(runs)))
-    for kind, (names, symbol, color, message_name) in KINDS.items():
-        at: list[float] = []
-        texts: list[str] = []
-        for run in runs:
-            found, x = increases(run, names), selection.x_of(run)
-            if found is None or x is None:
-                continue
-            messages = run.trial.rows.column(message_name) if message_name else None
-            for value, count, row in _merged(x, *found, columns):
-                text = f"{count:g} {kind}, {run.label}"
-                if messages is not None and messages.dtype == object and messages[row]:
-                    text += f": {str(messages[row])[:120]}"
-                at.append(value)
-                texts.append(html.escape(text, quote=False))
-        if at:
-            any_marks = True
-            figure.add_scatter(
-                x=np.array(at),
-                y=np.full(len(at), 0.03),
-                yaxis="y2",
-                mode="markers",
-                cliponaxis=False,
-                marker={"symbol": symbol, "size": 9, "color": color},
-                name=kind,
-                text=np.array(texts, dtype=object),
-                hovertemplate="%{text}<extra></extra>",
-            )
-    if any_marks:
+    marks: dict[tuple[str, str, str], list[tuple[float, str]]] = {
+        (kind, symbol, color): [m for run in runs for m in _faults(selection, run, kind, columns)]
+        for kind, (_, symbol, color, _) in KINDS.items()
+    }
+    marks[_CHANGES] = [mark for run in runs for mark in _changes(selection, run)]
+    for look, found in marks.items():
+        if found:
+            _add_marks(figure, look, found)
+    if any(marks.values()):
         figure.update_layout(
             yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
             showlegend=True,
         )
+
+
+def _add_marks(
+    figure: go.Figure, look: tuple[str, str, str], marks: Sequence[tuple[float, str]]
+) -> None:
+    """Adds one kind of marks: positions and texts."""
+    kind, symbol, color = look
+    figure.add_scatter(
+        x=np.array([at for at, _ in marks]),
+        y=np.full(len(marks), 0.03),
+        yaxis="y2",
+        mode="markers",
+        cliponaxis=False,
+        marker={"symbol": symbol, "size": 9, "color": color},
+        name=kind,
+        text=np.array([html.escape(text, quote=False) for _, text in marks], dtype=object),
+        hovertemplate="%{text}<extra></extra>",
+    )
+
+
+def _faults(selection: Selection, run: Run, kind: str, columns: int) -> Iterator[tuple[float, str]]:
+    name, _, _, message_name = KINDS[kind]
+    found, x = increases(run, name), selection.x_of(run)
+    if found is None or x is None:
+        return
+    messages = run.trial.rows.column(message_name) if message_name else None
+    for at, count, row in _merged(x, *found, columns):
+        text = f"{count:g} {kind}, {run.label}"
+        if messages is not None and messages.dtype == object and messages[row]:
+            text += f": {last_line(str(messages[row]))[:_MARK_CHARACTERS]}"
+        yield at, text
+
+
+def _changes(selection: Selection, run: Run) -> Iterator[tuple[float, str]]:
+    """Where the config changed, as population-based training does."""
+    counter, x = run.trial.values(CONFIG_CHANGES), selection.x_of(run)
+    if counter is None or x is None or not run.trial.rows.config_changes:
+        return
+    for row in np.flatnonzero(np.diff(counter, prepend=0.0)):
+        change = run.trial.rows.config_changes[int(counter[row]) - 1]
+        texts = [f"{key} from {old} to {new}" for key, (old, new) in change.items()]
+        if np.isfinite(x[row]):
+            yield float(x[row]), f"{', '.join(texts)}, {run.label}"
 
 
 def _merged(

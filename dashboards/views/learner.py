@@ -28,7 +28,7 @@ def panels(selection: Selection) -> list[Panel]:
         run_lines(
             (key, title, help_),
             selection,
-            [f"learners/default_policy/{key}"],
+            f"learners/default_policy/{key}",
             title.lower(),
         )
         for key, (title, help_) in _PLOTS.items()

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from polopt.dashboards.data.colors import phase_color
 from polopt.dashboards.data.downsample import downsample_rows
+from polopt.dashboards.data.results import TRAINING_S
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import named_lines
 from polopt.dashboards.views.drawing import Panel, escaped, new_figure, not_in_results, transparent
 from polopt.dashboards.views.faults import add_fault_marks
+from polopt.metrics.timers import STARTUP
+from polopt.metrics.worker_times import PARTS
 
-#: Waiting is grey in every plot, work has colors.
-PHASE_COLORS = {
-    "wait": "#9aa5b1",
-    "apply": "#2f7ed8",
-    "dispatch": "#e8743b",
-    "broadcast": "#e8743b",
-    "sample": "#19a979",
-    "learn": "#2f7ed8",
-    "gradient": "#b45ad6",
-    "allreduce": "#e8743b",
-    "skew": "#e4508f",
-    "group": "#d9a514",
-    "idle": "#9aa5b1",
-    "report": "#a1887f",
-    "other": "#cbd2d9",
-}
+INTERVAL_S = "optimizer/interval_s"
 DRIVER, WORKERS = "optimizer/driver/share", "optimizer/workers/share"
-PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "idle")
+
+
+def _colors(names: Sequence[str]) -> list[str]:
+    """Colors of the phases of one plot."""
+    return [phase_color(name, number) for number, name in enumerate(names)]
 
 
 def share_areas(
@@ -45,25 +38,30 @@ def share_areas(
         block: prefix of the shares, such as `optimizer/driver/share`.
         parts: their names, drawn from the bottom; parts that are 0 throughout are left out.
     """
-    x = selection.x_of(run)
-    columns = run.trial.rows.columns([f"{block}/{part}" for part in parts])
-    if x is None or not columns:
+    x, interval_s = selection.x_of(run), run.trial.values(INTERVAL_S)
+    found = shares_of(selection, run, block, parts)
+    if x is None or interval_s is None or found is None:
         return not_in_results(*panel, block)
-    names = [name for name, values in columns.items() if np.nansum(values) > 0.0]
+    shares, seconds = found
+    names = [part for part, values in zip(parts, shares.T, strict=True) if np.any(values > 0.0)]
     if not names:
         return not_in_results(*panel, f"{block}: all are 0")
-    at, shares = downsample_rows(x, np.stack([columns[name] for name in names], axis=1))
+    kept = shares[:, [parts.index(name) for name in names]]
+    at, drawn = downsample_rows(x, kept, seconds)
+    # A result says what happened since the one before it, so each share begins there.
+    before = x[0] - seconds[0] if selection.x == "seconds" else 0.0
+    at, drawn = np.append(before, at), np.concatenate([drawn[:1], drawn])
     figure = new_figure(selection.x_title, "share of time", hoverdistance=50)
-    for index, name in enumerate(names):
-        part = name.rsplit("/", 1)[1]
-        color = PHASE_COLORS.get(part, "#888888")
+    colors = dict(zip(parts, _colors(parts), strict=True))
+    for index, part in enumerate(names):
+        color = colors[part]
         figure.add_scatter(
             x=at,
-            y=shares[:, index],
+            y=drawn[:, index],
             name=part,
             stackgroup="shares",
             mode="lines",
-            line={"width": 0.5, "color": color},
+            line={"width": 0.5, "color": color, "shape": "vh"},
             fillcolor=transparent(color, 0.75),
             hovertemplate=f"{part} %{{y:.1%}}<extra></extra>",
         )
@@ -73,27 +71,52 @@ def share_areas(
     return Panel(*panel, figure=figure, run=run.label)
 
 
+def shares_of(
+    selection: Selection, run: Run, block: str, parts: Sequence[str]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
+    """Shares of the parts in each result, and the seconds that they are shares of.
+
+    Without start-up, shares are those of the rest of the time.
+
+    Returns:
+        shares of shape `[R, parts]` and seconds of shape `[R]`; None if the results lack them.
+    """
+    interval_s = run.trial.values(INTERVAL_S)
+    columns = run.trial.rows.columns([f"{block}/{part}" for part in parts])
+    if interval_s is None or not columns or not len(interval_s):
+        return None
+    none = np.zeros(len(interval_s))
+    shares = np.stack([columns.get(f"{block}/{part}", none) for part in parts], axis=1)
+    shares = np.nan_to_num(shares)
+    seconds = np.nan_to_num(interval_s)
+    startup = run.trial.values(f"{DRIVER}/{STARTUP}")
+    if startup is None or selection.startup:
+        return shares, seconds
+    rest = 1.0 - np.nan_to_num(startup)
+    if STARTUP in parts:
+        shares[:, parts.index(STARTUP)] = 0.0
+        shares = np.divide(
+            shares, rest[:, None], out=np.zeros_like(shares), where=rest[:, None] > 0
+        )
+    return shares, seconds * rest
+
+
 def share_bars(
-    panel: tuple[str, str, str], runs: Sequence[Run], block: str, parts: Sequence[str]
+    panel: tuple[str, str, str], selection: Selection, block: str, parts: Sequence[str]
 ) -> Panel:
-    """Mean shares of each group over its runs, as one bar of 100 percent for each group."""
+    """Shares of each group over its runs, weighted by time: one bar of 100 percent for each group.
+    Runs of one group count equally."""
     groups: dict[str, list[np.ndarray[Any, Any]]] = {}
-    for run in runs:
-        columns = run.trial.rows.columns([f"{block}/{part}" for part in parts])
-        if columns:
-            means = [
-                float(np.nanmean(columns[f"{block}/{part}"]))
-                if f"{block}/{part}" in columns and np.isfinite(columns[f"{block}/{part}"]).any()
-                else 0.0
-                for part in parts
-            ]
-            groups.setdefault(run.group, []).append(np.array(means))
+    for run in selection.runs:
+        found = shares_of(selection, run, block, parts)
+        if found is not None and found[1].sum() > 0.0:
+            groups.setdefault(run.group, []).append(np.average(found[0], axis=0, weights=found[1]))
     if not groups:
         return not_in_results(*panel, block)
     names = [f"{escaped(name)} (n={len(means)})" for name, means in groups.items()]
     shares = np.stack([np.mean(values, axis=0) for values in groups.values()])  # [groups, parts]
     figure = new_figure("share of time", "", barmode="stack")
-    for index, part in enumerate(parts):
+    for index, (part, color) in enumerate(zip(parts, _colors(parts), strict=True)):
         if not shares[:, index].any():
             continue
         figure.add_bar(
@@ -101,7 +124,7 @@ def share_bars(
             y=names,
             orientation="h",
             name=part,
-            marker={"color": PHASE_COLORS.get(part, "#888888")},
+            marker={"color": color},
             text=[f"{value:.0%}" if value >= 0.06 else "" for value in shares[:, index]],
             width=0.5,
             textposition="inside",
@@ -117,15 +140,15 @@ def share_bars(
 
 
 def phase_times(
-    key: str, selection: Selection, run: Run, phases: Mapping[str, str], block: str
+    key: str, selection: Selection, run: Run, phases: Sequence[str], block: str
 ) -> Panel:
-    """Milliseconds of single timings: median and 99th percentile, means in older results.
+    """Milliseconds of single timings: median and 99th percentile.
 
     Args:
         key: key of the panel.
         selection: the axis.
         run: the run.
-        phases: name of a phase -> its column of means in older results.
+        phases: their names; those without timings are left out.
         block: `optimizer/driver` or `optimizer/workers`.
     """
     whose = "Driver" if block.endswith("driver") else "Workers"
@@ -135,15 +158,14 @@ def phase_times(
         "Solid: median, dotted: 99th percentile of single timings. A 99th percentile far above "
         "the median means stalls.",
     )
-    names = run.trial.rows.names()
-    if not any(name.startswith(f"{block}/p50_ms/") for name in names):
-        lines = {phase: (name, PHASE_COLORS[phase]) for phase, name in phases.items() if name}
-        help_ = "Mean of the last timings; these results have no percentiles."
-        return named_lines((key, panel[1], help_), selection, run, lines, "ms")
     lines = {}
-    for phase in phases:
-        lines[phase] = (f"{block}/p50_ms/{phase}", PHASE_COLORS[phase])
-        lines[f"{phase}, p99"] = (f"{block}/p99_ms/{phase}", PHASE_COLORS[phase])
+    for phase, color in zip(phases, _colors(phases), strict=True):
+        values = run.trial.values(f"{block}/p50_ms/{phase}")
+        if values is None or np.any(values > 0.0):
+            lines[phase] = (f"{block}/p50_ms/{phase}", color)
+            lines[f"{phase}, p99"] = (f"{block}/p99_ms/{phase}", color)
+    if not lines:
+        return not_in_results(*panel, f"{block}/p50_ms: all are 0")
     drawn = named_lines(panel, selection, run, lines, "ms")
     if drawn.figure is not None:
         drawn.figure.for_each_trace(
@@ -168,32 +190,48 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
             selection,
             run,
             DRIVER,
-            (*reversed(phases), "report", "other"),
+            (*reversed(phases), "report", "other", STARTUP),
         ),
         share_bars(
-            ("driver-bars", "Driver's time by group", "Mean over the run and over its seeds."),
-            selection.runs,
+            (
+                "driver-bars",
+                "Driver's time by group",
+                f"Of the whole run, mean over its seeds. {selection.since}",
+            ),
+            selection,
             DRIVER,
-            (*phases, "report", "other"),
+            (STARTUP, *phases, "report", "other"),
         ),
     ]
 
 
-def worker_bars(selection: Selection) -> Panel:
-    """Mean shares of what workers do, for each group."""
-    panel = ("worker-bars", "Workers' time by group", "Mean over workers, run and seeds.")
-    return share_bars(panel, selection.runs, WORKERS, PARTS)
+def worker_shares(selection: Selection, run: Run) -> list[Panel]:
+    """Shares of what workers do: of one run over time, and of each group."""
+    help_ = "Mean over workers. The time before a worker's first answer is left out."
+    return [
+        share_areas(("worker-shares", "Workers' time", help_), selection, run, WORKERS, PARTS),
+        share_bars(
+            ("worker-bars", "Workers' time by group", f"Mean over run and seeds. {help_}"),
+            selection,
+            WORKERS,
+            PARTS,
+        ),
+    ]
 
 
 def driver_times(selection: Selection, run: Run, phases: Sequence[str]) -> Panel:
     """Milliseconds of the driver's phases."""
-    means = {phase: f"optimizer/{phase}_time_ms" for phase in phases}
-    return phase_times("driver-times", selection, run, means, "optimizer/driver")
+    return phase_times("driver-times", selection, run, phases, "optimizer/driver")
+
+
+def worker_times(selection: Selection, run: Run) -> Panel:
+    """Milliseconds of single answers of workers, by part."""
+    return phase_times("worker-times", selection, run, PARTS, "optimizer/workers")
 
 
 def per_second(run: Run, counter: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Rate of a lifetime counter between results, shape `[R]`; NaN where it starts anew."""
-    seconds = run.trial.values("time_total_s")
+    seconds = run.trial.values(TRAINING_S)
     if seconds is None:
         return np.full(len(counter), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):

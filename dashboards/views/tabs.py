@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views import (
-    allreduce,
-    compare,
-    experiments,
-    fault_tab,
-    gradients,
-    learner,
-    samples,
-)
+from polopt.dashboards.views import compare, experiments, fault_tab, learner, optimizer_tab
 from polopt.dashboards.views.drawing import Panel
+from polopt.dashboards.views.findings import findings_panel
 
 
 @dataclass(frozen=True)
@@ -26,33 +19,42 @@ class Tab:
         key: for file names.
         title: shown.
         build: makes its panels.
-        optimizers: names of the optimizers whose runs it shows; empty for all runs.
+        optimizer: name of the optimizer whose runs it shows; empty for all runs.
     """
 
     key: str
     title: str
     build: Callable[[Selection], list[Panel]]
-    optimizers: tuple[str, ...] = ()
+    optimizer: str = ""
 
     def panels(self, selection: Selection) -> list[Panel]:
-        """Panels for the runs of its optimizers."""
-        return self.build(selection.of(self.optimizers) if self.optimizers else selection)
+        """What is wrong with the runs of its optimizer, and its panels for them."""
+        shown = selection.of([self.optimizer]) if self.optimizer else selection
+        return [*findings_panel(shown), *self.build(shown)]
 
 
-TABS = (
+_BEFORE = (
     Tab("experiments", "Experiments", experiments.panels),
     Tab("compare", "Compare", compare.panels),
-    Tab("async-gradients", "AsyncGradients", gradients.panels, ("async_gradients",)),
-    Tab("sync-gradients", "SyncGradients", gradients.panels, ("sync_gradients",)),
-    Tab("sync-samples", "SyncSamples", samples.panels, ("sync_samples",)),
-    Tab("async-samples", "AsyncSamples", samples.panels, ("async_samples",)),
-    Tab("allreduce", "DecentralizedAllReduce", allreduce.panels, ("decentralized_allreduce",)),
+)
+_AFTER = (
     Tab("faults", "Faults", fault_tab.panels),
     Tab("learner", "Learner", learner.panels),
 )
 
 
-def tabs_of(runs: list[Run]) -> list[Tab]:
-    """Tabs that have runs to show."""
-    present = {run.trial.optimizer for run in runs}
-    return [tab for tab in TABS if not tab.optimizers or present & set(tab.optimizers)]
+def tabs_of(runs: Sequence[Run]) -> list[Tab]:
+    """All tabs: between those of all runs, one for each optimizer that has runs, by title."""
+    titles = {
+        run.trial.optimizer: run.trial.optimizer_tab.title for run in runs if run.trial.optimizer
+    }
+    own = [
+        Tab(name.replace("_", "-"), title, _build, name)
+        for name, title in sorted(titles.items(), key=lambda item: item[1])
+    ]
+    return [*_BEFORE, *own, *_AFTER]
+
+
+def _build(selection: Selection) -> list[Panel]:
+    run = selection.focused()
+    return optimizer_tab.panels(selection, run.trial.optimizer_tab) if run is not None else []

@@ -6,48 +6,40 @@ from typing import Any
 
 import numpy as np
 
+from polopt.dashboards.data.colors import PALETTE
+from polopt.dashboards.data.downsample import downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import named_lines, run_lines
-from polopt.dashboards.views.drawing import Panel, not_in_results
-from polopt.dashboards.views.shares import per_second
+from polopt.dashboards.views.drawing import Panel, new_figure, not_in_results
+from polopt.dashboards.views.faults import add_fault_marks
+from polopt.dashboards.views.shares import INTERVAL_S, per_second
+
+_PER_WORKER = "optimizer/workers/per_worker/"
 
 
-def worker_panels(selection: Selection, run: Run, key: str = "gradients_per_s") -> list[Panel]:
-    """Rates and idle shares of single workers, bytes and requests in flight.
+def num_workers(run: Run) -> int:
+    """Number of workers in the results; 1 with `num_workers=0`, 0 without results."""
+    names = run.trial.rows.names()
+    return sum(name.startswith(_PER_WORKER) and name.endswith("/index") for name in names)
 
-    Args:
-        selection: the axis.
-        run: the run.
-        key: rate of each worker in the results, `gradients_per_s` or `env_steps_per_s`.
-    """
-    rate = "gradients/s" if key == "gradients_per_s" else "env steps/s"
+
+def worker_panels(selection: Selection, run: Run) -> list[Panel]:
+    """Idle share and speed of each worker over time, bytes and requests in flight."""
+    speed = (
+        "workers-speed",
+        "Steps/s of each worker while it samples",
+        "Environment steps over the seconds in which it samples, so that a slow environment shows "
+        "also where all workers have the same rate because they wait for each other.",
+    )
+    idle = (
+        "workers-idle",
+        "Idle share of each worker",
+        "Time in which a worker waits for the driver or for others. One dark row in a light map is "
+        "the worker that the others wait for.",
+    )
     return [
-        per_worker(
-            (
-                "workers-rate",
-                f"Each worker's {rate}",
-                "One line far below the others is a slow worker or a slow environment.",
-            ),
-            selection,
-            run,
-            key,
-            rate,
-        ),
-        named_lines(
-            (
-                "workers-idle",
-                "Workers' idle share",
-                "Time in which workers wait for the driver or for each other.",
-            ),
-            selection,
-            run,
-            {
-                "most idle": ("optimizer/workers/idle_share/max", "#e4508f"),
-                "mean": ("optimizer/workers/idle_share/mean", "#2f7ed8"),
-                "least idle": ("optimizer/workers/idle_share/min", "#19a979"),
-            },
-            "idle share",
-        ),
+        per_worker(speed, selection, run, "env_steps_per_sampling_s", "steps/s", ",.3s"),
+        per_worker(idle, selection, run, "idle_share", "idle share", ".0%"),
         *_traffic(selection, run),
     ]
 
@@ -65,8 +57,8 @@ def _traffic(selection: Selection, run: Run) -> list[Panel]:
             selection,
             run,
             {
-                "greatest": ("optimizer/requests_in_flight/max", "#e8743b"),
-                "mean": ("optimizer/requests_in_flight/mean", "#2f7ed8"),
+                "greatest": ("optimizer/requests_in_flight/max", PALETTE[1]),
+                "mean": ("optimizer/requests_in_flight/mean", PALETTE[0]),
             },
             "requests",
         ),
@@ -77,7 +69,7 @@ def _traffic(selection: Selection, run: Run) -> list[Panel]:
                 "Weights, gradients and batches, per second of training time.",
             ),
             selection,
-            ["optimizer/num_bytes_sent"],
+            "optimizer/num_bytes_sent",
             "bytes/s",
             transform=_bytes_per_s,
             from_zero=True,
@@ -86,27 +78,54 @@ def _traffic(selection: Selection, run: Run) -> list[Panel]:
 
 
 def per_worker(
-    panel: tuple[str, str, str], selection: Selection, run: Run, key: str, y_title: str
+    panel: tuple[str, str, str], selection: Selection, run: Run, key: str, unit: str, form: str
 ) -> Panel:
-    """One line for each worker of one run."""
-    prefix = "optimizer/workers/per_worker/"
-    found = sorted(
-        (name for name in run.trial.rows.names() if name.startswith(prefix) and name.endswith(key)),
-        key=lambda name: int(name.split("/")[3]),
+    """A number of each worker of one run over time as a heat map; the title names the worker with
+    the smallest.
+
+    Args:
+        panel: key, title and help of the panel.
+        selection: the axis.
+        run: the run.
+        key: of `workers/per_worker` in the results.
+        unit: of the numbers.
+        form: of the numbers in d3's language, which Plotly takes.
+    """
+    x, interval_s = selection.x_of(run), run.trial.values(INTERVAL_S)
+    names = [f"{_PER_WORKER}{number}/{key}" for number in range(num_workers(run))]
+    columns = run.trial.rows.columns(names)
+    if x is None or interval_s is None or len(columns) != len(names) or not names:
+        return not_in_results(*panel, f"{_PER_WORKER}<worker>/{key}")
+    indices = [int(run.trial.last(f"{_PER_WORKER}{n}/index")) for n in range(len(names))]
+    if indices == [0]:
+        return Panel(*panel, missing="This run samples in the driver (num_workers=0)")
+    values = np.stack(list(columns.values()), axis=1)
+    at, means = downsample_rows(x, values, interval_s)
+    figure = new_figure(selection.x_title, "")
+    labels = [f"worker {index}" for index in indices]
+    figure.add_heatmap(
+        x=at,
+        y=labels,
+        z=means.T,
+        colorscale="Cividis",
+        zmin=0.0,
+        zmax=1.0 if "%" in form else None,
+        colorbar={"title": {"text": unit}, "thickness": 12, "tickformat": form},
+        hovertemplate=f"%{{x:,.6~g}}: %{{y}}: %{{z:{form}}}<extra></extra>",
     )
-    if not found:
-        return not_in_results(*panel, f"{prefix}<worker>/{key}")
-    palette = ("#2f7ed8", "#e8743b", "#19a979", "#b45ad6", "#d9a514", "#e4508f", "#13a4b4")
-    lines = {
-        f"worker {_index_of(run, name, number)}": (name, palette[number % len(palette)])
-        for number, name in enumerate(found)
-    }
-    return named_lines(panel, selection, run, lines, y_title)
-
-
-def _index_of(run: Run, name: str, number: int) -> int:
-    index = run.trial.last(f"{name.rsplit('/', 1)[0]}/index")
-    return int(index) if np.isfinite(index) else number + 1
+    figure.update_yaxes(autorange="reversed", dtick=max(1, len(labels) // 12))
+    add_fault_marks(figure, selection, [run])
+    late = np.nan_to_num(values[len(values) // 3 :])
+    medians = np.median(late, axis=0)
+    least = int(np.argmin(medians))
+    others = float(np.median(np.delete(medians, least))) if len(labels) > 1 else np.nan
+    least_text, others_text = (
+        f"{value:.0%}" if "%" in form else f"{value:,.0f}" for value in (medians[least], others)
+    )
+    title = f"{panel[1]}: least {least_text}, {labels[least]}"
+    if len(labels) > 1:
+        title += f"; median of the others {others_text}"
+    return Panel(panel[0], title, panel[2], figure=figure, run=run.label)
 
 
 def _bytes_per_s(run: Run, sent: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ per operation is several times that of the arithmetic.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,8 @@ class NumpyMLP:
     """Computes the outputs and the gradients of an `MLPNetwork`.
 
     Args:
-        network: on the CPU; its parameters have a `.grad` (`FlatParameters` creates them).
+        network: on the CPU. For `backward`, its parameters have a `.grad` (`FlatParameters` creates
+            them, except for copies of another segment, which only act).
     """
 
     def __init__(self, network: MLPNetwork) -> None:
@@ -39,9 +41,9 @@ class NumpyMLP:
         self._value = _Layers([*value[own], network.value_head], relu)
         self._log_std: np.ndarray | None = None
         if network.log_std is not None:
-            assert network.log_std.grad is not None
             self._log_std = network.log_std.detach().numpy()
-            self._log_std_grad = network.log_std.grad.numpy()
+            if network.log_std.grad is not None:
+                self._log_std_grad = network.log_std.grad.numpy()
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` of observations `[N, ...]`."""
@@ -157,4 +159,6 @@ def _linears(trunk: nn.Sequential) -> list[nn.Linear]:
 
 
 def _flat(obs: np.ndarray) -> np.ndarray:
-    return obs.reshape(len(obs), -1).astype(np.float32, copy=False)
+    if obs.ndim != 2:
+        obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 does not work for zero rows
+    return obs.astype(np.float32, copy=False)

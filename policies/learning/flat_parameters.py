@@ -1,17 +1,31 @@
-"""`FlatParameters`: one tensor of all parameters of a module, another of all gradients."""
+"""`FlatParameters`: one tensor of all parameters of a policy, another of their gradients."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 
+class Segment(NamedTuple):
+    """A named part of a policy's flat tensor: the parameters of one module.
+
+    Attributes:
+        module: its parameters are float32.
+        copy_of: name of the segment that this one is a copy of, as a target network is; it has no
+            gradient and no torch optimizer. None: it has its own torch optimizer.
+    """
+
+    module: nn.Module
+    copy_of: str | None = None
+
+
 class FlatParameters:
-    """Moves a module's parameters into one flat vector, and its gradients into another.
+    """Moves the parameters of modules into one flat vector, and their gradients into another.
 
     Each parameter becomes a view of `params`, and its `.grad` a view of `grads`, so that getting,
     setting, sending, clipping, all-reducing and updating each operate on one tensor.
@@ -20,33 +34,44 @@ class FlatParameters:
     learners in the same all-reduce (row counts, learner statistics).
 
     Args:
-        module: its parameters are float32 and on one device.
+        segments: modules on one device, by name.
         tail: number of additional elements.
 
     Attributes:
-        params: `[P]`, an `nn.Parameter`.
-        grads: `[P]` view of `buffer`.
+        params: `[P]`, an `nn.Parameter`: the segments with a gradient, then the copies.
+        grads: `[G]` view of `buffer`, of the first G parameters; P without copies.
         tail: `[tail]` view of `buffer`.
-        buffer: `[P + tail]`.
+        buffer: `[G + tail]`.
+        segments: where each segment is in `params`.
+        trained: those of them that have a gradient.
     """
 
-    def __init__(self, module: nn.Module, tail: int = 0) -> None:
-        parameters = list(module.parameters())
-        size = sum(p.numel() for p in parameters)
-        flat = torch.empty(size, dtype=torch.float32, device=parameters[0].device)
-        self.buffer = torch.zeros(size + tail, dtype=torch.float32, device=flat.device)
-        offset = 0
-        for parameter in parameters:
-            end = offset + parameter.numel()
-            flat[offset:end].copy_(parameter.data.reshape(-1))
-            parameter.data = flat[offset:end].view_as(parameter)
-            parameter.grad = self.buffer[offset:end].view_as(parameter)
-            offset = end
+    def __init__(self, segments: Mapping[str, Segment], tail: int = 0) -> None:
+        self._copies = {n: s.copy_of for n, s in segments.items() if s.copy_of is not None}
+        self.trained = _places(segments, [n for n in segments if n not in self._copies], 0)
+        size = max(part.stop for part in self.trained.values())
+        self.segments = {**self.trained, **_places(segments, self._copies, size)}
+        total = max(part.stop for part in self.segments.values())
+        device = next(next(iter(segments.values())).module.parameters()).device
+        flat = torch.empty(total, dtype=torch.float32, device=device)
+        self.buffer = torch.zeros(size + tail, dtype=torch.float32, device=device)
+        for name, part in self.segments.items():
+            offset = part.start
+            for parameter in segments[name].module.parameters():
+                end = offset + parameter.numel()
+                flat[offset:end].copy_(parameter.data.reshape(-1))
+                parameter.data = flat[offset:end].view_as(parameter)
+                if name in self._copies:
+                    parameter.requires_grad_(False)
+                else:
+                    parameter.grad = self.buffer[offset:end].view_as(parameter)
+                offset = end
         self.params = nn.Parameter(flat)
         self.grads: Tensor = self.buffer[:size]
-        self.params.grad = self.grads
+        if size == total:
+            self.params.grad = self.grads
         # torch's cost per operation would exceed that of the arithmetic on so few numbers.
-        on_cpu = flat.device.type == "cpu"
+        on_cpu = device.type == "cpu"
         self._params: Any = flat.numpy() if on_cpu else flat
         self._all: Any = self.buffer.numpy() if on_cpu else self.buffer
         self._grads: Any = self._all[:size]
@@ -57,7 +82,7 @@ class FlatParameters:
         return _copied(self._params)
 
     def get_grads(self) -> np.ndarray:
-        """A copy of the gradient, `[P]`."""
+        """A copy of the gradient, `[G]`."""
         return _copied(self._grads)
 
     def set_params(self, array: np.ndarray) -> None:
@@ -73,8 +98,38 @@ class FlatParameters:
             )
         _copy_into(self._params, array)
 
+    def refresh_copies(self) -> None:
+        """Makes each copy equal to the segment that it is a copy of."""
+        for name, source in self._copies.items():
+            self._params[self.segments[name]] = self._params[self.segments[source]]
+
+    def get_state(self) -> dict[str, Any]:
+        """`params` on the CPU and `[start, end]` of each segment, for checkpoints."""
+        places = {name: [part.start, part.stop] for name, part in self.segments.items()}
+        return {"params": self.params.detach().cpu().clone(), "segments": places}
+
+    def params_of(self, state: Mapping[str, Any]) -> np.ndarray:
+        """The parameters `[P]` that a state from `get_state` holds. Segments that only the state
+        has are left out; a copy that it lacks is taken from the segment that it is a copy of.
+
+        Raises:
+            ValueError: if a segment is missing or has another size.
+        """
+        saved = state["params"].numpy()
+        found = {name: saved[start:end] for name, (start, end) in state["segments"].items()}
+        result = np.empty(len(self.params), dtype=np.float32)
+        for name, part in self.segments.items():
+            given = found.get(name, found.get(self._copies.get(name, name)))
+            if given is None or len(given) != part.stop - part.start:
+                raise ValueError(
+                    f"the state must have {part.stop - part.start} parameters of segment {name!r}; "
+                    f"got {0 if given is None else len(given)}: it belongs to another network"
+                )
+            result[part] = given
+        return result
+
     def set_grads(self, array: np.ndarray) -> None:
-        """Copies `array`, `[P]`, into the gradient."""
+        """Copies `array`, `[G]`, into the gradient."""
         _copy_into(self._grads, array)
 
     def zero_grads(self) -> None:
@@ -100,6 +155,16 @@ class FlatParameters:
         """A copy of the tail, `[tail]`."""
         tail: list[float] = self._tail.tolist()
         return tail
+
+
+def _places(segments: Mapping[str, Segment], names: Iterable[str], offset: int) -> dict[str, slice]:
+    """Consecutive places in a flat vector, from `offset` on."""
+    places = {}
+    for name in names:
+        end = offset + sum(p.numel() for p in segments[name].module.parameters())
+        places[name] = slice(offset, end)
+        offset = end
+    return places
 
 
 def _copied(numbers: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Rows, standardised advantages, and minibatches of a batch."""
+"""Valid rows and minibatches of a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.learning.reducer import Reducer
 
 
 def valid_rows(batch: SampleBatch, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
@@ -20,35 +19,13 @@ def valid_rows(batch: SampleBatch, names: Iterable[str], device: torch.device) -
     else:
         rows = np.flatnonzero(valid)
         arrays = {name: batch.flat(name)[rows] for name in names}
+    return {name: as_tensor(array, device) for name, array in arrays.items()}
+
+
+def as_tensor(array: np.ndarray, device: torch.device | None = None) -> Tensor:
+    """A tensor of the array, of its memory where possible."""
     # Arrays from Ray's object store are read-only, which torch does not support.
-    owned = {name: a if a.flags.writeable else a.copy() for name, a in arrays.items()}
-    return {name: torch.as_tensor(a, device=device) for name, a in owned.items()}
-
-
-def standardized(advantages: Tensor, reducer: Reducer) -> Tensor:
-    """`[B]` with mean 0 and standard deviation 1 over the rows of all learners.
-
-    Two passes in float64, because the difference of large sums would lose digits where learners
-    have different means.
-    """
-    values = advantages.double()
-    moments = torch.stack(
-        [torch.tensor(float(len(values)), dtype=torch.float64), values.sum().cpu()]
-    )
-    reducer.sum_(moments)
-    count, mean = float(moments[0]), float(moments[1] / moments[0].clamp(min=1.0))
-    squares = (values - mean).square().sum().cpu().reshape(1)
-    reducer.sum_(squares)
-    std = (float(squares[0]) / max(count, 1.0)) ** 0.5
-    return ((values - mean) / max(std, 1e-8)).float()
-
-
-def explained_variance(batch: SampleBatch) -> float:
-    """`1 - Var(targets - values) / Var(targets)` over valid rows; 0 if the targets are constant."""
-    valid = batch["valid"]
-    targets, values = batch["value_targets"][valid], batch["values"][valid]
-    variance = float(targets.var()) if len(targets) else 0.0
-    return 1.0 - float((targets - values).var()) / variance if variance > 0.0 else 0.0
+    return torch.as_tensor(array if array.flags.writeable else array.copy(), device=device)
 
 
 def num_minibatches(rows: int, world_size: int, minibatch_size: int) -> int:
@@ -74,3 +51,15 @@ def shuffled(
     pieces = [column[order].tensor_split(cuts) for column in rows.values()]
     for part in zip(*pieces, strict=True):
         yield dict(zip(rows, part, strict=True))
+
+
+def shuffled_columns(
+    batch: SampleBatch, parts: int, rng: np.random.Generator
+) -> Iterator[SampleBatch]:
+    """The columns of a batch in random order, in `parts` batches `[T, n]` of nearly equal width.
+    Some have no column where there are more parts than columns."""
+    if parts == 1:
+        yield batch
+        return
+    for columns in np.array_split(rng.permutation(batch.shape[1]), parts):
+        yield batch.select(columns)

@@ -18,7 +18,8 @@ _MAX_NORM = 1e18
 class WeightUpdater:
     """Applies the gradient in `flat.grads` to `flat.params`.
 
-    Clips it by global norm, then makes one step of the `torch.optim` algorithm of the config.
+    Clips it by global norm, then makes one step of the `torch.optim` algorithm of the config. Each
+    trained segment has its own optimizer.
 
     Args:
         flat: parameters and gradient.
@@ -30,9 +31,11 @@ class WeightUpdater:
 
     def __init__(self, flat: FlatParameters, config: PolicyConfig) -> None:
         self._flat = flat
-        self._optimizer: TorchOptimizer = TORCH_OPTIMIZERS[config.torch_optimizer](
-            flat.params, flat.grads
-        )
+        self._name = config.torch_optimizer
+        self._optimizers: dict[str, TorchOptimizer] = {
+            name: TORCH_OPTIMIZERS[self._name](flat.params[part], flat.grads[part])
+            for name, part in flat.trained.items()
+        }
         self.skipped = 0
         self.configure(config)
 
@@ -62,23 +65,27 @@ class WeightUpdater:
             return False, {"default_optimizer_learning_rate": lr}
         if clip is not None and norm > clip:
             self._flat.scale(clip / norm)
-        self._optimizer.step(lr, self._config)
+        for optimizer in self._optimizers.values():
+            optimizer.step(lr, self._config)
         return True, {"grad_norm": norm, "default_optimizer_learning_rate": lr}
 
     def get_state(self) -> dict[str, Any]:
-        """State of the algorithm under its name, as in `{"adam": {"step": ..., ...}}`."""
-        return {self._optimizer.name: self._optimizer.get_state()}
+        """States by algorithm and segment, as in `{"adam": {"network": {"step": ..., ...}}}`."""
+        states = {name: optimizer.get_state() for name, optimizer in self._optimizers.items()}
+        return {self._name: states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Copies a state from `get_state`; ignores other keys of `state`.
+        """Copies a state from `get_state`; ignores other keys of `state`. A segment that the state
+        lacks begins without moments.
 
         Raises:
             ValueError: if it is of another algorithm, or of a different number of parameters.
         """
-        name = self._optimizer.name
-        if name not in state:
+        if self._name not in state:
             found = [other for other in TORCH_OPTIMIZERS if other in state]
             raise ValueError(
-                f"the state must be of torch_optimizer {name!r}; got {', '.join(found) or 'none'}"
+                f"the state must be of torch_optimizer {self._name!r}; "
+                f"got {', '.join(found) or 'none'}"
             )
-        self._optimizer.set_state(state[name])
+        for name, optimizer in self._optimizers.items():
+            optimizer.set_state(state[self._name].get(name, {}))

@@ -69,24 +69,6 @@ class ActorCriticNetwork(nn.Module, ABC):
         values: Tensor = self.value_head(self.value_trunk(self.prepare(obs)))
         return values[:, 0]
 
-    def describe(self) -> str:
-        """The layers and their sizes on one line, for checkpoints."""
-        return " ".join(str(self).split())
-
-    def check_description(self, description: str) -> None:
-        """Checks that `description` is of a network with the same layers.
-
-        Class names are not compared, so that they may change.
-
-        Raises:
-            ValueError: if the layers differ.
-        """
-        if description.partition("(")[2] != self.describe().partition("(")[2]:
-            raise ValueError(
-                f"the state must be of network {self.describe()}; got {description}: it belongs to "
-                "another network"
-            )
-
     def _with_log_std(self, head: Tensor) -> Tensor:
         if self.log_std is None:
             return head

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from polopt.policies.networks.base import ActorCriticNetwork
@@ -34,4 +36,5 @@ class MLPNetwork(ActorCriticNetwork):
 
     def prepare(self, obs: Tensor) -> Tensor:
         """`[B, D]` float32."""
-        return obs.reshape(len(obs), -1).float()
+        # -1 does not work for zero rows.
+        return obs.reshape(len(obs), math.prod(obs.shape[1:])).float()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -13,15 +13,54 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.config import CollectingConfig, CollectorConfig
-from polopt.rollouts.collectors.fragment_source import FragmentSource
 from polopt.rollouts.collectors.frame_budget import FrameBudget
-from polopt.rollouts.collectors.gatherer import Gatherer
 from polopt.rollouts.collectors.state import load_collector_state, seed_workers, take_weights
 from polopt.rollouts.collectors.trajectories import pad_trajectories, split_trajectories
 from polopt.rollouts.collectors.weight_sync import WeightSync
 from polopt.rollouts.collectors.worker_factory import WorkerFactory
+from polopt.rollouts.sampling.sample_request import SampleRequest
+from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply, Work
 from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.set_up import call_each
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
+
+
+class Fragment(NamedTuple):
+    """One collector's part of a batch, or all of it.
+
+    Attributes:
+        batch: samples, postprocessed by the policy and by the user's `postproc`.
+        frames: environment steps in it, counted before `postproc`, which may drop or add rows.
+    """
+
+    batch: SampleBatch
+    frames: int
+
+
+def collect(worker: RolloutWorker, weights: Weights | None, request: SampleRequest) -> Fragment:
+    """Runs in a collector: takes over weights, samples a fragment, and applies `postproc`."""
+    worker.set_weights(weights)
+    batch = worker.sample(request)
+    frames, postproc = batch.env_steps, worker.config.postproc
+    if postproc is not None:
+        batch = postproc(batch)
+        if not isinstance(batch, SampleBatch):
+            raise TypeError(f"postproc must return a SampleBatch; got {type(batch).__name__}")
+    return Fragment(batch, frames)
+
+
+class Requested(NamedTuple):
+    """Tag of a pending fragment.
+
+    Attributes:
+        steps: T.
+        frames: environment steps in it, without rows lost to resets or an early stop.
+    """
+
+    steps: int
+    frames: int
 
 
 class Collector:
@@ -59,32 +98,36 @@ class Collector:
         self._set_up(self._factory.make_workers(), config)
 
     @classmethod
-    def over(cls, workers: WorkerSet, **options: Any) -> Collector:
+    def over(
+        cls, workers: WorkerSet, count: Callable[[Reply], None] | None = None, **options: Any
+    ) -> Collector:
         """A collector over existing workers, which it does not stop.
 
         Args:
             workers: the workers; without remote ones the local one samples, in this process.
+            count: gets each reply that becomes part of a batch; see `Calls`.
             options: see `CollectingConfig`.
         """
         self = cls.__new__(cls)
         self._factory, self._started_ray = None, False
-        self._set_up(workers, CollectingConfig.parse(options, "Collector"))
+        self._set_up(workers, CollectingConfig.parse(options, "Collector"), count)
         return self
 
-    def _set_up(self, workers: WorkerSet, config: CollectingConfig) -> None:
+    def _set_up(
+        self,
+        workers: WorkerSet,
+        config: CollectingConfig,
+        count: Callable[[Reply], None] | None = None,
+    ) -> None:
         self.config = config
         self.workers = workers
         self.weight_sync = WeightSync(workers, config)
         self._budget = FrameBudget(config, workers)
-        self.gatherer = Gatherer(
-            workers,
-            self._budget.request,
-            self.weight_sync.weights_for,
-            stragglers=Stragglers(config.fraction_workers, config.fraction_samples),
-        )
-        self._fragments = FragmentSource(
-            workers, config, self._budget, self.weight_sync, self.gatherer
-        )
+        self._stragglers = Stragglers(config.fraction_workers, config.fraction_samples)
+        self._ahead = False  # the current batch has not been returned yet
+        self._keep_steps: int | None = None
+        self._waits = False  # for the fragments of a batch
+        self.calls = Calls(workers, "Collector", count=count, weights_for=self._weights_for)
         self._turn = threading.Lock()
 
     # ---- iteration ------------------------------------------------------------------------------
@@ -112,14 +155,133 @@ class Collector:
 
     def _next(self) -> SampleBatch | list[SampleBatch]:
         config = self.config
-        fragments = self._fragments.next_batch()
+        self._request(ahead=False)
+        self._waits = True
+        self._stop_early()
+        fragments = self._all() if config.sync else [self._first()]
+        self._waits = False
+        self._budget.num_frames += sum(fragment.frames for fragment in fragments)
+        if not config.update_after_each_batch:
+            self._request(ahead=True)
+        if not config.sync:
+            self._renew_old()
         batch = SampleBatch.concat([fragment.batch for fragment in fragments])
-        self.weight_sync.handed += 1
+        self.weight_sync.num_batches += 1
         batch.device = config.storing_device
         if not config.split_trajs:
             return batch
         parts = split_trajectories(batch)
         return parts if config.split_trajs == "list" else pad_trajectories(parts)
+
+    # ---- fragments ------------------------------------------------------------------------------
+
+    def _request(self, ahead: bool) -> None:
+        """Requests a fragment of every idle worker, as far as frames are wanted.
+
+        Args:
+            ahead: the current batch has not been returned yet.
+        """
+        self._ahead = ahead
+        if self.config.sync:
+            if not self.calls.idle or self._budget.spent():
+                return  # a batch is pending, or none is needed
+            self._budget.begin_fragments(0)
+            for worker in self.workers.remote or self._here(ahead):
+                self._send(worker)
+            return
+        for worker in self.workers.remote or self._here(ahead):
+            expected = self._expected_frames()
+            if self._budget.spent(expected):
+                return
+            if self._is_idle(worker):
+                self._budget.begin_fragments(expected)
+                self._send(worker)
+
+    def _here(self, ahead: bool) -> list[WorkerHandle]:
+        """The local worker, where there is no remote one; it does not sample ahead."""
+        if ahead:
+            return []
+        if not self.workers.local.has_environments:
+            raise RuntimeError("there are no collectors left; add some with add_collectors")
+        return [self.workers.here]
+
+    def _send(self, worker: WorkerHandle) -> None:
+        request = self._budget.request(worker.index)
+        steps = request.steps or self.workers.config.rollout.rollout_fragment_length
+        requested = Requested(steps, steps * self.workers.num_envs_of(worker.index))
+        self.calls.send(worker, collect, WEIGHTS, request, tag=requested)
+
+    def _weights_for(self, worker: WorkerHandle) -> Any:
+        """What replaces `WEIGHTS` when a fragment is requested of a worker that is up."""
+        return self.weight_sync.weights_for(worker, self._ahead) if worker.index else None
+
+    def _is_idle(self, worker: WorkerHandle) -> bool:
+        """Whether no fragment of this worker is pending or kept."""
+        kept = any(reply.worker.index == worker.index for reply in self.calls.kept)
+        return not kept and not self.calls.num_work_of(worker)
+
+    def _expected_frames(self) -> int:
+        """Frames in fragments that are kept or pending."""
+        kept = sum(reply.value.frames for reply in self.calls.kept)
+        return kept + sum(work.tag.frames for work in self.calls.pending_work())
+
+    def _all(self) -> list[Fragment]:
+        """A fragment of every worker, in order of index."""
+
+        def steps(work: Work) -> int:
+            requested: Requested = work.tag
+            return requested.steps
+
+        return [reply.value for reply in self.calls.all(self._stragglers, steps)]
+
+    def _first(self) -> Fragment:
+        """The first fragment that arrives. Fragments from before the last
+        `update_policy_weights_` come before newer ones: once a newer one has arrived, they are
+        stopped early."""
+        calls, is_old = self.calls, self.weight_sync.is_before_update
+        while True:
+            first = next((reply for reply in calls.kept if is_old(reply.worker.index)), None)
+            if first is None and calls.kept:
+                overtaken = [call for call in calls.pending() if is_old(call.worker.index)]
+                if not overtaken:
+                    first = calls.kept[0]
+                calls.stop_early(overtaken, 1)
+            if first is None:
+                calls.receive()
+                continue
+            calls.take(first)
+            if self.weight_sync.may_return(first.worker.index):
+                fragment: Fragment = first.value
+                return fragment
+            self._request(ahead=False)  # of a worker that was still starting: made again
+
+    def _renew_old(self) -> None:
+        """Stops fragments early that would continue on weights that are too old
+        (`max_weight_update_interval`), and waits for them."""
+        calls = self.calls
+        old = self.weight_sync.too_old(call.worker for call in calls.pending())
+        calls.stop_early([call for call in calls.pending() if call.worker in old], 1)
+        while any(calls.num_calls_of(worker) for worker in old):
+            calls.receive()
+
+    def stop_batch_early(self, keep_steps: int | None) -> None:
+        """Ends the fragments of the batch that is being collected early, or of the next one. Those
+        that are pending for later batches are not ended. Any thread may call this.
+
+        Args:
+            keep_steps: least number of steps of each fragment; None: ends no more.
+        """
+        self._keep_steps = keep_steps
+        if self._waits:
+            self._stop_early()
+
+    def _stop_early(self) -> None:
+        """Ends the fragments that the current batch waits for: in asynchronous collection one, the
+        oldest."""
+        if self._keep_steps is None or (self.calls.kept and not self.config.sync):
+            return
+        pending = self.calls.pending()
+        self.calls.stop_early(pending if self.config.sync else pending[:1], self._keep_steps)
 
     @property
     def num_frames(self) -> int:
@@ -129,7 +291,7 @@ class Collector:
     @property
     def num_batches(self) -> int:
         """Number of batches returned so far."""
-        return self.weight_sync.handed
+        return self.weight_sync.num_batches
 
     # ---- weights and collectors -----------------------------------------------------------------
 
@@ -207,13 +369,12 @@ class Collector:
         Returns:
             the next seed of the sequence.
         """
-        self.gatherer.discard()
+        self.calls.discard()
         return seed_workers(self.workers, seed, static_seed)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Waits for pending fragments, and keeps them for the next batches."""
-        while len(self.gatherer.in_flight):
-            self.gatherer.receive()
+        self.calls.drain()
 
     # ---- state and end --------------------------------------------------------------------------
 
@@ -224,8 +385,9 @@ class Collector:
         Holds tensors, arrays, numbers, strings, and lists and dicts of those. Waits for pending
         fragments; they are kept for the next batches, and are not in the state.
         """
-        self.settle()
-        states = self.workers.call_all("get_state", False)
+        self.drain()
+        indices = [worker.index for worker in self.workers.remote]
+        states = call_each(self.workers, "get_state", dict.fromkeys(indices, (False,)))
         states[0] = self.workers.local.get_state(with_policy=False)
         return {
             "num_frames": self.num_frames,
@@ -236,17 +398,17 @@ class Collector:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned; pending fragments are dropped."""
-        self.gatherer.discard()
+        self.calls.discard()
         self._budget.num_frames = int(state["num_frames"])
-        self.weight_sync.handed = int(state["num_batches"])
+        self.weight_sync.num_batches = int(state["num_batches"])
         load_collector_state(self.workers, state)
         self.weight_sync.take_snapshot()
 
     def shutdown(self) -> None:
         """Stops the collectors, and Ray if this Collector started it. Workers that this Collector
         did not make finish their fragment and continue to run."""
-        self.gatherer.interrupt()
-        self.gatherer.in_flight.clear()
+        self.calls.interrupt()
+        self.calls.clear()
         if self._factory is None:
             return
         self.workers.stop()

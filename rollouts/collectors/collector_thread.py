@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.gatherer import CollectionInterrupted
+from polopt.rollouts.workers.calls import CallsInterrupted
 
 #: Time for workers to end their current step after `stop`.
 STOP_GRACE_S = 1.0
@@ -59,7 +59,7 @@ class CollectorThread:
                 self.queue.put(batch)
                 if self._stopping.is_set():
                     return
-        except CollectionInterrupted:
+        except CallsInterrupted:
             return
         except BaseException as error:  # raised again in the consumer's thread
             self._error = error
@@ -120,13 +120,13 @@ class CollectorThread:
         they hang or are still starting, are killed. Other threads may use the collector afterwards.
         """
         self._stopping.set()
-        gatherer = self.collector.gatherer
+        calls = self.collector.calls
         if self._thread.is_alive():
-            gatherer.interrupt()
+            calls.interrupt()
             self._empty()
             self._thread.join(STOP_GRACE_S)
             if self._thread.is_alive():
-                gatherer.kill_busy()
+                calls.kill_busy()
                 self._empty()
                 self._thread.join(STOP_GRACE_S)
         self._empty()
@@ -134,7 +134,7 @@ class CollectorThread:
         self._ended.set()
         self._wake()
         if not self._thread.is_alive():
-            gatherer.interrupted = False
+            calls.interrupted = False
             self.collector.weight_sync.by_consumer = False
 
     def _empty(self) -> None:

@@ -9,7 +9,7 @@ import pydantic
 import torch
 
 from polopt.common.config import Config
-from polopt.rollouts.sampling.requests import Exploration
+from polopt.rollouts.sampling.sample_request import Exploration
 
 
 def _known_device(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polopt.rollouts.collectors.config import CollectingConfig
-from polopt.rollouts.sampling.requests import SampleRequest, next_number
+from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -33,7 +33,7 @@ class FrameBudget:
         synchronous batch are sampled alike, those of replaced workers included.
 
         Args:
-            expected: frames in fragments that are pending or landed.
+            expected: frames in fragments that are pending or kept.
         """
         self._uniform = self.num_frames + expected < self._config.init_random_frames
 
@@ -42,11 +42,10 @@ class FrameBudget:
         config = self._config
         frames, steps = None, None
         if config.frames_per_batch:
-            sharers = max(1, len(self._workers.remote)) if config.sync else 1
-            frames = -(-config.frames_per_batch // sharers)
+            num_collectors = max(1, len(self._workers.remote)) if config.sync else 1
+            frames = -(-config.frames_per_batch // num_collectors)
             steps = -(-frames // self._workers.num_envs_of(index))
         return SampleRequest(
-            number=next_number(),
             steps=steps,
             frames=frames,
             exploration=config.exploration_type,

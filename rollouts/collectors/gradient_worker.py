@@ -13,12 +13,16 @@ import torch
 from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
-from polopt.policies.learning.sgd import reduce_gradient
+from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.policy import reduce_gradient
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.worker_factory import resolve_policy
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.sampling.requests import RoundInfo, SampleRequest
+from polopt.rollouts.workers.calls import Reply
+from polopt.rollouts.workers.counts import CallRecord, Counts
+from polopt.rollouts.workers.rank import TimedReducer
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.set_up import begin_restored_run, update_algorithm_parameter
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -31,36 +35,41 @@ COLLECTING: dict[str, dict[str, Any]] = {
 
 
 class GradientWorker(RolloutWorker):
-    """Computes gradients from what its Collector collects: with environments in its own process,
-    or with `num_workers_below` remote rollout workers, which receive the same weights.
+    """A worker whose `next_batch` is what its Collector collects: with environments in its own
+    process, or with `num_workers_below` remote rollout workers, which receive the same weights. It
+    adds what their replies count to its own.
 
-    Optimizers call the methods of `RolloutWorker`. The other methods are PyTorchRL's, for programs
-    that call gradient workers directly.
+    Strategies use it as any `RolloutWorker`. The methods from `get_data` on are PyTorchRL's, for
+    programs that call gradient workers directly.
 
     Args:
         config: `config.rollout` has the number of workers below, and how they collect.
         index: as for a rollout worker.
 
     Attributes:
-        below: this worker as the local one, and the remote workers below it.
-        collector: collects with `below`.
+        workers: this worker as the local one, and the remote workers below it.
+        collector: collects with `workers`.
     """
 
     def __init__(self, config: WorkerConfig, index: int) -> None:
         super().__init__(config, index)
-        self.below = WorkerSet(self._config_below(), local=self)
+        self.workers = WorkerSet(self._config_below(), local=self)
         self._begin_collecting()
 
     def _begin_collecting(self) -> None:
         rollout = self.config.rollout
         self.collector = Collector.over(
-            self.below,
+            self.workers,
+            self._count,
             fraction_workers=rollout.fraction_workers_below,
             fraction_samples=rollout.fraction_samples_below,
             **COLLECTING[rollout.collection],
         )
-        self._round: int | None = None
         self._restarts = 0
+
+    def _count(self, reply: Reply) -> None:
+        """Counts a reply of a worker below as this worker's own."""
+        self.record.add(reply.counts)
 
     def _config_below(self) -> WorkerConfig:
         config = self.config
@@ -74,134 +83,125 @@ class GradientWorker(RolloutWorker):
                 "min_workers": None,  # concerns the gradient workers
                 "worker_timeout_s": rollout.worker_timeout_s / 2.0,
                 "worker_startup_timeout_s": rollout.worker_startup_timeout_s / 2.0,
+                "num_gpus_per_worker": 0.0,  # this worker learns, those below only act
             }
         )
         # Other random numbers than workers below another gradient worker, or below a predecessor.
         stream = np.random.SeedSequence(config.seed, spawn_key=(self.index, config.restart_count))
         seed = int(stream.generate_state(1)[0]) >> 1
-        return dataclasses.replace(config, rollout=below, seed=seed)
+        return dataclasses.replace(config, rollout=below, seed=seed, device="cpu")
 
-    # ---- what optimizers call -------------------------------------------------------------------
-
-    def _next_batch(
-        self, weights: Weights | None = None, request: SampleRequest | None = None
-    ) -> SampleBatch:
-        """The next batch of its collector. With synchronous collection, `weights` sample it.
-
-        Args:
-            weights: set first; None: the worker's own.
-            request: its number identifies the batch in `stop_early`.
-        """
-        if weights is not None:
-            self.set_weights(weights)
-        self._round = None if request is None else request.number
-        try:
+    def next_batch(self) -> SampleBatch:
+        """The next batch of its collector. With synchronous collection, this worker's weights
+        sample it."""
+        with self.phase("sample"):
             batch: SampleBatch = next(self.collector)
-        finally:
-            self._round = None
+        before, self._restarts = self._restarts, self.workers.faults.num_restarts
+        self.record.restarts_below += self._restarts - before
         return batch
 
-    def stop_early(self, number: int, keep_steps: int) -> None:
-        """Ends all fragments of the batch of request `number` once they have `keep_steps` steps.
-        Runs in a concurrency group of its own, beside the call that collects."""
-        if self.below.remote and number != self._round:
-            return
-        if self.below.remote:
-            self.collector.gatherer.stop_all(keep_steps)
-        else:
-            super().stop_early(number, keep_steps)
+    def _stop_fragments(self, keep_steps: int | None) -> None:
+        super()._stop_fragments(keep_steps)
+        self.collector.stop_batch_early(keep_steps)
 
-    def _round_info(self, batch: SampleBatch, started_s: float) -> RoundInfo:
-        before, self._restarts = self._restarts, self.below.faults.num_restarts
-        info = super()._round_info(batch, started_s)
-        return info._replace(restarts_below=self._restarts - before)
-
-    def set_weights(self, weights: Weights) -> None:
+    def set_weights(self, weights: Weights | None) -> None:
         """Sets weights here, and in the workers below before their next fragments."""
-        self.policy.set_weights(weights)
-        self._pass_on()
+        super().set_weights(weights)
+        if weights is not None:
+            self._pass_on()
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._pass_on()
 
     def _pass_on(self) -> None:
-        if not self.below.remote:
-            return
-        snapshot = self.below.snapshots.last
-        if snapshot is None or self.policy.version <= snapshot.version:
-            # Other weights may have had this version, before a restore.
-            self.below.snapshots.clear()
-        self.collector.weight_sync.take_snapshot()
+        # Other weights may have had this version, before a restore.
+        if self.workers.remote:
+            self.workers.snapshots.take(force=True)
+            self.collector.weight_sync.take_snapshot()
 
     def begin_restored_run(self, restore_count: int) -> None:
         """As in `RolloutWorker`, also for the workers below. Drops their pending fragments."""
-        self.collector.gatherer.discard()
+        self.collector.calls.discard()
         super().begin_restored_run(restore_count)
-        self.below.begin_restored_run(restore_count)
+        begin_restored_run(self.workers, restore_count)
+
+    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+        """Changes an option of the policy here, in its torch optimizer, and in all workers below.
+        Returns once all have applied it."""
+        super().update_algorithm_parameter(name, value)
+        self.collector.drain()
+        update_algorithm_parameter(self.workers, name, value)
 
     def reconfigure(self, config: WorkerConfig, index: int) -> None:
         """Becomes the worker that `config` describes, in the same process; workers below too."""
-        below = self.below
+        workers = self.workers
         self.collector.shutdown()
         super().stop()
         RolloutWorker.__init__(self, config, index)
-        if not below.reconfigure(self._config_below()):
-            below.stop()
-            below = WorkerSet(self._config_below(), local=self)
-        self.below = below
+        if not workers.reconfigure(self._config_below()):
+            workers.stop()
+            workers = WorkerSet(self._config_below(), local=self)
+        self.workers = workers
         self._begin_collecting()
 
     def stop(self) -> None:
-        """Stops the workers below, closes environments and leaves its group."""
+        """Stops the workers below, and closes environments and connections."""
         self.collector.shutdown()
-        self.below.stop()
+        self.workers.stop()
         super().stop()
 
     # ---- PyTorchRL's ----------------------------------------------------------------------------
 
     def get_data(self) -> SampleBatch:
         """The next batch of its collector; `get_grads` computes gradients from it."""
-        batch = self._next_batch()
-        self.gradients.begin(self.policy, batch)
+        self.record = CallRecord()
+        batch = self.next_batch()
+        self.state["rollout"] = MinibatchGradients(self.policy, batch)
         return batch
 
     def get_grads(self, distribute_gradients: bool = False) -> Gradients:
         """The gradient of the next minibatch of the last batch of `get_data`.
 
         Args:
-            distribute_gradients: all-reduce over the group, in which every rank has to make the
-                same call: the gradient of the mean loss over the rows of all ranks.
+            distribute_gradients: all-reduce over the group of `polopt.rollouts.workers.rank`, in
+                which every rank has to make the same call: the gradient of the mean loss over the
+                rows of all ranks.
 
         Raises:
             RuntimeError: no minibatch is left, or the worker is in no group.
             GroupBroken: a peer died or hangs.
         """
-        minibatches = self.gradients.minibatches
-        if minibatches is None or minibatches.done:
+        rollout: MinibatchGradients | None = self.state.get("rollout")
+        if rollout is None or rollout.done:
             raise RuntimeError(f"worker {self.index} has no data left: call get_data first")
-        gradients = minibatches.next_gradients()
+        gradients = rollout.next_gradients()
         if not distribute_gradients:
             return gradients
-        if self.group.reducer is None:
-            raise RuntimeError(f"worker {self.index} has no peers: call join_group first")
-        stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, self.group.reducer)
+        if "group" not in self.state:
+            raise RuntimeError(f"worker {self.index} has no peers: it has joined no group")
+        reducer = TimedReducer(self)
+        stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, reducer)
         return gradients._replace(flat=self.policy.flat.get_grads(), stats=stats)
 
-    def step(
-        self, distribute_gradients: bool = False
-    ) -> tuple[Gradients | PackedGradients | None, RoundInfo]:
+    def step(self, distribute_gradients: bool = False) -> tuple[Gradients | None, Counts]:
         """Gets data if none is left, and computes the gradient of the next minibatch.
 
         Args:
             distribute_gradients: all-reduce the gradient and apply it here; otherwise return it.
+
+        Returns:
+            the gradient or None, and what the call has counted.
         """
-        if not distribute_gradients:
-            return self.sample_and_compute_gradients()
-        sampled = self._sample_if_needed(None)
-        self.get_grads(distribute_gradients=True)
-        self.apply_gradients()
-        return None, sampled
+        self.record = CallRecord()
+        rollout: MinibatchGradients | None = self.state.get("rollout")
+        if rollout is None or rollout.done:
+            self.state["rollout"] = MinibatchGradients(self.policy, self.next_batch())
+        gradients: Gradients | None = self.get_grads(distribute_gradients)
+        if distribute_gradients:
+            self.apply_gradients()
+            gradients = None
+        return gradients, self.record.counts(self.policy.version, gradients)
 
     def apply_gradients(self, gradients: Gradients | PackedGradients | None = None) -> int:
         """Makes one update with `gradients`, None: the last of `get_grads`; returns the version."""
@@ -210,13 +210,6 @@ class GradientWorker(RolloutWorker):
         else:
             self.policy.apply_gradients(unpack_gradients(gradients))
         return self.policy.version
-
-    def update_algorithm_parameter(self, name: str, value: Any) -> None:
-        """Changes an option of the policy here, in its torch optimizer, and in all workers below.
-        Returns once all have applied it."""
-        self.policy.set_option(name, value)
-        self.collector.settle()
-        self.below.update_algorithm_parameter(name, value)
 
     def save_model(self, fname: str) -> str:
         """Writes weights, torch optimizer, counters and schedules' clock; returns the path.
@@ -252,7 +245,7 @@ class GradientWorkerSet(WorkerSet):
         """
         rollout = RolloutConfig.parse({"env": create_env_fn, **options}, "GradientWorkerSet")
         policy_class, policy_config = resolve_policy(policy)
-        keys = ("create_env_fn", "env_config")
+        keys = ("create_env_fn", "env_config", "num_envs_per_worker")
         config = make_worker_config(rollout, policy_class, policy_config, keys=keys)
         return lambda: cls(config)
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from polopt.common.weights import Weights
+from polopt.rollouts.workers.set_up import call_each
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 _LARGEST_SEED = 2**32 - 1
@@ -29,7 +30,7 @@ def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
             seed = seed if static else next_seed(seed)
     if 0 in seeds:
         workers.local.set_seed(seeds[0])
-    workers.call_each("set_seed", {index: (mine,) for index, mine in seeds.items()})
+    call_each(workers, "set_seed", {index: (mine,) for index, mine in seeds.items()})
     return seed
 
 
@@ -63,5 +64,5 @@ def load_collector_state(workers: WorkerSet, state: Mapping[str, Any]) -> None:
     saved = {int(index): parts for index, parts in state["collectors"].items()}
     workers.local.policy.set_state(state["policy"])
     workers.local.set_state(saved[0])
-    workers.snapshots.clear()
-    workers.call_each("set_state", {index: (parts,) for index, parts in saved.items()})
+    workers.snapshots.take(force=True)
+    call_each(workers, "set_state", {index: (parts,) for index, parts in saved.items()})

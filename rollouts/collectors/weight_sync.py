@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polopt.rollouts.collectors.config import CollectingConfig
-from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -27,7 +27,7 @@ class WeightSync:
             `max_weight_update_interval`.
 
     Attributes:
-        handed: batches returned.
+        num_batches: batches returned.
         by_consumer: only explicit calls of `take_snapshot` take snapshots.
         num_updates: explicit updates of the user (`update_policy_weights_`).
     """
@@ -35,10 +35,10 @@ class WeightSync:
     def __init__(self, workers: WorkerSet, config: CollectingConfig) -> None:
         self._workers = workers
         self._config = config
-        self.handed = 0
+        self.num_batches = 0
         self.by_consumer = False
         self.num_updates = 0
-        self._stamp = 0  # `handed` when the snapshot was last the local policy's weights
+        self._stamp = 0  # `num_batches` when the snapshot was last the local policy's weights
         workers.snapshots.take()
         self._stamps: dict[int, int] = {}  # `_stamp` of each worker's weights, by index
         self._updates: dict[int, int] = {}  # `num_updates` when its last fragment was launched
@@ -60,15 +60,15 @@ class WeightSync:
         policy, last = self._workers.local.policy, self._workers.snapshots.last
         if (
             last is not None
-            and last.version == policy.version
+            and last.weights.version == policy.version
             and not np.array_equal(policy.get_weights().flat, last.weights.flat)
         ):
             policy.version += 1
-        version = self._workers.snapshots.take().version
-        self._stamp = self.handed
+        version = self._workers.snapshots.take().weights.version
+        self._stamp = self.num_batches
         return version
 
-    def weights_for(self, worker: RemoteWorker, ahead: bool = False) -> Any:
+    def weights_for(self, worker: WorkerHandle, ahead: bool = False) -> Any:
         """Weights argument of a call that launches a fragment: the snapshot, or None if the worker
         has it.
 
@@ -98,27 +98,27 @@ class WeightSync:
 
     def _due(self, ahead: bool) -> bool:
         config = self._config
-        lag = self.handed - self._stamp
+        lag = self.num_batches - self._stamp
         return (
             config.update_after_each_batch
             or 0 < config.broadcast_interval <= lag
             or 0 < config.max_weight_update_interval < lag + ahead
         )
 
-    def too_old(self, workers: Iterable[RemoteWorker]) -> list[RemoteWorker]:
+    def too_old(self, workers: Iterable[WorkerHandle]) -> list[WorkerHandle]:
         """Of workers that are sampling, those whose weights would have a lag above
         `max_weight_update_interval` once the current batch is returned."""
         limit = self._config.max_weight_update_interval
         if limit <= 0:
             return []
-        old = [w for w in workers if self.handed + 1 - self._stamps[w.index] > limit]
+        old = [w for w in workers if self.num_batches + 1 - self._stamps[w.index] > limit]
         if not old:
             return []
         if not self.by_consumer:
             self.take_snapshot()
         snapshot = self._workers.snapshots.last
         assert snapshot is not None
-        current = [w for w in old if w.known_version == snapshot.version]
+        current = [w for w in old if w.known_weights == snapshot.number]
         for worker in current:  # the weights have not changed since
             self._stamps[worker.index] = self._stamp
-        return [w for w in old if self.handed + 1 - self._stamps[w.index] > limit]
+        return [w for w in old if self.num_batches + 1 - self._stamps[w.index] > limit]

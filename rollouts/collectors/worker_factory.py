@@ -17,8 +17,8 @@ from polopt.rollouts.collectors.config import CollectorConfig
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.resolving import EnvSource, resolve_env
 from polopt.rollouts.ray_session import attach_or_start
-from polopt.rollouts.workers.remote_worker import WorkerSpec
 from polopt.rollouts.workers.worker_config import checked_spaces, make_worker_config
+from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: Options of `ActorClass.options` that a user may set; `WorkerSet` sets the others.
@@ -33,8 +33,8 @@ REMOTE_OPTIONS = (
     "runtime_env",
     "scheduling_strategy",
 )
-#: Names of a Collector's arguments for the environment and its options, for errors.
-ENV_KEYS = ("create_env_fn", "create_env_kwargs")
+#: As `polopt.rollouts.envs.making.ENV_KEYS`, for a Collector.
+ENV_KEYS = ("create_env_fn", "create_env_kwargs", "num_envs")
 
 
 class WorkerFactory:
@@ -82,7 +82,7 @@ class WorkerFactory:
         if self.num_collectors == 0:
             return False
         cpus = sum(options.get("num_cpus", 1.0) for options in self.options)
-        return attach_or_start(cpus, self.config.ray_init_config)
+        return attach_or_start(cpus, self.num_collectors, self.config.ray_init_config)
 
     def make_workers(self) -> WorkerSet:
         """Starts the workers."""
@@ -92,7 +92,7 @@ class WorkerFactory:
         ]
         workers = WorkerSet(self.worker_config, self._learner_device(), specs)
         if self._given is not None:
-            workers.local.adopt(self._given)
+            workers.local.use_policy(self._given)
         return workers
 
     def more(

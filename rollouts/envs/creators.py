@@ -1,10 +1,13 @@
-"""`call_creator`: calls a user's callable that makes an environment."""
+"""Calls a user's callable that makes an environment."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv
 
 #: Names of a first parameter that receives the whole config, as in RLlib's creators.
 _CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
@@ -26,6 +29,26 @@ class EnvContext(dict[str, Any]):
         self.worker_index = worker_index
         self.vector_index = vector_index
         self.num_workers = num_workers
+
+
+def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
+    """Makes an environment or a vector environment with a user's callable.
+
+    Args:
+        make: see `call_creator`.
+        context: its argument.
+
+    Raises:
+        TypeError: the callable returns something else.
+        Exception: from the callable.
+    """
+    env = call_creator(make, context)
+    if not isinstance(env, gymnasium.Env | VectorEnv):
+        raise TypeError(
+            "the callable must return a gymnasium.Env or a gymnasium.vector.VectorEnv; "
+            f"got {env!r:.200}"
+        )
+    return env
 
 
 def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:

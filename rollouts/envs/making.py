@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from polopt.common.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.closing import close_env
-from polopt.rollouts.envs.creators import EnvContext, call_creator
+from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 from polopt.rollouts.envs.random_state import draw_process_seeds
@@ -24,6 +24,10 @@ _NO_LIMIT = (
     "key 'max_frames_per_traj': got {} for {}, whose episodes cannot be truncated from outside; "
     "allowed: None, or vectorization_mode 'sync' or 'async'"
 )
+
+
+#: A user's keys for the environment, its options and N, for errors: those of a trainer's config.
+ENV_KEYS = ("env", "env_config", "num_envs_per_worker")
 
 
 def make_vector_env(
@@ -69,8 +73,15 @@ def make_vector_env(
     return _vector_of([make] * num_envs, source, config, worker_index)
 
 
-def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], Space[Any]]:
+def probe_spaces(
+    source: EnvSource, config: RolloutConfig, keys: tuple[str, str, str] = ENV_KEYS
+) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, which is made and closed.
+
+    Args:
+        source: result of `resolve_env`.
+        config: options of sampling.
+        keys: see `ENV_KEYS`.
 
     Raises:
         ConfigError: as `make_vector_env`.
@@ -78,7 +89,7 @@ def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], 
     """
     if callable(source):
         _check_mode_of_callable(config)
-        env = call_creator(source, EnvContext(config.env_config, 0, 0, config.num_workers))
+        env = make_env(source, EnvContext(config.env_config, 0, 0, config.num_workers))
         _limited(config.max_frames_per_traj, env)  # raises here what a worker would raise
     else:
         mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
@@ -86,7 +97,7 @@ def probe_spaces(source: EnvSource, config: RolloutConfig) -> tuple[Space[Any], 
     try:
         if isinstance(env, VectorEnv):
             if callable(source):
-                _check_vector_of_callable(env, config, config.num_envs_per_worker)
+                _check_vector_of_callable(env, config, config.num_envs_per_worker, keys)
             return env.single_observation_space, env.single_action_space
         return env.observation_space, env.action_space
     finally:
@@ -108,7 +119,7 @@ def _vector_of_callable(
 ) -> VectorEnv[Any, Any, Any]:
     def make_one(vector_index: int) -> Any:
         context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
-        return _limited(config.max_frames_per_traj, call_creator(make, context))
+        return _limited(config.max_frames_per_traj, make_env(make, context))
 
     _check_mode_of_callable(config)
     first = make_one(0)
@@ -170,11 +181,14 @@ def _check_mode_of_callable(config: RolloutConfig) -> None:
 
 
 def _check_vector_of_callable(
-    env: VectorEnv[Any, Any, Any], config: RolloutConfig, num_envs: int
+    env: VectorEnv[Any, Any, Any],
+    config: RolloutConfig,
+    num_envs: int,
+    keys: tuple[str, str, str] = ENV_KEYS,
 ) -> None:
     if env.num_envs != num_envs:
         raise ConfigError(
-            f"key 'num_envs_per_worker': got {num_envs}, but the callable in 'env' makes a "
+            f"key {keys[2]!r}: got {num_envs}, but the callable in {keys[0]!r} makes a "
             f"vector environment of {env.num_envs}; they must agree"
         )
     _check_autoreset(env, config)

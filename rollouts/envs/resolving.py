@@ -12,6 +12,10 @@ from gymnasium.envs.registration import EnvSpec
 from polopt.common.config import ConfigError, nearest
 from polopt.common.tune_registry import shared
 
+#: Gymnasium's ids that make the environment of another package that an option names.
+_ADAPTERS = ("GymV21Environment-v0", "GymV26Environment-v0")
+#: Modules that register ids of a namespace.
+_MODULES = {"ALE": "ale_py"}
 #: What `resolve_env` returns and workers make environments from.
 EnvSource = str | EnvSpec | Callable[..., Any]
 
@@ -26,7 +30,8 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
     Args:
         env: value of the config key `env`.
         allow_import: import the module of `module:name`. False for a name that the user did not
-            give, such as that of a checkpoint: then it has to be a registered id already.
+            give, such as that of a checkpoint: then it has to be a registered id already, and not
+            one that imports what `env_config` names.
 
     Raises:
         ConfigError: unknown id, with the nearest known one; a module that cannot be imported, or
@@ -53,12 +58,19 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             f"key 'env': got {env!r}; its module is imported only if the user names it, and "
             f"without the import the id {name!r} is unknown"
         )
+    elif name in _ADAPTERS and not allow_import:
+        raise ConfigError(
+            f"key 'env': got {env!r}, which imports a module that env_config names; it is made "
+            "only if the user names it"
+        )
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        raise ConfigError(
-            f"key 'env': got {env!r}{nearest(name, gymnasium.registry)} ({error})"
-        ) from None
+        module = _MODULES.get(name.partition("/")[0])
+        meant = nearest(name, gymnasium.registry)
+        if module and not module_name:
+            meant = f"; did you mean {f'{module}:{name}'!r}?"
+        raise ConfigError(f"key 'env': got {env!r}{meant} ({error})") from None
 
 
 def env_name(source: EnvSource) -> str:

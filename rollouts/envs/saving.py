@@ -55,26 +55,63 @@ def _has_state(env: Any) -> bool:
     return bool(env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state"))
 
 
-def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> list[dict[str, Any]]:
-    """Mean, variance and count of the running statistics of all wrappers: those of the vector, the
-    outermost first, then those of each environment. An `AsyncVectorEnv` has its environments in
-    other processes; their statistics are not included."""
-    return [
-        {"mean": np.array(s.mean), "var": np.array(s.var), "count": float(s.count)}
-        for s in _statistics(env)
-    ]
+def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+    """Running statistics of all wrappers, the outermost first: `vector`, of those of the vector,
+    and `envs`, of those of each environment: mean, variance and count. Empty where there are none.
+    An `AsyncVectorEnv` has its environments in other processes; their statistics are not included.
+    """
+    vector = [_numbers(one) for one in _statistics(env)]
+    envs = [[_numbers(one) for one in _statistics(sub)] for sub in _sub_envs(env)]
+    return {"vector": vector, "envs": envs} if vector or any(envs) else {}
 
 
-def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: list[dict[str, Any]]) -> None:
-    """Restores what `get_env_statistics` returned for environments with the same wrappers.
+def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: dict[str, Any]) -> None:
+    """Restores what `get_env_statistics` returned for environments with the same wrappers. Where
+    their number differs, each gets the statistics of all saved ones together.
 
     Raises:
-        ValueError: another number of statistics.
+        ValueError: the wrappers differ.
     """
-    current = list(_statistics(env))
-    if len(current) != len(saved):
-        raise ValueError(f"environments keep {len(current)} running statistics; got {len(saved)}")
-    for target, source in zip(current, saved, strict=True):
+    _set(list(_statistics(env)), saved["vector"])
+    envs, chains = list(_sub_envs(env)), saved["envs"]
+    if len(envs) != len(chains) and chains:
+        chains = [_merged(chains)] * len(envs)
+    for sub, chain in zip(envs, chains, strict=False):
+        _set(list(_statistics(sub)), chain)
+
+
+def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The statistics of several workers' environments together (Chan et al., 1983)."""
+    chains = [chain for part in parts for chain in part["envs"]]
+    return {
+        "vector": _merged([part["vector"] for part in parts]),
+        "envs": [_merged(chains)] if chains else [],
+    }
+
+
+def _merged(chains: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Statistics of the same wrappers of several environments together."""
+    return [_sum(same) for same in zip(*chains, strict=True)]
+
+
+def _sum(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    count = sum(part["count"] for part in parts)
+    mean = sum(part["mean"] * (part["count"] / count) for part in parts)
+    var = sum(
+        (part["var"] + np.square(part["mean"] - mean)) * (part["count"] / count) for part in parts
+    )
+    return {"mean": mean, "var": var, "count": count}
+
+
+def _numbers(statistics: Any) -> dict[str, Any]:
+    mean, var = np.array(statistics.mean), np.array(statistics.var)
+    return {"mean": mean, "var": var, "count": float(statistics.count)}
+
+
+def _set(targets: list[Any], saved: list[dict[str, Any]]) -> None:
+    if len(targets) != len(saved):
+        raise ValueError(f"environments keep {len(targets)} running statistics; got {len(saved)}")
+    for target, source in zip(targets, saved, strict=True):
         target.mean, target.var = np.array(source["mean"]), np.array(source["var"])
         target.count = source["count"]
 
@@ -90,14 +127,15 @@ def copy_statistics(old: Any, new: Any) -> None:
                     setattr(target, name, statistics)
 
 
-def _statistics(env: VectorEnv[Any, Any, Any]) -> Iterator[Any]:
+def _statistics(env: Any) -> Iterator[Any]:
+    """Of the wrappers of one environment, or of a vector without its environments."""
+    for wrapper in _wrappers(env):
+        yield from (vars(wrapper)[name] for name in _STATISTICS if name in vars(wrapper))
+
+
+def _sub_envs(env: VectorEnv[Any, Any, Any]) -> list[Any]:
     vector = env.unwrapped
-    chains = [_wrappers(env)]
-    if isinstance(vector, SyncVectorEnv):
-        chains += [_wrappers(sub) for sub in vector.envs]
-    for chain in chains:
-        for wrapper in chain:
-            yield from (vars(wrapper)[name] for name in _STATISTICS if name in vars(wrapper))
+    return list(vector.envs) if isinstance(vector, SyncVectorEnv) else []
 
 
 def _time_limits(env: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polopt.policies.acting import ActingPolicy
-from polopt.rollouts.sampling.requests import Exploration
+from polopt.rollouts.sampling.sample_request import Exploration
 
 #: `(t, observations [N, ...]) -> (distribution parameters [N, P], actions [N, ...])`.
 ActionChooser = Callable[[int, np.ndarray], tuple[Any, np.ndarray]]

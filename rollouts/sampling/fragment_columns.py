@@ -56,7 +56,9 @@ class FragmentColumns:
         self._final_rows: list[int] = []
         self._final_obs: list[np.ndarray] = []
 
-    def add_finals(self, t: int, envs: np.ndarray, observations: Iterable[np.ndarray]) -> None:
+    def add_last_observations(
+        self, t: int, envs: np.ndarray, observations: Iterable[np.ndarray]
+    ) -> None:
         """Adds the last observations of episodes that ended at step `t`.
 
         Args:

@@ -7,7 +7,7 @@ import numpy as np
 from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import EpisodeStats
 from polopt.common.sample_batch import SampleBatch
-from polopt.rollouts.sampling.requests import SampleRequest
+from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 
 

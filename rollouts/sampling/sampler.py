@@ -25,7 +25,7 @@ from polopt.rollouts.sampling.episode_counter import EpisodeCounter
 from polopt.rollouts.sampling.exploration import ActionChooser, action_chooser
 from polopt.rollouts.sampling.fault_handling import SamplerFaults, has_sub_envs, seed_argument
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
-from polopt.rollouts.sampling.requests import Exploration
+from polopt.rollouts.sampling.sample_request import Exploration
 from polopt.rollouts.sampling.seeding import Seeds
 
 
@@ -50,6 +50,10 @@ class VectorSampler:
         seeds: of the environments and of the action noise.
         faults: handles exceptions of the vector environment; None: they propagate.
 
+    Attributes:
+        keep_steps: fragments end early, once they have this many steps and at least 1; None: they
+            do not. Another thread may set it while a fragment is sampled.
+
     Raises:
         EnvironmentFailedError: if the environment cannot be reset.
     """
@@ -67,7 +71,7 @@ class VectorSampler:
         self.fragment_length = fragment_length
         self._mode = autoreset_mode(env)
         self._next_step = self._mode == AutoresetMode.NEXT_STEP
-        self._keep_steps: int | None = None
+        self.keep_steps: int | None = None
         self.faults = faults or SamplerFaults()
         self.restart(seeds)
 
@@ -98,22 +102,13 @@ class VectorSampler:
         self._checks_each_step = integers and not has_sub_envs(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
 
-    def stop_early(self, keep_steps: int) -> None:
-        """Ends the current fragment (or the next one, if none is being sampled) once it has
-        `keep_steps` steps, and at least 1. Safe to call from another thread than `sample`."""
-        self._keep_steps = max(1, keep_steps)
-
-    def cancel_stop(self) -> None:
-        """Cancels `stop_early`."""
-        self._keep_steps = None
-
     def sample(
         self,
         explore: bool | Exploration = True,
         steps: int | None = None,
         uniform: bool = False,
     ) -> SampleBatch:
-        """One fragment of `fragment_length` steps, fewer after `stop_early`.
+        """One fragment of `fragment_length` steps, fewer if it is stopped early.
 
         Args:
             explore: how actions are chosen; True is `random`, False is `mode`.
@@ -132,13 +127,12 @@ class VectorSampler:
         rows = FragmentColumns(length, self._obs, self.policy.dist)
         sampled = 0
         while sampled < length:
-            if self._keep_steps is not None and sampled >= self._keep_steps:
+            if self.keep_steps is not None and sampled >= max(1, self.keep_steps):
                 break
             raw = self._step(sampled, rows, choose)
             sampled += 1
         self.faults.step += sampled
         self.faults.check(self.env, raw)
-        self._keep_steps = None
         self._obs = rows.all_obs[sampled].copy()
         if self._next_step:
             self._resets_next = rows.mark_resets(sampled, self._resets_next)
@@ -165,8 +159,8 @@ class VectorSampler:
             )
             if not self._next_step and np.count_nonzero(over := terminated[t] | truncated[t]):
                 ended = np.flatnonzero(over)
-                finals, raw = self._finish(ended, raw, infos)
-                rows.add_finals(t, ended, finals)
+                last_obs, raw = self._finish(ended, raw, infos)
+                rows.add_last_observations(t, ended, last_obs)
         except Exception as error:
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
             rewards[t], terminated[t], truncated[t] = 0.0, False, False
@@ -191,12 +185,12 @@ class VectorSampler:
         if self._mode == AutoresetMode.SAME_STEP:
             encode_one = self.policy.encoder.encode_one
             return [encode_one(infos["final_obs"][n]) for n in ended], raw
-        finals = list(self.policy.encoder.encode(raw)[ended].copy())
+        last_obs = list(self.policy.encoder.encode(raw)[ended].copy())
         mask = np.zeros(self.env.num_envs, dtype=bool)
         mask[ended] = True
         raw, reset_infos = self.env.reset(options={"reset_mask": mask})
         self.faults.note(reset_infos)
-        return finals, raw
+        return last_obs, raw
 
     def reset_some(self, envs: np.ndarray) -> None:
         """Starts new episodes in some environments; their current episodes are discarded.
@@ -241,11 +235,11 @@ class VectorSampler:
         self._episodes.set_state(state)
         self._rng.bit_generator.state = state["rng"]
 
-    def get_statistics(self) -> list[dict[str, Any]]:
+    def get_statistics(self) -> dict[str, Any]:
         """Running statistics of the environments' wrappers; see `get_env_statistics`."""
         return get_env_statistics(self.env)
 
-    def set_statistics(self, saved: list[dict[str, Any]]) -> None:
+    def set_statistics(self, saved: dict[str, Any]) -> None:
         """Restores what `get_statistics` returned."""
         set_env_statistics(self.env, saved)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -21,15 +20,16 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from polopt.common.config import ConfigError
-from polopt.common.tracing import TRACER
 from polopt.rollouts.transport.endpoint import Address
-from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
+from polopt.rollouts.transport.messages import AUTO_FRAME_BYTES, MAX_FRAME_BYTES
 from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
 
 #: `backend: auto` sums tensors up to this size over ZeroMQ, in log2(ranks) exchanges of the
 #: whole tensor; larger ones by torch's all-reduce, which sends each number twice for any number of
 #: ranks.
-SMALL_TENSOR_BYTES = 1 << 20
+SMALL_TENSOR_BYTES = AUTO_FRAME_BYTES
+#: Room behind a gradient for the row count and the statistics that are summed with it.
+STATISTICS_BYTES = 1 << 10
 
 
 class GroupSpec(NamedTuple):
@@ -41,9 +41,10 @@ class GroupSpec(NamedTuple):
         backend: `zmq`, `gloo` or `nccl`.
         timeout_s: limit of a rank's wait for the others in a sum.
         join_timeout_s: the same while the group forms.
-        public_keys: CURVE keys of all ranks by rank, Z85. Only for `zmq`, as are the next two.
+        public_keys: CURVE keys of all ranks by rank, Z85. Only for `zmq`, as are the next three.
         secret_key: CURVE key of this rank, Z85.
         passwords: between this rank and each other, by rank; for ranks of one node.
+        max_bytes: size of the largest tensor, for `zmq`; see `largest_sum`.
         host: address of the store. Only for `gloo` and `nccl`, as are the next ones.
         port: of the store.
         prefix: of the group's keys in the store. Differs for each group, which separates the keys
@@ -58,6 +59,7 @@ class GroupSpec(NamedTuple):
     public_keys: tuple[bytes, ...] = ()
     secret_key: bytes = b""
     passwords: tuple[str, ...] = ()
+    max_bytes: int = SMALL_TENSOR_BYTES + STATISTICS_BYTES
     host: str = ""
     port: int = 0
     prefix: str = ""
@@ -113,7 +115,6 @@ class AllReducer:
     Attributes:
         world_size: number of ranks.
         address: at which this rank listens; None for torch's groups.
-        total_s: seconds spent in sums since the last `take_total_s`.
 
     Raises:
         zmq.ZMQError: no socket can be bound.
@@ -122,7 +123,6 @@ class AllReducer:
     def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu", host: str = "") -> None:
         self.world_size = spec.world_size
         self.address: Address | None = None
-        self.total_s = 0.0
         self._spec, self._rank = spec, rank
         self._device = device
         self._timeout = timedelta(seconds=spec.timeout_s)
@@ -130,7 +130,7 @@ class AllReducer:
         self._group: Any = None
         if spec.backend == "zmq":
             keys = spec.public_keys, spec.secret_key, spec.passwords
-            self._zmq = ZmqAllReduce(host, rank, *keys, spec.timeout_s)
+            self._zmq = ZmqAllReduce(host, rank, *keys, spec.timeout_s, spec.max_bytes)
             self._device, self.address = "cpu", self._zmq.address
 
     def join(self, addresses: Sequence[Any]) -> None:
@@ -164,7 +164,6 @@ class AllReducer:
         Raises:
             GroupBroken: a rank died, or did not come within the timeout.
         """
-        started_s = time.perf_counter()
         try:
             moved = tensor.to(self._device)
             if self._zmq is not None:
@@ -178,13 +177,6 @@ class AllReducer:
         except (RuntimeError, OSError, zmq.ZMQError) as error:
             self.close()
             raise GroupBroken(f"all-reduce failed: {error}") from error
-        finally:
-            self.total_s += TRACER.span("worker", "allreduce", started_s)
-
-    def take_total_s(self) -> float:
-        """Seconds spent in sums since the last call."""
-        taken, self.total_s = self.total_s, 0.0
-        return taken
 
     def close(self) -> None:
         """Leaves the group."""
@@ -205,13 +197,27 @@ def _torch_group(spec: GroupSpec, rank: int) -> Any:
     return dist.ProcessGroupNCCL(store, rank, spec.world_size, dist.ProcessGroupNCCL.Options())
 
 
-def resolve_backend(backend: str, device: str, transport: str, tensor_bytes: int) -> str:
-    """The backend that `auto` means: `nccl` for CUDA devices, `gloo` for tensors above
-    `SMALL_TENSOR_BYTES` and with `transport: ray`, else `zmq`.
+def largest_sum(tensor_bytes: int) -> int:
+    """Limit of the tensors that ranks send each other over ZeroMQ. Small in groups that sum only
+    small ones, because peers that have not authenticated can make a rank allocate as much.
+
+    Args:
+        tensor_bytes: size of the group's gradient.
+    """
+    small = tensor_bytes <= SMALL_TENSOR_BYTES
+    return (SMALL_TENSOR_BYTES if small else MAX_FRAME_BYTES) + STATISTICS_BYTES
+
+
+def resolve_backend(
+    backend: str, device: str, num_gpus: float, transport: str, tensor_bytes: int
+) -> str:
+    """The backend that `auto` means: `nccl` where each rank has a GPU of its own, else `gloo` for
+    tensors above `SMALL_TENSOR_BYTES` and with `transport: ray`, else `zmq`.
 
     Args:
         backend: of the config.
         device: of the tensors that are summed.
+        num_gpus: Ray GPUs of each rank. NCCL refuses ranks that share one.
         transport: of the config; see `RolloutConfig`.
         tensor_bytes: size of the largest one.
 
@@ -225,6 +231,6 @@ def resolve_backend(backend: str, device: str, transport: str, tensor_bytes: int
         )
     if backend != "auto":
         return backend
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type == "cuda" and num_gpus >= 1.0:
         return "nccl"
     return "gloo" if transport == "ray" or tensor_bytes > SMALL_TENSOR_BYTES else "zmq"

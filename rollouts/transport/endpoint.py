@@ -37,6 +37,7 @@ class Endpoint(NamedTuple):
         secret_key: likewise.
         password: of the peer, for connections within a node.
         heartbeat_timeout_s: a listener that answers no ping for this time is disconnected.
+        max_frame_bytes: largest frame that either side sends.
     """
 
     address: Address
@@ -45,6 +46,7 @@ class Endpoint(NamedTuple):
     secret_key: bytes
     password: str
     heartbeat_timeout_s: float
+    max_frame_bytes: int
 
     def __repr__(self) -> str:
         return f"Endpoint({self.address!r})"  # without the secrets

@@ -46,6 +46,7 @@ class Listener:
         kind: type of the socket, as `zmq.ROUTER`.
         host: address of this node at which peers reach it. The system chooses the port.
         heartbeat_timeout_s: a peer that answers no ping for this time is disconnected.
+        max_frame_bytes: a peer that announces a larger frame is disconnected.
         secret_key: CURVE key of this socket, Z85.
 
     Attributes:
@@ -63,13 +64,14 @@ class Listener:
         kind: int,
         host: str,
         heartbeat_timeout_s: float,
+        max_frame_bytes: int,
         secret_key: bytes,
     ) -> None:
         self.passwords = Passwords()
         self._directory: weakref.finalize[[str, int], Listener] | None = None
         self._authenticator = ThreadAuthenticator(context, log=logger)
         self.socket = context.socket(kind)
-        configure(self.socket, heartbeat_timeout_s)
+        configure(self.socket, heartbeat_timeout_s, max_frame_bytes)
         self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
         self.socket.setsockopt(zmq.IPV6, int(":" in host))
         if kind == zmq.ROUTER:

@@ -14,9 +14,11 @@ from polopt.rollouts.transport.messages import (
     CALL,
     END,
     HELLO,
+    LARGE,
     configure,
     decode,
     encode,
+    fits,
     header_of,
 )
 
@@ -61,23 +63,53 @@ class RpcServer:
         """Answers calls in order, until the client ends serving.
 
         Args:
-            target: object whose methods are called.
+            target: its `run(number, function, *args)` is called. Where arguments cannot be
+                unpickled or an answer cannot be pickled, its `refuse(why)` makes the answer.
             endpoint: of the connection.
 
         Returns:
             why the connection has ended; empty after the client has ended serving.
-
-        Raises:
-            Exception: whatever a method raised, or the decoding of a call.
         """
         if self._connection is None or self._connection.endpoint != endpoint:
             return "there is another connection"
         return self._connection.answer(target)
 
+    def take_large_answer(self, endpoint: Endpoint, number: int) -> list[bytes]:
+        """The frames of an answer that did not fit into a message. Any thread may call this, also
+        while another serves, and after the connection has ended.
+
+        Args:
+            endpoint: of the connection.
+            number: of the call.
+
+        Raises:
+            KeyError: there is no such answer.
+        """
+        connection = self._connection
+        if connection is None or connection.endpoint != endpoint:
+            raise KeyError(f"answer {number}: there is another connection")
+        return connection.large_answers.pop(number)
+
     def close(self) -> None:
         """Closes the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
+
+
+def _answer(target: Any, number: int, frames: list[zmq.Frame]) -> list[bytes | memoryview]:
+    """Runs a call; returns the message with its answer."""
+    try:
+        function, args = decode(frames)
+    except Exception as error:  # unpickling can raise anything
+        why = f"its arguments cannot be unpickled in the worker: {error!r}"
+        return encode(ANSWER, number, target.refuse(why))
+    answer = target.run(number, function, *args)
+    try:
+        with contextlib.suppress(Exception):  # pickling can raise anything
+            return encode(ANSWER, number, answer)
+        return encode(ANSWER, number, answer, by_value=True)
+    except Exception as error:
+        return encode(ANSWER, number, target.refuse(f"its value cannot be pickled: {error!r}"))
 
 
 class _Connection:
@@ -86,9 +118,10 @@ class _Connection:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self.large_answers: dict[int, list[bytes]] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = socket = self._context.socket(zmq.DEALER)
-        configure(socket, endpoint.heartbeat_timeout_s)
+        configure(socket, endpoint.heartbeat_timeout_s, endpoint.max_frame_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._address = endpoint.authenticate(socket)
         self._monitor = socket.get_monitor_socket(_OPEN | _CLOSED | _FAILED)
@@ -134,8 +167,12 @@ class _Connection:
                     return ""
                 if kind != CALL:
                     raise ValueError(f"message of unknown kind: {kind!r}")
-                method, args = decode(frames)
-                if not self._send(encode(ANSWER, number, getattr(target, method)(*args))):
+                answer = _answer(target, number, frames)
+                if not fits(answer, self.endpoint.max_frame_bytes):
+                    # Copies, because the next call may change the arrays.
+                    self.large_answers[number] = [bytes(frame) for frame in answer]
+                    answer = encode(LARGE, number)
+                if not self._send(answer):
                     break
         except BaseException:
             self.close()

@@ -12,8 +12,7 @@ import zmq
 
 from polopt.rollouts.transport.endpoint import Address, Endpoint
 from polopt.rollouts.transport.listener import Listener
-from polopt.rollouts.transport.messages import configure
-from polopt.rollouts.transport.router import milliseconds
+from polopt.rollouts.transport.messages import configure, milliseconds
 
 #: Events of a connection to a partner after which the partner receives nothing more.
 END_OF_CONNECTION = (
@@ -44,6 +43,7 @@ class ZmqAllReduce:
         secret_key: CURVE key of this rank, Z85.
         passwords: between this rank and each other, by rank.
         timeout_s: limit of each wait for a partner.
+        max_bytes: size of the largest array.
 
     Attributes:
         address: at which it listens.
@@ -60,8 +60,9 @@ class ZmqAllReduce:
         secret_key: bytes,
         passwords: Sequence[str],
         timeout_s: float,
+        max_bytes: int,
     ) -> None:
-        self._rank, self._timeout_s = rank, timeout_s
+        self._rank, self._timeout_s, self._max_bytes = rank, timeout_s, max_bytes
         self._doubling = 1 << (len(public_keys).bit_length() - 1)
         self._beyond = len(public_keys) - self._doubling
         self._keys = {partner: public_keys[partner] for partner in self._partners()}
@@ -71,7 +72,7 @@ class ZmqAllReduce:
         self._senders: dict[int, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._listener = Listener(self._context, zmq.PULL, host, timeout_s, secret_key)
+        self._listener = Listener(self._context, zmq.PULL, host, timeout_s, max_bytes, secret_key)
         self._receiver, self.address = self._listener.socket, self._listener.address
         self._poller.register(self._receiver, zmq.POLLIN)
         for partner, key in self._keys.items():
@@ -89,10 +90,10 @@ class ZmqAllReduce:
         """
         for partner, key in self._keys.items():
             sender = self._senders[partner] = self._context.socket(zmq.PUSH)
-            configure(sender, self._timeout_s)
+            configure(sender, self._timeout_s, self._max_bytes)
             sender.setsockopt(zmq.RECONNECT_IVL, -1)  # a connection lost is a rank lost
             keys = key, *self._key_pair, self._passwords[partner]
-            endpoint = Endpoint(addresses[partner], *keys, self._timeout_s)
+            endpoint = Endpoint(addresses[partner], *keys, self._timeout_s, self._max_bytes)
             self._poller.register(sender.get_monitor_socket(END_OF_CONNECTION), zmq.POLLIN)
             sender.connect(endpoint.authenticate(sender))
         later_s, self._timeout_s = self._timeout_s, timeout_s
@@ -106,7 +107,10 @@ class ZmqAllReduce:
         Raises:
             OSError: a partner has left, or did not send within the timeout. The array then holds a
                 partial sum.
+            ValueError: the array is larger than the group's limit.
         """
+        if array.nbytes > self._max_bytes:
+            raise ValueError(f"sum of {array.nbytes} bytes; allowed: up to {self._max_bytes}")
         rank, beyond = self._rank, self._rank + self._doubling
         if rank >= self._doubling:
             self._send(array, rank - self._doubling)
@@ -142,6 +146,8 @@ class ZmqAllReduce:
         return [self._rank ^ distance for distance in distances] + beyond
 
     def _send(self, array: np.ndarray, partner: int) -> None:
+        if partner not in self._senders:
+            raise ConnectionError("this rank has left the group")
         try:
             self._senders[partner].send(array.tobytes(), zmq.NOBLOCK)
         except zmq.Again:

@@ -1,18 +1,17 @@
-"""Failures of workers: kinds, counts, and the limit that ends a run."""
+"""Failures of workers and faults in their data: kinds, counts, and the limits that end a run."""
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Literal, NamedTuple
 
 import ray
 
-from polopt.common.data_faults import DataFaults
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
-from polopt.rollouts.sampling.data_fault_log import DataFaultLog
-from polopt.rollouts.transport.rpc_future import UndecodableAnswerError
-from polopt.rollouts.workers.first_call import FirstCallError
+from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
+from polopt.rollouts.transport.rpc_client import RpcError, UndecodableAnswerError
+from polopt.rollouts.workers.counts import Counts
 
 logger = logging.getLogger("polopt")
 
@@ -24,6 +23,53 @@ _PLURALS: dict[FailureKind, str] = {
     "environment": "environment_failures",
 }
 _KINDS = tuple(_PLURALS)
+#: The first exceptions of environments are logged in one line each, later ones at most at this
+#: interval.
+LOG_INTERVAL_S = 10.0
+_LOG_FIRST = 3
+#: As a worker index: the driver's own learner.
+LEARNER = 0
+
+
+class FunctionError(RuntimeError):
+    """A function that a strategy runs in workers is wrong: another worker would fail the same way.
+    The message names strategy and function, and ends with the user's traceback."""
+
+
+class NonFiniteError(RuntimeError):
+    """Too many fragments or updates in a row were not finite; the message says whose."""
+
+
+class WorkersFailedError(RuntimeError):
+    """Too many consecutive calls to workers failed; the message holds the last failure."""
+
+
+class CallError(NamedTuple):
+    """What ended a call in the worker, as its answer carries it.
+
+    Attributes:
+        kind: `function`: the function cannot be imported there, or its value cannot be sent;
+            `exception`: it raised; `environment`: an environment keeps failing; `api`: one breaks
+            Gymnasium's API; `non_finite`: too much data in a row was not finite.
+        message: cause, with the traceback from the user's code on.
+    """
+
+    kind: Literal["function", "exception", "environment", "api", "non_finite"]
+    message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> CallError:
+        """From an exception that a function raised in this process."""
+        if isinstance(error, EnvironmentAPIError):
+            return cls("api", str(error))
+        if isinstance(error, EnvironmentFailedError):
+            return cls("environment", str(error))
+        if isinstance(error, NonFiniteError):
+            return cls("non_finite", str(error))
+        if isinstance(error, FunctionError):
+            return cls("function", str(error))
+        head = f"{type(error).__name__}: {error}"
+        return cls("exception", f"{head}\n{traceback_of(error)}")
 
 
 class WorkerFailure(NamedTuple):
@@ -34,42 +80,34 @@ class WorkerFailure(NamedTuple):
             call raised, or an `environment` that failed repeatedly.
         worker_index: the worker that was called.
         message: cause, with the worker's traceback.
-        unrecoverable: another worker would fail the same way.
-        first_call: the first call of the worker raised; unrecoverable, unless another worker has
-            succeeded.
+        at_start: the worker could not be made; another one could not either, unless one was.
     """
 
     kind: FailureKind
     worker_index: int
     message: str
-    unrecoverable: bool = False
-    first_call: bool = False
+    at_start: bool = False
 
     @classmethod
-    def from_error(cls, worker_index: int, error: Exception) -> WorkerFailure:
-        """From what `ray.get` raised."""
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, FirstCallError):
-            kind: FailureKind = "environment" if cause.of_environment else "exception"
-            return cls(kind, worker_index, str(cause), first_call=True)
-        if isinstance(cause, EnvironmentFailedError):  # with the environment's traceback, not Ray's
-            unrecoverable = isinstance(cause, EnvironmentAPIError)
-            return cls("environment", worker_index, str(cause), unrecoverable)
-        if isinstance(error, ray.exceptions.RayTaskError | UndecodableAnswerError):
+    def from_error(cls, worker_index: int, error: BaseException) -> WorkerFailure:
+        """From what `ray.get` or the RPC client raised."""
+        if isinstance(error, ray.exceptions.RayTaskError):
             return cls("exception", worker_index, str(error))
+        if isinstance(error, ray.exceptions.RaySystemError | UndecodableAnswerError):
+            return cls("exception", worker_index, f"its answer cannot be unpickled: {error}")
+        if not isinstance(error, ray.exceptions.RayError | RpcError):
+            why = f"{type(error).__name__}: {error}"
+            return cls("exception", worker_index, f"its answer cannot be unpickled: {why}")
         if isinstance(error, ray.exceptions.GetTimeoutError):
             return cls("hang", worker_index, "its result could not be fetched in time")
         if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
-            return cls("exception", worker_index, str(error), first_call=True)
+            return cls("exception", worker_index, str(error), at_start=True)
         return cls("death", worker_index, str(error).strip() or type(error).__name__)
 
 
-class WorkersFailedError(RuntimeError):
-    """Too many consecutive calls to workers failed; the message holds the last failure."""
-
-
 class FaultLog:
-    """Counts failures, logs each in one line, and ends the run with one error if they persist.
+    """Counts failures of workers and faults in their data, logs each in one line, and ends the run
+    with one error if they persist.
 
     The death of all workers at the same moment, for example with their node, is one event, and does
     not show that replacements would die too. So consecutive failures of workers that have succeeded
@@ -77,15 +115,16 @@ class FaultLog:
 
     Args:
         max_consecutive_failures: limit without a success in between.
-        max_consecutive_non_finite: see `DataFaultLog`.
+        max_consecutive_non_finite: number of consecutive skipped updates that ends the run; each
+            worker counts its fragments and gradients itself.
 
     Attributes:
-        fragments: faults in the data of workers that continue.
         counts: failures by kind.
         num_restarts: replacements that were started.
         num_restarts_below: replacements that gradient workers have started below them.
         num_given_up: workers that failed too often and were not replaced.
         last: the last failure.
+        any_success: a worker has succeeded in a call.
     """
 
     def __init__(self, max_consecutive_failures: int, max_consecutive_non_finite: int = 5) -> None:
@@ -93,28 +132,38 @@ class FaultLog:
         self._consecutive = 0
         self._of_worker: dict[int, int] = {}  # consecutive failures, by index
         self._at_work: set[int] = set()  # have succeeded since their last failure
-        self._any_success = False
+        self.any_success = False
         # A worker whose environments fail still succeeds in other calls.
         self._without_fragment = 0
-        self.fragments = DataFaultLog(max_consecutive_non_finite)
         self.counts: dict[FailureKind, int] = dict.fromkeys(_KINDS, 0)
         self._lasts: dict[FailureKind, WorkerFailure] = {}
         self.num_restarts = 0
         self.num_given_up = 0
         self.num_restarts_below = 0
         self.last: WorkerFailure | None = None
+        # Faults in data.
+        self._limit_non_finite = max_consecutive_non_finite
+        self._skipped_in_a_row = 0
+        self._logged_s = -LOG_INTERVAL_S
+        self._unlogged = 0
+        self.num_env_faults = 0
+        self.num_non_finite = 0
+        self._last_env_fault = (0, 0, "")  # worker, environment, traceback
+        self._last_non_finite = (0, "")  # worker, what
 
     @classmethod
     def from_config(cls, rollout: RolloutConfig) -> FaultLog:
         """An empty log with the limits of a config."""
         return cls(rollout.max_consecutive_failures, rollout.max_consecutive_non_finite)
 
+    # ---- failures of workers --------------------------------------------------------------------
+
     def success(self, worker_index: int) -> None:
         """Counts a success: resets the consecutive-failure counts."""
         self._consecutive = 0
         self._of_worker.pop(worker_index, None)
         self._at_work.add(worker_index)
-        self._any_success = True
+        self.any_success = True
 
     def is_unrecoverable(self, worker_index: int) -> bool:
         """Whether the worker, its replacements included, has failed too many times in a row while
@@ -148,19 +197,12 @@ class FaultLog:
             self._of_worker.pop(failure.worker_index, 0),
         )
 
-    def fragment(self, worker_index: int, faults: DataFaults) -> bool:
-        """Counts a fragment that arrived; returns whether it can be used. See
-        `DataFaultLog.note`."""
-        self._without_fragment = 0
-        return self.fragments.note(worker_index, faults)
-
     def failure(self, failure: WorkerFailure) -> None:
         """Counts and logs a failure.
 
         Raises:
             WorkersFailedError: it exceeds the limit, or another worker would fail the same way:
-                the environment breaks Gymnasium's API, or the first call of a worker raised and
-                none has succeeded.
+                workers or their environments cannot be made, and none has succeeded.
         """
         self.counts[failure.kind] += 1
         self.last = self._lasts[failure.kind] = failure
@@ -171,8 +213,8 @@ class FaultLog:
         self._of_worker[index] = self._of_worker.get(index, 0) + 1
         if failure.kind == "environment":
             self._without_fragment += 1
-            self.fragments.env_fault(index, 0, failure.message)
-        if failure.unrecoverable or (failure.first_call and not self._any_success):
+        at_start = failure.at_start or failure.kind == "environment"
+        if at_start and not self.any_success:
             raise WorkersFailedError(f"worker {index}: {failure.message}")
         in_a_row = max(self._consecutive, self._without_fragment)
         if in_a_row >= self._limit:
@@ -186,14 +228,87 @@ class FaultLog:
             "worker %d: %s; it is replaced. %s", failure.worker_index, failure.kind, last_line
         )
 
+    # ---- faults in data -------------------------------------------------------------------------
+
+    def add(self, worker_index: int, counts: Counts) -> None:
+        """Counts and logs the faults of one call."""
+        self.num_restarts_below += counts.restarts_below
+        if counts.env_steps:
+            self._without_fragment = 0
+        faults = counts.faults
+        if faults.env_faults:
+            self._note_env_faults(
+                worker_index, faults.env_index, faults.traceback, faults.env_faults
+            )
+        if counts.num_non_finite:
+            self._note_non_finite(worker_index, faults.non_finite, counts.num_non_finite)
+
+    def update(self, done: bool, worker_index: int = LEARNER, why: str = "") -> None:
+        """Counts an update that the driver made, or one that it skipped because of non-finite
+        values.
+
+        Args:
+            done: the update was made.
+            worker_index: the worker with the non-finite values; 0 is the driver.
+            why: what was not finite.
+
+        Raises:
+            NonFiniteError: the number of consecutive skipped updates has reached the limit.
+        """
+        if done:
+            self._skipped_in_a_row = 0
+            return
+        self._note_non_finite(worker_index, why)
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= self._limit_non_finite:
+            raise NonFiniteError(
+                f"{self._skipped_in_a_row} updates in a row were skipped because of non-finite "
+                f"values (max_consecutive_non_finite={self._limit_non_finite}). The last, of "
+                f"worker {worker_index}: {why}"
+            )
+
+    def _note_non_finite(self, worker_index: int, what: str, count: int = 1) -> None:
+        self.num_non_finite += count
+        self._last_non_finite = (worker_index, what)
+        logger.warning("worker %d: non-finite values, unused: %s", worker_index, what)
+
+    def _note_env_faults(self, worker: int, env_index: int, traceback: str, count: int) -> None:
+        """Counts exceptions of an environment, and logs them now or together with later ones."""
+        self.num_env_faults += count
+        self._unlogged += count
+        self._last_env_fault = (worker, env_index, traceback)
+        now_s = time.monotonic()
+        few = self.num_env_faults <= _LOG_FIRST
+        if few or now_s - self._logged_s >= LOG_INTERVAL_S:
+            lines = traceback.strip().splitlines() or [""]
+            logger.warning(
+                "worker %d: environment raised and was replaced (%d new, %d in total): %s %s",
+                worker,
+                self._unlogged,
+                self.num_env_faults,
+                lines[0],
+                lines[-1],
+            )
+            self._logged_s, self._unlogged = now_s, 0
+
+    # ---- results --------------------------------------------------------------------------------
+
     def stats(self) -> dict[str, Any]:
         """For the `fault_tolerance/` result keys."""
+        env_worker, env_index, env_traceback = self._last_env_fault
+        non_finite_worker, non_finite = self._last_non_finite
         return {
             "num_remote_worker_restarts": self.num_restarts,
             "num_workers_given_up": self.num_given_up,
             "num_restarts_below": self.num_restarts_below,
             **{key: value for kind in _KINDS for key, value in self._stats_of(kind).items()},
-            **self.fragments.stats(),
+            "num_env_faults": self.num_env_faults,
+            "last_env_fault_worker": env_worker,
+            "last_env_fault_env": env_index,
+            "last_env_fault": env_traceback[-2000:],
+            "num_non_finite": self.num_non_finite,
+            "last_non_finite_worker": non_finite_worker,
+            "last_non_finite": non_finite,
             "last_failed_worker": self.last.worker_index if self.last else 0,
             "last_failure": self.last.message[-2000:] if self.last else "",
         }

@@ -7,7 +7,6 @@ from typing import Any
 import ray
 
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.workers.remote_worker import RemoteWorker
 
 #: Ray copies larger constructor arguments into the object store once for every worker.
 MAX_ARGUMENT_BYTES = 100_000
@@ -48,22 +47,21 @@ def actor_argument(config: Any) -> Any:
     return ray.put(config) if large else config
 
 
-def waits_for_resources(worker: RemoteWorker) -> bool:
-    """Whether Ray has not found resources for the actor yet. Such an actor cannot hang.
-
-    Resources of a placement group are available already: an actor there only waits for the start of
-    its process.
-    """
-    if worker.reserved:
-        return False
+def waits_for_resources(actor: Any) -> bool:
+    """Whether Ray has not found resources for the actor yet. Such an actor cannot hang."""
     # The public state API (ray.util.state) needs the dashboard, which may not run.
-    info = ray._private.state.actors(worker.handle._actor_id.hex())
+    info = ray._private.state.actors(actor._actor_id.hex())
     # Ray sets the node before it has resources, and the IP address with the process.
     return bool(info) and info["State"] in _UNPLACED and not info["Address"]["IPAddress"]
 
 
-def describe_resources(rollout: RolloutConfig) -> str:
-    """Resources that one worker needs, with the amounts in the cluster and those free, as text."""
+def describe_resources(rollout: RolloutConfig, ray: Any = ray) -> str:
+    """Resources that one worker needs, with the amounts in the cluster and those free, as text.
+
+    Args:
+        rollout: options of the worker.
+        ray: the module, or a fake of it.
+    """
     needed = {
         "CPU": rollout.num_cpus_per_worker,
         "GPU": rollout.num_gpus_per_worker,

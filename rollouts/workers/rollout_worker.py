@@ -4,38 +4,57 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import numpy as np
+from ray import cloudpickle
 
-from polopt.common.compression import PackedGradients
-from polopt.common.episodes import EpisodeStats
+from polopt.common.data_faults import DataFaults
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
 from polopt.common.tracing import TRACER
 from polopt.common.weights import Gradients, Weights
+from polopt.metrics.lag import RolloutClock
+from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.envs.random_state import seed_global_generators
 from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.sampling.joining import sample_frames
 from polopt.rollouts.sampling.making import check_batch, make_sampler
-from polopt.rollouts.sampling.requests import Fragment, LearnInfo, RoundInfo, SampleRequest
+from polopt.rollouts.sampling.non_finite import non_finite_gradient
+from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import Seeds, seeds_from, worker_seeds
-from polopt.rollouts.transport.collective import GroupSpec
-from polopt.rollouts.transport.endpoint import Address, Endpoint
+from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.rpc_server import RpcServer
+from polopt.rollouts.workers.counts import CallRecord, Counts
 from polopt.rollouts.workers.early_stop import EarlyStop
-from polopt.rollouts.workers.first_call import first_call
-from polopt.rollouts.workers.gradient_rounds import GradientRounds
-from polopt.rollouts.workers.group_learner import GroupLearner, checksum_of
+from polopt.rollouts.workers.failures import CallError, NonFiniteError
 from polopt.rollouts.workers.worker_config import WorkerConfig
+
+#: Least interval at which replies carry the running statistics of environments.
+STATISTICS_INTERVAL_S = 1.0
+
+
+class Answer(NamedTuple):
+    """What a worker sends back for one call.
+
+    Attributes:
+        value: return value of the function; None after an error.
+        counts: what the call counted, up to the error if there was one.
+        error: what ended the call; None: it returned.
+    """
+
+    value: Any
+    counts: Counts
+    error: CallError | None = None
 
 
 class RolloutWorker:
-    """Samples, and computes gradients or learns, as the optimizer requests.
+    """Samples, holds weights and state, and runs functions of a strategy, `fn(worker, ...)`.
 
     Args:
         config: see `WorkerConfig`.
@@ -45,9 +64,10 @@ class RolloutWorker:
     Attributes:
         policy: this worker's copy.
         sampler: None without environments.
-        gradients: gradients for a central update.
-        group: decentralized learning.
-        has_worked: a call that runs environments and policy has succeeded.
+        state: what a strategy keeps in this worker between calls, by a name of its choice. Empty at
+            the start, after a replacement, a restore and a reset; never saved. Values with a method
+            `close` are closed then.
+        record: counts of the current call.
     """
 
     def __init__(self, config: WorkerConfig, index: int) -> None:
@@ -59,25 +79,19 @@ class RolloutWorker:
         rollout = config.rollout
         seeds = self._seeds()
         self._seed_process(seeds)
-        # Initial weights depend on the run's seed alone, so all workers begin with the same.
-        self.policy: Policy = config.policy_class(
-            config.observation_space,
-            config.action_space,
-            config.policy,
-            seed=config.seed,
-            device=config.device,
-        )
-        self.policy.shuffle = np.random.default_rng(seeds.shuffle)
+        self.policy = self._make_policy(seeds)
         self.sampler: VectorSampler | None = None
         self._env_error: EnvironmentFailedError | None = None
         if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
             spaces = (config.observation_space, config.action_space)
             made = make_sampler(rollout, config.env, spaces, index, self.policy, seeds)
             self.sampler, self._env_error = made
-        self.gradients = GradientRounds(rollout.compress_gradients, rollout.topk_share)
-        self.group = GroupLearner()
-        self.has_worked = False
-        self._early_stop = EarlyStop()
+        self.state: dict[str, Any] = {}
+        self.record = CallRecord()
+        self._rollouts = RolloutClock()  # of what this worker learns from
+        self._non_finite_in_a_row: dict[str, int] = {}
+        self._statistics_sent_s = 0.0
+        self._early_stop = EarlyStop(self._stop_fragments)
         self._rpc_server = RpcServer()
 
     def _seeds(self) -> Seeds:
@@ -92,124 +106,202 @@ class RolloutWorker:
         if self.index > 0 or (rollout.num_workers == 0 and rollout.seed is not None):
             seed_global_generators(seeds.process)
 
-    def adopt(self, policy: Policy) -> None:
+    def _make_policy(self, seeds: Seeds) -> Policy:
+        """A new policy. Initial weights depend on the run's seed alone, so all workers begin with
+        the same."""
+        config = self.config
+        spaces = (config.observation_space, config.action_space)
+        policy: Policy = config.policy_class(
+            *spaces, config.policy, seed=config.seed, device=config.device
+        )
+        policy.shuffle = np.random.default_rng(seeds.shuffle)
+        return policy
+
+    def use_policy(self, policy: Policy) -> None:
         """Acts and learns with this policy object from now on."""
         self.policy = policy
         if self.sampler is not None:
             self.sampler.policy = policy
 
-    # ---- sampling -------------------------------------------------------------------------------
+    # ---- calls ----------------------------------------------------------------------------------
+
+    def run(self, call: int, function: bytes, *args: Any) -> Answer:
+        """Runs a function that the driver sent, see `WorkerSet.send`.
+
+        Args:
+            call: number of the call, which `stop_early` names.
+            function: `fn(worker, *args)`, encoded by cloudpickle.
+            args: its further arguments.
+        """
+        record = self.record = CallRecord()
+        try:
+            fn = cloudpickle.loads(function)
+        except Exception as error:  # an import of the user's module may raise anything
+            return self.refuse(f"it cannot be imported in the worker: {error!r}")
+        value, failed = None, None
+        with self._early_stop.during(call):
+            try:
+                value = fn(self, *args)
+            except Exception as error:  # the user's code may raise anything
+                failed = CallError.of(error)
+        record.env_statistics = self._due_statistics()
+        return Answer(value, record.counts(self.policy.version, value), failed)
+
+    def run_here(self, call: int, fn: Callable[..., Any], *args: Any) -> tuple[Any, Counts]:
+        """As `run`, for a caller in this process: exceptions reach it unchanged."""
+        outer, self.record = self.record, CallRecord()
+        try:
+            with self._early_stop.during(call):
+                value = fn(self, *args)
+            return value, self.record.counts(self.policy.version, value)
+        finally:
+            self.record = outer
+
+    def refuse(self, why: str) -> Answer:
+        """The answer to a call that cannot be run, or whose value cannot be sent."""
+        return Answer(
+            None, self.record.counts(self.policy.version, None), CallError("function", why)
+        )
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Times a phase of the current call: `with worker.phase("learn"): ...`. Results report the
+        shares of `sample`, `gradient`, `learn`, of the strategy's `worker_phases`, and of the
+        `other` time of calls."""
+        return self.record.phase(name)
+
+    def stop_early(self, call: int, keep_steps: int) -> None:
+        """Ends the fragments of a call once they have `keep_steps` steps. Runs in a concurrency
+        group of its own, beside the call."""
+        self._early_stop.request(call, keep_steps)
+
+    def _stop_fragments(self, keep_steps: int | None) -> None:
+        if self.sampler is not None:
+            self.sampler.keep_steps = keep_steps
+
+    def _due_statistics(self) -> dict[str, Any] | None:
+        now_s = time.monotonic()
+        if self.sampler is None or now_s - self._statistics_sent_s < STATISTICS_INTERVAL_S:
+            return None
+        self._statistics_sent_s = now_s
+        return self.sampler.get_statistics() or None
+
+    # ---- sampling and learning ------------------------------------------------------------------
 
     @property
     def has_environments(self) -> bool:
         """Whether this worker samples itself, or would if its environments could be made."""
         return self.sampler is not None or self._env_error is not None
 
-    def sample(
-        self, weights: Weights | None = None, request: SampleRequest | None = None
-    ) -> SampleBatch:
-        """A postprocessed fragment `[T, N]`.
-
-        Args:
-            weights: taken over first; None: the worker's own.
-            request: how to sample; None: as the config says.
+    def next_batch(self) -> SampleBatch:
+        """What this worker learns from next: here, a fragment `[T, N]` of its own environments,
+        made with its weights and postprocessed. All its values are finite.
 
         Raises:
             EnvironmentFailedError: environments cannot be made, or keep failing.
+            NonFiniteError: too many fragments in a row held values that were not finite.
         """
-        if weights is not None:
-            self.set_weights(weights)
+        return self.sample()
+
+    def sample(self, request: SampleRequest | None = None) -> SampleBatch:
+        """A fragment `[T, N]` of this worker's environments, as `next_batch`.
+
+        Args:
+            request: how to sample; None: as the config says.
+        """
         if self.sampler is None:
             raise self._env_error or RuntimeError(f"worker {self.index} has no environments")
         request = request or SampleRequest()
-        with self._early_stop.sampling(self.sampler, request.number):
-            if request.reset_first:
-                self.sampler.reset()
-            batch = sample_frames(self.sampler, request)
+        while True:
+            with self.phase("sample"):
+                batch = self._sample(self.sampler, request)
+            if not batch.faults.non_finite:
+                steps = request.steps or self.sampler.fragment_length
+                self.record.sampled(batch, early_stopped=batch.shape[0] < steps)
+                self.finite("fragments")
+                return batch
+            self.record.env_steps_discarded += batch.env_steps
+            self.not_finite("fragments", batch.faults)
+
+    def _sample(self, sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
+        if request.reset_first:
+            sampler.reset()
+        batch = sample_frames(sampler, request)
         batch.worker_index = self.index
         batch.compress = self.config.rollout.compress_data
         with np.errstate(over="ignore", invalid="ignore"):
             batch = self.policy.postprocess(batch)
-        return check_batch(batch, self.sampler, env_name(self.config.env))
+        return check_batch(batch, sampler, env_name(self.config.env))
 
-    @first_call
-    def collect(self, weights: Weights | None, request: SampleRequest) -> Fragment:
-        """As `sample`, with `postproc` applied, and counts from before it."""
-        started_s = time.perf_counter()
-        batch = self.sample(weights, request)
-        sample_s = TRACER.span("worker", "sample", started_s)
-        frames, steps, faults = batch.env_steps, batch.shape[0], batch.faults
-        if self.config.postproc is not None:
-            batch = self.config.postproc(batch)
-            if not isinstance(batch, SampleBatch):
-                raise TypeError(f"postproc must return a SampleBatch; got {type(batch).__name__}")
-        return Fragment(batch, frames, steps, sample_s, faults)
+    def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
+        """Learns from a batch with this worker's policy, and counts that.
 
-    def stop_early(self, number: int, keep_steps: int) -> None:
-        """Ends the fragment of this request once it has `keep_steps` steps, beside the call."""
-        self._early_stop.stop(number, keep_steps)
+        Args:
+            batch: as `next_batch` returns it.
+            reducer: sums over all learners; None: this worker learns alone.
 
-    # ---- gradients and learning -----------------------------------------------------------------
+        Returns:
+            learner statistics; see `Policy.learn_on_batch`.
 
-    def _next_batch(
-        self, weights: Weights | None = None, request: SampleRequest | None = None
-    ) -> SampleBatch:
-        """The batch that gradients are computed from: here, the worker's own sample."""
-        return self.sample(weights, request)
+        Raises:
+            NonFiniteError: too many calls in a row made no update, because gradients were not
+                finite.
+        """
+        policy = self.policy
+        version, skipped = policy.version, policy.skipped_updates
+        own = policy.non_finite_gradients
+        with self.phase("learn"):
+            stats = policy.learn_on_batch(batch, reducer)
+        lag = version - batch.version, self._rollouts.since(batch.version)
+        self.record.lags.append(lag)
+        self._rollouts.end_rollout(policy.version)
+        fault = DataFaults(non_finite="gradient of a minibatch")
+        # Of several learners, the one whose gradient was not finite counts it.
+        skipped = policy.skipped_updates - skipped
+        own = skipped if reducer is None else policy.non_finite_gradients - own
+        if policy.version > version:
+            self.record.learned(batch.env_steps, policy.version - version, stats)
+            self.record.not_finite(own, fault)
+            self.finite("updates")
+        elif skipped:
+            self.not_finite("updates", fault, own)
+        return stats
 
-    @first_call
-    def sample_and_compute_gradients(
-        self, weights: Weights | None = None
-    ) -> tuple[Gradients | PackedGradients, RoundInfo]:
-        """One round of AsyncGradients or SyncGradients: takes over weights, samples if the last
-        rollout has no minibatch left, and computes the gradient of the next minibatch."""
-        return self.gradients.next_gradients(self.policy, self._sample_if_needed(weights))
+    def is_finite(self, gradients: Gradients) -> bool:
+        """Whether a gradient is finite. One that is not is counted, and must not be used.
 
-    def _sample_if_needed(self, weights: Weights | None) -> RoundInfo:
-        minibatches = self.gradients.minibatches
-        if minibatches is not None and not minibatches.done:
-            if weights is not None:
-                self.set_weights(weights)
-            counts = (0, EpisodeStats.empty(), 0, 0.0)
-            return RoundInfo(*counts, worker_index=self.index, acted=minibatches.version)
-        started_s = time.perf_counter()
-        batch = self._next_batch(weights)
-        info = self._round_info(batch, started_s)
-        self.gradients.begin(self.policy, batch)
-        return info
+        Raises:
+            NonFiniteError: too many gradients in a row were not finite.
+        """
+        problem = non_finite_gradient(gradients)
+        if problem:
+            self.not_finite("gradients", DataFaults(non_finite=problem))
+        else:
+            self.finite("gradients")
+        return not problem
 
-    @first_call
-    def sample_for_learning(self, round_index: int) -> RoundInfo:
-        """First half of a round of DecentralizedAllReduce: samples, and keeps the batch."""
-        started_s = time.perf_counter()
-        batch = self.group.batch = self._next_batch(None, SampleRequest(round_index))
-        return self._round_info(batch, started_s)
+    def finite(self, what: str) -> None:
+        """Notes that data of a kind were finite, which ends a row of those that were not."""
+        self._non_finite_in_a_row.pop(what, None)
 
-    def _round_info(self, batch: SampleBatch, started_s: float) -> RoundInfo:
-        sample_s = TRACER.span("worker", "sample", started_s)
-        counts = (batch.env_steps, batch.episodes, batch.shape[0], sample_s)
-        return RoundInfo(*counts, batch.faults, self.index, batch.version)
+    def not_finite(self, what: str, faults: DataFaults, count: int = 1) -> None:
+        """Counts data that were not finite and are not used.
 
-    def learn(self, env_steps: int, want_weights: bool, want_checksum: bool) -> LearnInfo:
-        """Second half of a round of DecentralizedAllReduce; see `GroupLearner.learn`."""
-        return self.group.learn(self.policy, env_steps, want_weights, want_checksum)
+        Args:
+            what: the kind: `fragments`, `gradients` or `updates`.
+            faults: of the data.
+            count: how many there were; 0: other workers count them.
 
-    def listen_for_group(self, spec: GroupSpec, rank: int) -> Address | None:
-        """Becomes `rank` of a group; see `GroupLearner.listen`."""
-        return self.group.listen(spec, rank, self.config.device)
-
-    def join_group(self, addresses: Sequence[Any]) -> str | None:
-        """Connects to the other ranks of the group; see `GroupLearner.join`."""
-        return self.group.join(addresses)
-
-    def checksum(self) -> str:
-        """SHA-256 of the weights' bytes."""
-        return checksum_of(self.policy)
-
-    @first_call
-    def apply(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Returns `fn(self, *args)`; see `WorkerSet.apply`."""
-        return fn(self, *args)
+        Raises:
+            NonFiniteError: `max_consecutive_non_finite` of the kind in a row were not finite.
+        """
+        self.record.not_finite(count, faults)
+        limit = self.config.rollout.max_consecutive_non_finite
+        in_a_row = self._non_finite_in_a_row[what] = self._non_finite_in_a_row.get(what, 0) + 1
+        if in_a_row >= limit:
+            raise NonFiniteError(
+                f"worker {self.index}: {in_a_row} {what} in a row held non-finite values "
+                f"(max_consecutive_non_finite={limit}). The last: {faults.non_finite}"
+            )
 
     # ---- weights and state ----------------------------------------------------------------------
 
@@ -217,22 +309,19 @@ class RolloutWorker:
         """A copy of the policy's weights."""
         return self.policy.get_weights()
 
-    def set_weights(self, weights: Weights) -> None:
-        """Takes over weights."""
-        self.policy.set_weights(weights)
+    def set_weights(self, weights: Weights | None) -> None:
+        """Takes over weights; None: the worker has them already."""
+        if weights is not None:
+            self.policy.set_weights(weights)
 
     def get_state(self, with_policy: bool = True) -> dict[str, Any]:
         """State of the sampler (None where environments have no `get_state`) and of the policy."""
         return {
             "sampler": None if self.sampler is None else self.sampler.get_state(),
-            "statistics": [] if self.sampler is None else self.sampler.get_statistics(),
+            "statistics": self.get_statistics(),
             "policy": self.policy.get_state() if with_policy else None,
             "shuffle": self.policy.shuffle.bit_generator.state,
         }
-
-    def get_learner_state(self) -> dict[str, Any]:
-        """State of the policy alone: a rank that gets it keeps its own random numbers."""
-        return {"policy": self.policy.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned, except for parts that are None."""
@@ -242,17 +331,28 @@ class RolloutWorker:
             self.policy.shuffle.bit_generator.state = shuffle
         if state.get("shuffle") is not None:
             self.policy.shuffle.bit_generator.state = state["shuffle"]
+        if state.get("statistics"):
+            self.set_statistics(state["statistics"])
+        if self.sampler is not None and state.get("sampler") is not None:
+            self.sampler.set_state(state["sampler"])
+
+    def get_statistics(self) -> dict[str, Any]:
+        """Running statistics of the environments' wrappers; empty where there are none."""
+        return {} if self.sampler is None else self.sampler.get_statistics()
+
+    def set_statistics(self, statistics: dict[str, Any]) -> None:
+        """Restores what `get_statistics` of this worker or another one returned."""
         if self.sampler is not None:
-            if state.get("statistics"):
-                self.sampler.set_statistics(state["statistics"])
-            if state.get("sampler") is not None:
-                self.sampler.set_state(state["sampler"])
+            self.sampler.set_statistics(statistics)
 
     def begin_restored_run(self, restore_count: int) -> None:
-        """Begins new episodes, with random numbers that were not used before the restore."""
+        """Begins new episodes, with random numbers that were not used before the restore. A remote
+        worker begins with a new policy, whose weights come with the next call."""
         self.config = dataclasses.replace(self.config, restore_count=restore_count)
         seeds = self._seeds()
         self._seed_process(seeds)
+        if self.index > 0:
+            self.use_policy(self._make_policy(seeds))
         self._restart(seeds)
 
     def set_seed(self, env_seeds: list[int]) -> None:
@@ -263,14 +363,22 @@ class RolloutWorker:
         self._restart(seeds)
 
     def _restart(self, seeds: Seeds) -> None:
-        self.gradients.clear()
+        self.clear_state()
         self.policy.shuffle = np.random.default_rng(seeds.shuffle)
         if self.sampler is not None:
             self.sampler.restart(seeds)
 
+    def clear_state(self) -> None:
+        """Drops what a strategy keeps in this worker."""
+        kept, self.state = self.state, {}
+        for value in kept.values():
+            if hasattr(value, "close"):
+                value.close()
+
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy, see `Policy.set_option`."""
         self.policy.set_option(name, value)
+        self.config = dataclasses.replace(self.config, policy=self.policy.config)
 
     # ---- configuration and end ------------------------------------------------------------------
 
@@ -287,14 +395,18 @@ class RolloutWorker:
         """Answers calls over ZeroMQ until the client ends serving; see `RpcServer.serve`."""
         return self._rpc_server.serve(self, endpoint)
 
+    def take_large_answer(self, endpoint: Endpoint, number: int) -> list[bytes]:
+        """An answer that is too large for ZeroMQ; see `RpcServer.take_large_answer`."""
+        return self._rpc_server.take_large_answer(endpoint, number)
+
     def ping(self) -> int:
         """The version of the policy's weights, once the worker is up and idle."""
         return self.policy.version
 
     def stop(self) -> None:
-        """Leaves its group, closes environments and connections, and ends a recording."""
+        """Drops what a strategy keeps, closes environments and connections, ends a recording."""
         TRACER.take()
-        self.group.leave()
+        self.clear_state()
         self._rpc_server.close()
         if self.sampler is not None:
             self.sampler.close()

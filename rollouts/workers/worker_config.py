@@ -15,11 +15,8 @@ from gymnasium import Space
 from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import probe_spaces
+from polopt.rollouts.envs.making import ENV_KEYS, probe_spaces
 from polopt.rollouts.envs.resolving import EnvSource, resolve_env
-
-#: Keys of a trainer's config.
-ENV_KEYS = ("env", "env_config")
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def make_worker_config(
     policy: Config,
     *,
     env: EnvSource | None = None,
-    keys: tuple[str, str] = ENV_KEYS,
+    keys: tuple[str, str, str] = ENV_KEYS,
     device: str | None = None,
     postproc: Callable[[SampleBatch], SampleBatch] | None = None,
 ) -> WorkerConfig:
@@ -88,7 +85,7 @@ def make_worker_config(
         policy_class: see `WorkerConfig`.
         policy: options of the policy.
         env: result of `resolve_env`; None resolves `rollout.env`.
-        keys: names of the user's keys for the environment and its options, for errors.
+        keys: see `polopt.rollouts.envs.making.ENV_KEYS`.
         device: where the policy learns; None: `cuda` for workers with a GPU, else `cpu`.
         postproc: see `WorkerConfig`.
 
@@ -113,20 +110,20 @@ def make_worker_config(
 
 
 def checked_spaces(
-    source: EnvSource, rollout: RolloutConfig, keys: tuple[str, str] = ENV_KEYS
+    source: EnvSource, rollout: RolloutConfig, keys: tuple[str, str, str] = ENV_KEYS
 ) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, which is made and closed.
 
     Args:
         source: result of `resolve_env`.
         rollout: options of sampling.
-        keys: names of the user's keys for the environment and its options, for errors.
+        keys: see `polopt.rollouts.envs.making.ENV_KEYS`.
 
     Raises:
         ConfigError: if the environment cannot be made.
     """
     try:
-        return probe_spaces(source, rollout)
+        return probe_spaces(source, rollout, keys)
     except ConfigError:
         raise
     except Exception as error:  # an environment may raise anything

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polopt.common.compression import GradientPacker as GradientPacker
+    from polopt.common.compression import PackedGradients as PackedGradients
     from polopt.common.compression import pack as pack
     from polopt.common.compression import unpack as unpack
     from polopt.common.compression import unpack_gradients as unpack_gradients
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
     from polopt.common.weights import Weights as Weights
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
     from polopt.metrics.optimizer_stats import StepResult as StepResult
+    from polopt.metrics.tab import Plot as Plot
+    from polopt.metrics.tab import Tab as Tab
     from polopt.optimizers.base import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
     from polopt.optimizers.registry import register_optimizer as register_optimizer
     from polopt.optimizers.scheme import scheme_config as scheme_config
+    from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
+    from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
     from polopt.policies.learning.config import PolicyConfig as PolicyConfig
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
@@ -33,11 +38,24 @@ if TYPE_CHECKING:
     from polopt.rollouts.collectors.collector_thread import CollectorThread as CollectorThread
     from polopt.rollouts.collectors.gradient_worker import GradientWorker as GradientWorker
     from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet as GradientWorkerSet
+    from polopt.rollouts.config import RolloutConfig as RolloutConfig
+    from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
+    from polopt.rollouts.workers.calls import Calls as Calls
+    from polopt.rollouts.workers.calls import Reply as Reply
+    from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
+    from polopt.rollouts.workers.failures import FunctionError as FunctionError
+    from polopt.rollouts.workers.failures import NonFiniteError as NonFiniteError
+    from polopt.rollouts.workers.failures import WorkersFailedError as WorkersFailedError
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
+    from polopt.rollouts.workers.set_up import call_each as call_each
+    from polopt.rollouts.workers.set_up import foreach_worker as foreach_worker
+    from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.presets import A2C as A2C
     from polopt.trainers.presets import A3C as A3C
+    from polopt.trainers.presets import APPO as APPO
     from polopt.trainers.presets import DDPPO as DDPPO
+    from polopt.trainers.presets import IMPALA as IMPALA
     from polopt.trainers.presets import SyncPPO as SyncPPO
     from polopt.trainers.presets import register as register
     from polopt.trainers.trainer import PolicyOptimizerTrainer as PolicyOptimizerTrainer
@@ -47,28 +65,46 @@ __version__ = "0.2.0"
 _MODULE_OF = {
     "A2C": "polopt.trainers.presets",
     "A3C": "polopt.trainers.presets",
+    "APPO": "polopt.trainers.presets",
+    "ActorCriticConfig": "polopt.policies.actor_critic",
+    "ActorCriticPolicy": "polopt.policies.actor_critic",
+    "Calls": "polopt.rollouts.workers.calls",
     "Collector": "polopt.rollouts.collectors.collector",
     "CollectorEnded": "polopt.rollouts.collectors.collector_thread",
     "CollectorThread": "polopt.rollouts.collectors.collector_thread",
     "Config": "polopt.common.config",
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
+    "FunctionError": "polopt.rollouts.workers.failures",
     "GradientPacker": "polopt.common.compression",
     "GradientWorker": "polopt.rollouts.collectors.gradient_worker",
     "GradientWorkerSet": "polopt.rollouts.collectors.gradient_worker",
     "Gradients": "polopt.common.weights",
+    "IMPALA": "polopt.trainers.presets",
+    "NonFiniteError": "polopt.rollouts.workers.failures",
     "OptimizerConfig": "polopt.optimizers.base",
+    "PackedGradients": "polopt.common.compression",
+    "Plot": "polopt.metrics.tab",
     "Policy": "polopt.policies.policy",
     "PolicyConfig": "polopt.policies.learning.config",
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
+    "Reply": "polopt.rollouts.workers.calls",
+    "RolloutConfig": "polopt.rollouts.config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "SampleBatch": "polopt.common.sample_batch",
     "StepResult": "polopt.metrics.optimizer_stats",
+    "Stragglers": "polopt.rollouts.workers.early_stop",
     "SyncPPO": "polopt.trainers.presets",
+    "Tab": "polopt.metrics.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
+    "WEIGHTS": "polopt.rollouts.workers.calls",
     "Weights": "polopt.common.weights",
+    "WorkerHandle": "polopt.rollouts.workers.worker_handle",
     "WorkerSet": "polopt.rollouts.workers.worker_set",
+    "WorkersFailedError": "polopt.rollouts.workers.failures",
+    "call_each": "polopt.rollouts.workers.set_up",
+    "foreach_worker": "polopt.rollouts.workers.set_up",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_optimizer": "polopt.optimizers.registry",

@@ -11,17 +11,10 @@ from typing import Any
 import pytest
 import ray
 import torch
-from fakes import (
-    FAULT_FILE,
-    StallingPPO,
-    pid_of,
-    worker_config,
-)
-from rank_helpers import Pool, learned_state, make_decentralized, on_ranks
+from fakes import FAULT_FILE, StallingPPO, pid_of, through_ray, worker_config
+from rank_helpers import Pool, learned_state, make_decentralized, on_ranks, run_on
 
-from polopt.optimizers.decentralized_allreduce import (
-    DecentralizedAllReduce,
-)
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.rollouts.transport.collective import (
     SMALL_TENSOR_BYTES,
     AllReducer,
@@ -30,10 +23,12 @@ from polopt.rollouts.transport.collective import (
     start_store,
     with_keys,
 )
-from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.rank import join, listen
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 
-def step_until_whole(optimizer: DecentralizedAllReduce, lost: list[RemoteWorker]) -> None:
+def step_until_whole(optimizer: DecentralizedAllReduce, lost: list[WorkerHandle]) -> None:
     """Steps until the lost ranks are replaced and the replacements have trained."""
     deadline_s = time.monotonic() + 120.0
     while set(lost) & set(optimizer.workers.remote) or (
@@ -69,7 +64,7 @@ def seconds_until_broken(worker: Any) -> float:
     """Returns the seconds until a sum fails."""
     began_s = time.time()
     try:
-        worker.group.reducer.sum_(torch.ones(20_000))
+        worker.state["group"].sum_(torch.ones(20_000))
     except GroupBroken:
         return time.time() - began_s
     raise AssertionError("the sum succeeded without a rank")
@@ -82,7 +77,7 @@ def test_death_of_a_rank_reaches_all_waiting_ranks_at_once(worker_pool: Pool) ->
     optimizer.drain()
     victim, *others = optimizer.group.ranks
     pid = pid_of(victim)
-    calls = [worker.actor.__ray_call__.remote(seconds_until_broken) for worker in others]
+    calls = [through_ray(worker).__ray_call__.remote(seconds_until_broken) for worker in others]
     time.sleep(0.5)
     os.kill(pid, signal.SIGKILL)
     waited_s = ray.get(calls, timeout=90.0)
@@ -110,6 +105,35 @@ def test_all_ranks_dead_group_continues_from_driver_state(
     assert first[1] == optimizer.policy.version
 
 
+def test_death_of_all_ranks_is_an_error_where_the_driver_has_no_weights(
+    worker_pool: Pool,
+) -> None:
+    optimizer = make_decentralized(worker_pool, keep_local_weights_in_sync=False)
+    for _ in range(3):
+        optimizer.step()
+    optimizer.drain()
+    version = optimizer.group.version
+    for pid in [pid_of(worker) for worker in optimizer.group.ranks]:
+        os.kill(pid, signal.SIGKILL)
+    lost = rf"weights, version {version}, are lost: the driver has version 0\. Restore"
+    with pytest.raises(WorkersFailedError, match=lost):
+        step_until_whole(optimizer, optimizer.group.ranks)
+    with pytest.raises(WorkersFailedError, match="Restore a checkpoint"):
+        optimizer.get_state()  # a save would write the initial weights
+
+
+def test_state_of_a_save_survives_the_death_of_all_ranks(worker_pool: Pool) -> None:
+    optimizer = make_decentralized(worker_pool, keep_local_weights_in_sync=False)
+    for _ in range(2):
+        optimizer.step()
+    version = optimizer.get_state()["policy"]["version"]
+    lost = optimizer.group.ranks
+    for pid in [pid_of(worker) for worker in lost]:
+        os.kill(pid, signal.SIGKILL)
+    step_until_whole(optimizer, lost)
+    assert optimizer.get_state()["policy"]["version"] > version
+
+
 def test_only_the_rank_that_stalls_in_allreduce_is_replaced(
     worker_pool: Pool,
 ) -> None:
@@ -125,7 +149,7 @@ def test_only_the_rank_that_stalls_in_allreduce_is_replaced(
     Path(FAULT_FILE).touch()
     while optimizer.num_broken_rounds == 0:
         optimizer.step()
-    silent_s = float(optimizer.workers.faults.last.message.split()[-2])
+    silent_s = float(optimizer.workers.faults.last.message.split()[-2])  # "... for 12.3 s"
     assert 10.0 < silent_s < 17.5, "after the other rank timed out, before both limits are over"
     step_until_whole(optimizer, [])
     stats = optimizer.workers.stats()
@@ -140,8 +164,8 @@ def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> Non
     before = on_ranks(optimizer, learned_state)
     one = optimizer.group.ranks[0]
     incomplete = with_keys(GroupSpec(900, 2, "zmq", 1.0, 0.3))[0]
-    address = ray.get(one.actor.listen_for_group.remote(incomplete, 0), timeout=120.0)
-    problem = ray.get(one.actor.join_group.remote([address, address]), timeout=120.0)
+    (address,) = run_on([one], lambda worker: listen(worker, incomplete, 0))
+    (problem,) = run_on([one], lambda worker: join(worker, [address, address]))
     assert "could not join group 900 (zmq) within 0.3 s" in problem
     optimizer.group.broken = True
     optimizer.group.ensure()
@@ -153,15 +177,15 @@ def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> Non
 # ---- sums of a group ----------------------------------------------------------------------
 
 
-def listen(worker: Any, spec: GroupSpec, rank: int) -> str:
+def start_listening(worker: Any, spec: GroupSpec, rank: int) -> Any:
     """Address of a rank; its group stays at the worker."""
-    worker.test_group = AllReducer(spec, rank, host="127.0.0.1")
-    return worker.test_group.address
+    group = worker.state["group"] = AllReducer(spec, rank, host="127.0.0.1")
+    return group.address
 
 
 def sums_of(worker: Any, rank: int, addresses: list[str]) -> tuple[bytes, list[int], str]:
     """A rank's share in sums of numbers, of counts, and of a large tensor."""
-    group = worker.test_group
+    group = worker.state["group"]
     group.join(addresses)
     try:
         numbers = torch.randn(3000, generator=torch.Generator().manual_seed(rank))
@@ -185,7 +209,7 @@ def test_sums_are_the_same_bits_on_all_ranks(worker_pool: Pool, backend: str) ->
             spec = spec._replace(host="127.0.0.1", port=store.port, prefix=str(world))
         actors = [worker.actor for worker in workers[:world]]
         calls = [
-            actor.__ray_call__.remote(listen, rank_spec, rank)
+            actor.__ray_call__.remote(start_listening, rank_spec, rank)
             for rank, (actor, rank_spec) in enumerate(zip(actors, with_keys(spec), strict=True))
         ]
         addresses = ray.get(calls, timeout=120.0)

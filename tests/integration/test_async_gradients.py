@@ -14,9 +14,10 @@ import ray
 from fakes import (
     FakeRay,
     FakeWorkerSet,
+    Ref,
     in_order,
-    install,
     make_optimizer,
+    none_ready,
     pid_of,
     shuffled_by,
     worker_config,
@@ -24,7 +25,6 @@ from fakes import (
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Gradients
-from polopt.optimizers import async_gradients
 from polopt.optimizers.async_gradients import AsyncGradients, AsyncGradientsConfig
 from polopt.policies.learning.schedules import Schedule
 from polopt.rollouts.config import RolloutConfig
@@ -37,13 +37,21 @@ ROWS = 10  # of a fragment of 5 steps of 2 environments
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    return install(monkeypatch)
+def fake() -> FakeRay:
+    return FakeRay()
 
 
-def make(grads_per_step: int = 10, config: dict[str, Any] | None = None, **options: Any) -> Any:
-    workers = FakeWorkerSet(worker_config(rollout={"num_workers": NUM_WORKERS}, **(config or {})))
-    return make_optimizer(AsyncGradients, workers, grads_per_step=grads_per_step, **options)
+def make(
+    fake: FakeRay,
+    grads_per_step: int = 10,
+    config: dict[str, Any] | None = None,
+    cls: type[AsyncGradients] = AsyncGradients,
+    up: bool = True,
+    **options: Any,
+) -> Any:
+    own = worker_config(rollout={"num_workers": NUM_WORKERS}, **(config or {}))
+    workers = FakeWorkerSet(own, fake, up=up)
+    return make_optimizer(cls, workers, grads_per_step=grads_per_step, **options)
 
 
 def spy_on_updates(optimizer: AsyncGradients) -> list[tuple[Gradients, float]]:
@@ -84,19 +92,19 @@ def histogram(lags: list[int]) -> list[int]:
 
 def test_without_remote_workers_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"num_workers=0.*'sync_samples'"):
-        AsyncGradients.check(RolloutConfig(num_workers=0), AsyncGradientsConfig())
+        AsyncGradients.check_options(RolloutConfig(num_workers=0), AsyncGradientsConfig())
     workers = FakeWorkerSet(worker_config(rollout={"num_workers": 0}))
     with pytest.raises(ValueError, match="async_gradients"):
         make_optimizer(AsyncGradients, workers)
 
 
 def test_the_pipeline_stays_full_across_steps(fake: FakeRay) -> None:
-    optimizer = make(grads_per_step=7)
+    optimizer = make(fake, grads_per_step=7)
     actors = optimizer.workers.actors
     for step in range(1, 5):
         fake.script = shuffled_by(step)
         optimizer.step()
-        assert len(optimizer.in_flight) == NUM_WORKERS
+        assert optimizer.calls.num_pending == NUM_WORKERS
         assert [actor.under_way for actor in actors] == [1] * NUM_WORKERS
         # A step that drained the pipeline would start with more calls than these.
         assert sum(len(actor.calls) for actor in actors) == NUM_WORKERS + 7 * step
@@ -105,7 +113,7 @@ def test_the_pipeline_stays_full_across_steps(fake: FakeRay) -> None:
 def test_only_the_worker_of_an_update_gets_the_new_weights(
     fake: FakeRay,
 ) -> None:
-    optimizer = make(grads_per_step=1)
+    optimizer = make(fake, grads_per_step=1)
     order = uneven_order(20)
     fake.script = in_order(order)
     for version, index in enumerate(order, start=1):
@@ -115,12 +123,12 @@ def test_only_the_worker_of_an_update_gets_the_new_weights(
             new = actor.calls[max(count, 1) :]
             assert len(new) == (actor.index == index)
             for method, (weights,) in new:
-                assert method == "sample_and_compute_gradients"
+                assert method == "compute_gradient"
                 assert weights.version == version
 
 
 def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
-    optimizer = make(grads_per_step=5)
+    optimizer = make(fake, grads_per_step=5)
     applied = spy_on_updates(optimizer)
     for step in range(8):
         fake.script = shuffled_by(step)
@@ -129,16 +137,23 @@ def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
         result = optimizer.step()
         assert result == (5 * ROWS, 5 * ROWS, 5)
     optimizer.drain()
-    assert len(optimizer.in_flight) == 0
-    made = [gradients for actor in optimizer.workers.actors for gradients, _ in actor.results]
-    assert sorted(map(id, made)) == sorted(id(gradients) for gradients, _ in applied)
-    assert len(made) == 8 * 5 + NUM_WORKERS == optimizer.metrics.num_updates
+    assert optimizer.calls.num_pending == 0
+    kept = [reply.value for reply in optimizer.calls.kept]
+    assert len(kept) == NUM_WORKERS
+    made = [gradients for actor in optimizer.workers.actors for gradients in actor.answers]
+    used = [gradients for gradients, _ in applied] + kept
+    assert sorted(map(id, made)) == sorted(map(id, used)), "nothing is lost"
+    assert len(made) == 8 * 5 + NUM_WORKERS
+    fake.script = none_ready
+    optimizer.config = optimizer.config_class(grads_per_step=NUM_WORKERS)
+    assert optimizer.step() == (NUM_WORKERS * ROWS, NUM_WORKERS * ROWS, NUM_WORKERS)
+    assert [gradients for gradients, _ in applied[-NUM_WORKERS:]] == kept
     assert optimizer.workers.faults.num_restarts == 1
 
 
 def test_policy_lag_is_measured_exactly(fake: FakeRay) -> None:
     order = uneven_order(60)
-    optimizer = make(grads_per_step=20)
+    optimizer = make(fake, grads_per_step=20)
     fake.script = in_order(order)
     expected = lags_of(order)
     for part in range(3):
@@ -153,16 +168,15 @@ def test_policy_lag_is_measured_exactly(fake: FakeRay) -> None:
     assert max(expected) > 5, "the script is meant to make some old"
 
 
-def test_version_stamped_on_arrival_hides_the_lag(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    optimizer = make(grads_per_step=20)
-    right = async_gradients.apply_gradients
+class StampedLate(AsyncGradients):
+    """Wrong variant: a gradient gets the version of its arrival."""
 
-    def stamped_late(optimizer: Any, gradients: Gradients, *args: Any) -> None:
-        right(optimizer, gradients._replace(version=optimizer.policy.version), *args)
+    def apply(self, gradients: Any, *args: Any) -> None:
+        super().apply(gradients._replace(version=self.policy.version), *args)
 
-    monkeypatch.setattr(async_gradients, "apply_gradients", stamped_late)
+
+def test_version_stamped_on_arrival_hides_the_lag(fake: FakeRay) -> None:
+    optimizer = make(fake, grads_per_step=20, cls=StampedLate)
     order = uneven_order(20)
     fake.script = in_order(order)
     optimizer.step()
@@ -174,7 +188,7 @@ def test_version_stamped_on_arrival_hides_the_lag(
 def test_stale_gradients_are_dropped(fake: FakeRay) -> None:
     bound = 2
     order = uneven_order(60)
-    optimizer = make(grads_per_step=60, max_policy_lag=bound)
+    optimizer = make(fake, grads_per_step=60, max_policy_lag=bound)
     applied = spy_on_updates(optimizer)
     fake.script = in_order(order)
     result = optimizer.step()
@@ -185,8 +199,8 @@ def test_stale_gradients_are_dropped(fake: FakeRay) -> None:
     assert optimizer.policy.version == fresh == len(applied)
     assert {scale for _, scale in applied} == {1.0}
     stats = optimizer.stats()
-    assert stats["num_stale_gradients"] == 60 - fresh
-    assert stats["num_gradients"] == 60
+    assert stats["num_gradients_stale"] == 60 - fresh
+    assert stats["num_gradients_accepted"] == fresh
     assert stats["policy_lag"]["histogram"] == histogram(lags), "the dropped are measured too"
 
 
@@ -194,21 +208,21 @@ def test_stale_gradients_are_scaled(fake: FakeRay) -> None:
     bound = 2
     order = uneven_order(60)
     config = {"lr": 1e-3}
-    optimizer = make(60, config, max_policy_lag=bound, stale_gradients="scale")
+    optimizer = make(fake, 60, config, max_policy_lag=bound, stale_gradients="scale")
     applied = spy_on_updates(optimizer)
     fake.script = in_order(order)
     assert optimizer.step() == (60 * ROWS, 60 * ROWS, 60)
     lags = lags_of(order)
     scales = [1.0 if lag <= bound else (bound + 1) / (lag + 1) for lag in lags]
     assert [scale for _, scale in applied] == pytest.approx(scales)
-    assert optimizer.stats()["num_stale_gradients"] == sum(lag > bound for lag in lags)
+    assert optimizer.stats()["num_gradients_stale"] == sum(lag > bound for lag in lags)
     reported = optimizer.metrics.learner.report()["default_optimizer_learning_rate"]
     assert reported == pytest.approx(1e-3 * sum(scales) / 60)
 
 
 def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeRay) -> None:
     lr, entropy = [[0, 1e-2], [40 * ROWS, 0.0]], [[0, 0.5], [40 * ROWS, 0.1]]
-    optimizer = make(1, {"lr": lr, "entropy_coeff": entropy})
+    optimizer = make(fake, 1, {"lr": lr, "entropy_coeff": entropy})
     rates, coefficients = Schedule(lr), Schedule(entropy)
     fake.script = shuffled_by(0)
     clock = dict.fromkeys(range(1, NUM_WORKERS + 1), 0)
@@ -228,7 +242,7 @@ def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeRay) ->
 
 
 def test_workers_that_hang_or_raise_are_replaced(fake: FakeRay) -> None:
-    optimizer = make(grads_per_step=9, config={"seed": 1})
+    optimizer = make(fake, grads_per_step=9, config={"seed": 1})
     optimizer.step()
     lost = optimizer.workers.remote[1].actor
     others = shuffled_by(0)
@@ -243,23 +257,54 @@ def test_workers_that_hang_or_raise_are_replaced(fake: FakeRay) -> None:
     assert [worker.index for worker in optimizer.workers.remote] == [1, 2, 3]
     fresh = optimizer.workers.remote[1].actor
     assert fresh.calls[0][1][0] is not None, "the replacement was sent weights"
-    assert len(optimizer.in_flight) == NUM_WORKERS
+    assert optimizer.calls.num_pending == NUM_WORKERS
+
+
+def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeRay) -> None:
+    optimizer = make(fake, grads_per_step=40, up=False)
+    optimizer.workers.remote[1].actor.errors["compute_gradient"] = ray.exceptions.ActorDiedError()
+    others = shuffled_by(0)
+
+    def without_the_replacement(pending: list[Ref]) -> Ref:
+        replaced = optimizer.workers.faults.num_restarts
+        return others([ref for ref in pending if not (replaced and ref.index == 2)])
+
+    fake.script = without_the_replacement
+    for _ in range(3):
+        optimizer.step()
+    late = optimizer.workers.remote[1]
+    assert (optimizer.workers.faults.num_restarts, late.up) == (1, False)
+    late.actor.finish()  # its process has started
+    fake.script = others
+    optimizer.config = optimizer.config_class(grads_per_step=1)
+    optimizer.step()
+    assert optimizer.calls.num_pending == NUM_WORKERS, "one call of each, the lost one included"
+    optimizer.config = optimizer.config_class(grads_per_step=40)
+    optimizer.stats()
+    optimizer.step()
+    report = optimizer.stats()["gradient_lag"]
+    assert "compute_gradient" in [name for name, _ in late.actor.calls]
+    assert 0 < report["max"] < 45, "not from before it was up"
+
+
+class BrokenReplacements(FakeWorkerSet):
+    """Processes that replace others die in their first call."""
+
+    def replace(self, *args: Any) -> Any:
+        replacement = super().replace(*args)
+        assert replacement is not None
+        replacement.actor.next_error = ray.exceptions.ActorDiedError()
+        return replacement
 
 
 def test_workers_that_keep_failing_end_the_run(fake: FakeRay) -> None:
-    optimizer = make()
+    workers = BrokenReplacements(worker_config(rollout={"num_workers": NUM_WORKERS}), fake)
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=10)
     optimizer.step()
-    start = optimizer.workers._start
-
-    def start_broken(index: int) -> Any:
-        worker = start(index)
-        worker.actor.next_error = ray.exceptions.ActorDiedError()
-        return worker
-
-    optimizer.workers._start = start_broken
     optimizer.drain()
-    for worker in optimizer.workers.remote:
+    for worker in workers.remote:
         worker.actor.next_error = ray.exceptions.ActorDiedError()
+    optimizer.calls.clear()
     with pytest.raises(WorkersFailedError, match="10 calls to workers failed in a row"):
         optimizer.step()
 

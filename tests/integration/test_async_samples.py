@@ -1,39 +1,164 @@
-"""AsyncSamples: fragments that are learned from as they arrive."""
+"""AsyncSamples: fragments that are learned from as they arrive, and the bound on their lag."""
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from fakes import FakeWorkerSet, install, make_optimizer, worker_config
+import ray
+from fakes import (
+    FakeRay,
+    FakeWorkerSet,
+    Ref,
+    Script,
+    make_optimizer,
+    none_ready,
+    oldest_first,
+    pid_of,
+    shuffled_by,
+    worker_config,
+)
 
 from polopt.optimizers.async_samples import AsyncSamples
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 ROWS = 10  # of a fragment
+#: Shuffled minibatches: another order of the same rows gives other weights.
+PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "kl_coeff": 0.2, "lr": 1e-2}
 
 
-def test_fragments_do_not_grow_in_number_after_drains(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}))
-    optimizer = make_optimizer(AsyncSamples, workers)
+def make(
+    script: Script = oldest_first, num_workers: int = 3, cls: Any = AsyncSamples, **options: Any
+) -> Any:
+    fake = FakeRay()
+    fake.script = script
+    config = worker_config("ppo", rollout={"num_workers": num_workers}, **PPO)
+    return make_optimizer(cls, FakeWorkerSet(config, fake), **options)
+
+
+def uneven(seed: int, slow: int = 3) -> Script:
+    """Script in which one worker answers once in ten times."""
+    rng = random.Random(seed)
+
+    def script(pending: list[Ref]) -> Ref:
+        quick = [ref for ref in pending if ref.index != slow]
+        return rng.choice(pending if rng.random() < 0.1 or not quick else quick)
+
+    return script
+
+
+def test_fragments_do_not_grow_in_number_after_drains() -> None:
+    optimizer = make()
     for _ in range(10):
         assert optimizer.step().env_steps_trained == ROWS
         optimizer.drain()  # as for a checkpoint
-        assert len(optimizer.gatherer.landed) <= 3
-    made = sum(len(actor.results) for actor in workers.actors)
-    assert made == 10 + len(optimizer.gatherer.landed), "each is learned from, or kept"
+        assert len(optimizer.calls.kept) <= 3 * 2
+    made = sum(len(actor.answers) for actor in optimizer.workers.actors)
+    assert made == 10 + len(optimizer.calls.kept), "each is learned from, or kept"
 
 
-def test_worker_samples_while_its_last_fragment_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 2}))
-    optimizer = make_optimizer(AsyncSamples, workers)
+@pytest.mark.parametrize("requests", [1, 2])
+def test_workers_sample_while_the_driver_learns(requests: int) -> None:
+    optimizer = make(num_workers=2, max_requests_in_flight_per_worker=requests)
     pending: list[int] = []
     learn = optimizer.policy.learn_on_batch
 
     def spy(*args: object) -> object:
-        pending.append(len(optimizer.in_flight))
+        pending.append(optimizer.calls.num_pending)
         return learn(*args)
 
-    monkeypatch.setattr(optimizer.policy, "learn_on_batch", spy)
+    optimizer.policy.learn_on_batch = spy
     for _ in range(4):
         optimizer.step()
-    assert pending == [2, 2, 2, 2]
+    assert pending == [2 * requests] * 4
+
+
+def test_bound_of_zero_equals_sync_samples_bit_for_bit() -> None:
+    def weights(cls: Any, script: Script, **options: Any) -> bytes:
+        optimizer = make(script, cls=cls, train_batch_size=3 * ROWS, **options)
+        for _ in range(5):
+            optimizer.step()
+        return optimizer.policy.get_weights().flat.tobytes()
+
+    expected = weights(SyncSamples, oldest_first)
+    for script in (oldest_first, *map(shuffled_by, range(3)), uneven(0)):
+        assert weights(AsyncSamples, script, max_rollout_lag=0) == expected
+    assert weights(AsyncSamples, uneven(0), max_rollout_lag=1) != expected
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("bound", [0, 1, 5])
+def test_lag_in_rollouts_never_exceeds_the_bound(bound: int, size: int, requests: int) -> None:
+    optimizer = make(
+        uneven(seed=10 * bound + size),
+        train_batch_size=size * ROWS,
+        max_rollout_lag=bound,
+        max_requests_in_flight_per_worker=requests,
+    )
+    largest = 0
+    for step in range(40):
+        if step == 10:  # the slow worker dies in its next call
+            slow = optimizer.workers.remote[2]
+            slow.actor.next_error = ray.exceptions.ActorDiedError()
+        if step == 25:
+            optimizer.drain()
+        assert optimizer.step().env_steps_trained == size * ROWS
+        lag = optimizer.stats()["policy_lag_rollouts"]
+        largest = max(largest, lag["max"])
+        assert lag["max"] <= bound
+    assert slow.removed
+    assert optimizer.workers.faults.num_restarts == 1
+    assert all(len(actor.answers) > 5 for actor in optimizer.workers.actors[:2]), "in turn"
+    ahead = 3 * requests - 1  # of the fragment that is learned from, where nothing waits
+    assert largest == bound or ahead // size < bound, "the bound is used"
+
+
+def test_without_a_bound_fragments_of_a_slow_worker_are_older() -> None:
+    optimizer = make(uneven(0), train_batch_size=ROWS)
+    for _ in range(40):
+        optimizer.step()
+    assert optimizer.stats()["policy_lag_rollouts"]["max"] > 5
+
+
+def test_no_wait_for_a_worker_that_is_within_the_bound() -> None:
+    optimizer = make(max_rollout_lag=20, max_requests_in_flight_per_worker=1)
+    optimizer.step()
+    others = shuffled_by(0)
+    optimizer.workers.ray.script = lambda pending: others([r for r in pending if r.index != 3])
+    for _ in range(19):
+        optimizer.step()
+    optimizer.workers.ray.script = none_ready
+    hanging = optimizer.workers.remote[2]
+    optimizer.workers.remote[0].actor.finish()
+    optimizer.workers.remote[1].actor.finish()
+    optimizer.step()
+    assert hanging.removed, "its fragment would exceed the bound, so the step waited for it"
+
+
+# ---- with processes ----------------------------------------------------------------------
+
+
+def test_killed_worker_keeps_the_bound(
+    worker_pool: Callable[[WorkerConfig], WorkerSet],
+) -> None:
+    workers = worker_pool(worker_config(rollout={"num_workers": 3}))
+    optimizer = make_optimizer(AsyncSamples, workers, max_rollout_lag=3)
+    for _ in range(20):
+        optimizer.step()
+    os.kill(pid_of(workers.remote[1]), signal.SIGKILL)
+    deadline_s = time.monotonic() + 120.0
+    while workers.faults.num_restarts == 0 or not all(worker.up for worker in workers.remote):
+        assert optimizer.step().env_steps_trained == ROWS
+        assert time.monotonic() < deadline_s
+    for _ in range(20):
+        optimizer.step()
+    assert optimizer.stats()["policy_lag_rollouts"]["max"] <= 3
+    assert workers.stats()["num_worker_deaths"] == 1

@@ -106,6 +106,22 @@ def test_output_is_labelled_lines(trained: tuple[Path, list[str]]) -> None:
     runs_as_printed(lines, folder)
 
 
+def test_result_of_a_trial_directory_has_its_checkpoints(
+    trained: tuple[Path, list[str]],
+) -> None:
+    folder, lines = trained
+    result = tune.Result.from_path(folder / line_of(lines, "results"))
+    found = {
+        Path(checkpoint.path): metrics["training_iteration"]
+        for checkpoint, metrics in result.best_checkpoints
+    }
+    assert len(found) == 3
+    for path, iteration in found.items():
+        assert read_trainer_state(path)["training_iteration"] == iteration
+    best = result.get_best_checkpoint("training_iteration", "max")
+    assert Path(best.path) == folder / line_of(lines, "checkpoint")
+
+
 def test_results_are_those_of_tune(trained: tuple[Path, list[str]]) -> None:
     folder, lines = trained
     results = Path(line_of(lines, "results"))
@@ -323,7 +339,7 @@ def endless_run(
             yield process
         finally:
             process.kill()
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 20  # Ray's agents would end by themselves after a minute
     while left := of_session(process.pid):
         assert time.monotonic() < deadline_s, left
         time.sleep(0.1)
@@ -372,6 +388,67 @@ def test_signal_before_the_first_result(tmp_path: Path, state: str) -> None:
     assert err == ""
     assert out.splitlines()[-1] == "stopped before the first result; nothing was saved"
     assert list((tmp_path / "results").iterdir()) == []
+
+
+@needs_proc
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5])
+def test_sigterm_at_any_moment_of_the_start(tmp_path: Path, after_s: float, twice: bool) -> None:
+    with endless_run(tmp_path) as process:
+        wait_for_line(process, "starting Ray")
+        time.sleep(after_s)
+        for _ in range(1 + twice):
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, out + err
+    assert err == ""
+    assert out.splitlines()[-1].endswith("nothing was saved") or "checkpoint " in out
+
+
+COMPILED = """
+import hashlib
+from polopt.trainers.command_line import signals
+signals.GRACE_S, signals.EXIT_S = 0.1, 0.2
+handling = signals.StopSignals()
+handling.install()
+handling.before_exit = lambda: print("abandoned", flush=True)
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # for half an hour; no handler runs
+"""
+BLOCKED = """
+import time
+from polopt.trainers.command_line import signals
+signals.GRACE_S, signals.EXIT_S = 0.1, 0.2
+handling = signals.StopSignals()
+handling.install()
+handling.before_exit = lambda: print("x" * 10**7, flush=True)  # more than a pipe holds
+print("ready", flush=True)
+while True:
+    time.sleep(1.0)
+"""
+
+
+def test_process_in_compiled_code_ends_in_time() -> None:
+    command = [sys.executable, "-c", COMPILED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for_line(process, "ready")
+            process.send_signal(signal.SIGTERM)
+            assert process.communicate(timeout=60)[0] == "abandoned\n"
+            assert process.returncode == 143
+        finally:
+            process.kill()
+
+
+def test_process_with_a_full_output_ends_in_time() -> None:
+    command = [sys.executable, "-c", BLOCKED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for_line(process, "ready")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 143, "nobody reads its output"
+        finally:
+            process.kill()
 
 
 STUCK = """

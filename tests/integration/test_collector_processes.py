@@ -280,6 +280,8 @@ def test_ray_init_config_goes_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(sessions.ray, "is_initialized", lambda: bool(given))
     monkeypatch.setattr(sessions.ray, "init", lambda **options: given.append(options))
-    assert sessions.attach_or_start(2.0, {"num_cpus": 3, "namespace": "mine"})
+    monkeypatch.setattr(sessions.ray, "cluster_resources", lambda: {"CPU": 3.0})
+    monkeypatch.setattr(sessions.ray.util, "get_current_placement_group", lambda: None)
+    assert sessions.attach_or_start(2.0, 2, {"num_cpus": 3, "namespace": "mine"})
     assert given == [{"num_cpus": 3, "namespace": "mine"}]
-    assert not sessions.attach_or_start(2.0, {"num_cpus": 3}), "connected already"
+    assert not sessions.attach_or_start(2.0, 2, {"num_cpus": 3}), "connected already"

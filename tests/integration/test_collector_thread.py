@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import ray
 from collector_toys import FailsAfterSteps, TimestampEnv, fake_collector, local_collector, update
-from fakes import FakeRay, install, worker_config
+from fakes import worker_config
+from faulty_envs import Spoiled
 from toy_envs import Clock
 
 from polopt.rollouts.collectors.collector import Collector
@@ -49,9 +50,7 @@ def test_all_batches_in_order_then_the_end() -> None:
             thread.get(timeout=0.1)
 
 
-def test_the_queue_is_bounded_and_so_are_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(monkeypatch)
-    assert isinstance(fake, FakeRay)
+def test_the_queue_is_bounded_and_so_are_the_workers() -> None:
     collector = fake_collector(2)
     thread = CollectorThread(collector, maxsize=3)
     until(thread.queue.full)
@@ -88,13 +87,13 @@ def test_an_exception_is_raised_at_the_next_get() -> None:
 
 def test_exception_ends_a_pending_get() -> None:
     collector = collector_that_raises(raises_after=3)
-    original = collector.workers.local.collect
+    original = collector.workers.local.sample
 
     def slowly(*args: Any) -> Any:
         time.sleep(0.3)
         return original(*args)
 
-    collector.workers.local.collect = slowly
+    collector.workers.local.sample = slowly
     thread = CollectorThread(collector)
     started_s = time.monotonic()
     with pytest.raises(EnvironmentFailedError, match="step limit of the test"):
@@ -113,7 +112,7 @@ def test_get_has_a_limit() -> None:
 def test_stop_while_the_queue_is_full() -> None:
     collector = local_collector(lambda: Clock(5))
     thread = CollectorThread(collector)
-    until(thread.queue.full)
+    until(lambda: thread.queue.full() and collector.num_batches == 2)  # one waits for room
     stop_quickly(thread)
     with pytest.raises(CollectorEnded):
         thread.get()
@@ -156,9 +155,9 @@ def test_weights_are_sent_by_the_thread_that_gets_batches() -> None:
     with CollectorThread(collector) as thread:
         thread.get()
         update(collector)
-        assert collector.workers.snapshots.last.version == 0
+        assert collector.workers.snapshots.last.weights.version == 0
         thread.get()
-        assert collector.workers.snapshots.last.version == 1
+        assert collector.workers.snapshots.last.weights.version == 1
         update(collector)
         assert thread.update_policy_weights_() == 2
 
@@ -201,9 +200,11 @@ def over(worker_pool: Any) -> Iterator[Any]:
     """Makes collectors over two workers of the pool, which are up."""
     collectors: list[Collector] = []
 
-    def make(step_s: float, **options: Any) -> Collector:
-        rollout = {"num_envs_per_worker": 1, "env_config": {"step_s": step_s}}
-        workers = worker_pool(worker_config("a2c", lambda ctx: TimestampEnv(ctx), rollout=rollout))
+    def make(
+        step_s: float, env: Any = TimestampEnv, env_config: Any = None, **options: Any
+    ) -> Collector:
+        rollout = {"num_envs_per_worker": 1, "env_config": env_config or {"step_s": step_s}}
+        workers = worker_pool(worker_config("a2c", lambda ctx: env(ctx), rollout=rollout))
         wait_until_up(workers)
         collectors.append(Collector.over(workers, **options))
         return collectors[-1]
@@ -223,6 +224,17 @@ def test_stop_while_workers_sample(over: Any) -> None:
     time.sleep(0.3)
     stop_quickly(thread)
     assert sampling.workers.faults.num_restarts == 0, "stopping replaces no worker"
+
+
+def test_not_finite_fragment_that_a_stop_ends_is_sampled_again(over: Any) -> None:
+    """The first step of each environment is not finite, so the fragment that ends is not."""
+    env_config = {"what": "nan reward", "times": 1}
+    collector = over(0.0, Spoiled, env_config, sync=True, frames_per_batch=20_000)
+    thread = CollectorThread(collector)
+    until(collector.calls.pending)
+    stop_quickly(thread)
+    assert [next(collector).env_steps > 0 for _ in range(2)] == [True] * 2
+    assert collector.workers.faults.num_non_finite == 2
 
 
 def test_stop_while_workers_start_or_hang(remote: Any) -> None:

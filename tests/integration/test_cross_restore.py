@@ -50,7 +50,7 @@ def common(state: dict[str, Any]) -> dict[str, Any]:
     generator of its own, wherever its weights are from.)"""
     policy = {key: value for key, value in state["policy"].items() if key != "shuffle"}
     policy["params"] = policy["params"].tolist()
-    policy["adam"] = {key: value.tolist() for key, value in policy["adam"].items()}
+    policy["adam"] = {k: v.tolist() for k, v in policy["adam"]["network"].items()}
     rest = {
         key: value
         for key, value in state.items()
@@ -83,6 +83,6 @@ def test_every_optimizer_restores_the_state_of_every_other(
     assert after["policy"]["env_steps"] == after["num_env_steps_sampled"]
     # Each update is one step of Adam and one version, over both parts of the run and on all ranks.
     assert after["policy"]["version"] == after["num_updates"]
-    assert after["policy"]["adam"]["step"].item() == after["num_updates"]
+    assert after["policy"]["adam"]["network"]["step"].item() == after["num_updates"]
     assert after["policy"]["params"].tolist() != expected["policy"]["params"]
     assert common(state) == expected, "what was saved is not touched"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, Browser
 from dashboard_results import write_examples, write_trial
+from dashboard_server import running_server
 
 for module in ("streamlit", "plotly"):
     pytest.importorskip(module, reason="the extra polopt[dashboard] is not installed")
@@ -25,8 +26,8 @@ pytestmark = [
 ]
 
 TABS = [
-    "Experiments", "Compare", "AsyncGradients", "SyncGradients", "SyncSamples", "AsyncSamples",
-    "DecentralizedAllReduce", "Faults", "Learner",
+    "Experiments", "Compare", "AsyncGradients", "AsyncSamples", "DecentralizedAllReduce",
+    "SyncGradients", "SyncSamples", "Faults", "Learner",
 ]  # fmt: skip
 HOSTILE = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>'
 LOOKS = [(1280, "light"), (1280, "dark"), (800, "light"), (800, "dark")]
@@ -75,27 +76,8 @@ def python(code: str, *arguments: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def address(results: Path, environment: dict[str, str]) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve = (
-        "import sys; from pathlib import Path; from polopt.dashboards.server import serve; "
-        "serve(Path(sys.argv[1]), int(sys.argv[2]), browser=False)"
-    )
-    process = subprocess.Popen(
-        python(serve, results, port), env=environment, stdout=subprocess.PIPE, text=True
-    )
-    address = f"http://127.0.0.1:{port}"
-    assert process.stdout is not None
-    try:
-        lines = []
-        while address not in (line := process.stdout.readline()):
-            assert line, f"the server ended: {lines}"
-            lines.append(line)
+    with running_server(results, environment) as address:
         yield address
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @pytest.fixture(scope="module")

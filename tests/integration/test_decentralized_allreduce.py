@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from typing import Any
 
@@ -23,31 +24,34 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.decentralized_allreduce import (
     DecentralizedAllReduce,
     DecentralizedAllReduceConfig,
+    sample,
 )
+from polopt.optimizers.rank_group import checksum
 from polopt.policies.learning.schedules import Schedule
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.sampling.requests import LearnInfo, RoundInfo
-from polopt.rollouts.workers.in_flight import Arrival
+from polopt.rollouts.workers.calls import Reply
 
 
-def spy_on_arrivals(optimizer: DecentralizedAllReduce) -> list[Arrival]:
-    """Records all further arrivals at the driver."""
-    arrivals: list[Arrival] = []
-    wait = optimizer.in_flight.wait
+def spy_on_replies(optimizer: DecentralizedAllReduce) -> list[Reply]:
+    """Records all further replies that the driver takes."""
+    replies: list[Reply] = []
+    take = optimizer.calls.next
 
-    def spy() -> Arrival:
-        arrivals.append(wait())
-        return arrivals[-1]
+    def spy(count: bool = True) -> Reply:
+        replies.append(take(count))
+        return replies[-1]
 
-    optimizer.in_flight.wait = spy  # type: ignore[method-assign]
-    return arrivals
+    optimizer.calls.next = spy  # type: ignore[method-assign]
+    return replies
 
 
 def test_without_remote_workers_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"decentralized_allreduce.*num_workers=0"):
-        DecentralizedAllReduce.check(RolloutConfig(num_workers=0), DecentralizedAllReduceConfig())
+        DecentralizedAllReduce.check_options(
+            RolloutConfig(num_workers=0), DecentralizedAllReduceConfig()
+        )
 
 
 # ---- several learners equal one ----------------------------------------------------------
@@ -69,10 +73,10 @@ def distance_from_one_learner(pool: Pool, policy: type[Policy], rounds: int = 3)
     distance = 0.0
     for _ in range(rounds):
         one.set_weights(weights := optimizer.policy.get_weights())
-        again = weights._replace(
-            version=-1 - weights.version
-        )  # not the version that the samplers have
-        fragments = [sampler.sample(again) for sampler in samplers]
+        again = weights._replace(version=-1 - weights.version)  # not the one that samplers have
+        for sampler in samplers:
+            sampler.set_weights(again)
+        fragments = [sampler.sample() for sampler in samplers]
         rows = [fragment.env_steps for fragment in fragments]
         assert rows[0] != rows[1]
         batch = SampleBatch.concat(fragments)
@@ -94,6 +98,17 @@ def test_wrong_reductions_give_other_weights(worker_pool: Pool, wrong: type[Poli
     assert distance_from_one_learner(worker_pool, wrong, rounds=1) > 1e-3
 
 
+def disturb_first_rank(optimizer: DecentralizedAllReduce, factor: float) -> None:
+    """Multiplies the largest weight of one rank."""
+    optimizer.drain()
+
+    def disturb(worker: Any) -> None:
+        params = worker.policy.flat.params.data
+        params[params.abs().argmax()] *= factor
+
+    run_on(optimizer.group.ranks[:1], disturb)
+
+
 def test_all_ranks_stay_equal_and_unequal_ones_are_found(worker_pool: Pool) -> None:
     optimizer = make_decentralized(worker_pool, checksum_interval=1)
     for _ in range(5):
@@ -101,13 +116,28 @@ def test_all_ranks_stay_equal_and_unequal_ones_are_found(worker_pool: Pool) -> N
     first, second = on_ranks(optimizer, learned_state)
     assert first == second
     assert optimizer.stats()["num_checksums"] == optimizer.num_rounds == 6
-
-    def disturb(worker: Any) -> None:
-        worker.policy.flat.params.data[0] += 1e-6
-
-    run_on(optimizer.group.ranks[:1], disturb)
-    with pytest.raises(RuntimeError, match="different weights in round 7"):
+    assert optimizer.stats()["num_resynchronized"] == 0
+    disturb_first_rank(optimizer, 1.01)
+    with pytest.raises(RuntimeError, match=r"different weights in round 7, relative difference 0"):
         optimizer.step()
+
+
+def test_ranks_that_round_differently_get_the_weights_of_one(
+    worker_pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    optimizer = make_decentralized(worker_pool, checksum_interval=1)
+    optimizer.step()
+    with caplog.at_level(logging.WARNING, logger="polopt"):
+        for round_index in range(2):
+            disturb_first_rank(optimizer, 1.0 + 1e-6)
+            assert optimizer.step().updates > 0
+            assert optimizer.stats()["num_resynchronized"] == round_index + 1
+            optimizer.step()
+            first, second = on_ranks(optimizer, learned_state)
+            assert first == second, "also moments of Adam and coefficients"
+    assert sum("round differently" in line for line in caplog.messages) == 1
+    assert optimizer.stats()["num_broken_rounds"] == 0
+    assert optimizer.workers.faults.num_restarts == 0
 
 
 def test_schedules_and_adapted_coefficients_reach_every_rank(worker_pool: Pool) -> None:
@@ -119,14 +149,14 @@ def test_schedules_and_adapted_coefficients_reach_every_rank(worker_pool: Pool) 
         policy = worker.policy
         return policy.env_steps, policy.entropy_coeff, policy.coefficients["kl_coeff"]
 
-    arrivals = spy_on_arrivals(optimizer)
+    replies = spy_on_replies(optimizer)
     seen = set()
     for _ in range(3):
         optimizer.step()
         first, second = on_ranks(optimizer, read)
         assert first == second
         steps = optimizer.metrics.num_env_steps_sampled
-        used = [a.value.stats["default_optimizer_learning_rate"] for a in arrivals[-2:]]
+        used = [r.counts.learned["default_optimizer_learning_rate"] for r in replies[-2:]]
         assert used == pytest.approx([Schedule(lr)(steps)] * 2), "by each rank"
         assert first[0] == steps
         assert first[1] == pytest.approx(Schedule(entropy)(steps))
@@ -151,43 +181,40 @@ def test_two_workers_are_reproducible_bit_for_bit(worker_pool: Pool) -> None:
 def test_local_weights_stay_in_sync_or_are_fetched_on_save(worker_pool: Pool) -> None:
     optimizer = make_decentralized(worker_pool)
     optimizer.step()
-    checksums = on_ranks(optimizer, lambda worker: worker.checksum())
-    assert set(checksums) == {optimizer.workers.local.checksum()}
+    checksums = on_ranks(optimizer, checksum)
+    assert set(checksums) == {checksum(optimizer.workers.local)}
 
     optimizer = make_decentralized(worker_pool, keep_local_weights_in_sync=False)
-    before = optimizer.workers.local.checksum()
-    arrivals = spy_on_arrivals(optimizer)
+    before = checksum(optimizer.workers.local)
+    replies = spy_on_replies(optimizer)
     for _ in range(3):
         optimizer.step()
-    assert optimizer.workers.local.checksum() == before
-    assert all(a.value.weights is None for a in arrivals if a.tag == "learn")
+    assert checksum(optimizer.workers.local) == before
+    assert all(r.value.weights is None for r in replies if r.tag == "learn")
     state = optimizer.get_state()
     (expected, version, *_), _ = on_ranks(optimizer, learned_state)
-    assert optimizer.workers.local.checksum() == expected
+    assert checksum(optimizer.workers.local) == expected
     assert state["policy"]["version"] == version == optimizer.metrics.num_updates > 0
-    assert state["policy"]["adam"]["exp_avg"].abs().sum() > 0
+    assert state["policy"]["adam"]["network"]["exp_avg"].abs().sum() > 0
 
 
 def test_data_and_gradients_bypass_the_driver(worker_pool: Pool) -> None:
     rollout = {"rollout_fragment_length": 200, "num_envs_per_worker": 4}
     learning = {"sgd_minibatch_size": 200, "model": {"fcnet_hiddens": (64, 64)}}
     optimizer = make_decentralized(worker_pool, rollout=rollout, learning=learning)
-    arrivals = spy_on_arrivals(optimizer)
+    replies = spy_on_replies(optimizer)
     for _ in range(2):
         optimizer.step()
     weights = optimizer.policy.get_weights().flat
-    assert len(arrivals) == 2 * 2 * 2, "two calls to each rank in a round"
+    assert len(replies) == 2 * 2 * 2, "two calls to each rank in a round"
     with_weights = 0
-    for arrival in arrivals:
-        value = arrival.value
-        if isinstance(value, RoundInfo):
-            value = value._replace(episodes=None)
-        else:
-            assert isinstance(value, LearnInfo)
+    for reply in replies:
+        value, counts = reply.value, reply.counts._replace(episodes=None)
+        if reply.tag == "learn":
             with_weights += value.weights is not None
             value = value._replace(weights=None)
         # A fragment is 200 * 4 rows, a gradient as long as the weights.
-        assert len(ray.cloudpickle.dumps(value)) < 1000 < weights.nbytes / 10
+        assert len(ray.cloudpickle.dumps((value, counts))) < 1000 < weights.nbytes / 10
     assert with_weights == 2, "from one rank, once a round"
 
 
@@ -201,7 +228,7 @@ def with_slow_rank(pool: Pool, **options: Any) -> tuple[Any, list[int], float]:
     optimizer = make_decentralized(
         pool, env=SlowFourthWorkerDrift, rollout=rollout, checksum_interval=1, **options
     )
-    arrivals = spy_on_arrivals(optimizer)
+    replies = spy_on_replies(optimizer)
     durations_s = []
     for _ in range(2):
         started_s = time.monotonic()
@@ -209,9 +236,9 @@ def with_slow_rank(pool: Pool, **options: Any) -> tuple[Any, list[int], float]:
         durations_s.append(time.monotonic() - started_s)
         assert result.env_steps_trained == result.env_steps_sampled > 0
     steps: dict[int, list[int]] = {1: [], 2: [], 3: [], 4: []}
-    for arrival in arrivals:
-        if arrival.tag == "sample":
-            steps[arrival.worker.index].append(arrival.value.steps)
+    for reply in replies:
+        if reply.tag == "sample":
+            steps[reply.worker.index].append(reply.counts.env_steps)
     assert optimizer.metrics.num_env_steps_trained == sum(itertools.chain(*steps.values()))
     assert steps[1] == steps[2] == steps[3] == [40, 40]
     assert len({state[0] for state in on_ranks(optimizer, learned_state)}) == 1
@@ -219,54 +246,51 @@ def with_slow_rank(pool: Pool, **options: Any) -> tuple[Any, list[int], float]:
 
 
 def test_slow_rank_stops_early_and_its_rows_are_trained_on(worker_pool: Pool) -> None:
-    optimizer, steps, _ = with_slow_rank(worker_pool, min_fragment_share=0.25)
+    optimizer, steps, _ = with_slow_rank(worker_pool, fraction_samples=0.25)
     assert all(10 <= count < 40 for count in steps)
-    assert optimizer.num_early_stopped >= 2
+    assert optimizer.metrics.num_early_stopped >= 2
 
 
 def test_no_rank_stops_early_by_default(worker_pool: Pool) -> None:
-    optimizer, steps, duration_s = with_slow_rank(worker_pool, preemption_threshold=1.0)
+    optimizer, steps, duration_s = with_slow_rank(worker_pool, fraction_workers=1.0)
     assert steps == [40, 40]
-    assert optimizer.num_early_stopped == 0
+    assert optimizer.metrics.num_early_stopped == 0
     assert duration_s > 40 * 0.03
 
 
-def test_early_stop_applies_to_one_round() -> None:
+def test_early_stop_applies_to_one_call() -> None:
     worker = CheckedWorker(worker_config("ppo"), 1)
     worker.set_weights(worker.get_weights())
-    worker.version_sent = 0
-    worker.stop_early(3, 2)  # comes before the round it is for
-    assert worker.sample_for_learning(2).steps == 5
-    assert worker.sample_for_learning(3).steps == 2
-    assert worker.sample_for_learning(4).steps == 5
+
+    def steps_of(call: int) -> int:
+        answer = worker.run(call, ray.cloudpickle.dumps(sample))
+        assert answer.error is None
+        length: int = worker.state["batch"].shape[0]
+        assert answer.counts.num_early_stopped == (length < 5)
+        return length
+
+    worker.stop_early(3, 2)  # comes before the call it is for
+    assert [steps_of(2), steps_of(3), steps_of(4)] == [5, 2, 5]
     worker.stop_early(4, 2)  # comes late
-    assert worker.sample_for_learning(5).steps == 5
+    assert steps_of(5) == 5
     worker.stop_early(5, 2)
     assert worker.sample().shape[0] == 5
     worker.stop_early(900, 2)  # of another optimizer, which has counted further
-    assert worker.sample_for_learning(6).steps == 5
+    assert steps_of(6) == 5
 
 
-def test_optimizers_of_the_same_workers_share_no_request(
-    worker_pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers: list[list[int]] = [[], []]
-    for mine in numbers:
+def test_optimizers_of_the_same_workers_share_no_call_number(worker_pool: Pool) -> None:
+    numbers: list[set[int]] = []
+    for _ in range(2):
         optimizer = make_decentralized(worker_pool)
-        call = optimizer.workers.call
-
-        def spy(worker: Any, method: str, *args: Any, mine: Any = mine, call: Any = call) -> Any:
-            if method == "sample_for_learning":
-                mine.append(args[0])
-            return call(worker, method, *args)
-
-        monkeypatch.setattr(optimizer.workers, "call", spy)
+        mine: set[int] = set()
         for _ in range(2):
             optimizer.step()
+            mine |= {call.number for call in optimizer.calls.pending()}
         optimizer.drain()
-        monkeypatch.undo()
-    assert len(numbers[0]) == len(numbers[1]) > 0
-    assert not set(numbers[0]) & set(numbers[1]), "a late early stop would end another fragment"
+        numbers.append(mine)
+    assert len(numbers[0]) == len(numbers[1]) == 2 * 2 * 2
+    assert not numbers[0] & numbers[1], "a late early stop would end another fragment"
 
 
 # ---- state -------------------------------------------------------------------------------

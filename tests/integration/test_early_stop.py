@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from collector_toys import TimestampEnv
 from fakes import CheckedWorker, make_optimizer, worker_config
+from ray import cloudpickle
 
+from polopt.optimizers.samples import sample
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.sampling.requests import SampleRequest
-from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.early_stop import EarlyStop, Stragglers
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -39,18 +41,41 @@ def test_share_of_a_fragment_that_is_kept() -> None:
     assert Stragglers(0.5, 1.0).keep_steps(100) == 100
 
 
-def test_early_stop_applies_to_one_request() -> None:
+def test_early_stop_applies_to_one_call() -> None:
     worker = CheckedWorker(worker_config("a2c"), 1)
-    worker.sample(worker.get_weights())
+    function = cloudpickle.dumps(sample)
 
-    def length(number: int | None) -> int:
-        return worker.collect(None, SampleRequest(number)).steps
+    def length(number: int) -> int:
+        answer = worker.run(number, function, worker.get_weights() if number == 7 else None)
+        assert answer.counts.num_early_stopped == (answer.value.shape[0] < 5)
+        return int(answer.value.shape[0])
 
     worker.stop_early(8, 2)  # comes before
     assert [length(7), length(8), length(9)] == [5, 2, 5]
     worker.stop_early(9, 2)  # comes late
-    assert [length(10), length(None)] == [5, 5]
-    assert length(9) == 2, "numbers are the caller's to keep apart"
+    assert length(10) == 5
+
+
+def two_fragments(worker: RolloutWorker) -> list[int]:
+    return [worker.next_batch().shape[0] for _ in range(2)]
+
+
+def test_early_stop_shortens_all_further_fragments_of_a_call() -> None:
+    worker = RolloutWorker(worker_config("a2c"), 1)
+    worker.stop_early(1, 2)
+    answer = worker.run(1, cloudpickle.dumps(two_fragments))
+    assert answer.value == [2, 2]
+    assert answer.counts.num_early_stopped == 2
+
+
+def test_early_stop_of_an_outer_call_lasts_beyond_an_inner_one() -> None:
+    stops: list[int | None] = []
+    stop = EarlyStop(stops.append)
+    with stop.during(1):
+        with stop.during(2):
+            stop.request(1, 3)
+        stop.request(2, 4)  # has ended
+    assert stops == [3, None]
 
 
 @pytest.fixture
@@ -86,7 +111,7 @@ def test_sync_collector_stops_slow_workers_early(workers: WorkerSet) -> None:
     def rows(count: int, **options: Any) -> list[list[int]]:
         collector = Collector.over(workers, sync=True, **options)
         found = [next(collector)["valid"].sum(0).tolist() for _ in range(count)]
-        collector.gatherer.discard()
+        collector.calls.discard()
         return found
 
     assert rows(1) == [[40, 40]]

@@ -13,7 +13,7 @@ from toy_envs import Clock
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.envs.errors import EnvironmentAPIError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -36,7 +36,7 @@ def test_integer_outside_its_space_ends_the_run(worker_pool: Pool, cls: Any, las
     config = worker_config("ppo", lambda: Clock(4), rollout={"num_workers": 1})
     workers = worker_pool(dataclasses.replace(config, env=lambda: Corridor()))
     message = rf"number \d of worker 1.* must return an observation of Discrete\(5\); got {last}"
-    with pytest.raises(WorkersFailedError, match=message) as caught:
+    with pytest.raises(EnvironmentAPIError, match=message) as caught:
         make_optimizer(cls, workers).step()
     assert "ray::" not in str(caught.value)
     assert workers.stats()["num_remote_worker_restarts"] == 0

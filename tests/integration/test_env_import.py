@@ -9,10 +9,11 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-import ray
 from fakes import worker_config
 
 from polopt.common.sample_batch import SampleBatch
+from polopt.optimizers.samples import sample
+from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: An environment of the user's, whose numbers are those of the global generators.
@@ -55,10 +56,7 @@ def first_fragments(env: str, seed: int = 0) -> list[SampleBatch]:
     """One fragment of each of two remote workers."""
     workers = WorkerSet(worker_config("a2c", env, seed=seed))
     try:
-        weights = workers.local.get_weights()
-
-        refs = [worker.actor.sample.remote(weights) for worker in workers.remote]
-        return ray.get(refs, timeout=120.0)
+        return list(foreach_worker(workers, sample, workers.local.get_weights()).values())
     finally:
         workers.stop()
 

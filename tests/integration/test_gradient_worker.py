@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import pytest
 import ray
 import torch
 from fakes import RandomDelayDrift, SlowSecondWorkerDrift, make_optimizer, pid_of, worker_config
+from ray import cloudpickle
 from toy_envs import Drift
 
 from polopt.common.config import ConfigError
@@ -21,8 +23,10 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.gradients import compute_gradient
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.collectors.gradient_worker import GradientWorker, GradientWorkerSet
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
@@ -42,29 +46,34 @@ def same(one: Gradients, other: Gradients) -> bool:
     return one.flat.tobytes() == other.flat.tobytes() and one[1:] == other[1:]
 
 
+def params_of(worker: RolloutWorker) -> bytes:
+    params: bytes = worker.get_weights().flat.tobytes()
+    return params
+
+
 def test_own_environments_equal_a_rollout_worker() -> None:
     gradient_worker, rollout_worker = worker(), worker(RolloutWorker)
     for _ in range(6):
-        mine, info = gradient_worker.step()
-        theirs, other_info = rollout_worker.sample_and_compute_gradients()
+        mine, counts = gradient_worker.step()
+        theirs, other_counts = rollout_worker.run_here(0, compute_gradient, None)
         assert same(mine, theirs)
-        assert (info.env_steps, info.last) == (other_info.env_steps, other_info.last)
+        assert counts.env_steps == other_counts.env_steps
         for each in (gradient_worker, rollout_worker):
             each.policy.apply_gradients(mine)
 
 
 def test_next_rollout_is_collected_after_the_last_minibatch() -> None:
     gradient_worker = worker()
-    infos = [gradient_worker.step()[1] for _ in range(8)]
-    assert [info.env_steps for info in infos] == [ROWS, 0, 0, 0] * 2
-    assert [info.fresh for info in infos] == [5, 5, 0, 0] * 2
-    assert [info.last for info in infos] == [False, False, False, True] * 2
+    gradients, counts = zip(*(gradient_worker.step() for _ in range(8)), strict=True)
+    assert [one.env_steps for one in counts] == [ROWS, 0, 0, 0] * 2
+    assert [one.new_rows for one in gradients] == [5, 5, 0, 0] * 2
+    assert [one.ends_rollout for one in gradients] == [False, False, False, True] * 2
 
 
 def test_one_minibatch_gives_the_gradient_of_the_batch() -> None:
     one = worker(policy="a2c")
     batch = one.get_data()
-    assert same(one.get_grads(), one.policy.compute_gradients(batch))
+    assert one.get_grads().flat.tobytes() == one.policy.compute_gradients(batch).flat.tobytes()
 
 
 def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
@@ -76,7 +85,7 @@ def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
     while not minibatches.done:
         stepwise.apply_gradients(minibatches.next_gradients())
     learner.policy.learn_on_batch(other)
-    assert stepwise.checksum() == learner.checksum()
+    assert params_of(stepwise) == params_of(learner)
     assert stepwise.actor_version() == learner.actor_version() == 4
     with pytest.raises(ValueError, match="all minibatches of the batch are used"):
         minibatches.next_gradients()
@@ -87,7 +96,7 @@ def test_gradients_without_data_or_peers_are_refused() -> None:
     with pytest.raises(RuntimeError, match="call get_data first"):
         gradient_worker.get_grads()
     gradient_worker.get_data()
-    with pytest.raises(RuntimeError, match="call join_group first"):
+    with pytest.raises(RuntimeError, match="it has joined no group"):
         gradient_worker.get_grads(distribute_gradients=True)
 
 
@@ -96,19 +105,19 @@ def test_saved_model_holds_the_complete_learner_state(tmp_path: Path) -> None:
     one.apply_gradients(one.step()[0])
     path = one.save_model(str(tmp_path / "deep" / "model.pt"))
     other.policy.set_state(torch.load(path, weights_only=True))
-    assert other.checksum() == one.checksum()
+    assert params_of(other) == params_of(one)
     gradients = one.step()[0]
     assert one.apply_gradients(gradients) == other.apply_gradients(gradients) == 2
-    assert other.checksum() == one.checksum(), "the state of the torch optimizer is included"
+    assert params_of(other) == params_of(one), "the state of the torch optimizer is included"
 
 
 def test_changed_option_reaches_the_torch_optimizer() -> None:
     one = worker(policy="a2c", lr=1e-3)
     gradients = one.step()[0]
     one.update_algorithm_parameter("lr", 0.0)
-    before = one.checksum()
+    before = params_of(one)
     one.apply_gradients(gradients)
-    assert one.checksum() == before
+    assert params_of(one) == before
     one.update_algorithm_parameter("adam_epsilon", 0.5)
     assert one.policy.config.adam_epsilon == 0.5
     one.update_algorithm_parameter("gamma", 0.5)
@@ -123,6 +132,35 @@ def test_adapted_coefficient_can_be_set() -> None:
     one = worker()
     one.update_algorithm_parameter("kl_coeff", 0.7)
     assert one.policy.coefficients["kl_coeff"] == 0.7
+
+
+@pytest.mark.parametrize("kind", [GradientWorker, RolloutWorker])
+def test_worker_obeys_an_early_stop_of_its_call(kind: type[RolloutWorker]) -> None:
+    one = worker(kind, rollout={"rollout_fragment_length": 200})
+    one.stop_early(7, 35)
+    batch, counts = one.run_here(7, lambda worker: worker.next_batch())
+    assert (batch.shape[0], counts.num_early_stopped) == (35, 1)
+    batch, counts = one.run_here(8, lambda worker: worker.next_batch())
+    assert (batch.shape[0], counts.num_early_stopped) == (200, 0)
+
+
+def test_calls_of_two_processes_have_different_numbers() -> None:
+    """A gradient worker runs calls of the driver, and numbers those to the workers below."""
+    numbers = [[worker().workers.next_call_number() for _ in range(100)] for _ in range(2)]
+    assert len({*numbers[0], *numbers[1]}) == 200
+
+
+class PPOWithoutDevice(PPOPolicy):
+    """PPO on the CPU of machines without the device that its config names."""
+
+    def __init__(self, *args: Any, device: str = "cpu", **options: Any) -> None:
+        super().__init__(*args, **options)
+
+
+def test_workers_below_do_not_inherit_device_or_gpus() -> None:
+    made = worker_config(PPOWithoutDevice, rollout={"num_gpus_per_worker": 0.5})
+    below = GradientWorker(dataclasses.replace(made, device="cuda"), 1).workers.config
+    assert (below.device, below.rollout.num_gpus_per_worker) == ("cpu", 0.0)
 
 
 def test_factory_refuses_bad_options_before_actors_start() -> None:
@@ -163,12 +201,14 @@ def call(worker: Any, method: str, *args: Any) -> Any:
 
 
 def inside(worker: Any, function: Callable[[Any], Any]) -> Any:
-    return ray.get(worker.actor.__ray_call__.remote(function), timeout=120.0)
+    """What `function` of a worker gives in its process, also while it answers calls over ZeroMQ."""
+    call = worker.actor.__ray_call__.options(concurrency_group="control")
+    return ray.get(call.remote(function), timeout=120.0)
 
 
 def pids_below(worker: Any) -> list[int]:
     def pids_of_workers(self: Any) -> list[int]:
-        calls = [w.actor.__ray_call__.remote(lambda _: os.getpid()) for w in self.below.remote]
+        calls = [w.actor.__ray_call__.remote(lambda _: os.getpid()) for w in self.workers.remote]
         pids: list[int] = ray.get(calls, timeout=120.0)
         return pids
 
@@ -201,14 +241,16 @@ def test_gradient_worker_collects_with_the_weights_it_received(
     call(first, "set_weights", older)
     batch = call(first, "get_data")
     assert batch.version == 9
-    seen = inside(first, lambda s: [ray.get(w.actor.checksum.remote()) for w in s.below.remote])
-    assert set(seen) == {call(first, "checksum")}
+    seen = inside(
+        first, lambda s: ray.get([w.actor.get_weights.remote() for w in s.workers.remote])
+    )
+    assert {one.flat.tobytes() for one in seen} == {older.flat.tobytes()}
 
 
 def test_peers_get_the_gradient_over_all_rows(
     workers: GradientWorkerSet,
 ) -> None:
-    assert workers.reconfigure(config(policy="a2c"))
+    assert workers.reconfigure(config(policy="a2c", transport="ray"))
     optimizer = make_optimizer(DecentralizedAllReduce, workers)
     optimizer.group.ensure()
     batches = [call(each, "get_data") for each in workers.remote]
@@ -223,7 +265,7 @@ def test_peers_get_the_gradient_over_all_rows(
     steps = [each.actor.step.remote(True) for each in workers.remote]
     received = [gradients for gradients, _ in ray.get(steps, timeout=120.0)]
     assert received == [None, None], "no gradient leaves the group"
-    assert len({call(each, "checksum") for each in workers.remote}) == 1
+    assert len({call(each, "get_weights").flat.tobytes() for each in workers.remote}) == 1
     assert [call(each, "actor_version") for each in workers.remote] == [1, 1]
     optimizer.stop()
 
@@ -238,7 +280,7 @@ def test_changed_option_reaches_every_policy_below(two: GradientWorkerSet) -> No
             lambda s: ray.get(
                 [
                     w.actor.__ray_call__.remote(lambda r: r.policy.config.gamma)
-                    for w in s.below.remote
+                    for w in s.workers.remote
                 ]
             ),
         )
@@ -251,7 +293,7 @@ def test_changed_option_reaches_every_policy_below(two: GradientWorkerSet) -> No
 def test_min_workers_concerns_the_gradient_workers(ray_session: None) -> None:
     made = GradientWorkerSet(config(num_workers=1, min_workers=1))
     try:
-        needed = inside(made.remote[0], lambda s: s.below.config.rollout.workers_needed)
+        needed = inside(made.remote[0], lambda s: s.workers.config.rollout.workers_needed)
         assert needed == 2, "all workers below are in the reservation of their gradient worker"
     finally:
         made.stop()
@@ -271,15 +313,16 @@ def test_early_stop_reaches_workers_below(workers: GradientWorkerSet) -> None:
     assert workers.reconfigure(long)
     first = workers.remote[0]
     call(first, "ping")
-    sampling = first.actor.sample_for_learning.remote(7)
+    sampling = first.actor.run.remote(7, cloudpickle.dumps(lambda w: w.next_batch().shape[0]))
     deadline_s = time.monotonic() + 120.0
     control = first.actor.stop_early.options(concurrency_group="control")
     ray.get(control.remote(6, 1), timeout=120.0)  # of another round: no effect
     while not ray.wait([sampling], timeout=0.2)[0]:
         ray.get(control.remote(7, 1), timeout=120.0)
         assert time.monotonic() < deadline_s
-    info = ray.get(sampling, timeout=120.0)
-    assert 1 <= info.steps < 2000
+    answer = ray.get(sampling, timeout=120.0)
+    assert 1 <= answer.value < 2000
+    assert answer.counts.num_early_stopped > 0
 
 
 def test_slow_workers_below_stop_early(workers: GradientWorkerSet) -> None:

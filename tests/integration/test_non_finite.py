@@ -14,7 +14,6 @@ from fakes import (
     FakeWorkerSet,
     NonFiniteGradientPPO,
     UncheckedGradientPPO,
-    install,
     make_optimizer,
     worker_config,
 )
@@ -24,12 +23,15 @@ from toy_envs import Drift, make_policy, random_batch
 
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.rank_group import checksum
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.sampling.data_fault_log import NonFiniteError
 from polopt.rollouts.sampling.non_finite import all_finite, find_non_finite, non_finite_gradient
+from polopt.rollouts.workers.failures import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -47,7 +49,7 @@ def non_finite_config(
 
 
 def is_finite(policy: Any) -> bool:
-    tensors = [policy.flat.params, *policy.get_state()["adam"].values()]
+    tensors = [policy.flat.params, *policy.get_state()["adam"]["network"].values()]
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
@@ -105,55 +107,43 @@ def test_gradient_message_counts_non_finite_numbers() -> None:
 def test_environment_with_non_finite_data_is_reset(what: str, mode: str) -> None:
     config = non_finite_config(what, rollout={"autoreset_mode": mode}, times=1, worker=7)
     made = RolloutWorker(config, 7)
-    batches = [made.sample() for _ in range(6)]
-    messages = [batch.faults.non_finite for batch in batches]
+    batches = [made.next_batch() for _ in range(6)]
+    counts = made.record.counts(0, None)
     # Each of two environments returns one; without a reset, a non-finite observation would also be
     # the first one of the next fragment.
-    assert 1 <= sum(map(bool, messages)) <= 2
-    assert next(filter(None, messages)).startswith("environment 'Spoiled' of worker 7: ")
-    assert not messages[-1]
-    assert all_finite(batches[-1].all_obs)
+    assert 1 <= counts.num_non_finite <= 2
+    assert counts.faults.non_finite.startswith("environment 'Spoiled' of worker 7: ")
+    assert all(all_finite(batch.all_obs) for batch in batches)
+    assert counts.env_steps == sum(batch.env_steps for batch in batches) > 0
     returns = np.concatenate([batch.episodes.returns for batch in batches])
     assert np.isfinite(returns).all()
 
 
-# ---- dropping ---------------------------------------------------------------------------------
+# ---- sampling again ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("cls", [AsyncGradients, SyncGradients, SyncSamples, AsyncSamples])
 @every_kind
-def test_async_gradients_drops_the_non_finite_gradient(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+def test_worker_samples_again_instead(
+    caplog: pytest.LogCaptureFixture, what: str, cls: type
 ) -> None:
-    install(monkeypatch)
     workers = FakeWorkerSet(non_finite_config(what, times=1))
-    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=20)
+    optimizer = make_optimizer(cls, workers)
+    optimizer.config = optimizer.config.model_copy(update={"grads_per_step": 20})
+    samples = cls in (SyncSamples, AsyncSamples)
     with caplog.at_level(logging.WARNING, logger="polopt"):
-        optimizer.step()
-    stats = workers.stats()
-    dropped = stats["num_non_finite"]
-    assert dropped in (1, 2)  # two environments
-    assert optimizer.num_gradients == optimizer.metrics.num_updates == 20 - dropped
-    assert optimizer.metrics.num_env_steps_sampled == (20 - dropped) * 10
+        results = [optimizer.step() for _ in range(20 if samples else 1)]
+    stats, metrics = workers.stats(), optimizer.metrics
+    assert stats["num_non_finite"] in (1, 2)  # two environments
     assert stats["last_non_finite_worker"] == 2
     assert "'Spoiled' of worker 2" in stats["last_non_finite"]
-    assert sum("worker 2: non-finite values" in line for line in caplog.messages) == dropped
+    assert any("worker 2: non-finite values" in line for line in caplog.messages)
+    assert all(result.updates for result in results)
+    assert metrics.num_env_steps_trained == metrics.num_env_steps_sampled
+    assert metrics.num_env_steps_sampled == (400 if cls is SyncSamples else 200)
+    assert metrics.num_gradients_skipped == 0
     assert is_finite(optimizer.policy)
-    assert all(np.isfinite(v) for v in optimizer.metrics.learner.report().values())
-
-
-@every_kind
-def test_sync_samples_collects_a_replacement_fragment(
-    monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    install(monkeypatch)
-    workers = FakeWorkerSet(non_finite_config(what, times=1))
-    optimizer = make_optimizer(SyncSamples, workers)
-    results = [optimizer.step() for _ in range(6)]
-    assert all(result.env_steps_sampled == 20 and result.updates for result in results)
-    stats = workers.stats()
-    assert stats["num_non_finite"] in (1, 2)
-    assert stats["last_non_finite_worker"] == 2
-    assert is_finite(optimizer.policy)
+    assert all(np.isfinite(v) for v in metrics.learner.report().values())
 
 
 def test_sync_samples_in_one_process() -> None:
@@ -176,37 +166,76 @@ def test_collector_returns_only_finite_batches() -> None:
     assert workers.stats()["num_non_finite"] in (1, 2)
 
 
-@pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples])
-def test_five_in_a_row_of_one_worker_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, cls: type
-) -> None:
-    install(monkeypatch)
+@pytest.mark.parametrize("cls", [AsyncGradients, SyncGradients, SyncSamples, AsyncSamples])
+def test_five_in_a_row_of_one_worker_end_the_run(cls: type) -> None:
     workers = FakeWorkerSet(non_finite_config("nan reward"))
     optimizer = make_optimizer(cls, workers)
     with pytest.raises(NonFiniteError, match=r"worker 2: 5 fragments in a row.*'Spoiled'") as err:
         step_often(optimizer)
     assert "max_consecutive_non_finite=5" in str(err.value)
     assert workers.stats()["num_non_finite"] == 5
+    assert workers.faults.num_restarts == 0
     assert is_finite(optimizer.policy)
 
 
-def test_non_finite_gradient_of_one_worker_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    config = worker_config(NonFiniteGradientPPO, rollout={"num_workers": 2})
+@pytest.mark.parametrize("cls", [AsyncGradients, SyncGradients])
+def test_non_finite_gradient_of_one_worker_is_skipped(cls: type) -> None:
+    config = worker_config(NonFiniteGradientPPO, num_sgd_iter=1, sgd_minibatch_size=0)
     workers = FakeWorkerSet(config)
-    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=10)
+    optimizer = make_optimizer(cls, workers, grads_per_step=10)
     Path(FAULT_FILE).touch()
-    optimizer.step()
+    result = optimizer.step()
     assert not Path(FAULT_FILE).exists()
-    assert optimizer.metrics.num_updates == 9
+    # Its samples are finite: they count, and with them the clock of schedules.
+    assert result.env_steps_sampled == optimizer.policy.env_steps == 100
+    assert result.env_steps_trained == 90
+    assert result.updates == (9 if cls is AsyncGradients else 5)
+    assert optimizer.stats()["num_gradients_skipped"] == 1
     stats = workers.stats()
     assert stats["num_non_finite"] == 1
     assert stats["last_non_finite"].startswith("gradient: 1 of its")
     assert is_finite(optimizer.policy)
 
 
+class FirstGradientNeverFinite(PPOPolicy):
+    """The first of four gradients is not finite, as those of a rollout's first minibatch."""
+
+    count = 0
+
+    def backward(self, rows: Any) -> dict[str, float]:
+        stats = super().backward(rows)
+        self.count += 1
+        if self.count % 4 == 1:
+            self.flat.grads[0] = float("nan")
+        return stats
+
+
+def test_samples_of_a_rollout_whose_first_gradient_fails_count() -> None:
+    learning = {"sgd_minibatch_size": 5, "num_sgd_iter": 2}  # four gradients of ten rows
+    workers = FakeWorkerSet(worker_config(FirstGradientNeverFinite, **learning))
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
+    for _ in range(8):
+        optimizer.step()
+    assert optimizer.metrics.num_updates == 24
+    assert optimizer.metrics.num_env_steps_sampled == optimizer.policy.env_steps == 80
+    assert optimizer.metrics.num_env_steps_trained == 40
+
+
+def test_gradients_that_stay_non_finite_end_the_run() -> None:
+    class NeverFinite(PPOPolicy):
+        def backward(self, rows: Any) -> dict[str, float]:
+            stats = super().backward(rows)
+            self.flat.grads[0] = float("nan")
+            return stats
+
+    workers = FakeWorkerSet(worker_config(NeverFinite))
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=40)
+    with pytest.raises(NonFiniteError, match=r"worker [12]: 5 gradients in a row"):
+        optimizer.step()
+    assert is_finite(optimizer.policy)
+
+
 def test_mean_with_infinite_norm_is_no_workers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
     workers = FakeWorkerSet(worker_config(rollout={"num_workers": 2}))
     optimizer = make_optimizer(SyncGradients, workers, grads_per_step=2)
     apply = optimizer.policy.apply_flat
@@ -245,9 +274,9 @@ def test_gradient_too_large_for_adam_is_left_out() -> None:
 def learned(worker: Any) -> tuple[str, int, bool]:
     """The hash of its weights, their version, and whether they and Adam's moments are finite."""
     state = worker.policy.get_state()
-    tensors = [state["params"], *state["adam"].values()]
+    tensors = [state["params"], *state["adam"]["network"].values()]
     finite = all(bool(t.isfinite().all()) for t in tensors)
-    return worker.checksum(), worker.policy.version, finite
+    return checksum(worker), worker.policy.version, finite
 
 
 def decentralized(pool: Pool, config: WorkerConfig) -> Any:
@@ -257,23 +286,20 @@ def decentralized(pool: Pool, config: WorkerConfig) -> Any:
 @pytest.mark.parametrize("what", ["nan reward", "nan observation"])
 def test_nan_of_one_rank_reaches_no_other_rank_or_checkpoint(worker_pool: Pool, what: str) -> None:
     optimizer = decentralized(worker_pool, non_finite_config(what, "ppo", times=1))
-    log = optimizer.workers.faults.fragments
-    skipped = 0
     for _ in range(8):
-        optimizer.step()
+        result = optimizer.step()
+        assert result.env_steps_sampled == result.env_steps_trained
+        assert result.updates > 0
         seen = on_ranks(optimizer, learned)
         assert len(set(seen)) == 1, "weights of ranks differ"
         assert all(finite for _, _, finite in seen)
-    skipped = log.num_non_finite
-    assert skipped in (1, 2)
-    assert log.stats()["last_non_finite_worker"] == 2
-    assert "'Spoiled' of worker 2" in log.stats()["last_non_finite"]
+    stats = optimizer.workers.stats()
+    assert stats["num_non_finite"] in (1, 2)
+    assert stats["last_non_finite_worker"] == 2
+    assert "'Spoiled' of worker 2" in stats["last_non_finite"]
     state = optimizer.get_state()
-    tensors = [state["policy"]["params"], *state["policy"]["adam"].values()]
+    tensors = [state["policy"]["params"], *state["policy"]["adam"]["network"].values()]
     assert all(bool(torch.isfinite(t).all()) for t in tensors)
-    # All ranks skipped the update.
-    updates_of_a_round = optimizer.metrics.num_updates / (optimizer.num_rounds - skipped)
-    assert updates_of_a_round == int(updates_of_a_round) > 0
 
 
 def with_non_finite_gradient(pool: Pool, policy: type) -> tuple[Any, list[Any]]:
@@ -296,6 +322,7 @@ def test_non_finite_gradient_of_one_rank_is_applied_by_none(worker_pool: Pool) -
     assert stats["last_non_finite_worker"] in (1, 2)
     assert stats["last_non_finite"] == "gradient of a minibatch"
     assert optimizer.stats()["num_skipped_updates"] == 1
+    assert optimizer.stats()["num_env_steps_trained"] == optimizer.metrics.num_env_steps_sampled
     before = optimizer.metrics.num_updates
     optimizer.step()
     assert optimizer.metrics.num_updates > before
@@ -306,10 +333,32 @@ def test_unchecked_gradient_reaches_all_ranks(worker_pool: Pool) -> None:
     assert [finite for _, _, finite in seen] == [False, False]
 
 
-def test_five_non_finite_rounds_in_a_row_end_the_run(worker_pool: Pool) -> None:
+def test_five_non_finite_fragments_of_a_rank_end_the_run(worker_pool: Pool) -> None:
     optimizer = decentralized(worker_pool, non_finite_config("nan reward", "ppo"))
     with pytest.raises(NonFiniteError, match=r"worker 2.*in a row.*max_consecutive_non_finite=5"):
         step_often(optimizer)
-    seen = on_ranks(optimizer, learned)
-    assert len(set(seen)) == 1
-    assert seen[0][2]
+    assert optimizer.workers.stats()["num_non_finite"] == 5
+    assert optimizer.workers.faults.num_restarts == 0
+
+
+class OneStep(Drift):
+    """Each episode has one step."""
+
+    def step(self, action: int) -> Any:
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, True, False, info
+
+
+def test_rounds_without_a_valid_row_are_not_non_finite(worker_pool: Pool) -> None:
+    # Every second step only resets the environment.
+    rollout = {
+        "num_envs_per_worker": 1,
+        "rollout_fragment_length": 1,
+        "autoreset_mode": "next_step",
+    }
+    config = worker_config("ppo", OneStep, rollout=rollout)
+    optimizer = make_optimizer(DecentralizedAllReduce, worker_pool(config), fraction_workers=1.0)
+    results = [optimizer.step() for _ in range(11)]
+    assert [result.env_steps_sampled for result in results] == [2, 0] * 5 + [2]
+    assert all((result.updates > 0) == (result.env_steps_sampled > 0) for result in results)
+    assert optimizer.workers.stats()["num_non_finite"] == 0

@@ -25,25 +25,30 @@ OPTIMIZERS: dict[str, type[PolicyOptimizer]] = {
     for cls in (AsyncGradients, SyncGradients, SyncSamples, AsyncSamples, DecentralizedAllReduce)
 }
 LAGS = {"policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts"}
-SCHEME = {"scheme_collection", "scheme_gradients", "scheme_update"}
-NESTED = {"driver", "workers", "requests_in_flight"}
+NESTED = {"driver", "workers", "machine", "requests_in_flight"}
+SECONDS = {"startup_s", "training_s", "interval_s"}
 COMMON = {
     *NESTED,
     "num_bytes_sent",
     "num_bytes_received",
+    "num_large_messages",
     "num_gradients_accepted",
     "num_gradients_stale",
     "num_gradients_skipped",
     "name",
     "transport",
     "num_env_steps_sampled",
+    "num_env_steps_discarded",
     "num_env_steps_trained",
     "num_updates",
     "num_skipped_updates",
     "env_steps_per_s",
     "updates_per_s",
+    "rows_per_update",
+    *SECONDS,
     *LAGS,
-    *SCHEME,
+    "num_early_stopped",
+    "num_gradients",
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
@@ -72,8 +77,8 @@ def test_optimizer_block_has_one_shape_from_the_start(worker_pool: Pool, name: s
     for lag in LAGS:
         assert list(first[lag]) == ["mean", "max", "histogram"]
         assert first[lag]["histogram"] == [0] * 17
-    assert all(isinstance(first[key], str) for key in SCHEME)
-    assert all(first[key] == 0 for key in COMMON - {"name", "transport"} - LAGS - SCHEME - NESTED)
+    others = {"name", "transport"} | SECONDS | LAGS | NESTED
+    assert all(first[key] == 0 for key in COMMON - others)
     for _ in range(2):
         optimizer.step()
         stats = optimizer.stats()

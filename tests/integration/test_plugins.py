@@ -13,6 +13,7 @@ import pytest
 
 from polopt import A3C, PolicyOptimizerTrainer, register_optimizer, register_policy
 from polopt.common.config import ConfigError
+from polopt.metrics.tab import OptimizerTab
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy
@@ -39,6 +40,7 @@ broken = "no_such_module:Broken"
 MODULE = '''
 """A policy and an optimizer of a third party."""
 
+import polopt
 import pydantic
 from polopt.optimizers.sync_samples import SyncSamples, SyncSamplesConfig
 from polopt.policies.a2c import A2CConfig, A2CPolicy
@@ -67,6 +69,10 @@ class RepeatedSamples(SyncSamples):
 
     name = "repeated_samples"
     config_class = RepeatedSamplesConfig
+    tab = polopt.Tab(
+        "How busy the driver is.",
+        (polopt.Plot("lag", "Lag", "A help.", "updates", {"mean": "optimizer/policy_lag/mean"}),),
+    )
 
     def step(self):
         for _ in range(self.config.rounds):
@@ -142,6 +148,24 @@ def test_installed_plugin_trains(installed: Path, tmp_path: Path) -> None:
     assert without.returncode == 2
     assert "key 'policy': got 'scaled_policy'" in without.stderr
     assert with_plugin(installed, *evaluate, cwd=tmp_path).returncode == 0
+
+
+def test_tab_of_a_plugin_is_written_beside_its_results(installed: Path, tmp_path: Path) -> None:
+    changes = [
+        *("env=CartPole-v1", "num_workers=0", "optimizer=repeated_samples", "rounds=2"),
+        *("stop.training_iteration=2", "min_sample_timesteps_per_iteration=1"),
+        *("--results-dir", str(tmp_path)),
+    ]
+    train = ["-m", CLI, "train", "PolicyOptimizerTrainer", *changes]
+    done = with_plugin(installed, *train, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.rglob("optimizer.json")
+    assert (file.parent / "result.json").exists()
+    tab = OptimizerTab.from_json(file.read_text())
+    assert (tab.name, tab.title) == ("repeated_samples", "RepeatedSamples")
+    assert tab.phases == SyncSamples.phases
+    assert "rounds" in tab.extra_stats
+    assert [plot.title for plot in tab.tab.plots] == ["Lag"]
 
 
 def test_installed_plugin_is_listed(installed: Path, tmp_path: Path) -> None:

@@ -7,20 +7,33 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import ray
-from fakes import make_optimizer, worker_config
+from fakes import FakeWorkerSet, make_optimizer, worker_config
 from learning import train_cartpole
 
 from polopt.common.config import ConfigError
+from polopt.optimizers.rank_group import checksum
 from polopt.optimizers.registry import OPTIMIZERS
-from polopt.optimizers.scheme import COLLECTIONS, GRADIENTS, UPDATES, Scheme, scheme_config
-from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.optimizers.scheme import (
+    COLLECTIONS,
+    GRADIENTS,
+    UPDATES,
+    Scheme,
+    scheme_config,
+    scheme_of,
+)
+from polopt.rollouts.collectors.gradient_worker import GradientWorker, make_workers
+from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.config import Experiment
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 CELLS = [Scheme(*words) for words in itertools.product(COLLECTIONS, GRADIENTS, UPDATES)]
+
+
+def options_of(cell: Scheme) -> dict[str, Any]:
+    """Options of sampling of a cell."""
+    return {key: value for key, value in scheme_config(*cell).items() if key != "optimizer"}
 
 
 def has_meaning(cell: Scheme) -> bool:
@@ -60,7 +73,10 @@ def test_unknown_scheme_word_is_refused() -> None:
 @every_cell
 def test_options_of_a_cell_make_a_trainer_of_that_cell(cell: Scheme) -> None:
     experiment = Experiment.parse({"env": "CartPole-v1", **scheme_config(*cell)}, {})
-    assert experiment.optimizer_class.check(experiment.rollout, experiment.optimizer) == cell
+    workers = FakeWorkerSet(worker_config(rollout=options_of(cell)))
+    optimizer = make_optimizer(experiment.optimizer_class, workers)
+    optimizer.config = experiment.optimizer
+    assert scheme_of(optimizer) == cell
 
 
 @pytest.mark.parametrize(
@@ -144,8 +160,7 @@ def cell_workers(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerS
 
 
 def make(cell: Scheme, get: Callable[[WorkerConfig], WorkerSet]) -> Any:
-    options = scheme_config(*cell)
-    optimizer = options.pop("optimizer")
+    options, optimizer = options_of(cell), scheme_config(*cell)["optimizer"]
     named = optimizer if isinstance(optimizer, dict) else {"name": optimizer}
     name, own = named["name"], {k: v for k, v in named.items() if k != "name"}
     if name in ("async_gradients", "sync_gradients"):
@@ -154,15 +169,9 @@ def make(cell: Scheme, get: Callable[[WorkerConfig], WorkerSet]) -> Any:
     return make_optimizer(OPTIMIZERS.get(name), get(config), **own)
 
 
-def checksums_below(worker: Any) -> set[str]:
-    """What a gradient worker and the workers below it have for weights, as bytes' hashes."""
-
-    def look(self: Any) -> set[str]:
-        below = [w.actor.checksum.remote() for w in self.below.remote]
-        return {self.checksum(), *ray.get(below, timeout=120.0)}
-
-    seen: set[str] = ray.get(worker.actor.__ray_call__.remote(look), timeout=120.0)
-    return seen
+def checksums_below(worker: GradientWorker) -> set[str]:
+    """Runs in a gradient worker: hashes of its weights and of those of the workers below it."""
+    return {checksum(worker), *foreach_worker(worker.workers, checksum).values()}
 
 
 @every_cell
@@ -173,7 +182,7 @@ def test_cell_runs_counts_and_has_expected_lag(
     rollout = optimizer.workers.config.rollout
     results = [optimizer.step() for _ in range(4)]
     stats = optimizer.stats()
-    assert optimizer.scheme == cell
+    assert scheme_of(optimizer) == cell
 
     # Counts.
     sampled = sum(result.env_steps_sampled for result in results)
@@ -193,26 +202,26 @@ def test_cell_runs_counts_and_has_expected_lag(
     if cell.gradients.endswith(" sync") and cell.collection.endswith(" sync"):
         assert data["max"] == 0
     if cell.collection == "central async" and cell.gradients == "central sync":
-        assert data["histogram"][:3] == [1, 3, 0], "the first is new, all others one rollout old"
+        # Of two environments each: the first batch is new, all others are one rollout old.
+        assert data["histogram"][:3] == [2, 6, 0]
     # Four updates for each rollout: in updates more than in rollouts.
     assert stats["policy_lag"]["max"] >= data["max"]
 
     # Weights.
     optimizer.drain()
     if cell.update == "decentralized":
-        sums = [w.actor.checksum.remote() for w in optimizer.workers.remote]
-        local = optimizer.workers.local.checksum()
-        assert set(ray.get(sums, timeout=120.0)) == {local}
+        sums = foreach_worker(optimizer.workers, checksum)
+        assert set(sums.values()) == {checksum(optimizer.workers.local)}
     if rollout.num_workers_below and cell.collection.endswith(" sync"):
         optimizer.update_algorithm_parameter("lr", 0.0)  # weights do not change any more
         for _ in range(3):  # a rollout of two workers below takes two
             optimizer.step()
         optimizer.drain()
-        for worker in optimizer.workers.remote:
-            assert len(checksums_below(worker)) == 1
+        for sums_below in foreach_worker(optimizer.workers, checksums_below).values():
+            assert len(sums_below) == 1
     assert optimizer.workers.faults.num_restarts == 0
     optimizer.stop()
-    assert len(optimizer.in_flight) == 0
+    assert optimizer.calls.idle
 
 
 @pytest.mark.slow

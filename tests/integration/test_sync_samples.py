@@ -15,7 +15,6 @@ from fakes import (
     FakeWorkerSet,
     RandomDelayDrift,
     Script,
-    install,
     make_optimizer,
     oldest_first,
     pid_of,
@@ -25,7 +24,7 @@ from fakes import (
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.collectors import gatherer
+from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -35,19 +34,17 @@ PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "kl_coeff": 0.2, "lr": 1e-2}
 THREE = {"num_workers": 3}
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    return install(monkeypatch)
-
-
 def make(
     rollout: dict[str, Any] | None = None,
     seed: int = 0,
     train_batch_size: int = 4 * ROWS,
     up: bool = True,
+    script: Script = oldest_first,
 ) -> Any:
     config = worker_config("ppo", seed=seed, rollout={**THREE, **(rollout or {})}, **PPO)
-    workers = FakeWorkerSet(config, up=up)
+    fake = FakeRay()
+    fake.script = script
+    workers = FakeWorkerSet(config, fake, up=up)
     return make_optimizer(SyncSamples, workers, train_batch_size=train_batch_size)
 
 
@@ -55,10 +52,9 @@ def weights(optimizer: SyncSamples) -> bytes:
     return optimizer.policy.get_weights().flat.tobytes()
 
 
-def train(fake: FakeRay, script: Script, steps: int = 4, **options: Any) -> bytes:
-    optimizer = make(**options)
-    fake.script = script
-    for _ in range(steps):
+def train(script: Script, **options: Any) -> bytes:
+    optimizer = make(script=script, **options)
+    for _ in range(4):
         optimizer.step()
     return weights(optimizer)
 
@@ -76,19 +72,23 @@ def spy_on_batches(optimizer: SyncSamples) -> list[SampleBatch]:
     return batches
 
 
-def test_the_order_of_arrival_changes_no_bit(fake: FakeRay) -> None:
-    expected = train(fake, oldest_first)
+def test_the_order_of_arrival_changes_no_bit() -> None:
+    expected = train(oldest_first)
     for seed in range(5):
-        assert train(fake, shuffled_by(seed)) == expected
-    assert train(fake, oldest_first, seed=1) != expected
+        assert train(shuffled_by(seed)) == expected
+    assert train(oldest_first, seed=1) != expected
 
 
-def test_order_of_arrival_changes_the_weights(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = train(fake, oldest_first)
-    monkeypatch.setattr(gatherer, "sorted", lambda landed, key: list(landed), raising=False)
-    assert any(train(fake, shuffled_by(seed)) != expected for seed in range(5))
+def in_order_of_arrival(calls: Calls, *_: Any, **__: Any) -> list[Reply]:
+    """Wrong variant of `Calls.all`."""
+    calls.wait()
+    return [calls.take(reply) for reply in list(calls.kept)]
+
+
+def test_order_of_arrival_changes_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = train(oldest_first)
+    monkeypatch.setattr(Calls, "all", in_order_of_arrival)
+    assert any(train(shuffled_by(seed)) != expected for seed in range(5))
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,9 @@ def test_order_of_arrival_changes_the_weights(
     [(0, [1, 1, 1]), (1, [1, 0, 0]), (30, [1, 1, 1]), (31, [2, 1, 1]), (75, [3, 3, 2])],
 )
 def test_batch_is_rounded_up_to_fragments_assigned_in_turn(
-    fake: FakeRay, wanted: int, fragments: list[int]
+    wanted: int, fragments: list[int]
 ) -> None:
-    optimizer = make(train_batch_size=wanted)
-    fake.script = shuffled_by(3)
+    optimizer = make(train_batch_size=wanted, script=shuffled_by(3))
     for steps in (1, 2):
         result = optimizer.step()
         assert result.env_steps_sampled == sum(fragments) * ROWS
@@ -108,12 +107,11 @@ def test_batch_is_rounded_up_to_fragments_assigned_in_turn(
         ]
 
 
-def test_fragments_lie_side_by_side_by_worker_and_then_by_round(fake: FakeRay) -> None:
-    optimizer = make(train_batch_size=7 * ROWS)
+def test_fragments_lie_side_by_side_by_worker_and_then_by_round() -> None:
+    optimizer = make(train_batch_size=7 * ROWS, script=shuffled_by(11))
     batches = spy_on_batches(optimizer)
-    fake.script = shuffled_by(11)
     optimizer.step()
-    parts = [part.batch for actor in optimizer.workers.actors for part in actor.results]
+    parts = [part for actor in optimizer.workers.actors for part in actor.answers]
     assert [part.worker_index for part in parts] == [1, 1, 1, 2, 2, 3, 3]
     for name in ("obs", "actions", "advantages", "action_logp"):
         for i, part in enumerate(parts):
@@ -122,11 +120,11 @@ def test_fragments_lie_side_by_side_by_worker_and_then_by_round(fake: FakeRay) -
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_nothing_collected_is_thrown_away(fake: FakeRay, autoreset: str) -> None:
-    optimizer = make({"autoreset_mode": autoreset}, train_batch_size=7 * ROWS)
-    fake.script = shuffled_by(2)
+def test_nothing_collected_is_thrown_away(autoreset: str) -> None:
+    rollout = {"autoreset_mode": autoreset}
+    optimizer = make(rollout, train_batch_size=7 * ROWS, script=shuffled_by(2))
     results = [optimizer.step() for _ in range(5)]
-    parts = [part.batch for actor in optimizer.workers.actors for part in actor.results]
+    parts = [part for actor in optimizer.workers.actors for part in actor.answers]
     collected = sum(part.env_steps for part in parts)
     assert len(parts) == 5 * 7
     assert (collected < 35 * ROWS) == (autoreset == "next_step"), "resets are no steps"
@@ -139,12 +137,12 @@ def test_nothing_collected_is_thrown_away(fake: FakeRay, autoreset: str) -> None
     assert metrics.episodes.report()["num_episodes"] == episodes > 0
 
 
-def test_all_samples_are_made_with_the_newest_weights(fake: FakeRay) -> None:
+def test_all_samples_are_made_with_the_newest_weights() -> None:
     optimizer = make(train_batch_size=7 * ROWS)
     for _ in range(3):
         version = optimizer.policy.version
         optimizer.step()
-        parts = [part.batch for actor in optimizer.workers.actors for part in actor.results[-2:]]
+        parts = [part for actor in optimizer.workers.actors for part in actor.answers[-2:]]
         assert {part.version for part in parts} == {version}
     assert optimizer.stats()["policy_lag"]["max"] == 0
 
@@ -163,9 +161,7 @@ def test_one_process_gives_the_same_result() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_restored_run_continues_bit_for_bit(
-    fake: FakeRay, num_workers: int, autoreset: str
-) -> None:
+def test_restored_run_continues_bit_for_bit(num_workers: int, autoreset: str) -> None:
     rollout = {"num_workers": num_workers, "autoreset_mode": autoreset}
 
     def go_on(optimizer: SyncSamples) -> tuple[bytes, dict[str, Any], int, tuple[Any, ...]]:
@@ -194,12 +190,12 @@ def test_restored_run_continues_bit_for_bit(
     restored.set_state(state)
     assert go_on(restored) == expected
     assert state["policy"]["params"].equal(untouched["policy"]["params"])
-    assert state["policy"]["adam"]["exp_avg"].equal(untouched["policy"]["adam"]["exp_avg"])
+    assert state["policy"]["adam"]["network"]["exp_avg"].equal(
+        untouched["policy"]["adam"]["network"]["exp_avg"]
+    )
 
 
-def test_incomplete_state_changes_the_weights(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_state_changes_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     original = make()
     original.step()
     state = original.get_state()
@@ -220,24 +216,24 @@ def test_incomplete_state_changes_the_weights(
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["replaced at once", "replacement needs time"])
-def test_batch_is_complete_when_a_worker_fails(fake: FakeRay, up: bool) -> None:
+def test_batch_is_complete_when_a_worker_fails(up: bool) -> None:
     optimizer = make(train_batch_size=8 * ROWS, up=up)
     optimizer.step()
     dying = optimizer.workers.remote[1].actor
     dying.next_error = ray.exceptions.ActorDiedError()
-    fake.script = shuffled_by(4)
+    optimizer.workers.ray.script = shuffled_by(4)
     result = optimizer.step()
     assert result.env_steps_sampled == result.env_steps_trained == 8 * ROWS
     assert not dying.alive
     assert optimizer.workers.faults.num_restarts == 1
     one, two, three = optimizer.workers.remote
     made = [actor.calls for actor in (one.actor, two.actor, three.actor)]
-    samples = [sum(method == "collect" for method, _ in calls) for calls in made]
+    samples = [sum(method == "sample" for method, _ in calls) for calls in made]
     assert samples[1] == (2 if up else 0), "no wait for a replacement that starts"
     assert sum(samples) == 2 * 8 - 3, "without the steps of the lost worker"
     two.actor.finish()
     optimizer.step()
-    assert sum(method == "collect" for method, _ in two.actor.calls) > samples[1]
+    assert sum(method == "sample" for method, _ in two.actor.calls) > samples[1]
 
 
 # ---- with processes ----------------------------------------------------------------------
@@ -255,12 +251,8 @@ def workers(worker_pool: Callable[[WorkerConfig], WorkerSet]) -> WorkerSet:
     return worker_pool(worker_config("ppo", RandomDelayDrift, rollout=THREE, **PPO))
 
 
-def test_processes_and_one_process_give_equal_bits(
-    workers: WorkerSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        fake = install(patch)
-        expected = train(fake, oldest_first, train_batch_size=7 * ROWS)
+def test_processes_and_one_process_give_equal_bits(workers: WorkerSet) -> None:
+    expected = train(oldest_first, train_batch_size=7 * ROWS)
     for _ in range(2):
         optimizer = set_up(workers)
         for _ in range(4):

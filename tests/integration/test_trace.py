@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from polopt.metrics.chrome_trace import self_times_s
+from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.trainers.presets import A2C, A3C, DDPPO
 
 CONFIG: dict[str, Any] = {
@@ -47,7 +48,7 @@ def run(request: pytest.FixtureRequest, ray_session: None) -> Iterator[Run]:
     folder = Path(trainer.logdir)
     try:
         # On a busy machine the first call of a worker can take longer than the recorded steps.
-        trainer.workers.apply(lambda worker: len(worker.sample()))
+        foreach_worker(trainer.workers, lambda worker: len(worker.sample()))
         while not (folder / "trace.json").exists():
             assert trainer.train()["training_iteration"] <= 5
         yield json.loads((folder / "trace.json").read_text()), names, folder

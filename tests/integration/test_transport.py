@@ -10,32 +10,35 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import ray
+from rpc_fakes import CalledTarget, call
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.transport.endpoint import Endpoint
-from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
-from polopt.rollouts.transport.mixed_wait import wait_any
-from polopt.rollouts.transport.rpc_channel import RpcChannel
-from polopt.rollouts.transport.rpc_client import RpcClient, TransportError, open_rpc
-from polopt.rollouts.transport.rpc_future import RpcFuture
+from polopt.rollouts.transport.messages import AUTO_FRAME_BYTES, MAX_FRAME_BYTES
+from polopt.rollouts.transport.rpc_client import (
+    RpcChannel,
+    RpcClient,
+    RpcFuture,
+    TransportError,
+    open_rpc,
+)
 from polopt.rollouts.transport.rpc_server import RpcServer
 
 HOST = "127.0.0.1"
 LIMIT_S = 60.0
 
 
-class Recorder:
+class Recorder(CalledTarget):
     """Actor that takes calls through Ray and over ZeroMQ, and lists them."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.server = RpcServer()
+        self.dies_in_between = False
 
     def connect(self, endpoint: Endpoint) -> str:
         return self.server.connect(endpoint)
@@ -46,6 +49,15 @@ class Recorder:
     def record(self, value: Any) -> Any:
         self.calls.append(value)
         return value
+
+    def take_large_answer(self, endpoint: Endpoint, number: int) -> list[bytes]:
+        if self.dies_in_between:
+            os._exit(1)
+        return self.server.take_large_answer(endpoint, number)
+
+    def zeros(self, count: int, dies_in_between: bool = False) -> bytes:
+        self.dies_in_between = dies_in_between
+        return bytes(count)
 
     def fail(self) -> None:
         raise ZeroDivisionError("division in the worker")
@@ -71,7 +83,8 @@ def actors(ray_session: None) -> Iterator[Callable[[], Any]]:
     made = []
 
     def make() -> Any:
-        made.append(ray.remote(num_cpus=0)(Recorder).remote())
+        options = {"num_cpus": 0, "concurrency_groups": {"control": 1}}
+        made.append(ray.remote(**options)(Recorder).remote())
         return made[-1]
 
     yield make
@@ -95,14 +108,14 @@ def connect(client: RpcClient, actor: Any, name: str = "worker 1") -> RpcChannel
     return channel
 
 
-def result(client: RpcClient, call: Any) -> Any:
-    if not isinstance(call, RpcFuture):
-        return ray.get(call, timeout=LIMIT_S)
+def result(client: RpcClient, made: Any) -> Any:
+    if not isinstance(made, RpcFuture):
+        return ray.get(made, timeout=LIMIT_S)
     until_s = time.monotonic() + LIMIT_S
-    while not call.done:
+    while not made.done:
         assert time.monotonic() < until_s
         client.poll(1.0)
-    return call.result()
+    return made.result()
 
 
 def test_actor_calls_and_rpc_keep_their_order(client: RpcClient, actors: Any) -> None:
@@ -114,65 +127,60 @@ def test_actor_calls_and_rpc_keep_their_order(client: RpcClient, actors: Any) ->
             channel.pause()
             calls.append(actor.record.remote(number))
         else:
-            calls.append(channel.call("record", (number,)))
-    assert [result(client, call) for call in calls] == list(range(60))
+            calls.append(call(channel, "record", number))
+    assert [result(client, made) for made in calls] == list(range(60))
     channel.pause()
     assert ray.get(actor.all.remote(), timeout=LIMIT_S) == list(range(60))
 
 
 def test_exception_is_the_one_that_ray_reports(client: RpcClient, actors: Any) -> None:
-    call = connect(client, actors()).call("fail", ())
+    failing = call(connect(client, actors()), "fail")
     with pytest.raises(ray.exceptions.RayTaskError, match="division in the worker"):
-        result(client, call)
+        result(client, failing)
 
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_death_of_a_process_is_reported(client: RpcClient, actors: Any, paused: bool) -> None:
     actor = actors()
     channel = connect(client, actor)
-    assert result(client, channel.call("record", (1,))) == 1
+    assert result(client, call(channel, "record", 1)) == 1
     if paused:
         channel.pause()
         actor.exit.remote()
-        call = channel.call("record", (2,))
+        lost = call(channel, "record", 2)
     else:
-        call = channel.call("exit", ())
+        lost = call(channel, "exit")
     with pytest.raises(ray.exceptions.RayActorError):
-        result(client, call)
+        result(client, lost)
 
 
 @pytest.mark.parametrize("kill_after_s", [0.01, 0.05, 0.1])
-def test_kill_within_a_message_fails_only_that_worker(
-    client: RpcClient, actors: Any, kill_after_s: float
-) -> None:
+def test_kill_within_a_message_fails_only_that_worker(actors: Any, kill_after_s: float) -> None:
+    client = RpcClient(HOST, LIMIT_S, required=True)
     other = connect(client, actors(), "worker 2")
-    assert result(client, other.call("record", (1,))) == 1
-    call = connect(client, actors()).call("large", (kill_after_s,))
-    assert result(client, other.call("record", (2,))) == 2
+    assert result(client, call(other, "record", 1)) == 1
+    large = call(connect(client, actors()), "large", kill_after_s)
+    assert result(client, call(other, "record", 2)) == 2
     with contextlib.suppress(ray.exceptions.RayActorError):
-        assert len(result(client, call)) == MAX_FRAME_BYTES - 1000, "sent before the kill"
-    assert result(client, other.call("record", (3,))) == 3
+        assert len(result(client, large)) == MAX_FRAME_BYTES - 1000, "sent before the kill"
+    assert result(client, call(other, "record", 3)) == 3
+    client.close()
 
 
-def test_wait_returns_the_first_ended_call_in_order(client: RpcClient, actors: Any) -> None:
-    serving, idle = actors(), actors()
-    channel = connect(client, serving)
-    over_zmq = channel.call("record", (1,))
-    assert result(client, over_zmq) == 1
-    through_ray = idle.record.remote(2)
-    ray.wait([through_ray], timeout=LIMIT_S)
-    unanswered = RpcFuture("record", Future())
-    behind = serving.record.remote(3)  # runs once `serve` has ended
-    pending = [unanswered, behind]
-    assert wait_any(client, [*pending, over_zmq, through_ray], LIMIT_S) == [over_zmq]
-    assert wait_any(client, [*pending, through_ray, over_zmq], LIMIT_S) == [through_ray]
-    for timeout_s in (0.0, 0.2):
-        began_s = time.monotonic()
-        assert wait_any(client, pending, timeout_s) == []
-        assert timeout_s <= time.monotonic() - began_s < LIMIT_S
-    channel.pause()
-    assert wait_any(client, pending, LIMIT_S) == [behind]
-    assert time.monotonic() - began_s < LIMIT_S, "it waits for calls through Ray, too"
+def test_large_answer_comes_through_ray(client: RpcClient, actors: Any) -> None:
+    channel = connect(client, actors())
+    count = AUTO_FRAME_BYTES + 1
+    large, small = call(channel, "zeros", count), call(channel, "zeros", 1)
+    assert result(client, large) == bytes(count)
+    assert result(client, small) == bytes(1)
+    assert client.num_large_messages == 1
+    assert channel.open, "the worker goes on serving"
+
+
+def test_death_before_a_large_answer_is_fetched_is_reported(client: RpcClient, actors: Any) -> None:
+    lost = call(connect(client, actors()), "zeros", AUTO_FRAME_BYTES + 1, True)
+    with pytest.raises(ray.exceptions.RayActorError):
+        result(client, lost)
 
 
 # ---- config ------------------------------------------------------------------------------------
@@ -214,12 +222,12 @@ def test_only_auto_goes_through_ray_where_nothing_can_listen(
 
 BIND = """
 import os, sys, tempfile
-from polopt.rollouts.transport.router import Router
+from polopt.rollouts.transport.rpc_client import Router
 
 def entries():
     return len(os.listdir(tempfile.gettempdir()))
 
-router = Router("127.0.0.1", 60.0)
+router = Router("127.0.0.1", 60.0, 1 << 20)
 assert entries() == 1
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
@@ -236,9 +244,3 @@ def test_process_that_ends_without_close_leaves_no_directory() -> None:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
         assert (done.returncode, done.stdout) == (0, "bound\n"), done.stderr
         assert not os.listdir(parent)
-
-
-@pytest.mark.parametrize(("direct_calls", "transport"), [(True, "auto"), (False, "ray")])
-def test_direct_calls_is_read_as_transport(direct_calls: bool, transport: str) -> None:
-    config = RolloutConfig.parse({"direct_calls": direct_calls})
-    assert config.transport == transport

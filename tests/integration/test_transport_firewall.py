@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from rpc_fakes import FakeActor, FakeMethod
+from rpc_fakes import Echo, FakeActor, FakeMethod, call
 
 from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.rpc_client import RpcClient
@@ -58,13 +57,6 @@ def namespace() -> Iterator[str]:
         yield NAMESPACE
     finally:
         run("ip", "netns", "del", NAMESPACE)
-
-
-class Echo:
-    """Object whose method is called."""
-
-    def echo(self, value: Any) -> Any:
-        return value
 
 
 class NamespaceActor(FakeActor):
@@ -116,11 +108,11 @@ def test_only_the_worker_behind_a_firewall_uses_ray(
     assert behind.duration_s < 30.0, "limited, with room for a busy machine"
     warnings = [record for record in caplog.records if "cannot connect" in record.message]
     assert len(warnings) == (target != "none")
-    call = channels[1].call("echo", (1,))
-    while not call.done:
+    future = call(channels[1], "echo", 1)
+    while not future.done:
         assert time.monotonic() < until_s
         client.poll(0.2)
-    assert call.result() == 1
+    assert future.result() == 1
     client.close()
     behind.stop()
     other.stop()

@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,22 +15,25 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from fakes import FakeWorkerSet, install, make_optimizer, pid_of, worker_config
+from fakes import FakeWorkerSet, make_optimizer, pid_of, worker_config
 from faulty_envs import NeverResets
 
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.gradients import compute_gradient
+from polopt.optimizers.samples import sample
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.policies.a2c import A2CPolicy
-from polopt.rollouts.collectors.gatherer import Slot
 from polopt.rollouts.transport import listener
+from polopt.rollouts.transport.messages import AUTO_FRAME_BYTES
 from polopt.rollouts.transport.rpc_client import SMALL_MESSAGE_BYTES
-from polopt.rollouts.workers.in_flight import InFlight
+from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.rollout_worker import Answer, RolloutWorker
+from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
-from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 
 LIMIT_S = 60.0
 Pool = Callable[[WorkerConfig], WorkerSet]
@@ -104,17 +108,15 @@ def test_failing_environment_is_reported_alike(worker_pool: Pool) -> None:
     for transport in ("zmq", "ray"):
         options = {"num_workers": 1, "transport": transport}
         workers = worker_pool(worker_config("a2c", NeverResets, rollout=options))
-        optimizer = make_optimizer(AsyncGradients, workers)
-        calls, worker = optimizer.in_flight, workers.remote[0]
-        calls.launch(worker, worker.actor.ping.remote())
-        assert calls.wait().failure is None
-        weights = workers.weights_for(worker)
-        calls.launch(worker, workers.call(worker, "sample_and_compute_gradients", weights))
-        failure = calls.wait().failure
+        make_optimizer(AsyncGradients, workers)  # chooses the transport
+        calls, worker = Calls(workers, "test"), workers.remote[0]
+        calls.send(worker, call_method, "ping")
+        assert calls.next().failure is None
+        calls.send(worker, compute_gradient, WEIGHTS)
+        failure = calls.next().failure
         assert failure is not None
         assert failure.kind == "environment"
         messages.append(failure.message.partition("\n")[0])
-        workers.replace(worker, failure)
     assert messages[0] == messages[1]
 
 
@@ -125,30 +127,60 @@ class Undecodable:
         return (importlib.import_module, ("statistics_of_mine",))
 
 
-class OddStatistics(A2CPolicy):
-    """Policy whose third gradient has statistics that the driver cannot unpickle."""
+class Exits:
+    """Unpickling it raises SystemExit."""
 
-    count = 0
+    def __reduce__(self) -> Any:
+        return (sys.exit, ("of the answer",))
 
-    def backward(self, *args: Any, **kwargs: Any) -> Any:
-        stats = super().backward(*args, **kwargs)
-        type(self).count += 1
-        if type(self).count == 3 and self.version < 3:
-            stats["odd"] = Undecodable()
-        return stats
+
+#: What a worker makes of its answer, and what is said of it. `test_calls.py` has further ones.
+ODD_ANSWERS: list[tuple[Callable[[Answer], Any], str]] = [
+    (lambda _: Undecodable(), "its answer cannot be unpickled"),
+    (lambda _: Exits(), "its answer cannot be unpickled: SystemExit: of the answer"),
+    (lambda _: None, "its answer cannot be used: it is NoneType"),
+]
+
+
+class OddWorker(RolloutWorker):
+    """Changes one answer once it has a function `change` to do so."""
+
+    change: Callable[[Answer], Any] | None = None
+
+    def run(self, call: int, function: bytes, *args: Any) -> Any:
+        change, self.change = self.change, None
+        answer = super().run(call, function, *args)
+        return answer if change is None else change(answer)
+
+
+class OddWorkerSet(WorkerSet):
+    """Its remote workers are `OddWorker`s."""
+
+    actor_class = OddWorker
 
 
 @both_transports
-def test_undecodable_answer_is_the_workers_failure(worker_pool: Pool, transport: str) -> None:
-    options = {"num_workers": 1, "transport": transport}
-    workers = worker_pool(worker_config(OddStatistics, rollout=options))
-    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=20)
-    assert optimizer.step().updates == 20
-    faults = optimizer.workers.faults
-    assert faults.num_restarts == 1
-    assert faults.last is not None
-    assert faults.last.worker_index == 1
-    assert "statistics_of_mine" in faults.last.message
+def test_odd_answer_is_the_workers_failure(ray_session: None, transport: str) -> None:
+    rollout = {"num_workers": 1, "num_cpus_per_worker": 0.1, "transport": transport}
+    workers = OddWorkerSet(worker_config("a2c", rollout=rollout, lr=1e-2))
+    optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=5)
+    try:
+        for number, (change, said) in enumerate(ODD_ANSWERS, start=1):
+            assert optimizer.step().updates == 5
+            optimizer.drain()
+            connect_workers(workers)
+            foreach_worker(workers, setattr, "change", change)
+            optimizer.step()
+            assert optimizer.step().updates == 5
+            faults = workers.faults
+            assert faults.counts == {"death": 0, "hang": 0, "exception": number, "environment": 0}
+            assert faults.num_restarts == number
+            assert faults.last is not None
+            assert faults.last.worker_index == 1
+            assert said in faults.last.message
+            assert "function polopt.optimizers.gradients.compute_gradient" in faults.last.message
+    finally:
+        workers.stop()
 
 
 @both_transports
@@ -191,7 +223,7 @@ OPTIMIZERS: dict[str, tuple[type[PolicyOptimizer], dict[str, Any]]] = {
     "sync_gradients": (SyncGradients, {"grads_per_step": 10}),
     "sync_samples": (SyncSamples, {}),
     "async_samples": (AsyncSamples, {}),
-    "decentralized_allreduce": (DecentralizedAllReduce, {"preemption_threshold": 1.0}),
+    "decentralized_allreduce": (DecentralizedAllReduce, {"fraction_workers": 1.0}),
 }
 REPRODUCIBLE = ["sync_gradients", "sync_samples", "decentralized_allreduce"]
 
@@ -206,9 +238,9 @@ def connect_workers(workers: WorkerSet) -> None:
     """All workers are up and, unless calls go through Ray, connected."""
     until_s = time.monotonic() + LIMIT_S
     for worker in workers.remote:
-        calls = InFlight(workers)
-        calls.launch(worker, workers.call(worker, "ping"))
-        assert calls.wait().failure is None
+        calls = Calls(workers, "test")
+        calls.send(worker, call_method, "ping")
+        assert calls.next().failure is None
         while workers.rpc is not None and not (worker.channel and worker.channel.connected):
             assert time.monotonic() < until_s
             workers.rpc.poll(1.0)
@@ -224,6 +256,27 @@ def test_calls_of_every_optimizer_go_over_zmq(worker_pool: Pool, name: str) -> N
     assert optimizer.stats()["transport"] == "zmq"
     optimizer.drain()
     assert optimizer.workers.faults.num_restarts == 0
+
+
+def test_large_calls_and_answers_go_through_ray(worker_pool: Pool) -> None:
+    optimizer = make_named(worker_pool, "async_gradients", "auto")
+    workers = optimizer.workers
+    connect_workers(workers)
+    large = np.arange(AUTO_FRAME_BYTES // 4 + 1, dtype=np.float32)
+    worker = workers.remote[0]
+    for number, (values, counted) in enumerate([(large, 2), (large[:5], 2), (large, 4)]):
+        calls = Calls(workers, "test", per_worker=2)
+        calls.send(worker, setattr, "values", values)
+        calls.send(worker, getattr, "values")
+        assert calls.next().failure is None
+        np.testing.assert_array_equal(calls.next().value, values)
+        assert optimizer.stats()["num_large_messages"] == counted, number
+    before = workers.rpc.num_calls
+    for _ in range(6):
+        optimizer.step()
+    optimizer.drain()
+    assert workers.rpc.num_calls >= before + 6, "gradients go over ZeroMQ, as before"
+    assert workers.faults.num_restarts == 0
 
 
 @pytest.mark.parametrize("name", REPRODUCIBLE)
@@ -266,13 +319,14 @@ def test_every_optimizer_replaces_a_killed_worker(
 def test_early_stop_reaches_a_worker_that_serves(worker_pool: Pool) -> None:
     rollout = {"num_workers": 1, "rollout_fragment_length": 10**6}
     optimizer = make_named(worker_pool, "async_samples", "zmq", **rollout)
-    workers, gatherer = optimizer.workers, optimizer.gatherer
+    workers, calls = optimizer.workers, optimizer.calls
     worker = workers.remote[0]
     connect_workers(workers)
-    gatherer.launch(worker, Slot(1), workers.weights_for(worker))
-    gatherer.stop_all(1)
-    gatherer.receive()
-    assert gatherer.landed[0].fragment.steps < 10**6
+    calls.send(worker, sample, WEIGHTS)
+    calls.stop_all(1)
+    reply = calls.first()
+    assert len(reply.value) < 10**6
+    assert reply.counts.num_early_stopped == 1
     assert worker.channel.open, "the worker goes on serving"
 
 
@@ -284,7 +338,6 @@ class ChoosingWorkerSet(FakeWorkerSet):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_auto_goes_by_the_size_of_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     cls, options = OPTIMIZERS[name]
 

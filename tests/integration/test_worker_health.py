@@ -5,12 +5,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import ray
-from fakes import FakeRay, FakeWorkerSet, in_order, install, make_optimizer, worker_config
+from fakes import (
+    FakeRay,
+    FakeWorkerSet,
+    in_order,
+    make_optimizer,
+    of_worker,
+    oldest_first,
+    worker_config,
+)
+from toy_envs import Drift
 
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
@@ -18,11 +27,10 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.workers import health as health_module
 from polopt.rollouts.workers import worker_set as worker_set_module
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
-from polopt.rollouts.workers.health import WorkerHealth
 from polopt.rollouts.workers.placement import MAX_ARGUMENT_BYTES, actor_argument
+from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.presets import PRESETS
 
@@ -30,13 +38,21 @@ DEATH = ray.exceptions.ActorDiedError()
 ALL = ["async_gradients", "sync_samples", "decentralized_allreduce"]
 
 
+STARTUP_S = 50.0
+
+
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    return install(monkeypatch)
+def fake() -> FakeRay:
+    return FakeRay()
 
 
-def make(num_workers: int = 3, **rollout: Any) -> FakeWorkerSet:
-    return FakeWorkerSet(worker_config(rollout={"num_workers": num_workers, **rollout}), up=False)
+@pytest.fixture
+def make(fake: FakeRay) -> Callable[..., FakeWorkerSet]:
+    def build(num_workers: int = 2, up: bool = False, **rollout: Any) -> FakeWorkerSet:
+        limits = {"num_workers": num_workers, "worker_startup_timeout_s": STARTUP_S}
+        return FakeWorkerSet(worker_config(rollout={**limits, **rollout}), fake, up=up)
+
+    return build
 
 
 def indices(workers: list[Any]) -> list[int]:
@@ -46,27 +62,30 @@ def indices(workers: list[Any]) -> list[int]:
 # ---- workers that are up -----------------------------------------------------------------
 
 
-def test_a_run_begins_with_min_workers_and_grows(fake: FakeRay) -> None:
+def test_a_run_begins_with_min_workers_and_grows(fake: FakeRay, make: Any) -> None:
     workers = make(3, min_workers=2)
-    health = WorkerHealth(workers)
     fake.script = in_order([3, 1])  # a third answer is not waited for
-    assert indices(health.up()) == [1, 3]
+    assert indices(workers.up()) == [1, 3]
     assert workers.stats()["num_healthy_workers"] == 2
-    assert indices(health.up()) == [1, 3], "no wait for the third"
+    assert indices(workers.up()) == [1, 3], "no wait for the third"
     workers.remote[1].actor.finish()
-    assert indices(health.up()) == [1, 2, 3]
+    assert indices(workers.up()) == [1, 2, 3]
     assert workers.stats()["num_healthy_workers"] == 3
 
 
-def test_without_min_workers_waits_for_all_then_for_one(fake: FakeRay) -> None:
+def test_without_min_workers_waits_for_all_then_for_one(fake: FakeRay, make: Any) -> None:
     workers = make(2)
-    health = WorkerHealth(workers)
-    assert indices(health.up()) == [1, 2]
+    assert indices(workers.up()) == [1, 2]
     for worker in list(workers.remote):
         workers.replace(worker, WorkerFailure("death", worker.index, "gone"))
     assert workers.stats()["num_healthy_workers"] == 0
     fake.script = in_order([2])
-    assert indices(health.up()) == [2]
+    assert indices(workers.up()) == [2]
+
+
+def test_without_remote_workers_the_local_one_is_up(make: Any) -> None:
+    workers = make(0)
+    assert workers.up() == [workers.here]
 
 
 def test_min_workers_is_checked() -> None:
@@ -80,29 +99,86 @@ def test_trial_reserves_resources_for_min_workers() -> None:
 
 
 def test_unplaced_workers_are_reported_at_growing_intervals(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = make(2, min_workers=1)
-    unplaced = workers.remote[1]
-    monkeypatch.setattr(health_module, "waits_for_resources", lambda worker: worker is unplaced)
-    monkeypatch.setattr(health_module, "describe_resources", lambda rollout: "each needs 1000 CPUs")
-    monkeypatch.setattr(health_module, "time", fake)
-    for worker in workers.remote:
-        worker.checked_s = fake.now_s
-    health = WorkerHealth(workers)
-    fake.script = in_order([1])
-    health.up()
+    workers.unplaced = {2}
+    fake.resources = {"CPU": 0.25}
+    fake.script = of_worker(1)
+    workers.up()
     assert not caplog.records
     for _ in range(30):
         fake.now_s += 1.0
-        assert indices(health.up()) == [1]
+        assert indices(workers.up()) == [1]
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2, "after 5 s, and after 15"
     assert messages[0] == messages[1]
-    assert (
-        "no resources yet for worker 2: each needs 1000 CPUs. The run continues without"
-        in messages[0]
+    assert messages[0] == (
+        "Ray has no resources yet for worker 2: each needs CPU 0.5 (the cluster has 0.25, of which "
+        "0.25 are free). The run continues without them."
     )
+
+
+def test_slow_start_is_not_called_a_lack_of_resources(
+    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = make(3, min_workers=1)
+    workers.unplaced = {3}
+    fake.script = of_worker(1)
+    for _ in range(20):
+        assert indices(workers.up()) == [1]
+        fake.now_s += 1.0
+    assert {"no resources yet for worker 3:" in line for line in caplog.messages} == {True}
+
+
+def test_a_start_may_take_as_long_as_others_come_up(fake: FakeRay, make: Any) -> None:
+    workers = make(5, min_workers=1)
+    for index in range(1, 5):
+        fake.now_s += 0.9 * STARTUP_S
+        workers.remote[index - 1].actor.finish()
+        assert indices(workers.up()) == list(range(1, index + 1))
+    assert workers.faults.num_restarts == 0, "the fifth has taken 3.6 times the limit"
+    fake.now_s += 1.1 * STARTUP_S
+    workers.up()
+    assert workers.faults.counts["hang"] == 1
+    assert workers.faults.last is not None
+    assert workers.faults.last.message == "no answer for 235.0 s: it has not started"
+
+
+def test_worker_that_the_run_needs_has_a_limit_for_its_place(fake: FakeRay, make: Any) -> None:
+    workers = make(2, max_consecutive_failures=1)
+    workers.unplaced = {2}
+    fake.script = of_worker(1)
+    with pytest.raises(WorkersFailedError, match=r"Ray did not place it: each needs CPU 0\.5"):
+        workers.up()
+    assert fake.now_s >= 1000.0 + STARTUP_S
+
+
+def test_set_up_calls_run_before_a_worker_is_up(fake: FakeRay, make: Any) -> None:
+    workers = make(2)
+    workers.remote[0].actor.finish()
+    workers.remote[1].set_up.append((mark, (1,)))
+    workers.remote[1].set_up.append((mark, (2,)))
+    assert indices(workers.up()) == [1, 2]
+    assert workers.actors[1].calls == [("ping", ()), ("mark", (1,)), ("mark", (2,))]
+    assert [actor.worker.state for actor in workers.actors] == [{}, {"mark": 2}]
+
+
+def test_worker_whose_set_up_fails_is_replaced(fake: FakeRay, make: Any) -> None:
+    workers = make(2, min_workers=1)
+    fake.script = of_worker(1)
+    workers.up()
+    workers.faults.success(1)
+    workers.remote[1].set_up.append((getattr, ("no_such_attribute",)))
+    fake.script = oldest_first
+    while not workers.remote[1].up:
+        workers.take_started(1.0)
+    assert workers.faults.num_restarts == 1
+    assert "no_such_attribute" in workers.stats()["last_exception"]
+
+
+def mark(worker: Any, value: int) -> None:
+    worker.state["mark"] = value
 
 
 # ---- failures in a row -------------------------------------------------------------------
@@ -143,17 +219,18 @@ def test_worker_that_always_fails_is_unrecoverable() -> None:
 def test_unrecoverable_worker_ends_the_run_or_is_given_up(
     fake: FakeRay, min_workers: int | None
 ) -> None:
+    class BrokenReplacements(FakeWorkerSet):
+        """The first call of each replacement fails."""
+
+        def _start(self, index: int) -> Any:
+            worker = super()._start(index)
+            if len(self.actors) > 2:
+                worker.actor.next_error = DEATH
+            return worker
+
     rollout = {"num_workers": 2, "min_workers": min_workers, "max_consecutive_failures": 4}
-    workers = FakeWorkerSet(worker_config(rollout=rollout))
-    start = workers._start
-
-    def start_broken(index: int) -> Any:
-        worker = start(index)
-        worker.actor.next_error = DEATH
-        return worker
-
+    workers = BrokenReplacements(worker_config(rollout=rollout), fake)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=5)
-    workers._start = start_broken  # type: ignore[method-assign]
     workers.remote[1].actor.next_error = DEATH
     if min_workers is None:
         with pytest.raises(WorkersFailedError, match=r"worker 2 failed 4 times(?s:.*)all of them"):
@@ -170,27 +247,27 @@ def test_unrecoverable_worker_ends_the_run_or_is_given_up(
 # ---- adding and removing -----------------------------------------------------------------
 
 
-def test_calls_to_removed_workers_are_forgotten(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}))
+def test_calls_to_removed_workers_are_forgotten(make: Any) -> None:
+    workers = make(3, up=True)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     optimizer.step()
     actor = workers.remote[1].actor
     actor.finish()  # its call of `stop` ends
     assert workers.remove_workers([2]) == [2]
     assert not actor.alive
-    assert len(optimizer.in_flight) == 2
     for _ in range(3):
         assert optimizer.step().updates == 4
+    assert optimizer.calls.num_pending == 2
     assert indices(workers.remote) == [1, 3]
     assert indices(workers.add_workers(2)) == [4, 5]
     for _ in range(3):
         assert optimizer.step().updates == 4
-    assert len(optimizer.in_flight) == 4
+    assert optimizer.calls.num_pending == 4
     assert workers.stats()["num_remote_worker_restarts"] == 0
 
 
-def test_impossible_additions_and_removals_are_refused(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config())
+def test_impossible_additions_and_removals_are_refused(make: Any) -> None:
+    workers = make(2, up=True)
     for wrong in (-1, 3):
         with pytest.raises(ValueError, match=rf"got {wrong}\. Allowed: 0 to 2"):
             workers.remove_workers(wrong)
@@ -205,33 +282,64 @@ def test_impossible_additions_and_removals_are_refused(fake: FakeRay) -> None:
         optimizer.step()
 
 
-def test_save_does_not_wait_for_starting_workers(fake: FakeRay) -> None:
+def test_save_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> None:
     workers = make(2, min_workers=1)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
-    fake.script = lambda pending: next((ref for ref in pending if ref.index == 1), None)
+    fake.script = of_worker(1)
     assert optimizer.step().updates == 2
-    assert len(optimizer.in_flight) == 2, "the other call starts with its worker"
+    assert optimizer.calls.num_pending == 1
     optimizer.get_state()
-    assert [worker.index for worker, _ in optimizer.in_flight.pending()] == [2]
+    assert optimizer.calls.num_pending == 0
     assert workers.faults.num_restarts == 0
     assert optimizer.step().updates == 2
-    assert len(optimizer.in_flight) == 2, "one call per worker"
+    assert workers.actors[1].calls == [("ping", ())], "no work waits for a worker"
 
 
-def test_unplaced_replacement_is_not_a_hang(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unplaced_replacement_is_not_a_hang(fake: FakeRay, make: Any) -> None:
     workers = make(2)  # without `min_workers` a run begins with both, and continues with one
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     optimizer.step()
-    optimizer.in_flight.drop(workers.remote[1])
-    workers.replace(workers.remote[1], WorkerFailure("death", 2, "gone"))
-    monkeypatch.setattr(worker_set_module, "waits_for_resources", lambda worker: not worker.up)
-    fake.script = lambda pending: next((ref for ref in pending if ref.index == 1), None)
+    workers.remote[1].actor.next_error = DEATH
+    workers.unplaced = {2}
+    while workers.faults.num_restarts == 0:
+        optimizer.step()
+    fake.script = of_worker(1)
     for _ in range(3):
         assert optimizer.step().updates == 2
         workers.remote[0].actor.finish()
-        fake.now_s += 2.0 * workers.config.rollout.worker_startup_timeout_s
+        fake.now_s += 2.0 * STARTUP_S
     assert workers.faults.counts["hang"] == 0
     assert workers.faults.num_restarts == 1
+
+
+def test_another_config_keeps_processes_that_have_started(make: Any) -> None:
+    workers = make(2, min_workers=1)
+    workers.remote[0].actor.finish()
+    assert workers.reconfigure(workers.config)
+    assert [worker.actor for worker in workers.remote] == [workers.actors[0], workers.actors[2]]
+
+
+def test_another_config_does_not_wait_for_an_unplaced_worker(fake: FakeRay, make: Any) -> None:
+    workers = make(2, min_workers=1)
+    workers.unplaced = {2}
+    fake.script = of_worker(1)
+    workers.up()
+    unplaced = workers.remote[1].actor
+    config = worker_config(
+        rollout={**workers.config.rollout.to_dict(), "env": Drift, "rollout_fragment_length": 7}
+    )
+    began_s = fake.now_s
+    assert workers.reconfigure(config)
+    assert fake.now_s == began_s
+    assert not unplaced.alive, "another process starts with the new config"
+    assert indices(workers.up()) == [1]
+    optimizer = make_optimizer(SyncSamples, workers)
+    assert optimizer.step().env_steps_sampled == 2 * 7
+    fake.script = oldest_first
+    workers.unplaced = set()
+    while not workers.remote[1].up:
+        workers.take_started(1.0)
+    assert optimizer.step().env_steps_sampled == 2 * 2 * 7
 
 
 # ---- with processes ----------------------------------------------------------------------
@@ -255,13 +363,13 @@ def step_until(optimizer: Any, condition: Any) -> None:
 def test_workers_are_added_and_removed_during_a_run(workers: WorkerSet, name: str) -> None:
     before = indices(workers.remote)
     # By default the slowest of three workers stops early; here every fragment is complete.
-    complete = {"preemption_threshold": 1.0} if name == "decentralized_allreduce" else {}
+    complete = {"fraction_workers": 1.0} if name == "decentralized_allreduce" else {}
     optimizer = make_optimizer(OPTIMIZERS.get(name), workers, **complete)
     optimizer.step()
     (added,) = workers.add_workers(1)
     step_until(optimizer, lambda: added.up)
     if name == "async_gradients":
-        step_until(optimizer, lambda: optimizer.in_flight.count(added))
+        step_until(optimizer, lambda: optimizer.calls.num_calls_of(added))
     else:
         optimizer.step()
         assert optimizer.step().env_steps_trained == 3 * 10
@@ -292,7 +400,7 @@ def test_missing_resources_are_named_and_used_once_available(
     cls: Any,
     options: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(health_module, "CHECK_INTERVAL_S", 0.5)
+    monkeypatch.setattr(worker_set_module, "CHECK_INTERVAL_S", 0.5)
     needs = {"custom_resources_per_worker": {"seat": 5.0}, "num_cpus_per_worker": 0.1}
     made = WorkerSet(worker_config(rollout={"num_workers": 2, "min_workers": 1, **needs}))
     try:
@@ -307,13 +415,13 @@ def test_missing_resources_are_named_and_used_once_available(
         assert optimizer.step().env_steps_trained == 10
         assert made.stats()["num_healthy_workers"] == 1
         placed = next(worker for worker in made.remote if worker.up)
-        assert made.apply(lambda worker: setattr(worker, "mark", 1)) == {placed.index: None}
+        assert foreach_worker(made, setattr, "mark", 1) == {placed.index: None}
         optimizer.update_algorithm_parameter("lr", 0.25)
         (other,) = (worker for worker in made.remote if worker is not placed)
         made.remove_workers([placed.index])
         step_until(optimizer, lambda: other.up)  # the resources are free now
-        assert made.apply(lambda worker: worker.policy.config.lr) == {other.index: 0.25}
-        marked = made.apply(lambda worker: hasattr(worker, "mark"))
+        assert foreach_worker(made, lambda worker: worker.policy.config.lr) == {other.index: 0.25}
+        marked = foreach_worker(made, hasattr, "mark")
         assert marked == {other.index: False}, "no work waits for a worker"
         assert made.faults.num_restarts == 0
     finally:
@@ -324,7 +432,7 @@ def test_missing_resources_are_named_and_used_once_available(
 
 
 @pytest.mark.parametrize("policy", ["a2c", "ppo"])
-def test_constructor_arguments_are_small(policy: str, fake: FakeRay) -> None:
+def test_constructor_arguments_are_small(policy: str) -> None:
     network = {"fcnet_hiddens": (2048, 2048)}
     small = worker_config(policy, model=network)
     assert actor_argument(small) is small

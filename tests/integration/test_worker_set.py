@@ -15,24 +15,24 @@ import pytest
 import ray
 import threadpoolctl
 import torch
-from fakes import FakeRay, FakeWorkerSet, install, make_optimizer, pid_of, worker_config
+from fakes import FakeRay, FakeWorkerSet, inside, make_optimizer, pid_of, worker_config
 from policy_helpers import fixed_gradient
 from toy_envs import Clock
 
+from polopt.optimizers.samples import sample
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.workers.failures import WorkerFailure, WorkersFailedError
-from polopt.rollouts.workers.remote_worker import RemoteWorker
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.weight_snapshots import INLINE_BYTES
-from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.rollouts.workers.set_up import foreach_worker
+from polopt.rollouts.workers.worker_set import INLINE_BYTES, WorkerSet
 
 LARGE = {"fcnet_hiddens": (256, 256)}
 FAILURE = WorkerFailure("death", 1, "gone")
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    return install(monkeypatch)
+def fake() -> FakeRay:
+    return FakeRay()
 
 
 def update(workers: WorkerSet) -> None:
@@ -43,7 +43,7 @@ def update(workers: WorkerSet) -> None:
 
 
 def test_each_version_is_stored_once_and_sent_once(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config())
+    workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
     sent = workers.weights_for(one)
     assert sent.version == 0
@@ -60,7 +60,7 @@ def test_each_version_is_stored_once_and_sent_once(fake: FakeRay) -> None:
 
 
 def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config(model=LARGE))
+    workers = FakeWorkerSet(worker_config(model=LARGE), fake)
     one, two = workers.remote
     assert workers.local.get_weights().flat.nbytes > INLINE_BYTES
     sent = workers.weights_for(one)
@@ -75,15 +75,32 @@ def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeRay) -> Non
 
 
 def test_weights_changed_without_new_version_are_sent_again(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config())
+    workers = FakeWorkerSet(worker_config(), fake)
     sent = [workers.weights_for(worker) for worker in workers.remote]
-    workers.snapshots.clear()
+    workers.snapshots.take(force=True)
     again = [workers.weights_for(worker) for worker in workers.remote]
     assert again[0] is again[1] is not sent[0]
 
 
+def test_older_weights_are_sent_to_a_worker_that_had_others(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config(), fake)
+    one, two = workers.remote
+    policy = workers.local.policy
+    for _ in range(5):
+        update(workers)
+    fifth = workers.weights_for(one)
+    update(workers)
+    workers.weights_for(two)
+    policy.set_weights(fifth._replace(flat=fifth.flat + 1.0))
+    for worker in (one, two):
+        sent = workers.weights_for(worker)
+        assert sent.version == 5
+        np.testing.assert_array_equal(sent.flat, fifth.flat + 1.0)
+        assert workers.weights_for(worker) is None
+
+
 def test_replacement_has_new_seeds_and_receives_weights(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config())
+    workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
     sent = workers.weights_for(one)
     workers.weights_for(two)
@@ -103,21 +120,22 @@ def test_replacement_has_new_seeds_and_receives_weights(fake: FakeRay) -> None:
 
 
 def test_replacements_that_keep_failing_end_the_run(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config(rollout={"max_consecutive_failures": 4}))
+    workers = FakeWorkerSet(worker_config(rollout={"max_consecutive_failures": 4}), fake)
     for _ in range(3):
         workers.replace(workers.remote[0], FAILURE)
     with pytest.raises(WorkersFailedError, match="max_consecutive_failures=4"):
         workers.replace(workers.remote[0], FAILURE)
 
 
-def test_apply_runs_a_function_in_every_worker(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}))
+def test_function_of_the_user_runs_in_every_worker(fake: FakeRay) -> None:
+    workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}), fake)
     workers.remote[1].actor.next_error = ray.exceptions.ActorDiedError()
-    seen = workers.apply(lambda worker, factor: factor * worker.index, 10)
+    seen = foreach_worker(workers, lambda worker, factor: factor * worker.index, 10)
     assert list(seen.items()) == [(1, 10), (3, 30)]
     assert workers.faults.num_restarts == 1
-    local_only = FakeWorkerSet(worker_config(rollout={"num_workers": 0}))
-    assert local_only.apply(lambda worker: worker.index) == {0: 0}
+    local_only = FakeWorkerSet(worker_config(rollout={"num_workers": 0}), fake)
+    assert foreach_worker(local_only, lambda worker: worker.index) == {0: 0}
+    assert foreach_worker(workers, lambda worker: worker.index, only=3) == {3: 3}
 
 
 def test_constructor_arguments_are_small_for_a_large_network() -> None:
@@ -126,11 +144,6 @@ def test_constructor_arguments_are_small_for_a_large_network() -> None:
 
 
 # ---- with processes ----------------------------------------------------------------------
-
-
-def inside(worker: RemoteWorker, function: Any) -> Any:
-    """What `function` of the `RolloutWorker` gives in its own process."""
-    return ray.get(worker.actor.__ray_call__.remote(function), timeout=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +163,7 @@ def test_resources_of_the_config_reach_ray(workers: WorkerSet) -> None:
 
 
 def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSet) -> None:
-    pids = [pid_of(worker) for worker in workers.remote]
+    pids = [pid_of(worker) for worker in workers.remote]  # they have started
     old = workers.config
     assert not workers.reconfigure(worker_config(rollout={"num_workers": 3}))
     assert workers.config is old
@@ -159,9 +172,8 @@ def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSe
     clocks = worker_config("ppo", lambda: Clock(4), seed=7, rollout=rollout)
     assert workers.reconfigure(clocks)
     assert [pid_of(worker) for worker in workers.remote] == pids
-    weights = workers.weights_for(workers.remote[0])
-    assert weights is not None
-    batch = ray.get(workers.remote[0].actor.sample.remote(weights), timeout=120.0)
+    workers.up()
+    batch = foreach_worker(workers, sample, workers.local.get_weights(), only=1)[1]
     assert batch.shape == (5, 3)
     assert "action_logp" in batch, "it is a PPO worker now"
     assert workers.reconfigure(old)
@@ -200,16 +212,17 @@ def test_workers_compute_with_one_thread(worker_pool: Any) -> None:
 
 
 SILENT_CONTROL_SERVICE = """
-import contextlib, os, signal, threading
+import contextlib, os, signal, threading, time
 from pathlib import Path
 import ray
 import polopt
+from polopt.rollouts.workers.set_up import foreach_worker
 
 if __name__ == "__main__":
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     make = polopt.GradientWorkerSet.create_factory("CartPole-v1", "a2c", num_workers=1)
     workers = make()
-    assert list(workers.call_all("ping")) == [1]
+    assert foreach_worker(workers, lambda worker: worker.index) == {1: 1}
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process has ended
@@ -226,7 +239,10 @@ if __name__ == "__main__":
     finally:
         os.kill(gcs, signal.SIGCONT)
     adding.join(60.0)
-    assert list(workers.call_all("ping")) == [1, 2]
+    until_s = time.monotonic() + 60.0
+    while len(workers.up()) < 2:
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
     workers.stop()
 """
 
@@ -243,7 +259,7 @@ def test_later_workers_do_not_wait_for_the_control_service(tmp_path: Path) -> No
 
 
 def test_changed_option_is_used_by_updates_in_workers(fake: FakeRay) -> None:
-    workers = FakeWorkerSet(worker_config(adam_epsilon=1e-8))
+    workers = FakeWorkerSet(worker_config(adam_epsilon=1e-8), fake)
     optimizer = make_optimizer(SyncSamples, workers)
     optimizer.update_algorithm_parameter("adam_epsilon", 0.5)
     workers.replace(workers.remote[1], FAILURE)

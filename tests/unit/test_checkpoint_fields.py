@@ -56,7 +56,6 @@ def replace_count(value: Any, key: str = "num_env_steps_sampled") -> Any:
 @pytest.mark.parametrize(
     ("change", "field", "said"),
     [
-        (replace_params(lambda p: p.to_sparse()), PARAMS, "a sparse tensor"),
         (replace_params(lambda p: p.to(torch.complex64)), PARAMS[1:], "a tensor of complex64"),
         (replace_params(lambda p: p * torch.nan), PARAMS[1:], "NaN or infinite numbers"),
         (replace_params(lambda p: p / 0.0), PARAMS[1:], "NaN or infinite numbers"),

@@ -116,9 +116,17 @@ def test_resumed_trainer_has_the_saved_state(saved: Path) -> None:
         assert torch.equal(
             state["policy"]["params"], read_checkpoint(saved)["optimizer"]["policy"]["params"]
         )
-        assert int(state["policy"]["adam"]["step"]) == state["num_updates"] > 0
+        assert int(state["policy"]["adam"]["network"]["step"]) == state["num_updates"] > 0
         assert made.train()["num_env_steps_sampled_lifetime"] >= sampled(saved) + 32
         made.stop()
+
+
+def test_saved_config_has_parameters_changed_while_training(tmp_path: Path) -> None:
+    made = trainer()
+    made.optimizer.update_algorithm_parameter("lr", 0.125)
+    made.save_checkpoint(str(tmp_path))
+    made.stop()
+    assert read_checkpoint(tmp_path)["config"]["policy"]["lr"] == 0.125
 
 
 @pytest.mark.parametrize("policy", ["a2c", "ppo"])
@@ -201,14 +209,15 @@ def _foreign(directory: Path) -> None:
         (_flip("state.json"), "is damaged: the SHA-256 of state.json"),
         (lambda d: (d / "tensors.pt").unlink(), "is incomplete: tensors.pt is missing"),
         (lambda d: (d / "state.json").unlink(), "is incomplete: state.json is missing"),
-        (lambda d: (d / "manifest.json").unlink(), "not a complete checkpoint: manifest.json"),
-        (shutil.rmtree, "not a complete checkpoint: manifest.json"),
+        (lambda d: (d / "manifest.json").unlink(), "is incomplete: manifest.json is missing"),
+        (lambda d: (d / "manifest.json").write_text(""), "is incomplete: manifest.json is empty"),
+        (shutil.rmtree, "is incomplete: manifest.json is missing"),
         (_manifest('{"format": 2}'), "has format 2; this version of polopt reads format 1"),
         (_manifest("{"), "is damaged: manifest.json"),
         (_manifest("\x00\xff"), "is damaged: manifest.json"),
         (_manifest("[]"), "is damaged: manifest.json is not a mapping"),
         (_manifest('{"format": 1}'), "is damaged: manifest.json has no sums"),
-        (_dangling, "names tensors that tensors.pt does not hold"),
+        (_dangling, "names a tensor that cannot be used: KeyError: '/nowhere'"),
         (_foreign, "is not one of a polopt trainer"),
     ],
 )
@@ -250,16 +259,6 @@ def test_restore_continues_the_counters(saved: Path, tmp_path: Path) -> None:
     loggers = {"logger_creator": lambda _: Mock(logdir=str(tmp_path))} if needs_logger else {}
     made.reset({**SMALL}, **loggers)
     assert made.train()["training_iteration"] == 1
-    made.stop()
-
-
-def test_checkpoint_of_version_0_1_loads() -> None:
-    """Written by commit 81a3eaa, whose checkpoints hold no `training_iteration`."""
-    made = trainer()
-    made.restore(str(Path(__file__).parents[1] / "data" / "checkpoint_81a3eaa"))
-    result = made.train()
-    assert result["num_env_steps_sampled_lifetime"] > 231
-    assert result["training_iteration"] == 1
     made.stop()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 from polopt.common import tracing
 from polopt.common.tracing import Event, Tracer
-from polopt.metrics.chrome_trace import chrome_trace, self_times_s
+from polopt.metrics.chrome_trace import chrome_trace, percentages, self_times_s
 from polopt.trainers.trace_file import clock_shift_s
 
 # Worker 1 computes two gradients; its second request is sent before the first has arrived.
@@ -106,6 +107,35 @@ def test_self_times_exclude_nested_spans() -> None:
     spans.append(Event("request 1", "request", 0.0, 9.0))
     times = self_times_s(chrome_trace({"driver": [], "worker 1": spans}, (0.0, 4.0)))
     assert times == {"driver": {}, "worker 1": {"learn": 2.5, "skew": 0.25, "allreduce": 1.25}}
+
+
+@pytest.mark.parametrize("started_s", [50.0, 3e7])  # clocks of a machine that just started, or not
+def test_spans_that_meet_are_not_nested(started_s: float) -> None:
+    # Starts and durations are rounded, so that some spans begin a rounding step before the last
+    # has ended.
+    rng, at_s = random.Random(0), started_s
+    expected = {"wait": 0.0, "apply": 0.0}
+    spans = []
+    for number in range(200):
+        name, duration_s = ("wait", "apply")[number % 2], rng.uniform(1e-4, 1e-2)
+        spans.append(Event("worker", name, at_s, duration_s))
+        expected[name] += duration_s
+        at_s += duration_s
+    trace = chrome_trace({"driver": [], "worker 1": spans}, (started_s, at_s))
+    assert self_times_s(trace)["worker 1"] == pytest.approx(expected, rel=1e-6)
+    assert not events(trace, "X", name="idle")
+
+
+def test_percentages_of_a_process_sum_to_100(trace: dict[str, Any]) -> None:
+    assert percentages(trace) == {
+        "driver": {"wait": 40, "other": 40, "apply": 20},
+        "worker 1": {"idle": 60, "sample": 20, "gradient": 20},
+    }
+    thirds = [Event("driver", name, at_s, 1.0) for at_s, name in enumerate("abc")]
+    of_driver = percentages(chrome_trace({"driver": thirds}, (0.0, 3.0)))["driver"]
+    assert sorted(of_driver.values()) == [33, 33, 34]
+    empty = percentages(chrome_trace({"driver": []}, (0.0, 3.0)))
+    assert empty == {"driver": {"other": 100}}
 
 
 def test_tracer_keeps_events_between_begin_and_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from collector_toys import fake_collector, update
-from fakes import FakeRay, in_order, install, shuffled_by
+from fakes import in_order, shuffled_by
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.workers.failures import WorkersFailedError
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    return install(monkeypatch)
 
 
 def content(batch: SampleBatch) -> bytes:
@@ -28,29 +23,27 @@ def content(batch: SampleBatch) -> bytes:
 # ---- contents of a batch ------------------------------------------------------------------------
 
 
-def test_synchronous_batches_are_in_worker_order(fake: FakeRay) -> None:
+def test_synchronous_batches_are_in_worker_order() -> None:
     contents = []
     for seed in range(4):
-        fake.script = shuffled_by(seed)
-        collector = fake_collector(3, sync=True)
+        collector = fake_collector(3, script=shuffled_by(seed), sync=True)
         batches = [next(collector) for _ in range(3)]
         assert [batch.shape for batch in batches] == [(5, 6)] * 3
         contents.append([content(batch) for batch in batches])
     assert contents[1:] == contents[:1] * 3
-    first = collector.workers.actors[0].results[0].batch
+    first = collector.workers.actors[0].answers[0].batch
     np.testing.assert_array_equal(batches[0].obs[:, :2], first.obs)
 
 
-def test_asynchronous_batches_are_first_come_first_served(fake: FakeRay) -> None:
-    fake.script = in_order([2, 2, 1, 2, 1])
-    collector = fake_collector(2)
+def test_asynchronous_batches_are_first_come_first_served() -> None:
+    collector = fake_collector(2, script=in_order([2, 2, 1, 2, 1]))
     batches = [next(collector) for _ in range(5)]
     assert [batch.worker_index for batch in batches] == [2, 2, 1, 2, 1]
     assert all(batch.shape == (5, 2) for batch in batches)
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_next_fragment_starts_before_the_last_is_returned(fake: FakeRay, sync: bool) -> None:
+def test_next_fragment_starts_before_the_last_is_returned(sync: bool) -> None:
     collector = fake_collector(2, sync=sync)
     next(collector)
     assert all(actor.under_way == 1 for actor in collector.workers.actors)
@@ -60,7 +53,7 @@ def test_next_fragment_starts_before_the_last_is_returned(fake: FakeRay, sync: b
     assert busy == (0 if sync else 1)
 
 
-def test_one_fragment_per_worker_with_a_slow_consumer(fake: FakeRay) -> None:
+def test_one_fragment_per_worker_with_a_slow_consumer() -> None:
     collector = fake_collector(3)
     for _ in range(10):
         next(collector)
@@ -69,16 +62,16 @@ def test_one_fragment_per_worker_with_a_slow_consumer(fake: FakeRay) -> None:
     assert calls == 10 + 3
 
 
-def test_lengths_follow_from_frames_per_batch(fake: FakeRay) -> None:
+def test_lengths_follow_from_frames_per_batch() -> None:
     assert next(fake_collector(3, sync=True, frames_per_batch=61)).shape == (11, 6)
     assert next(fake_collector(3, frames_per_batch=61)).shape == (31, 2)
     assert next(fake_collector(3, sync=True)).shape == (5, 6)  # the workers' own fragments
 
 
-def test_late_early_stop_leaves_the_next_collector_alone(fake: FakeRay) -> None:
+def test_late_early_stop_leaves_the_next_collector_alone() -> None:
     first = fake_collector(2, sync=True)
     next(first)
-    late = [asked.number for asked in first.gatherer.in_flight.tags()]
+    late = [call.number for call in first.calls.pending()]
     first.shutdown()
     for actor in first.workers.actors:
         actor.finish()
@@ -88,16 +81,27 @@ def test_late_early_stop_leaves_the_next_collector_alone(fake: FakeRay) -> None:
     assert [next(second).shape for _ in range(3)] == [(5, 4)] * 3
 
 
+@pytest.mark.parametrize(("sync", "expected"), [(True, [[2], [2]]), (False, [[2], []])])
+def test_early_stop_of_a_batch_spares_later_fragments(sync: bool, expected: list[Any]) -> None:
+    """All fragments of a synchronous batch are ended, of an asynchronous one only the oldest."""
+    collector = fake_collector(2, sync=sync, broadcast_interval=1)
+    collector.stop_batch_early(2)
+    next(collector)
+    collector.stop_batch_early(1)  # fragments of later batches are pending
+    collector.stop_batch_early(None)
+    next(collector)
+    assert [actor.worker.stops for actor in collector.workers.actors] == expected
+
+
 # ---- number of batches --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 @pytest.mark.parametrize("total", [1, 20, 21, 137, 200])
-def test_total_frames_are_exact(fake: FakeRay, sync: bool, mode: str, total: int) -> None:
-    fake.script = shuffled_by(total)
-    rollout = {"autoreset_mode": mode}
-    collector = fake_collector(2, rollout, sync=sync, frames_per_batch=20, total_frames=total)
+def test_total_frames_are_exact(sync: bool, mode: str, total: int) -> None:
+    options = {"sync": sync, "frames_per_batch": 20, "total_frames": total}
+    collector = fake_collector(2, {"autoreset_mode": mode}, shuffled_by(total), **options)
     frames = [batch.env_steps for batch in collector]
     assert sum(frames) == collector.num_frames >= total
     assert sum(frames[:-1]) < total, "a batch more than needed"
@@ -112,9 +116,7 @@ def test_total_frames_are_exact(fake: FakeRay, sync: bool, mode: str, total: int
 
 
 @pytest.mark.parametrize(("sync", "expected"), [(True, 3), (False, 5)])
-def test_first_random_frames_count_over_all_collectors(
-    fake: FakeRay, sync: bool, expected: int
-) -> None:
+def test_first_random_frames_count_over_all_collectors(sync: bool, expected: int) -> None:
     """50 frames, rounded up to whole batches: of 20 in synchronous ones, else of 10."""
     collector = fake_collector(2, sync=sync, init_random_frames=50)
     batches = [next(collector) for _ in range(8)]
@@ -123,7 +125,7 @@ def test_first_random_frames_count_over_all_collectors(
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_removed_collector_loses_only_its_pending_fragment(fake: FakeRay, sync: bool) -> None:
+def test_removed_collector_loses_only_its_pending_fragment(sync: bool) -> None:
     collector = fake_collector(3, sync=sync, total_frames=200)
     frames = [next(collector).env_steps]
     collector.workers.actors[0].finish()
@@ -139,7 +141,19 @@ def test_removed_collector_loses_only_its_pending_fragment(fake: FakeRay, sync: 
         collector.remove_collectors([1])
 
 
-def test_reset_rows_are_not_frames(fake: FakeRay) -> None:
+@pytest.mark.parametrize("sync", [True, False])
+def test_batches_continue_with_other_collectors_only(sync: bool) -> None:
+    collector = fake_collector(2, sync=sync, total_frames=100)
+    next(collector)  # the next fragments are pending
+    collector.remove_collectors([1, 2])
+    with pytest.raises(RuntimeError, match="no collectors left"):
+        next(collector)
+    collector.workers.add_workers(1)
+    assert {batch.shape for batch in collector} == {(5, 2)}
+    assert collector.num_frames == 100
+
+
+def test_reset_rows_are_not_frames() -> None:
     collector = fake_collector(2, {"autoreset_mode": "next_step"}, frames_per_batch=40)
     batches = [next(collector) for _ in range(5)]
     rows = sum(len(batch) for batch in batches)
@@ -147,7 +161,7 @@ def test_reset_rows_are_not_frames(fake: FakeRay) -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_frames_of_a_failed_collector_are_collected_again(fake: FakeRay, sync: bool) -> None:
+def test_frames_of_a_failed_collector_are_collected_again(sync: bool) -> None:
     collector = fake_collector(2, sync=sync, total_frames=100)
     frames = [next(collector).env_steps]
     collector.workers.actors[1].next_error = ValueError("gone")
@@ -156,7 +170,7 @@ def test_frames_of_a_failed_collector_are_collected_again(fake: FakeRay, sync: b
     assert sum(frames) == collector.num_frames == 100
 
 
-def test_persistent_failures_end_the_iteration(fake: FakeRay) -> None:
+def test_persistent_failures_end_the_iteration() -> None:
     collector = fake_collector(1, {"max_consecutive_failures": 3})
     next(collector)
     original = collector.workers._start
@@ -186,14 +200,14 @@ def versions(collector: Collector, count: int) -> list[int]:
     return lags
 
 
-def test_lag_is_zero_if_weights_are_sent_first(fake: FakeRay) -> None:
+def test_lag_is_zero_if_weights_are_sent_first() -> None:
     assert versions(fake_collector(2, sync=True, update_after_each_batch=True), 5) == [0] * 5
     assert versions(fake_collector(2, sync=True, broadcast_interval=1), 5) == [0, 1, 1, 1, 1]
     # Without any rule no weights are sent.
     assert versions(fake_collector(2, sync=True), 5) == [0, 1, 2, 3, 4]
 
 
-def test_update_policy_weights_sends_the_current_weights(fake: FakeRay) -> None:
+def test_update_policy_weights_sends_the_current_weights() -> None:
     collector = fake_collector(2, sync=True)
     next(collector)
     update(collector)
@@ -203,10 +217,9 @@ def test_update_policy_weights_sends_the_current_weights(fake: FakeRay) -> None:
     assert collector.policy.version == 2
 
 
-def test_older_fragments_come_before_newer_ones(fake: FakeRay) -> None:
+def test_older_fragments_come_before_newer_ones() -> None:
     """Worker 1 is fast. After an update its next fragment arrives before worker 2's older one."""
-    fake.script = in_order([1, 1, 1, 2, 1, 2, 1])
-    collector = fake_collector(2)
+    collector = fake_collector(2, script=in_order([1, 1, 1, 2, 1, 2, 1]))
     found = [next(collector).version]
     update(collector)
     collector.update_policy_weights_()
@@ -215,18 +228,18 @@ def test_older_fragments_come_before_newer_ones(fake: FakeRay) -> None:
     assert (found[0], found[-1]) == (0, 1)
 
 
-def test_broadcast_interval(fake: FakeRay) -> None:
+def test_broadcast_interval() -> None:
     lags = versions(fake_collector(2, sync=True, broadcast_interval=3), 10)
     assert lags == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4])
-def test_max_weight_update_interval_of_synchronous_batches(fake: FakeRay, limit: int) -> None:
+def test_max_weight_update_interval_of_synchronous_batches(limit: int) -> None:
     lags = versions(fake_collector(2, sync=True, max_weight_update_interval=limit), 12)
     assert max(lags) == limit
 
 
-def test_weights_changed_outside_are_sent(fake: FakeRay) -> None:
+def test_weights_changed_outside_are_sent() -> None:
     collector = fake_collector(1, update_after_each_batch=True)
     assert next(collector).version == 0
     assert next(collector).version == 0, "the weights are the same"
@@ -237,7 +250,7 @@ def test_weights_changed_outside_are_sent(fake: FakeRay) -> None:
     np.testing.assert_array_equal(sent.detach(), collector.policy.flat.params.detach())
 
 
-def test_weights_from_outside(fake: FakeRay) -> None:
+def test_weights_from_outside() -> None:
     collector = fake_collector(1, update_after_each_batch=False)
     flat = np.arange(len(collector.policy.flat.params), dtype=np.float32)
     assert collector.update_policy_weights_(flat) == 1
@@ -268,6 +281,6 @@ def test_weights_from_outside(fake: FakeRay) -> None:
         ({"split_trajs": "yes"}, "split_trajs"),
     ],
 )
-def test_bad_options_are_refused(fake: FakeRay, options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fake_collector(2, **options)

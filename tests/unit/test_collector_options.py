@@ -310,6 +310,12 @@ def test_environments_with_other_spaces_are_refused() -> None:
         Collector([Drift, Drift], num_collectors=3, frames_per_batch=10)
 
 
+def test_number_of_environments_is_named_num_envs() -> None:
+    said = r"^key 'num_envs': got 3, but the callable in 'create_env_fn' makes .* of 2;"
+    with pytest.raises(ConfigError, match=said):
+        local_collector(lambda: gymnasium.make_vec("CartPole-v1", 2), num_envs=3)
+
+
 def test_remote_configs_are_checked() -> None:
     with pytest.raises(ConfigError, match="did you mean 'num_cpus'"):
         Collector([Drift], frames_per_batch=10, remote_configs={"num_cpu": 1})
@@ -371,10 +377,10 @@ def test_running_statistics_of_environments_are_saved() -> None:
     for _ in range(5):
         next(one)
     two.load_state_dict(one.state_dict())
-    saved = one.state_dict()["collectors"]["0"]["statistics"]
-    assert saved[0]["count"] > 30.0
-    mine = two.state_dict()["collectors"]["0"]["statistics"]
-    for left, right in zip(saved, mine, strict=True):
+    saved, mine = (each.state_dict()["collectors"]["0"]["statistics"] for each in (one, two))
+    assert saved["vector"] == mine["vector"] == []
+    for [left], [right] in zip(saved["envs"], mine["envs"], strict=True):
+        assert left["count"] == right["count"] > 30.0
         np.testing.assert_array_equal(left["mean"], right["mean"])
         np.testing.assert_array_equal(left["var"], right["var"])
     with pytest.raises(ValueError, match="running statistics"):

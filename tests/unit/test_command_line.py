@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +73,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cartpole_a3c", "lr=1", "lr.x=2"], "another argument sets 'lr' itself"),
         (["cartpole_a3c", "lr=[[0,1]"], "line 1: expected ',' or ']'"),
         (["cartpole_a3c", "stop=3"], "stop.KEY=limit"),
-        (["cartpole_a3c", "stop.training_iteration=soon"], "Allowed: a number"),
+        (["cartpole_a3c", "stop.training_iteration=soon"], "got 'soon'; allowed: a valid number"),
+        (["cartpole_a3c", "stop.training_iteration=yes"], "got True; allowed: a valid number"),
+        (["cartpole_a3c", "stop.training_iteration=.nan"], "got nan; allowed: a finite number"),
+        (["cartpole_a3c", "stop.training_iteration=.inf"], "got inf; allowed: a finite number"),
         (["cartpole_a3c", "stop.traning_iteration=3"], "did you mean 'training_iteration'?"),
         (["cartpole_a3c", "run=A3"], "did you mean 'A3C'?"),
         (["cartpole_a3c", "env=Cartpole-v1"], "did you mean 'CartPole-v1'?"),
@@ -79,6 +85,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cartpole_a3d"], "did you mean 'cartpole_a3c'?"),
         (["nowhere.yaml"], "no such file: nowhere.yaml"),
         (["A3C"], "key 'env' is missing"),
+        (
+            ["cartpole_a3c", "num_workers=100000"],
+            "100,000 worker processes need at least 10,000 GB",
+        ),
         (["cartpole_ppo", "num_gpus=1"], "key 'num_gpus': got 1, but torch finds no GPU"),
         (
             ["cartpole_a3c", "stop.episode_reward_mean=3"],
@@ -95,15 +105,27 @@ def test_train_refuses(arguments: list[str], said: str, monkeypatch: pytest.Monk
     assert said in error_of(polopt("train", *arguments))
 
 
+def test_address_without_a_cluster_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as reserved:  # bound, but nothing listens
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was asked"))
+        said = error_of(polopt("train", "cartpole_a3c"))
+    assert f"no Ray answers at '{address}': " in said
+    assert "RAY_ADDRESS" in said
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("x.yaml", "run: [", "x.yaml, line 1"),
         ("x.yaml", "- 1", "a mapping with 'run' and 'config'"),
-        ("x.yaml", "config: {}", "key 'run': got None"),
+        ("x.yaml", "config: {}", "key 'run' is missing"),
         ("x.yaml", "run: A3C\nconfg: {}", "did you mean 'config'?"),
         ("x.yaml", "run: A3C\nconfig: 3", "key 'config': got 3"),
-        ("x.yaml", "run: A3C\nstop: {training_iteration: yes}", "Allowed: a number"),
+        ("x.yaml", "run: A3C\nstop: {training_iteration: yes}", "allowed: a valid number"),
+        ("x.yaml", "run: A3C\nstop: {training_iteration: .nan}", "allowed: a finite number"),
         ("x.py", "run = 'A3C'\nconfig = {'env': 1/0}", "ZeroDivisionError: division by zero"),
         ("x.py", "def", "SyntaxError"),
     ],
@@ -212,6 +234,48 @@ def test_evaluate_does_not_import_a_module_of_the_checkpoint(
     assert not Path("went_off").exists()
     assert "Evil" in error_of(polopt("evaluate", tmp_path / "c", "--env", "evilmod:Evil-v0"))
     assert Path("went_off").exists(), "the module does execute once the user names it"
+
+
+def test_registered_id_of_a_checkpoint_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id is known without the module that the checkpoint puts before it."""
+    (tmp_path / "badcart.py").write_text("import pathlib\npathlib.Path('went_off').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    trainer = PolicyOptimizerTrainer(SMALL)
+    foreign = {**SMALL, "env": "badcart:CartPole-v1"}
+    trainer.experiment = trainer.experiment.parse(foreign, {})
+    trainer.save(str(tmp_path / "c"))
+    trainer.stop()
+    played = polopt("evaluate", tmp_path / "c", "--episodes", 1)
+    assert played.exit_code == 0, played.output
+    assert not Path("went_off").exists()
+    named = polopt("evaluate", tmp_path / "c", "--episodes", 1, "--env", "badcart:CartPole-v1")
+    assert named.exit_code == 0, named.output
+    assert Path("went_off").exists(), "the module does execute once the user names it"
+
+
+@pytest.mark.parametrize("env", ["GymV21Environment-v0", "any:GymV26Environment-v0"])
+def test_checkpoint_makes_no_environment_of_its_options(tmp_path: Path, env: str) -> None:
+    trainer = PolicyOptimizerTrainer(SMALL)
+    options = {"env": env, "env_config": {"env_id": "evilmod:Evil-v0"}}
+    trainer.experiment = trainer.experiment.parse({**SMALL, **options}, {})
+    trainer.save(str(tmp_path / "c"))
+    trainer.stop()
+    said = error_of(polopt("evaluate", tmp_path / "c"))
+    assert "imports a module that env_config names" in said
+
+
+def test_evaluate_uses_no_module_of_the_current_directory(checkpoint: Path, tmp_path: Path) -> None:
+    """The directory may be unpacked results of somebody else."""
+    for name in ("torch", "numpy", "gymnasium", "pygame", "moviepy"):
+        (tmp_path / f"{name}.py").write_text("import os\nos.mkdir('went_off')\n")
+    script = Path(sys.executable).with_name("polopt")
+    command = [script, "evaluate", checkpoint, "--episodes", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "went_off").exists()
 
 
 def test_evaluate_finds_callables_of_files(checkpoint: Path, tmp_path: Path) -> None:

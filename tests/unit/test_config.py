@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from polopt.common.config import Config, ConfigError, canonical, nearest
-from polopt.policies.learning.config import PolicyConfig
+from polopt.policies.actor_critic import ActorCriticConfig
 from polopt.policies.ppo import PPOConfig
 
 
@@ -136,7 +136,7 @@ def test_none_disables_optional_features() -> None:
 
 
 def test_subclass_overrides_defaults() -> None:
-    base, ppo = PolicyConfig.parse({}), PPOConfig.parse({})
+    base, ppo = ActorCriticConfig.parse({}), PPOConfig.parse({})
     assert (base.lambda_, ppo.lambda_) == (1.0, 0.95)
     assert base.gamma == ppo.gamma == 0.99
 

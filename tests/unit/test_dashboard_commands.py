@@ -1,8 +1,9 @@
-"""`polopt report` and `polopt dashboard` up to the start of the server."""
+"""`polopt report`, `polopt trace`, and `polopt dashboard` up to the start of the server."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from dashboard_results import write_trial
 from typer.testing import CliRunner
 
+from polopt.common.tracing import Event
+from polopt.metrics.chrome_trace import chrome_trace
 from polopt.trainers.command_line.cli import app
 
 
@@ -28,6 +31,24 @@ def test_report_names_what_it_wrote(results: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.output.split() == ["report", str(output)]
     assert output.stat().st_size > 1_000_000  # plotly.js is part of it
+
+
+def test_trace_says_what_is_wrong_with_the_run(tmp_path: Path) -> None:
+    folder = write_trial(tmp_path, "async_gradients", 0, 5, env_faults=(2, 3))
+    trace = chrome_trace(
+        {"driver": [Event("driver", "wait", 0.0, 0.75)]},
+        (0.0, 1.0),
+        first_step=5,
+        num_steps=3,
+        truncated=[],
+    )
+    (folder / "trace.json").write_text(json.dumps(trace))
+    done = CliRunner().invoke(app, ["trace", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "driver      wait 75%  other 25%\n" in done.output
+    assert (
+        "diagnosis   2 environment faults: ValueError: reward\n            -> mend" in done.output
+    )
 
 
 @pytest.mark.parametrize("command", ["report", "dashboard"])

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from dashboard_results import write_trial
+from dashboard_results import row, write_state, write_trial
 
 pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
 
 from polopt.dashboards.data import results as results_module
 from polopt.dashboards.data import trial_rows
 from polopt.dashboards.data.results import RETURN, STEPS, ResultsDirectory, Trial
-from polopt.dashboards.data.rows import LineParser, RowColumns, rows_in_effect
+from polopt.dashboards.data.rows import (
+    CONFIG_CHANGES,
+    LineParser,
+    RowColumns,
+    rows_in_effect,
+)
+from polopt.dashboards.data.tune_state import scan_pickle
 
 
 def opened(root: Path, cache: Path) -> ResultsDirectory:
@@ -235,21 +244,242 @@ def test_cache_that_cannot_be_written_is_left_out(
     assert values(trial, "training_iteration") == list(range(1, 31))
 
 
+def stage(tmp_path: Path, directory: Path, trial: str, session: str) -> Path:
+    """Where Tune stages the trial of a run that began at `session`, with the state of the run."""
+    place = tmp_path / "ray" / f"session_{session}" / "artifacts" / session / directory.name
+    staged = place / "driver_artifacts"
+    (staged / trial).mkdir(parents=True)
+    write_state(staged, {trial: {"status": "RUNNING"}}, session, directory=directory)
+    return staged / trial / "result.json"
+
+
+FIRST, SECOND = "2026-01-01_00-00-00", "2026-01-02_00-00-00"
+
+
 def test_running_trial_is_read_where_tune_writes(
     root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     folder = write_trial(root / "exp", "sync_samples", 1, 3, finished=False)
-    session = tmp_path / "ray" / "session_2026" / "artifacts" / "2026" / "exp" / "driver_artifacts"
-    staged = session / folder.name
-    staged.mkdir(parents=True)
+    file = stage(tmp_path, root / "exp", folder.name, FIRST)
     text = (folder / "result.json").read_text()
-    (staged / "result.json").write_text(text)
-    write_trial(root / "exp", "sync_samples", 1, 2, first=4)
-    (staged / "result.json").write_text((folder / "result.json").read_text())
+    write_trial(root / "exp", "sync_samples", 1, 2, first=4, finished=False)
+    (folder / "result.json").replace(file)
+    (trial,) = opened(root, cache).trials  # before the first copy
+    assert (values(trial, "training_iteration"), trial.state) == ([1, 2, 3, 4, 5], "running")
     (folder / "result.json").write_text(text)  # Tune copies late
     (trial,) = opened(root, cache).trials
     assert values(trial, "training_iteration") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("number_of_rows", [2, 9])
+def test_rows_of_another_run_with_these_names_are_not_shown(
+    root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number_of_rows: int
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    folder = write_trial(root / "exp", "sync_samples", 1, 5)
+    write_state(root / "exp", {folder.name: {"status": "TERMINATED"}}, FIRST)
+    elsewhere = tmp_path / "elsewhere" / "exp"
+    other = write_trial(tmp_path / "made", "async_gradients", 2, number_of_rows)
+    file = stage(tmp_path, elsewhere, folder.name, SECOND)
+    (other / "result.json").replace(file)
+    (trial,) = opened(root, cache).trials
+    assert trial.optimizer == "sync_samples"
+    # What an earlier run has left in the same directory.
+    session = "2025-01-01_00-00-00"
+    older = stage(tmp_path, root / "exp", folder.name, session)
+    file.replace(older)
+    (trial,) = opened(root, cache).trials
+    assert trial.optimizer == "sync_samples"
+    assert trial.state == "finished"
+
+
+def test_rows_of_the_last_run_of_a_directory_are_shown(
+    root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    folder = write_trial(root / "exp", "sync_samples", 1, 9)
+    write_state(root / "exp", {folder.name: {"status": "TERMINATED"}}, FIRST)
+    again = write_trial(tmp_path / "made", "async_gradients", 2, 2, finished=False)
+    (again / "result.json").replace(stage(tmp_path, root / "exp", folder.name, SECOND))
+    (trial,) = opened(root, cache).trials
+    assert (trial.optimizer, trial.state) == ("async_gradients", "running")
+    assert values(trial, "training_iteration") == [1, 2]
+
+
+class AsyncHyperBandScheduler:
+    """Has the name and the attributes of Tune's ASHA scheduler."""
+
+    def __init__(self, most: int) -> None:
+        self._max_t = most
+        self._time_attr = "training_iteration"
+
+
+class PopulationBasedTraining(AsyncHyperBandScheduler):
+    """Has the name of a scheduler that ends no trial."""
+
+
+def states(root: Path, cache: Path) -> dict[str, str]:
+    return {trial.name: trial.state for trial in opened(root, cache).trials}
+
+
+def test_trials_without_results_are_shown(root: Path, cache: Path) -> None:
+    done = write_trial(root / "exp", "sync_samples", 1, 5)
+    failed = root / "exp" / "A2C_00000_00001"
+    failed.mkdir()
+    (failed / "error.txt").write_text("Traceback (most recent call last):\n...\nValueError: boom")
+    write_state(
+        root / "exp",
+        {
+            done.name: {"status": "TERMINATED"},
+            failed.name: {"status": "ERROR", "config": {"env": "CartPole-v1", "lr": 0.1}},
+            "A2C_00000_00002": {"status": "RUNNING"},
+            "": {"status": "PENDING", "relative_logdir": None, "trial_id": "00000_00003"},
+        },
+    )
+    trials = {trial.name: trial for trial in opened(root, cache).trials}
+    assert {name: trial.state for name, trial in trials.items()} == {
+        done.name: "finished",
+        failed.name: "failed",
+        "A2C_00000_00002": "starting",
+        "00000_00003": "pending",
+    }
+    assert trials[failed.name].error.endswith("ValueError: boom")
+    assert trials[failed.name].config["lr"] == 0.1
+
+
+def test_failed_trial_without_a_state_is_shown(root: Path, cache: Path) -> None:
+    folder = root / "exp" / "A2C_00000_00001"
+    folder.mkdir(parents=True)
+    (folder / "error.txt").write_text("x" * 9000 + "\nValueError: boom")
+    (trial,) = opened(root, cache).trials
+    assert trial.state == "failed"
+    assert trial.error.endswith("ValueError: boom")
+    assert len(trial.error) < 5000
+
+
+def test_trials_of_a_dead_run_are_not_running(root: Path, cache: Path) -> None:
+    begun = write_trial(root / "exp", "sync_samples", 1, 5, finished=False)
+    names = {begun.name: {"status": "RUNNING"}, "A2C_00000_00002": {"status": "PENDING"}}
+    file = write_state(root / "exp", names)
+    assert set(states(root, cache).values()) == {"running", "pending"}
+    os.utime(begun / "result.json", (1e9, 1e9))
+    assert set(states(root, cache).values()) == {"running", "pending"}, "Tune still saves its state"
+    os.utime(file, (1e9, 1e9))
+    assert states(root, cache) == {begun.name: "stopped", "A2C_00000_00002": "not started"}
+
+
+def test_pruned_trial_is_not_finished(
+    root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruned = write_trial(root / "exp", "sync_samples", 1, 4)
+    longest = write_trial(root / "exp", "sync_samples", 2, 8)
+    stopped = write_trial(root / "exp", "sync_samples", 3, 6)
+    limits = {"stopping_criterion": {"training_iteration": 20}, "status": "TERMINATED"}
+    trials = {pruned.name: limits, longest.name: limits}
+    trials[stopped.name] = {
+        **limits,
+        "stopping_criterion": {"num_env_steps_sampled_lifetime": 6000, "training_iteration": 20},
+    }
+    write_state(root / "exp", trials, scheduler=AsyncHyperBandScheduler(8))
+    assert states(root, cache) == {
+        pruned.name: "pruned by ASHA",
+        longest.name: "finished",
+        stopped.name: "finished",
+    }
+    write_state(root / "exp", trials, scheduler=PopulationBasedTraining(8))
+    assert set(states(root, cache).values()) == {"finished"}
+    # While Tune stages the state of this run, the scheduler is still in the results directory.
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    place = tmp_path / "ray" / "session_1" / "artifacts" / "1" / "exp" / "driver_artifacts"
+    write_state(root / "exp", trials, scheduler=AsyncHyperBandScheduler(8))
+    write_state(place, trials, directory=root / "exp")
+    assert states(root, cache)[pruned.name] == "pruned by ASHA"
+    # A stop condition that is a function may have ended it.
+    write_state(root / "exp", trials, "2026-02-01_00-00-00", stopper=len)
+    assert set(states(root, cache).values()) == {"finished"}
+
+
+def test_classes_in_configs_have_the_names_of_other_trials(root: Path, cache: Path) -> None:
+    params = {"env": "<class 'Toy'>"}
+    done = write_trial(root / "exp", "sync_samples", 1, 5, params=params)
+    env = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(AsyncHyperBandScheduler).hex()}
+    other = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(len).hex()}
+    config = {"env": env, "model": {"custom": other}}
+    write_state(
+        root / "exp",
+        {
+            done.name: {"status": "TERMINATED", "config": config},
+            "A2C_00000_00002": {"status": "PENDING", "config": config},
+        },
+    )
+    trials = {trial.name: trial for trial in opened(root, cache).trials}
+    assert trials["A2C_00000_00002"].settings["env"] == "<class 'Toy'>"
+    assert trials["A2C_00000_00002"].settings["model.custom"].startswith("object #")
+
+
+class Attack:
+    """Unpickled, it leaves a file."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("attacked"),)
+
+
+def test_pickles_are_scanned_and_never_loaded(
+    root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_trial(root / "exp", "sync_samples", 1, 5)
+    hostile = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Attack()).hex()}
+    state = {"status": "TERMINATED", "config": {"env": hostile}, "storage": hostile}
+    write_state(root / "exp", {folder.name: state}, scheduler=Attack(), stopper=Attack())
+    assert states(root, cache) == {folder.name: "finished"}
+    assert not Path("attacked").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"trial_data": [1]}', '{"trial_data": [["{}", "{}"]]}', "\xff"]
+)
+def test_unreadable_state_hides_no_trial(root: Path, cache: Path, text: str) -> None:
+    folder = write_trial(root / "exp", "sync_samples", 1, 5)
+    (root / "exp" / "experiment_state-2026-01-01_00-00-00.json").write_text(text)
+    (root / "exp" / "tuner.pkl").write_bytes(b"no pickle")
+    assert states(root, cache) == {folder.name: "finished"}
+
+
+@pytest.mark.parametrize("size", [0, 1, 10, 40, 60, 80])
+def test_half_a_pickle_is_scanned_as_far_as_it_goes(size: int) -> None:
+    data = pickle.dumps({"scheduler": AsyncHyperBandScheduler(8), "after": 3})
+    keys = ("scheduler", "_max_t", "after", "_time_attr")
+    assert scan_pickle(data, keys) == {
+        "": "AsyncHyperBandScheduler",
+        "scheduler": "AsyncHyperBandScheduler",
+        "_max_t": 8,
+        "_time_attr": "training_iteration",
+        "after": 3,
+    }
+    assert scan_pickle(data[:size], keys).keys() <= {"", "scheduler"}
+
+
+def test_config_that_changes_is_marked_and_labelled(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_rows, "_LEAST_NEW_ROWS", 4)
+    folder = write_trial(root, "sync_samples", 1, 6, params={"lr": 0.1}, finished=False)
+    directory = opened(root, cache)
+    for lr, first in ((0.2, 7), (0.4, 9)):
+        config = json.loads((folder / "params.json").read_text()) | {"lr": lr}
+        rng = random.Random(0)
+        lines = [row("sync_samples", i, rng, config=config) for i in (first, first + 1)]
+        with (folder / "result.json").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        (folder / "params.json").write_text(json.dumps(config))  # as population-based training
+        directory.refresh()
+    for trial in (directory.trials[0], opened(root, cache).trials[0]):  # the second from the cache
+        assert values(trial, CONFIG_CHANGES) == [0] * 6 + [1, 1, 2, 2]
+        assert trial.rows.config_changes == [{"lr": ["0.1", "0.2"]}, {"lr": ["0.2", "0.4"]}]
+        assert trial.config["lr"] == 0.1
+        assert trial.settings["lr"] == "0.1, then 0.4 after 2 changes"
 
 
 def test_failed_trial_is_shown_as_failed(root: Path, cache: Path) -> None:

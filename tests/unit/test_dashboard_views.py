@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from polopt.common.config import ConfigError
 from polopt.dashboards import report
 from polopt.dashboards.data.results import RETURN, ResultsDirectory
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
-from polopt.dashboards.views import allreduce, compare, experiments, fault_tab, gradients
+from polopt.dashboards.views import compare, experiments, fault_tab, optimizer_tab
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.tabs import TABS, tabs_of
+from polopt.dashboards.views.tabs import tabs_of
+from polopt.metrics.tab import OptimizerTab, Plot, Tab
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -34,6 +37,12 @@ def select(results: Path, **options: Any) -> Selection:
     directory = ResultsDirectory(results)
     directory.refresh()
     return Selection(make_runs(directory.trials), **options)
+
+
+def of_optimizer(selection: Selection) -> dict[str, Panel]:
+    """The panels of the tab of the first run's optimizer."""
+    tab = selection.runs[0].trial.optimizer_tab
+    return by_key(optimizer_tab.panels(selection.of([tab.name]), tab))
 
 
 def by_key(panels: list[Panel]) -> dict[str, Panel]:
@@ -54,9 +63,9 @@ def test_every_panel_has_data_with_all_keys(results: Path) -> None:
     selection = select(results)
     empty = {
         (tab.key, panel.key): panel.missing
-        for tab in tabs_of(list(selection.runs))
+        for tab in tabs_of(selection.runs)
         for panel in tab.panels(selection)
-        if panel.figure is None and not panel.columns
+        if panel.missing
     }
     # Twelve iterations of the generator contain none of these.
     assert set(empty) == {
@@ -70,9 +79,9 @@ def test_every_panel_has_data_with_all_keys(results: Path) -> None:
 def test_missing_keys_are_named(results: Path, optimizer: str) -> None:
     write_trial(results, optimizer, 0, 5, new_keys=False)
     selection = select(results)
-    for tab in tabs_of(list(selection.runs)):
+    for tab in tabs_of(selection.runs):
         missing = [panel.missing for panel in tab.panels(selection) if panel.figure is None]
-        if tab.optimizers:
+        if tab.optimizer:
             assert "Not in these results: optimizer/driver/share" in missing
 
 
@@ -80,9 +89,9 @@ def test_results_without_rows_are_drawn_empty(results: Path) -> None:
     folder = write_trial(results, "sync_samples", 0, 1)
     (folder / "result.json").write_text("")
     selection = select(results)
-    for tab in TABS:
+    for tab in tabs_of(selection.runs):
         for panel in tab.panels(selection):
-            assert panel.figure is not None or panel.columns or panel.missing
+            assert panel.figure is not None or panel.columns or panel.findings or panel.missing
 
 
 def test_returns_that_are_all_nan_are_left_out(results: Path) -> None:
@@ -113,14 +122,169 @@ def test_band_holds_finished_runs_and_ends_with_others(results: Path) -> None:
     assert max(drawn["A3C (n=5)"].x) == 9_000  # of the run that continues
 
 
-def test_target_counts_runs_that_reach_it(results: Path) -> None:
-    write_trial(results, "sync_samples", 0, 60, level=200.0)
-    write_trial(results, "sync_samples", 1, 60, level=480.0)
-    panels = by_key(compare.panels(select(results, target=300.0)))
-    ((group, reached, steps, seconds),) = panels["target-table"].rows
-    assert (group, reached) == ("SyncPPO", "1 of 2")
+def test_runs_that_do_not_reach_the_return_are_counted(results: Path) -> None:
+    for seed, level in enumerate((200.0, 480.0, 480.0, 480.0, 200.0)):
+        write_trial(results, "sync_samples", seed, 60, level=level)
+    panels = by_key(compare.panels(select(results, targets={"CartPole-v1": 300.0})))
+    (cells,) = panels["target-table"].rows
+    group, target, count, steps, steps_interval, seconds, _ = cells
+    assert (group, target, count) == ("SyncPPO", 300.0, "3 of 5")
     assert 20_000 < float(steps.replace(",", "")) < 40_000
-    assert float(seconds) == pytest.approx(float(steps.replace(",", "")) / 2000)
+    assert float(seconds) == pytest.approx(float(steps.replace(",", "")) / 2000, rel=1e-3)
+    assert steps_interval.endswith("to not reached")
+    drawn = curves(panels["target-steps"])
+    (missing,) = [trace for name, trace in drawn.items() if name.endswith("not reached")]
+    assert list(missing.x) == [60_000, 60_000]
+    assert missing.marker.symbol.endswith("-open")
+    assert list(missing.y) == ["SyncPPO (3 of 5)"] * 2
+
+
+def test_median_counts_runs_that_do_not_reach_the_return(results: Path) -> None:
+    for seed, level in enumerate((480.0, 200.0, 200.0)):
+        write_trial(results, "sync_samples", seed, 60, level=level)
+    panels = by_key(compare.panels(select(results, targets={"CartPole-v1": 300.0})))
+    (cells,) = panels["target-table"].rows
+    assert cells[2:5] == ["1 of 3", "not reached", "too few seeds"]
+    assert not any(name.endswith("median") for name in curves(panels["target-steps"]))
+
+
+def test_each_task_has_its_own_return_to_reach(results: Path) -> None:
+    for optimizer in ("sync_samples", "async_gradients"):
+        for env, level in (("CartPole-v1", 500.0), ("Pendulum-v1", 20_000.0)):
+            write_trial(results, optimizer, 0, 60, level=level, params={"env": env})
+    selection = select(results, targets={"CartPole-v1": 300.0})
+    rows = by_key(compare.panels(selection))["target-table"].rows
+    cartpole, pendulum = ([row for row in rows if env in row[0]] for env in selection.tasks)
+    assert {row[0] for row in cartpole} == {"A3C, CartPole-v1", "SyncPPO, CartPole-v1"}
+    assert {row[1] for row in cartpole} == {300.0}
+    assert all(row[1] > 10_000 for row in pendulum)
+    assert all(row[2] == "1 of 1" for row in rows)
+
+
+def test_budget_is_not_that_of_a_run_that_ended_early(results: Path) -> None:
+    for seed in range(3):
+        write_trial(results, "sync_samples", seed, 40, finished=False)
+        write_trial(results, "async_gradients", seed, 40, finished=False)
+    folder = write_trial(results, "async_gradients", 3, 5, finished=False)
+    (folder / "error.txt").write_text("ValueError: boom")
+    panels = by_key(compare.panels(select(results)))
+    final = panels["final-score"]
+    assert "after 36,000 environment steps" in final.title
+    assert "A3C, CartPole-v1, seed 3 (failed)" in final.help
+    assert set(curves(final)) == {"A3C (n=3 of 4)", "SyncPPO (n=3)"}
+    chosen = by_key(compare.panels(select(results, budget=4000.0)))["final-score"]
+    assert "after 4,000 environment steps" in chosen.title
+    assert set(curves(chosen)) == {"A3C (n=4)", "SyncPPO (n=3)"}
+
+
+def test_too_few_seeds_give_no_probability(results: Path) -> None:
+    for seed in range(5):
+        write_trial(results, "sync_samples", seed, 9)
+        write_trial(results, "decentralized_allreduce", seed, 9, level=100.0)
+    write_trial(results, "async_gradients", 0, 9)
+    panels = by_key(compare.panels(select(results)))
+    pairs = panels["probability-of-improvement"].figure
+    assert pairs is not None
+    (cells,) = pairs.data
+    texts = {(y, x): cells.text[i][j] for i, y in enumerate(cells.y) for j, x in enumerate(cells.x)}
+    assert texts["SyncPPO", "DDPPO"] == "1.00"
+    assert texts["A3C", "DDPPO"] == texts["SyncPPO", "A3C"] == "too few seeds"
+    final = curves(panels["final-score"])
+    assert final["A3C (n=1)"].marker.symbol == "circle-open"
+    assert final["SyncPPO (n=5)"].marker.symbol == "circle"
+
+
+def test_runs_that_ended_early_do_not_cut_a_band(results: Path) -> None:
+    for seed in range(5):
+        write_trial(results, "sync_samples", seed, 20)
+    folder = write_trial(results, "sync_samples", 5, 4, finished=False)
+    (folder / "error.txt").write_text("ValueError: boom")
+    panel = by_key(compare.panels(select(results)))["return-steps"]
+    drawn = curves(panel)
+    assert max(drawn["SyncPPO (n=6)"].x) == 20_000
+    assert max(drawn["SyncPPO, CartPole-v1, seed 5, failed"].x) == 4000
+    assert "1 runs that ended early" in panel.help
+
+
+def test_startup_is_left_out_of_seconds_unless_asked_for(results: Path) -> None:
+    write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
+    for startup, seconds, rate, share in ((False, 5.0, 1800.0, 0.0), (True, 50.0, 180.0, 0.9)):
+        selection = select(results, startup=startup)
+        (row,) = by_key(experiments.panels(selection))["trials"].rows
+        assert (row[7], row[9]) == (round(seconds), round(rate))
+        panels = by_key(compare.panels(selection))
+        assert max(curves(panels["return-seconds"])["A3C (n=1)"].x) == seconds
+        assert ("with start-up" in panels["return-seconds"].title) == startup
+        assert curves(panels["throughput"])["A3C"].x[0] == rate
+        bars = curves(of_optimizer(selection)["driver-bars"])
+        assert sum(float(bar.x[0]) for bar in bars.values()) == pytest.approx(1.0)
+        found = float(bars["startup"].x[0]) if "startup" in bars else 0.0
+        assert found == pytest.approx(share)
+
+
+def test_shares_of_groups_are_weighted_by_time(results: Path) -> None:
+    folder = write_trial(results, "async_gradients", 0, 2)
+    rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    for line, seconds, wait in zip(rows, (1.0, 9.0), (1.0, 0.0), strict=True):
+        share = {"wait": wait, "apply": 1.0 - wait, "startup": 0.0}
+        line["optimizer"] |= {"interval_s": seconds, "driver": {"share": share}}
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in rows))
+    bars = curves(of_optimizer(select(results))["driver-bars"])
+    assert {name: float(bar.x[0]) for name, bar in bars.items()} == {"wait": 0.1, "apply": 0.9}
+
+
+def test_failed_trials_are_in_tables_and_faults(results: Path) -> None:
+    write_trial(results / "exp", "sync_samples", 0, 5)
+    failed = results / "exp" / "A2C_00000_00001"
+    failed.mkdir()
+    trace = "Traceback (most recent call last):\n" + 90 * "  File x, line 1\n" + "KeyError: 'lr'"
+    (failed / "error.txt").write_text(trace)
+    selection = select(results)
+    assert by_key(experiments.panels(selection))["trials"].title == "Trials: 1 failed, 1 finished"
+    panels = by_key(fault_tab.panels(selection))
+    ((_, state, error, name, end),) = panels["failed"].rows
+    assert (state, error, name) == ("failed", "KeyError: 'lr'", failed.name)
+    assert end.startswith("... ")
+    assert end.endswith("line 1\nKeyError: 'lr'")
+    assert len(end) < 700
+    assert panels["environment-faults"].missing == (
+        "None in the 1 runs with results; 1 have no results"
+    )
+
+
+def test_messages_keep_the_exception(results: Path) -> None:
+    folder = write_trial(results, "async_gradients", 0, 3, env_faults=(2,))
+    lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    message = "Traceback:\n" + "  File x\n" * 200 + "ValueError: the last line"
+    for line in lines[1:]:
+        line["fault_tolerance"]["last_env_fault"] = message
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    selection = select(results)
+    rows = by_key(fault_tab.panels(selection))["messages"].rows
+    assert rows[0][2] == "ValueError: the last line"
+    assert rows[0][3].endswith("File x\nValueError: the last line")
+    marks = curves(by_key(experiments.panels(selection))["returns"])["environment faults"]
+    assert marks.text[0].endswith("ValueError: the last line")
+
+
+def test_config_changes_are_marked(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 6, params={"lr": 0.1})
+    lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    for line in lines[3:]:
+        line["config"]["lr"] = 0.2
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_trial(results, "sync_samples", 1, 6, params={"lr": 0.1})
+    selection = select(results)
+    assert set(selection.groups) == {"SyncPPO, lr 0.1", "SyncPPO, lr 0.1, then 0.2"}
+    marks = curves(by_key(experiments.panels(selection))["returns"])["config changes"]
+    assert list(marks.x) == [2.0]
+    assert marks.text[0].startswith("lr from 0.1 to 0.2")
+
+
+def test_run_without_workers_has_no_healthy_workers(results: Path) -> None:
+    write_trial(results, "sync_samples", 0, 6, num_workers=0)
+    panel = by_key(fault_tab.panels(select(results)))["healthy-workers"]
+    assert panel.missing == "These runs sample in the driver (num_workers=0)"
 
 
 def test_several_tasks_are_normalised(results: Path) -> None:
@@ -162,8 +326,8 @@ def test_filters_choose_by_optimizer_config_and_seed(results: Path) -> None:
 
 def test_faults_are_marked_where_counters_rise(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 20, deaths=(5, 5, 12))
-    panels = by_key(gradients.panels(select(results)))
-    for key in ("driver-shares", "gradient-lag", "workers-rate", "bytes"):
+    panels = of_optimizer(select(results))
+    for key in ("driver-shares", "gradient-lag", "workers-speed", "bytes"):
         marks = curves(panels[key])["worker restarts"]
         assert list(marks.x) == [2.5, 6.0]  # seconds
         assert marks.text[0].startswith("2 worker restarts, A3C, CartPole-v1, seed 0")
@@ -173,14 +337,14 @@ def test_restored_counter_is_no_fault(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 10, deaths=(2,), finished=False)
     write_trial(results, "async_gradients", 0, 5, first=11)  # the counter restarts
     selection = select(results)
-    marks = curves(by_key(gradients.panels(selection))["bytes"])["worker restarts"]
+    marks = curves(of_optimizer(selection)["bytes"])["worker restarts"]
     assert list(marks.x) == [1.0]
     assert fault_tab.total_faults(selection.runs[0]) == 1
 
 
 def test_lag_map_has_the_limit_and_sums_to_one(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 9, params={"max_policy_lag": 5})
-    panel = by_key(gradients.panels(select(results)))["gradient-lag"]
+    panel = of_optimizer(select(results))["gradient-lag"]
     assert panel.figure is not None
     np.testing.assert_allclose(np.sum(panel.figure.data[0].z, axis=0), 1.0, atol=1e-3)
     (line,) = panel.figure.layout.shapes
@@ -189,22 +353,89 @@ def test_lag_map_has_the_limit_and_sums_to_one(results: Path) -> None:
 
 def test_shares_of_a_result_sum_to_one(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 9)
-    areas = curves(by_key(gradients.panels(select(results)))["driver-shares"])
+    areas = curves(of_optimizer(select(results))["driver-shares"])
     phases = ("wait", "apply", "dispatch", "report", "other")
     shares = np.sum([areas[name].y for name in phases], axis=0)
     np.testing.assert_allclose(shares, 1.0)
 
 
-def test_efficiency_is_relative_to_one_rank(results: Path) -> None:
+def test_efficiency_is_relative_to_one_worker(results: Path) -> None:
     write_trial(results, "decentralized_allreduce", 0, 9, num_workers=1)
-    selection = select(results)
-    assert by_key(allreduce.panels(selection))["efficiency"].figure is not None
+    assert "efficiency" in of_optimizer(select(results))
     write_trial(results, "decentralized_allreduce", 1, 9, num_workers=4)
-    points = by_key(allreduce.panels(select(results)))["efficiency"].figure
+    points = of_optimizer(select(results))["efficiency"].figure
     assert points is not None
-    # The generator's runs have equal rates, whatever their number of ranks.
+    # The generator's runs have equal rates, whatever their number of workers.
     found = {trace.x[0]: trace.y[0] for trace in points.data}
     assert found == {1: pytest.approx(1.0), 4: pytest.approx(0.25)}
+
+
+PLUGIN = OptimizerTab(
+    name="plugin",
+    title="A <b>Plugin</b>",
+    phases=("think", "wait", "act"),
+    extra_stats=("depth", "num_shown"),
+    tab=Tab(
+        driver="Think: <script>",
+        plots=(
+            Plot("shown", "Shown", "A help.", "units", {"one": "optimizer/num_shown"}),
+            Plot("rate", "Rate", "", "1/s", {"n": "optimizer/num_updates"}, "runs", per="s"),
+            Plot("not-there", "Not there", "", "", {"n": "optimizer/missing"}, "heatmap"),
+        ),
+    ),
+)
+
+
+def write_plugin(results: Path, content: str) -> None:
+    """A trial of an optimizer that this process does not know."""
+    folder = write_trial(results, "sync_samples", 0, 6, tab=False)
+    lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        block = line["optimizer"]
+        share = {"think": 0.5, "wait": 0.3, "act": 0.1, "report": 0.1, "startup": 0.0, "other": 0.0}
+        block |= {"name": "plugin", "depth": number, "num_shown": 2 * number}
+        block["driver"] = {"share": share, "p50_ms": {"think": 2.0}, "p99_ms": {"think": 3.0}}
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "optimizer.json").write_text(content)
+
+
+def test_plugin_has_a_tab_with_its_phases_and_numbers(results: Path) -> None:
+    write_plugin(results, PLUGIN.to_json())
+    selection = select(results)
+    (tab,) = [tab for tab in tabs_of(selection.runs) if tab.optimizer]
+    assert (tab.key, tab.title) == ("plugin", PLUGIN.title)
+    panels = by_key(tab.panels(selection))
+    areas = curves(panels["driver-shares"])
+    assert set(areas) == {"think", "wait", "act", "report"}
+    assert len({areas[name].line.color for name in ("think", "wait", "act")}) == 3
+    assert list(curves(panels["shown"])["one"].y) == [0, 2, 4, 6, 8, 10]
+    assert list(curves(panels["rate"])["SyncPPO"].y) == [80.0] * 5
+    assert list(curves(panels["extra-depth"])["SyncPPO"].y) == [0, 1, 2, 3, 4, 5]
+    assert "extra-num_shown" not in panels
+    assert panels["not-there"].missing == "Not in these results: optimizer/missing"
+    assert {"worker-shares", "workers-speed", "requests-in-flight", "bytes"} <= set(panels)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 2}', PLUGIN.to_json().replace('"lines"', '"x"')]
+)
+def test_unreadable_tab_leaves_the_common_panels(results: Path, content: str) -> None:
+    write_plugin(results, content)
+    selection = select(results)
+    panels = of_optimizer(selection)
+    assert set(curves(panels["driver-shares"])) == {"think", "wait", "act", "report"}
+    unreadable = by_key(experiments.panels(selection))["unreadable"]
+    assert "optimizer.json" in unreadable.rows[0][2]
+
+
+def test_page_and_metrics_name_no_optimizer() -> None:
+    root = Path(__file__).parents[2]
+    names = re.compile("|".join(PHASES) + "|AsyncGrad|SyncGrad|AsyncSamp|SyncSamp|Decentralized")
+    files = [*(root / "dashboards").rglob("*.py"), *(root / "metrics").glob("*.py")]
+    found = {file.name: names.findall(file.read_text()) for file in files}
+    # Examples in docstrings; alternatives that findings propose.
+    others = {"results.py", "diagnosis.py"}
+    assert {name for name, hits in found.items() if hits} <= others
 
 
 def test_experiments_table_has_a_row_for_each_trial(results: Path) -> None:
@@ -216,7 +447,7 @@ def test_experiments_table_has_a_row_for_each_trial(results: Path) -> None:
     assert rows["A3C_12345_00000"][0] == "no results"
     (finished,) = [row for row in rows.values() if row[0] == "finished"]
     assert finished[3] == "3"
-    assert finished[9] == 1
+    assert finished[10] == 1
     assert panels["unreadable"].rows[0][1] == "A3C_12345_00000"
 
 
@@ -228,7 +459,7 @@ def test_figures_hold_no_html_of_results(results: Path) -> None:
     selection = select(results)
     texts = [
         json.dumps(panel.figure.to_dict(), default=str)
-        for tab in tabs_of(list(selection.runs))
+        for tab in tabs_of(selection.runs)
         for panel in tab.panels(selection)
         if panel.figure is not None
     ]
@@ -293,6 +524,47 @@ def test_report_refuses_what_it_cannot_use(results: Path, tmp_path: Path) -> Non
     write_trial(results, "sync_samples", 0, 2)
     with pytest.raises(ConfigError, match=r"cannot write .*missing"):
         report.write_report(results, tmp_path / "missing" / "report.html")
+
+
+def test_slowest_worker_is_named_over_its_heat_map(results: Path) -> None:
+    write_trial(results, "sync_samples", 0, 9, num_workers=4, slow=1.0)
+    panels = of_optimizer(select(results))
+    speed, idle = panels["workers-speed"], panels["workers-idle"]
+    assert re.search(r"least [12]\d\d, worker 1; median of the others 9\d\d$", speed.title)
+    assert speed.figure is not None
+    (cells,) = speed.figure.data
+    assert list(cells.y) == ["worker 1", "worker 2", "worker 3", "worker 4"]
+    assert cells.z.shape == (4, 9)
+    assert np.all(cells.z[0] < cells.z[1:] / 3)
+    assert re.search(r"least \d+%, worker \d; median of the others \d+%$", idle.title)
+
+
+def test_findings_are_at_the_top_of_each_tab(results: Path, tmp_path: Path) -> None:
+    for seed in range(3):
+        faults = tuple(range(2, 3 + 2 * seed)) if seed else ()
+        write_trial(results, "async_gradients", seed, 9, env_faults=faults)
+    write_trial(results, "sync_samples", 0, 9)
+    selection = select(results)
+    focus = next(str(run.trial.folder) for run in selection.runs if run.seed == "2")
+    for tab in tabs_of(selection.runs):
+        first = tab.panels(replace(selection, focus=focus))[0]
+        if tab.optimizer == "sync_samples":
+            assert first.key != "findings"
+            continue
+        ((text, change, runs),) = first.findings
+        assert text.startswith("5 environment faults: ValueError: reward")  # of the run in focus
+        assert "mend the environment" in change
+        assert runs == "A3C (2 of 3)"
+    report.write_report(results, tmp_path / "report.html")
+    assert "3 environment faults: ValueError: reward" in (tmp_path / "report.html").read_text()
+
+
+def test_findings_of_many_groups_are_a_short_list(results: Path) -> None:
+    for number in range(20):
+        write_trial(results, "sync_samples", 0, 4, env_faults=(2,), params={"lr": number})
+    panel = by_key(tabs_of(select(results).runs)[0].panels(select(results)))["findings"]
+    assert len(panel.findings) == 12
+    assert panel.title == "What is wrong: the first 12 of 20"
 
 
 def test_runs_without_a_preset_are_named_by_optimizer(results: Path) -> None:

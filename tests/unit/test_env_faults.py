@@ -162,7 +162,7 @@ def test_crashes_are_reproducible_without_repeated_episodes() -> None:
 def test_wrapper_statistics_survive_a_crash() -> None:
     made = worker(lambda config: NormalizeObservation(crashing_cartpole({"p_crash": 0.1})))
     assert sum(made.sample().faults.env_faults for _ in range(4)) > 0
-    counts = [learned["count"] for learned in made.sampler.get_statistics()]
+    counts = [learned["count"] for [learned] in made.get_statistics()["envs"]]
     assert min(counts) > 5 * 20  # more than since the last crash
 
 

@@ -24,7 +24,7 @@ from polopt.rollouts.envs.creators import EnvContext, call_creator
 from polopt.rollouts.envs.making import autoreset_mode, make_vector_env, probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_config import WorkerConfig, checked_spaces
 
 
 def test_gymnasium_id_uses_its_own_vector() -> None:
@@ -156,6 +156,26 @@ def test_name_registered_with_tune() -> None:
 def test_unknown_id_names_the_nearest(given: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"key 'env': got '{given}'; did you mean '{near}'"):
         resolve_env(given)
+
+
+def test_atari_id_names_the_module_that_registers_it() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'ale_py:ALE/NoSuchGame-v5'"):
+        resolve_env("ALE/NoSuchGame-v5")
+    with pytest.raises(ConfigError, match="'os:ALE/NoSuchGame-v5' "):
+        resolve_env("os:ALE/NoSuchGame-v5")  # the module is named
+
+
+@pytest.mark.parametrize("returned", [None, gymnasium.Env, spaces.Discrete(2)])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_callable_that_makes_no_environment_is_one_error(
+    returned: Any, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> Any:
+        return returned
+
+    with pytest.raises(ConfigError, match=r"^key 'env': .*: TypeError: the callable must return"):
+        checked_spaces(make, rollout(make, num_workers=num_workers))
+    assert caplog.messages == []  # nothing is closed that cannot be
 
 
 @pytest.mark.parametrize("given", [None, 3, ["CartPole-v1"]])

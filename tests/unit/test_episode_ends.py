@@ -13,6 +13,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import (
     AUTORESET,
     POLICIES,
@@ -34,6 +36,7 @@ FRAGMENTS = [1, 5, 6, 16]  # fragments end before, at and after episodes
 LAMBDAS = [0.0, 0.95, 1.0]
 
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
+VTRACE = ("appo", "impala")
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
 every_fragment = pytest.mark.parametrize("fragment", FRAGMENTS)
 
@@ -54,20 +57,25 @@ def sampler_of(
 
 
 def batches_of(sampler: VectorSampler, rows: int = 30) -> list[SampleBatch]:
-    """Consecutive fragments, `rows` steps of each environment in all, postprocessed."""
+    """Consecutive fragments, `rows` steps of each environment in all, ready to learn from."""
     count = -(-rows // sampler.fragment_length)
-    return [sampler.policy.postprocess(sampler.sample()) for _ in range(count)]
+    return [prepared(sampler.policy, sampler.sample()) for _ in range(count)]
+
+
+def prepared(policy: Policy, batch: SampleBatch) -> SampleBatch:
+    return policy.prepare_batch(policy.postprocess(batch))
 
 
 def under_every_lambda(
     sampler: VectorSampler, name: str = "a2c"
 ) -> Iterator[tuple[float, list[SampleBatch]]]:
-    """Each lambda, and the same consecutive fragments postprocessed with it."""
+    """Each lambda, and the same consecutive fragments prepared with it."""
     batches = batches_of(sampler)
     for lambda_ in LAMBDAS:
         policy = clock_policy(sampler.env, name, **{"lambda": lambda_})
-        policy.set_weights(sampler.policy.get_weights()._replace(coefficients=policy.coefficients))
-        yield lambda_, [policy.postprocess(batch) for batch in batches]
+        policy.flat.params.data[: len(policy.flat.grads)] = sampler.policy.flat.params
+        policy.flat.refresh_copies()
+        yield lambda_, [prepared(policy, batch) for batch in batches]
 
 
 def times(batch: SampleBatch) -> np.ndarray:
@@ -99,17 +107,21 @@ def check_worth(batches: list[SampleBatch], worth: float) -> None:
         np.testing.assert_allclose(batch["value_targets"][batch["valid"]], worth, rtol=1e-5)
 
 
-def check_sums_to_the_end(batches: list[SampleBatch], lambda_: float) -> None:
+def check_sums_to_the_end(batches: list[SampleBatch], lambda_: float, vtrace: bool = False) -> None:
     """With value 0 everywhere, rewards of 1 add up, discounted, to the episode's or the
-    fragment's end, whichever comes first."""
+    fragment's end, whichever comes first. Advantages of V-trace are those of one step to the next
+    target, whatever lambda is."""
     decay = GAMMA * lambda_
     for batch in batches:
         to_fragment_end = np.arange(batch.shape[0], 0, -1)[:, None]
         steps_left = np.minimum(np.array(LENGTHS) - times(batch), to_fragment_end)
         exact = (1.0 - decay**steps_left) / (1.0 - decay)
         valid = batch["valid"]
-        np.testing.assert_allclose(batch["advantages"][valid], exact[valid], rtol=1e-5)
         np.testing.assert_allclose(batch["value_targets"][valid], exact[valid], rtol=1e-5)
+        if vtrace:
+            later = np.maximum(steps_left - 1, 0)  # not after reset rows
+            exact = 1.0 + GAMMA * (1.0 - decay**later) / (1.0 - decay)
+        np.testing.assert_allclose(batch["advantages"][valid], exact[valid], rtol=1e-5)
 
 
 def check_counts(batches: list[SampleBatch], resets_cost_a_row: bool) -> None:
@@ -145,7 +157,7 @@ def test_terminated_episode_does_not_bootstrap(
     name: str, mode: str, fragment: int, ends: str
 ) -> None:
     for lambda_, batches in under_every_lambda(sampler_of(mode, ends, 0.0, fragment), name):
-        check_sums_to_the_end(batches, lambda_)
+        check_sums_to_the_end(batches, lambda_, name in VTRACE)
 
 
 @every_mode
@@ -247,8 +259,10 @@ def check_spoiled_rows_change_nothing(name: str, mask: Callable[[SampleBatch], N
     policy.postprocess(batch)
     np.testing.assert_array_equal(gradient(batch, policy), before)
     # After postprocessing.
-    corrupt_reset_rows(batch, ["values", "advantages", "value_targets"])
-    batch.obs[invalid] = np.nan
+    names = ["values", "advantages", "value_targets", "action_logp"]
+    corrupt_reset_rows(batch, [column for column in names if column in batch])
+    if "values" in batch:  # else the learner bootstraps from the observations of these rows
+        batch.obs[invalid] = np.nan
     mask(batch)
     np.testing.assert_array_equal(gradient(batch, policy), before)
     policy.learn_on_batch(batch)
@@ -347,3 +361,30 @@ def test_unmasked_reset_rows_are_wrong() -> None:
         check_worth(batches, FOR_EVER)
     with pytest.raises(AssertionError):
         check_counts(batches, resets_cost_a_row=True)
+
+
+class Images(gymnasium.Env[np.ndarray, int]):
+    """The same uint8 image at every step, in a Box of float32; truncated after three steps."""
+
+    observation_space = spaces.Box(0, 255, (3, 12, 12), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.time = 0
+        return np.full((3, 12, 12), 200, np.uint8), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return np.full((3, 12, 12), 200, np.uint8), 0.0, False, self.time >= 3, {}
+
+
+@every_mode
+def test_last_image_of_an_episode_is_scaled_as_all_others(mode: str) -> None:
+    env = SyncVectorEnv([Images], autoreset_mode=AutoresetMode[mode.upper()])
+    model = {"conv_filters": [[8, 3, 2]], "post_fcnet_hiddens": [16]}
+    policy = make_policy("a2c", env, model=model, gamma=GAMMA)
+    batch = policy.postprocess(make_sampler(env, policy, 4).sample())
+    value = policy.value(batch.obs[0])[0]
+    assert batch["truncated"][2, 0]
+    np.testing.assert_allclose(batch["value_targets"][2, 0], GAMMA * value, rtol=1e-5)

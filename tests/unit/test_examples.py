@@ -72,11 +72,7 @@ def test_python_file_with_variables_or_a_function(tmp_path: Path) -> None:
         "preset = 'SyncPPO'\nconfig = {'env': make}\nstop = {'training_iteration': 1}\n"
     )
     example = load_example(str(tmp_path / "variables.py"))
-    assert (example.name, example.run, example.description) == (
-        "variables",
-        "SyncPPO",
-        "What it is.",
-    )
+    assert (example.run, example.description) == ("SyncPPO", "What it is.")
     assert callable(example.config["env"])
     (tmp_path / "function.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"

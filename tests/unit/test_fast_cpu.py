@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import threadpoolctl
 import torch
-from policy_helpers import MODELS, FakeEnv, make_batch, moved, observations_for, policy_of
+from policy_helpers import (
+    MODELS,
+    FakeEnv,
+    every_policy,
+    make_batch,
+    moved,
+    observations_for,
+    policy_of,
+)
 from torch import Tensor
 from toy_envs import make_policy
 
@@ -26,6 +34,9 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {"entropy_coeff": 0.05, "vf_loss_coeff": 0.7}),
     "ppo, KL penalty": ("ppo", {"entropy_coeff": 0.0, "kl_coeff": 0.3}),
     "ppo, clipped values": ("ppo", {"vf_clip_param": 0.1, "clip_param": 0.05}),
+    "impala": ("impala", {"entropy_coeff": 0.05, "torch_optimizer": "adam"}),
+    "appo": ("appo", {"entropy_coeff": 0.05, "kl_coeff": 0.3}),
+    "decoupled ppo": ("decoupled_ppo", {"entropy_coeff": 0.05, "kl_coeff": 0.3}),
 }
 
 
@@ -45,7 +56,7 @@ def assert_close(one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> None:
 
 def assert_same_gradient(fast: Policy, slow: Policy) -> None:
     """Gradients and statistics are equal, for weights that differ from those that acted."""
-    rows = slow.training_rows(make_batch(slow, steps=16))
+    rows = slow.training_rows(slow.prepare_batch(make_batch(slow, steps=16)))
     moved(fast)
     moved(slow)
     stats, expected = fast.backward(rows), slow.backward(rows)
@@ -103,7 +114,7 @@ def test_acting_is_equal(key: str) -> None:
         np.testing.assert_allclose(*actions, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["a2c", "ppo"])
+@every_policy
 @every_mlp
 def test_closed_forms_do_not_use_torch(key: str, name: str) -> None:
     policy = policy_of(key, name)

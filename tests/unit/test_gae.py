@@ -8,54 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_helpers import made_batch, value_of
 from toy_envs import TwoNumbers, make_policy
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.metrics import EpisodeStats
 from polopt.policies import gae
-from polopt.policies.learning.minibatches import explained_variance
+from polopt.policies.actor_critic import explained_variance
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 4))
 SEEDS = st.integers(0, 2**31)
 MODES = st.sampled_from(["next_step", "same_step"])
 UNIT = st.floats(0.0, 1.0)
-
-
-def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
-    """A batch as the sampler makes it: ends at random, by either cause or both, and after them
-    rows that only reset (next-step) or last observations kept aside (same-step)."""
-    rng = np.random.default_rng(seed)
-    terminated = rng.random((steps, envs)) < 0.2
-    truncated = rng.random((steps, envs)) < 0.2
-    valid = np.ones((steps, envs), dtype=bool)
-    index = np.zeros(0, dtype=np.int64)
-    if mode == "next_step":
-        valid[0] = rng.random(envs) < 0.8  # an end in the fragment before
-        for t in range(1, steps):
-            valid[t] = ~(terminated[t - 1] | truncated[t - 1]) | ~valid[t - 1]
-            terminated[t] &= valid[t]
-            truncated[t] &= valid[t]
-        terminated[0] &= valid[0]
-        truncated[0] &= valid[0]
-    else:
-        # And here and there one that padding would keep, where no episode ends.
-        index = np.flatnonzero(terminated | truncated | (rng.random((steps, envs)) < 0.1))
-    columns = {
-        "actions": rng.integers(0, 3, (steps, envs)),
-        "rewards": rng.normal(size=(steps, envs)).astype(np.float32),
-        "terminated": terminated,
-        "truncated": truncated,
-        "valid": valid,
-        "action_dist_inputs": rng.normal(size=(steps, envs, 3)).astype(np.float32),
-    }
-    all_obs = rng.normal(size=(steps + 1, envs, 2)).astype(np.float32)
-    successors = rng.normal(size=(len(index), 2)).astype(np.float32)
-    episodes = EpisodeStats(np.arange(3.0), np.arange(3))
-    return SampleBatch(all_obs, columns, index, successors, seed % 7, seed % 3, episodes)
-
-
-def value_of(obs: np.ndarray) -> np.ndarray:
-    return 2.0 * obs[..., 0] - 3.0 * obs[..., 1] + 1.0
 
 
 def fast(batch: SampleBatch, gamma: float, lambda_: float) -> np.ndarray:
@@ -203,6 +166,20 @@ def test_steps_of_a_batch_form_a_batch(
     np.testing.assert_allclose(fast(part, 0.9, 0.8), slow(part, 0.9, 0.8), rtol=1e-4, atol=1e-4)
     # One-step differences use no later observation than the next: slicing does not change them.
     np.testing.assert_allclose(fast(part, 0.9, 0.0), fast(batch, 0.9, 0.0)[start:stop], rtol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, MODES, SEEDS)
+def test_selected_environments_form_a_batch(size: tuple[int, int], mode: str, seed: int) -> None:
+    batch = made_batch(*size, mode, seed)
+    envs = np.random.default_rng(seed).permutation(size[1])[: 1 + seed % size[1]]
+    part = batch.select(envs)
+    assert part.shape == (size[0], len(envs))
+    assert (part.version, part.worker_index) == (batch.version, batch.worker_index)
+    for name in ["obs", *batch.columns]:
+        np.testing.assert_array_equal(part[name], batch[name][:, envs])
+    np.testing.assert_allclose(fast(part, 0.9, 0.8), fast(batch, 0.9, 0.8)[:, envs], rtol=1e-6)
+    assert batch.select(envs[:0]).shape == (size[0], 0)
 
 
 def test_views_are_not_copies() -> None:

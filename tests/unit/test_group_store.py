@@ -49,23 +49,34 @@ def test_group_of_another_prefix_is_not_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "device", "transport", "num_bytes", "expected"),
+    ("backend", "device", "num_gpus", "transport", "num_bytes", "expected"),
     [
-        ("auto", "cpu", "auto", SMALL_TENSOR_BYTES, "zmq"),
-        ("auto", "cpu", "zmq", 4, "zmq"),
-        ("auto", "cpu", "auto", SMALL_TENSOR_BYTES + 4, "gloo"),
-        ("auto", "cpu", "ray", 4, "gloo"),
-        ("auto", "cuda:0", "auto", 4, "nccl"),
-        ("gloo", "cpu", "auto", 4, "gloo"),
-        ("zmq", "cpu", "ray", 4, "zmq"),
+        ("auto", "cpu", 0.0, "auto", SMALL_TENSOR_BYTES, "zmq"),
+        ("auto", "cpu", 0.0, "zmq", 4, "zmq"),
+        ("auto", "cpu", 0.0, "auto", SMALL_TENSOR_BYTES + 4, "gloo"),
+        ("auto", "cpu", 0.0, "ray", 4, "gloo"),
+        ("auto", "cuda:0", 1.0, "auto", 4, "nccl"),
+        ("auto", "cuda", 2.0, "ray", 4, "nccl"),
+        ("gloo", "cpu", 0.0, "auto", 4, "gloo"),
+        ("zmq", "cpu", 0.0, "ray", 4, "zmq"),
     ],
 )
 def test_auto_backend(
-    backend: str, device: str, transport: str, num_bytes: int, expected: str
+    backend: str, device: str, num_gpus: float, transport: str, num_bytes: int, expected: str
 ) -> None:
-    assert resolve_backend(backend, device, transport, num_bytes) == expected
+    assert resolve_backend(backend, device, num_gpus, transport, num_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("transport", "num_bytes", "expected"),
+    [("auto", 4, "zmq"), ("auto", SMALL_TENSOR_BYTES + 4, "gloo"), ("ray", 4, "gloo")],
+)
+def test_auto_backend_of_shared_gpus_is_not_nccl(
+    transport: str, num_bytes: int, expected: str
+) -> None:
+    assert resolve_backend("auto", "cuda", 0.5, transport, num_bytes) == expected
 
 
 def test_zmq_with_too_large_gradients_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'backend': got 'zmq'.*Allowed: up to"):
-        resolve_backend("zmq", "cpu", "auto", MAX_FRAME_BYTES + 4)
+        resolve_backend("zmq", "cpu", 0.0, "auto", MAX_FRAME_BYTES + 4)

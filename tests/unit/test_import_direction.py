@@ -79,8 +79,8 @@ def fault(folder: str, name: str) -> str | None:
     top, _, rest = name.partition(".")
     if top in PACKAGE_FOLDERS:
         return f"bare import; the name is polopt.{name}"
-    if folder == "metrics" and top not in {*sys.stdlib_module_names, "numpy", "polopt"}:
-        return "metrics needs only the standard library and NumPy"
+    if folder == "metrics" and top not in {*sys.stdlib_module_names, "numpy", "psutil", "polopt"}:
+        return "metrics needs only the standard library, NumPy and psutil"
     if folder.startswith("policies") and top == "ray":
         return "policies do not use Ray"
     if top != "polopt" or not rest or rest.startswith("__"):

@@ -17,7 +17,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from polopt.rollouts.transport import listener
 from polopt.rollouts.transport.endpoint import Endpoint
-from polopt.rollouts.transport.router import Router
+from polopt.rollouts.transport.messages import AUTO_FRAME_BYTES
+from polopt.rollouts.transport.rpc_client import Router
 
 HOST = "127.0.0.1"
 LIMIT_S = 60.0
@@ -29,7 +30,7 @@ def make() -> Iterator[Make]:
     made: list[Router] = []
 
     def build() -> Router:
-        made.append(Router(HOST, 60.0))
+        made.append(Router(HOST, 60.0, AUTO_FRAME_BYTES))
         return made[-1]
 
     yield build
@@ -162,4 +163,4 @@ def test_authenticator_that_cannot_start_is_a_zmq_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(AuthenticationThread, "start", start)
     with pytest.raises(zmq.ZMQError, match="can't start new thread"):
-        Router(HOST, LIMIT_S)
+        Router(HOST, LIMIT_S, AUTO_FRAME_BYTES)

@@ -19,13 +19,14 @@ from torch import Tensor
 from toy_envs import TwoNumbers, make_policy
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.learning.minibatches import standardized
+from polopt.policies.actor_critic import standardized
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.policy import Policy
 
 
 def plain(policy: Policy, batch: SampleBatch) -> dict[str, Any]:
-    """Terms of the losses, computed with `torch.distributions` from the batch."""
+    """Terms of the losses, computed with `torch.distributions` from the prepared batch."""
+    batch = policy.prepare_batch(batch)
     obs = torch.from_numpy(batch.flat("obs"))
     params, values = policy.model(obs)
     old = torch.distributions.Categorical(logits=torch.from_numpy(batch.flat("action_dist_inputs")))
@@ -176,7 +177,7 @@ def test_equal_advantages_are_standardised_to_zero() -> None:
 
 @every_policy
 def test_no_update_without_valid_rows(name: str) -> None:
-    policy = small_policy(name)
+    policy = small_policy(name, torch_optimizer="adam")
     policy.learn_on_batch(make_batch(policy))
     state = policy.get_state()
     batch = make_batch(policy, seed=1)
@@ -184,10 +185,12 @@ def test_no_update_without_valid_rows(name: str) -> None:
     gradients = policy.compute_gradients(batch)
     assert gradients.rows == 0
     assert not gradients.flat.any()
-    policy.learn_on_batch(batch)
+    assert policy.learn_on_batch(batch) == {}
     assert policy.version == state["version"]
     assert torch.equal(policy.flat.params, state["params"])
-    assert torch.equal(policy.get_state()["adam"]["exp_avg"], state["adam"]["exp_avg"])
+    assert torch.equal(
+        policy.get_state()["adam"]["network"]["exp_avg"], state["adam"]["network"]["exp_avg"]
+    )
 
 
 @every_policy

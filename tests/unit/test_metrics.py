@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import time
 
 import numpy as np
@@ -80,6 +81,14 @@ def test_lag_since_last_report() -> None:
     assert lag.report() == {"mean": 2.0, "max": 2, "histogram": [0, 0, 1, 0]}
 
 
+def test_lag_memory_does_not_grow_without_reports() -> None:
+    lag = LagHistogram()
+    size = len(pickle.dumps(lag))
+    for updates in range(10_000):
+        lag.add(updates)
+    assert len(pickle.dumps(lag)) < size + 100
+
+
 def test_lag_report_is_json() -> None:
     lag = LagHistogram()
     lag.add(3)
@@ -112,6 +121,16 @@ def test_window_reports_last_episodes() -> None:
     assert report["episode_len_mean"] == 30.0
     assert report["episode_return_mean_since_report"] == 109.0 / 4
     assert (report["num_episodes"], report["num_episodes_lifetime"]) == (4, 4)
+
+
+def test_episode_memory_does_not_grow_without_reports() -> None:
+    window = EpisodeWindow(window=3)
+    window.add(episodes(1.0, 2.0, 3.0))
+    size = len(pickle.dumps(window))
+    for _ in range(1000):
+        window.add(episodes(1.0, 2.0, 3.0))
+    assert len(pickle.dumps(window)) < size + 100
+    assert window.report()["num_episodes"] == 3003
 
 
 def test_window_is_kept_without_new_episodes() -> None:

@@ -112,6 +112,15 @@ def test_initial_weights_depend_on_the_seed_only(key: str) -> None:
     np.testing.assert_array_equal(first, second)
 
 
+def test_creating_a_policy_does_not_seed_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    torch.manual_seed(1)
+    assert seeds == [1]  # where torch seeds CUDA
+    small_policy("ppo", seed=7)
+    assert seeds == [1]
+
+
 def test_initial_policy_is_uniform_layers_orthogonal() -> None:
     policy = policy_of("default")
     params = policy.action_params(observations_for(policy, 50))
@@ -155,7 +164,7 @@ def test_explore_samples_and_mode_is_deterministic() -> None:
 def states(policy: Policy) -> Iterator[Any]:
     """A state as a checkpoint stores it: tensors unchanged, the rest as JSON."""
     state = policy.get_state()
-    tensors = {"params": state.pop("params"), "adam": state.pop("adam")}
+    tensors = {name: state.pop(name) for name in ("params", policy.config.torch_optimizer)}
     yield {**json.loads(json.dumps(state)), **copy.deepcopy(tensors)}
 
 
@@ -184,8 +193,8 @@ def test_state_resumes_exactly(name: str, rounds_before: int) -> None:
     assert policy.get_weights()[1:] == resumed.get_weights()[1:]
     # Learning does not change the given state.
     assert torch.equal(state["params"], kept["params"])
-    for moment in kept["adam"]:
-        assert torch.equal(state["adam"][moment], kept["adam"][moment])
+    moments, before = (each[policy.config.torch_optimizer]["network"] for each in (state, kept))
+    assert all(torch.equal(moments[moment], before[moment]) for moment in before)
 
 
 def test_weights_of_another_network_are_refused() -> None:
@@ -199,13 +208,12 @@ def test_weights_of_another_network_are_refused() -> None:
 
 
 @every_policy
-def test_state_with_old_class_name_of_network_is_accepted(name: str) -> None:
-    """Checkpoints of 81a3eaa call the network MLPActorCritic."""
+def test_name_of_the_network_class_may_change(name: str) -> None:
     policy, restored = small_policy(name, seed=1), small_policy(name, seed=2)
     policy.learn_on_batch(make_batch(policy))
     (state,) = states(policy)
     assert state["network"].startswith("MLPNetwork( (policy_trunk):")
-    state["network"] = state["network"].replace("MLPNetwork", "MLPActorCritic")
+    state["network"] = state["network"].replace("MLPNetwork", "Renamed")
     restored.set_state(state)
     np.testing.assert_array_equal(restored.get_weights().flat, policy.get_weights().flat)
 
@@ -220,6 +228,30 @@ def test_state_of_another_torch_optimizer_is_refused() -> None:
 def test_fixed_options_cannot_be_changed(key: str) -> None:
     with pytest.raises(ConfigError, match=f"key '{key}' cannot be changed"):
         small_policy("a2c").set_option(key, "rmsprop")
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"), [(0.2, 0.3), (0.0, 0.0), (0.5, 0.5)], ids=["same", "zero", "mutated"]
+)
+def test_changed_kl_coeff_overrides_the_adapted_one(option: float, expected: float) -> None:
+    policy = small_policy("ppo", kl_coeff=0.2)
+    policy.on_learned({"mean_kl_loss": 1.0})
+    assert policy.coefficients["kl_coeff"] == pytest.approx(0.3)
+    (state,) = states(policy)
+    restored = small_policy("ppo", kl_coeff=option)
+    restored.on_learned({"mean_kl_loss": 1.0})  # its adapted value before must not matter
+    restored.set_state(state)
+    assert restored.coefficients["kl_coeff"] == pytest.approx(expected)
+
+
+def test_kl_coeff_adapted_after_set_option_is_restored() -> None:
+    policy = small_policy("ppo", kl_coeff=0.2)
+    policy.set_option("kl_coeff", 0.4)
+    policy.on_learned({"mean_kl_loss": 1.0})
+    (state,) = states(policy)
+    restored = small_policy("ppo", kl_coeff=0.4)
+    restored.set_state(state)
+    assert restored.coefficients["kl_coeff"] == pytest.approx(0.6)
 
 
 def test_changed_options_are_used_from_the_next_update_on() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from polopt.metrics.diagnosis import diagnose
+from polopt.trainers.command_line.output import say_findings
 from polopt.trainers.command_line.progress import (
     Progress,
     cells,
@@ -49,6 +51,12 @@ def test_line_has_labels_and_fits_80_columns() -> None:
 def test_line_names_missing_workers() -> None:
     text = line(cells(result(fault_tolerance={"num_healthy_workers": 1}), {}))
     assert "workers 1/2" in text
+
+
+def test_run_without_workers_counts_none() -> None:
+    alone = result(fault_tolerance={"num_healthy_workers": 0}, config={"num_workers": 0})
+    assert cells(alone, {})["workers"] == "-"
+    assert "workers" not in line(cells(alone, {}))
 
 
 def test_return_before_the_first_episode() -> None:
@@ -106,6 +114,19 @@ def test_warnings_here_and_in_the_trial_are_one_line_each(tmp_path: Path) -> Non
         progress.on_step_begin(3, [])
     logging.getLogger("polopt").warning("after the end")
     assert out.getvalue() == "title\nworker 3: crash; it is replaced\nfrom the trial\n"
+
+
+def test_end_of_a_run_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = {"num_healthy_workers": 2, "num_env_faults": 7, "last_env_fault": "ValueError: boom"}
+    with Progress(Console(file=io.StringIO()), "title", {}, tmp_path / "log") as progress:
+        progress.on_trial_result(1, [], None, result(fault_tolerance=faults))
+    say_findings(diagnose(progress.history.results()))
+    assert capsys.readouterr().out == (
+        "diagnosis   7 environment faults: ValueError: boom\n"
+        "            -> mend the environment; each fault ends an episode that is lost\n"
+    )
 
 
 def test_tune_can_pickle_it(tmp_path: Path) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,17 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
-from polopt.dashboards.grafana import BOARDS, VIEWS, dashboards
+from polopt.dashboards.grafana import VIEWS, dashboards, views_of
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
+from polopt.optimizers.registry import OPTIMIZERS
 from polopt.trainers import prometheus
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.prometheus import PrometheusExporter
+from polopt.trainers.tab_file import tab_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
+TABS = [tab_of(OPTIMIZERS.get(name)) for name in OPTIMIZERS.names()]
+BOARDS = {"polopt", *(f"polopt-{name.replace('_', '-')}" for name in OPTIMIZERS.names())}
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 CONFIG = {
     "env": "CartPole-v1",
@@ -197,19 +205,40 @@ def test_stacked_shares_are_divided_by_all_trials(
 
 
 def test_names_and_panels_are_unique_and_complete() -> None:
-    names = [metric.name for metric in METRICS]
-    assert len(names) == len(set(names))
-    assert all(re.fullmatch("polopt_[a-z0-9_]+", name) for name in names)
-    assert {name for view in VIEWS for name in view.metrics} == set(names)
-    for board in dashboards().values():
+    common = [metric.name for metric in METRICS]
+    assert {name for view in VIEWS for name in view.metrics} == set(common)
+    for tab in TABS:
+        names = [*common, *(metric.name for metric in tab.tab.metrics)]
+        assert len(names) == len(set(names))
+        assert all(re.fullmatch("polopt_[a-z0-9_]+", name) for name in names)
+        assert {name for view in views_of(tab) for name in view.metrics} == set(names)
+    boards = dashboards(TABS)
+    assert set(boards) == BOARDS
+    for board in boards.values():
         identifiers = [panel["id"] for panel in board["panels"]]
         places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
         assert len(set(identifiers)) == len(set(places)) == len(identifiers)
 
 
-def test_metrics_page_holds_the_table() -> None:
-    # `python -m polopt.metrics.prometheus` prints the table.
-    assert markdown_table() in METRICS_PAGE.read_text()
+def test_own_metrics_of_an_optimizer_are_recorded(recorded: Any) -> None:
+    (tab,) = [tab for tab in TABS if tab.name == "decentralized_allreduce"]
+    exporter = PrometheusExporter()
+    exporter.add(result(num_ranks=2), "t")
+    assert of(recorded, "polopt_ranks") == []
+    exporter.restart(tab.tab.metrics)
+    exporter.add(result(num_ranks=3), "t")
+    exporter.restart(restored=True)
+    exporter.add(result(num_ranks=4), "t")
+    assert of(recorded, "polopt_ranks") == [3, 4]
+
+
+def test_metrics_page_holds_the_tables() -> None:
+    page = METRICS_PAGE.read_text()
+    assert markdown_table() in page  # `python -m polopt.metrics.prometheus` prints it
+    for tab in TABS:
+        for metric in tab.tab.metrics:
+            row = markdown_table([metric]).splitlines()[-1]
+            assert f"{row} " in page, row
 
 
 def test_command_writes_dashboards_where_ray_looks(
@@ -239,34 +268,82 @@ def test_command_without_ray_says_what_to_do(
     assert len(list(session.iterdir())) == len(BOARDS)
 
 
+@contextmanager
+def running_session(folder: Path, name: str) -> Iterator[Path]:
+    """A session of Ray whose raylet accepts connections, with a folder for dashboards."""
+    session = folder / "ray" / name
+    (session / "metrics" / "grafana" / "dashboards").mkdir(parents=True)
+    (session / "sockets").mkdir()
+    with socket.socket(socket.AF_UNIX) as raylet:
+        raylet.bind(str(session / "sockets" / "raylet"))
+        raylet.listen()
+        yield session
+
+
+@pytest.fixture
+def ray_tmpdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Short, because names of sockets are."""
+    for name in ("METRICS_OUTPUT_ROOT", "METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR"):
+        monkeypatch.delenv(f"RAY_{name}", raising=False)
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_command_takes_a_session_that_runs_and_says_which(ray_tmpdir: Path) -> None:
+    # An ended one, a local one of a run, and a link to the one that started last.
+    (ray_tmpdir / "ray" / "session_3" / "metrics" / "grafana" / "dashboards").mkdir(parents=True)
+    (ray_tmpdir / "ray" / "session_4" / "sockets").mkdir(parents=True)
+    (ray_tmpdir / "ray" / "session_latest").symlink_to("session_4")
+    with running_session(ray_tmpdir, "session_1"):
+        done = CliRunner().invoke(app, ["grafana"])
+        assert done.exit_code == 0, done.output
+        assert "session     session_1, your only one that runs" in done.output
+        with running_session(ray_tmpdir, "session_2") as second:
+            done = CliRunner().invoke(app, ["grafana"])
+            assert "session_2, the newest of 2 of yours that run" in done.output
+            assert len(list((second / "metrics/grafana/dashboards").iterdir())) == len(BOARDS)
+    done = CliRunner().invoke(app, ["grafana"])
+    assert done.exit_code == 2
+    assert "no running Ray of yours exports metrics" in done.output
+
+
+def test_command_leaves_sessions_of_other_users_out(
+    ray_tmpdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_session(ray_tmpdir, "session_1"):
+        monkeypatch.setattr("os.getuid", lambda: 12345)
+        assert CliRunner().invoke(app, ["grafana"]).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("platform", "variables", "used"),
     [
-        ("linux", {"RAY_TMPDIR": "ray", "TMPDIR": "system"}, "ray"),
-        ("linux", {"RAY_TMPDIR": "", "TMPDIR": "system"}, "system"),
-        ("darwin", {"RAY_TMPDIR": "ray", "TMPDIR": "system"}, "ray"),
-        ("darwin", {"TMPDIR": "system"}, None),
+        ("linux", {"RAY_TMPDIR": "r", "TMPDIR": "s"}, "r"),
+        ("linux", {"RAY_TMPDIR": "", "TMPDIR": "s"}, "s"),
+        ("darwin", {"RAY_TMPDIR": "r", "TMPDIR": "s"}, "r"),
+        ("darwin", {"TMPDIR": "s"}, None),
     ],
 )
 def test_command_looks_where_ray_keeps_its_sessions(
-    tmp_path: Path,
+    ray_tmpdir: Path,
     monkeypatch: pytest.MonkeyPatch,
     platform: str,
     variables: dict[str, str],
     used: str | None,
 ) -> None:
-    for name in ("TMPDIR", "METRICS_OUTPUT_ROOT", "METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR"):
-        monkeypatch.delenv(f"RAY_{name}", raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value and str(tmp_path / value))
+    for name in ("RAY_TMPDIR", "TMPDIR"):
+        value = variables.get(name)
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value and str(ray_tmpdir / value))
     monkeypatch.setattr("sys.platform", platform)
-    for folder in ("ray", "system"):
-        boards = tmp_path / folder / "ray" / f"session_of_{folder}" / "metrics/grafana/dashboards"
-        boards.mkdir(parents=True)
-        (tmp_path / folder / "ray" / "session_latest").symlink_to(f"session_of_{folder}")
-    # Not the default: there may be a session of Ray on this machine.
-    arguments = ["grafana"] if used else ["grafana", str(tmp_path / "given")]
-    done = CliRunner().invoke(app, arguments)
+    first = running_session(ray_tmpdir / "r", "session_1_r")
+    with first, running_session(ray_tmpdir / "s", "session_1_s"):
+        # Not the default: there may be a session of Ray on this machine.
+        given = [] if used else [str(ray_tmpdir / "given")]
+        done = CliRunner().invoke(app, ["grafana", *given])
     assert done.exit_code == 0, done.output
-    assert (f"session_of_{used}" in done.output) == (used is not None)
-    assert "session_of_system" not in done.output or used == "system"
+    assert (f"session_1_{used}" in done.output) == (used is not None)
+    assert "session_1_s" not in done.output or used == "s"

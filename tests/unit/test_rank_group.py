@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import ray
-from fakes import CheckedWorker, FakeRay, FakeWorkerSet, install, worker_config
+import torch
+from fakes import CheckedWorker, FakeWorkerSet, worker_config
 
+from polopt.optimizers import rank_group
 from polopt.optimizers.rank_group import RankGroup
-from polopt.rollouts.transport.collective import GroupSpec
+from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec, with_keys
+from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 from polopt.rollouts.workers.failures import WorkersFailedError
-from polopt.rollouts.workers.health import WorkerHealth
-from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 DEATH = ray.exceptions.ActorDiedError()
 
 
 class Rank(CheckedWorker):
-    """Joins no real group; records the arguments."""
+    """Joins no real group; records the arguments.
 
-    joined: tuple[GroupSpec, int] | None = None
+    Attributes:
+        problem: why it cannot join.
+    """
+
+    spec: GroupSpec | None = None
+    rank: int | None = None
     addresses: list[str] | None = None
     problem: str | None = None
-
-    def listen_for_group(self, spec: GroupSpec, rank: int) -> str:
-        self.joined = (spec, rank)
-        return f"address of {rank}"
-
-    def join_group(self, addresses: list[str]) -> str | None:
-        self.addresses = addresses
-        return self.problem
 
     def learn_alone(self, updates: int) -> None:
         for _ in range(updates):
@@ -38,24 +38,55 @@ class Rank(CheckedWorker):
             self.policy.apply_flat()
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    return install(monkeypatch)
+def listen(worker: Rank, spec: GroupSpec, rank: int) -> str:
+    worker.spec, worker.rank = spec, rank
+    return f"address of {rank}"
+
+
+def join(worker: Rank, addresses: list[str]) -> str | None:
+    worker.addresses = addresses
+    return worker.problem
+
+
+@pytest.fixture(autouse=True)
+def _fake_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "listen", listen)
+    monkeypatch.setattr(rank_group, "join", join)
 
 
 @pytest.fixture
-def workers(fake: FakeRay) -> FakeWorkerSet:
-    return FakeWorkerSet(worker_config(rollout={"num_workers": 3}), Rank, up=False)
+def workers() -> FakeWorkerSet:
+    return FakeWorkerSet(worker_config(rollout={"num_workers": 3}), kind=Rank, up=False)
 
 
 @pytest.fixture
 def group(workers: FakeWorkerSet) -> RankGroup:
-    made = RankGroup(workers, WorkerHealth(workers), "auto", timeout_s=60.0)
+    made = RankGroup(workers, "auto", timeout_s=60.0)
     made.ensure()
     return made
 
 
-def rank_of(worker: RemoteWorker) -> Any:
+@pytest.mark.parametrize(("num_gpus", "backend"), [(0.5, "zmq"), (1.0, "nccl")])
+def test_workers_that_share_a_gpu_do_not_use_nccl(
+    workers: FakeWorkerSet, monkeypatch: pytest.MonkeyPatch, num_gpus: float, backend: str
+) -> None:
+    monkeypatch.setattr(rank_group, "start_store", lambda host: None)
+    rollout = workers.config.rollout.model_copy(update={"num_gpus_per_worker": num_gpus})
+    workers.config = dataclasses.replace(workers.config, rollout=rollout, device="cuda")
+    assert RankGroup(workers, "auto", timeout_s=60.0).backend == backend
+
+
+@pytest.mark.parametrize(("hiddens", "is_small"), [(8, True), (512, False)])
+def test_only_groups_of_large_gradients_accept_them(hiddens: int, is_small: bool) -> None:
+    model = {"fcnet_hiddens": (hiddens, hiddens)}
+    config = worker_config(rollout={"num_workers": 2}, model=model)
+    workers = FakeWorkerSet(config, kind=Rank, up=False)
+    RankGroup(workers, "zmq", timeout_s=60.0).ensure()
+    spec = rank_of(workers.remote[0]).spec
+    assert (spec.max_bytes < MAX_FRAME_BYTES) == is_small
+
+
+def rank_of(worker: WorkerHandle) -> Any:
     return worker.actor.worker
 
 
@@ -65,7 +96,6 @@ def versions(group: RankGroup) -> list[int]:
 
 def grow(group: RankGroup, workers: FakeWorkerSet) -> None:
     """Adds the replacements to the group, once they are up."""
-    group.ensure()  # pings them
     for worker in workers.remote:
         worker.actor.finish()
     group.ensure()
@@ -76,14 +106,15 @@ def assert_equal(group: RankGroup) -> None:
     for state in states[1:]:
         assert state["params"].equal(states[0]["params"])
         assert state["version"] == states[0]["version"]
-        assert state["adam"].keys() == states[0]["adam"].keys()
-        assert all(state["adam"][key].equal(states[0]["adam"][key]) for key in state["adam"])
-    joined = [rank_of(worker).joined for worker in group.ranks]
-    assert [rank for _, rank in joined] == list(range(len(joined)))
-    assert len({spec._replace(secret_key=b"", passwords=()) for spec, _ in joined}) == 1
-    assert len({spec.secret_key for spec, _ in joined}) == len(joined), "each has its own key"
-    assert joined[0][0].world_size == len(joined)
-    addresses = [f"address of {rank}" for rank in range(len(joined))]
+        moments, first = state["adam"]["network"], states[0]["adam"]["network"]
+        assert moments.keys() == first.keys()
+        assert all(moments[key].equal(first[key]) for key in moments)
+    assert [rank_of(worker).rank for worker in group.ranks] == list(range(len(group.ranks)))
+    specs = [rank_of(worker).spec for worker in group.ranks]
+    assert len({spec._replace(secret_key=b"", passwords=()) for spec in specs}) == 1
+    assert len({spec.secret_key for spec in specs}) == len(specs), "each has its own key"
+    assert specs[0].world_size == len(specs)
+    addresses = [f"address of {rank}" for rank in range(len(specs))]
     assert all(rank_of(worker).addresses == addresses for worker in group.ranks)
 
 
@@ -92,7 +123,7 @@ def test_ranks_start_from_the_local_policy(group: RankGroup, workers: FakeWorker
     assert not group.broken
     assert_equal(group)
     group.ensure()
-    assert rank_of(group.ranks[0]).joined[0].generation == 1, "formed once"
+    assert rank_of(group.ranks[0]).spec.generation == 1, "formed once"
 
 
 def test_survivors_take_the_policy_with_most_updates(
@@ -110,25 +141,25 @@ def test_survivors_take_the_policy_with_most_updates(
 
 
 @pytest.mark.parametrize(
-    "method", ["ping", "get_learner_state", "set_state", "listen_for_group", "join_group"]
+    "function", ["version_of", "policy_state", "take_policy_state", "listen", "join"]
 )
 @pytest.mark.parametrize("dying", [0, 1, 2])
 def test_death_while_forming_replaces_one_rank(
-    group: RankGroup, workers: FakeWorkerSet, method: str, dying: int
+    group: RankGroup, workers: FakeWorkerSet, function: str, dying: int
 ) -> None:
     for worker, updates in zip(group.ranks, [4, 5, 4], strict=True):
         rank_of(worker).learn_alone(updates)
     lost = group.ranks[dying]
     survivors = [worker for worker in group.ranks if worker is not lost]
-    lost.actor.errors[method] = DEATH
+    lost.actor.errors[function] = DEATH
     group.broken = True
     group.ensure()
-    if (method, dying == 1) in {("get_learner_state", False), ("set_state", True)}:
-        assert workers.faults.num_restarts == 0, "the method is not called"
+    if (function, dying == 1) in {("policy_state", False), ("take_policy_state", True)}:
+        assert workers.faults.num_restarts == 0, "the function is not called"
         return
     assert workers.faults.num_restarts == 1
     assert group.ranks == survivors
-    most = 4 if method in ("ping", "get_learner_state") and dying == 1 else 5
+    most = 4 if function in ("version_of", "policy_state") and dying == 1 else 5
     assert versions(group) == [most, most]
     assert_equal(group)
 
@@ -141,7 +172,7 @@ def test_death_while_forming_replaces_one_rank(
 def test_death_while_fetching_state_is_repaired(group: RankGroup, workers: FakeWorkerSet) -> None:
     for worker in group.ranks:
         rank_of(worker).learn_alone(2)
-    group.ranks[0].actor.errors["get_learner_state"] = DEATH
+    group.ranks[0].actor.errors["policy_state"] = DEATH
     state = group.fetch_policy_state()
     assert state["version"] == 2
     assert workers.faults.num_restarts == 1
@@ -179,3 +210,35 @@ def test_group_that_does_not_form_is_no_worker_death(
     group.ensure()
     assert versions(group) == [1, 1, 1]
     assert_equal(group)
+
+
+def test_group_is_formed_again_after_a_new_member_died_joining(
+    group: RankGroup, workers: FakeWorkerSet
+) -> None:
+    (new,) = workers.add_workers(1)
+    new.actor.finish()
+    new.actor.errors["listen"] = DEATH
+    before = rank_of(group.ranks[0]).spec.generation
+    group.ensure()
+    assert group.ranks == [w for w in workers.remote if w.index <= 3], "without the dead one"
+    assert not group.broken
+    # All ranks have left their group when they listened for the one that did not form.
+    assert rank_of(group.ranks[0]).spec.generation == before + 2
+    assert workers.faults.num_restarts == 1
+    assert_equal(group)
+
+
+def test_weights_lost_with_all_ranks_are_an_error(group: RankGroup, workers: FakeWorkerSet) -> None:
+    for worker in group.ranks:
+        rank_of(worker).learn_alone(5)
+        worker.actor.next_error = DEATH
+    group.version, group.broken = 5, True
+    with pytest.raises(WorkersFailedError, match=r"version 5, are lost: the driver has version 0"):
+        group.ensure()
+
+
+def test_sum_of_a_rank_that_only_listened_breaks_the_group() -> None:
+    spec = with_keys(GroupSpec(1, 2, "zmq", timeout_s=5.0, join_timeout_s=5.0))[0]
+    rank = AllReducer(spec, 0, host="127.0.0.1")
+    with pytest.raises(GroupBroken, match="this rank has left the group"):
+        rank.sum_(torch.zeros(2))

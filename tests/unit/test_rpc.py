@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,27 +16,34 @@ import numpy as np
 import pytest
 import zmq
 from fakes import worker_config
-from rpc_fakes import FakeActor, FakeRef
+from rpc_fakes import CalledTarget, FakeActor, FakeRef, call
 
 from polopt.rollouts.transport import messages
 from polopt.rollouts.transport.endpoint import Address
 from polopt.rollouts.transport.messages import decode, encode
-from polopt.rollouts.transport.rpc_channel import RpcChannel
-from polopt.rollouts.transport.rpc_client import RpcClient, TransportError
-from polopt.rollouts.transport.rpc_future import RpcError, RpcFuture, UndecodableAnswerError
-from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.transport.rpc_client import (
+    LargeCallError,
+    RpcChannel,
+    RpcClient,
+    RpcError,
+    RpcFuture,
+    TransportError,
+    UndecodableAnswerError,
+)
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 HOST = "127.0.0.1"
 LIMIT_S = 60.0
 
 
-class Target:
+class Target(CalledTarget):
     """Object whose methods are called."""
 
     def __init__(self) -> None:
         self.notes: list[Any] = []
         self.go_on = threading.Event()
+        self.array = np.zeros(messages.AUTO_FRAME_BYTES + 1, np.uint8)
 
     def note(self, value: Any) -> Any:
         self.notes.append(value)
@@ -47,8 +56,10 @@ class Target:
     def fail(self) -> None:
         raise ZeroDivisionError("division in the worker")
 
-    def large(self) -> np.ndarray:
-        return np.zeros(messages.MAX_FRAME_BYTES + 1, np.uint8)
+    def large(self, value: int) -> np.ndarray:
+        """An array that this object changes with the next call."""
+        self.array[:] = value
+        return self.array
 
     def unpicklable(self) -> Any:
         return threading.Lock()
@@ -109,7 +120,7 @@ def test_arrays_arrive_equal_and_writable(client: RpcClient, channel: RpcChannel
         rng.integers(0, 9, (3, 5), dtype=np.int8),
         rng.standard_normal((4, 6)).T,
     ]
-    got = result(client, channel.call("note", (Parcel(arrays, {"loss": 0.5}),)))
+    got = result(client, call(channel, "note", Parcel(arrays, {"loss": 0.5})))
     assert got.stats == {"loss": 0.5}
     for array, sent in zip(got.arrays, arrays, strict=True):
         assert array.dtype == sent.dtype
@@ -143,10 +154,10 @@ def test_calls_run_in_the_order_they_were_made(
             channel.pause()
             calls.append(actor.note.remote(number))
         else:
-            calls.append(channel.call("note", (number,)))
+            calls.append(call(channel, "note", number))
     answers = [
-        result(client, call) if isinstance(call, RpcFuture) else call.ended.result(LIMIT_S)
-        for call in calls
+        result(client, each) if isinstance(each, RpcFuture) else each.ended.result(LIMIT_S)
+        for each in calls
     ]
     assert answers == actor.target.notes == list(range(60))
     assert len(set(actor.endpoints)) == 1, "one connection for all"
@@ -154,8 +165,8 @@ def test_calls_run_in_the_order_they_were_made(
 
 def test_first_answer_ends_the_wait(client: RpcClient) -> None:
     slow, quick = FakeActor(Target()), FakeActor(Target())
-    waiting = connect(client, slow).call("wait", ())
-    answered = connect(client, quick, "worker 2").call("note", (1,))
+    waiting = call(connect(client, slow), "wait")
+    answered = call(connect(client, quick, "worker 2"), "note", 1)
     assert result(client, answered) == 1
     assert not waiting.done
     slow.target.go_on.set()
@@ -184,11 +195,71 @@ def test_poll_returns_after_its_timeout(client: RpcClient) -> None:
 
 def test_waits_may_be_as_long_as_configs_allow(actor: FakeActor) -> None:
     client = RpcClient(HOST, 1e7)
-    future = connect(client, actor).call("note", (1,))
+    future = call(connect(client, actor), "note", 1)
     until_s = time.monotonic() + LIMIT_S
     while not future.done:
         client.poll(1e7)
         assert time.monotonic() < until_s
+    client.close()
+
+
+# ---- messages that are too large ---------------------------------------------------------------
+
+
+def test_large_answers_come_through_ray_as_they_were(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor
+) -> None:
+    calls = [call(channel, "large", number) for number in (1, 2)]
+    small = call(channel, "note", 3)
+    for number, future in enumerate(calls, start=1):
+        answer = result(client, future)
+        assert answer.nbytes == messages.AUTO_FRAME_BYTES + 1
+        assert answer.min() == answer.max() == number
+        assert answer.flags.writeable
+    assert result(client, small) == 3
+    assert client.num_large_messages == 2
+    assert channel.open, "the worker goes on serving"
+
+
+def test_large_answer_survives_the_end_of_its_connection(
+    client: RpcClient, channel: RpcChannel
+) -> None:
+    large, failing = call(channel, "large", 1), call(channel, "fail")
+    with pytest.raises(ZeroDivisionError, match="in the worker"):
+        result(client, failing)
+    assert result(client, large).max() == 1
+
+
+def test_large_answer_of_another_connection_is_an_error(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor
+) -> None:
+    taken = actor.server.take_large_answer
+
+    def lost(endpoint: Any, number: int) -> list[bytes]:
+        return taken(endpoint._replace(password="of another"), number)
+
+    actor.server.take_large_answer = lost
+    with pytest.raises(KeyError, match="there is another connection"):
+        result(client, call(channel, "large", 1))
+
+
+def test_large_argument_is_refused_and_nothing_is_sent(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor
+) -> None:
+    limit = messages.AUTO_FRAME_BYTES
+    with pytest.raises(LargeCallError, match="worker 1: arguments of note"):
+        call(channel, "note", np.zeros(limit + 1, np.uint8))
+    assert len(result(client, call(channel, "note", np.zeros(limit, np.uint8)))) == limit
+    assert len(actor.target.notes) == 1
+    assert client.num_large_messages == 1
+
+
+def test_required_transport_has_a_larger_limit(actor: FakeActor) -> None:
+    client = RpcClient(HOST, LIMIT_S, required=True)
+    channel = connect(client, actor)
+    assert result(client, call(channel, "large", 1)).max() == 1
+    assert client.num_large_messages == 0
+    assert client._router.socket.maxmsgsize >= messages.MAX_FRAME_BYTES
     client.close()
 
 
@@ -197,9 +268,9 @@ def test_waits_may_be_as_long_as_configs_allow(actor: FakeActor) -> None:
 
 def test_exception_ends_later_calls_and_none_before(client: RpcClient, channel: RpcChannel) -> None:
     before, failing, after = (
-        channel.call("note", (1,)),
-        channel.call("fail", ()),
-        channel.call("note", (2,)),
+        call(channel, "note", 1),
+        call(channel, "fail"),
+        call(channel, "note", 2),
     )
     assert result(client, before) == 1
     for future in (failing, after):
@@ -211,60 +282,107 @@ def test_exception_ends_later_calls_and_none_before(client: RpcClient, channel: 
 def test_exception_is_reported_after_the_channel_reopened(
     client: RpcClient, channel: RpcChannel
 ) -> None:
-    assert result(client, channel.call("note", (0,))) == 0
-    failing = channel.call("fail", ())
+    assert result(client, call(channel, "note", 0)) == 0
+    failing = call(channel, "fail")
     channel.pause()
-    again = channel.call("note", (1,))
+    again = call(channel, "note", 1)
     with pytest.raises(ZeroDivisionError, match="in the worker"):
         result(client, failing)
     with pytest.raises(RpcError):
         result(client, again)
 
 
-@pytest.mark.parametrize(("method", "error"), [("large", ValueError), ("unpicklable", TypeError)])
-def test_answer_that_cannot_be_sent_is_the_workers_error(
-    client: RpcClient, channel: RpcChannel, method: str, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        result(client, channel.call(method, ()))
-
-
-def test_too_large_argument_is_refused_before_it_is_sent(channel: RpcChannel) -> None:
-    with pytest.raises(ValueError, match="allowed: up to"):
-        channel.call("note", (np.zeros(messages.MAX_FRAME_BYTES + 1, np.uint8),))
+def test_answer_that_cannot_be_pickled_is_refused(client: RpcClient, channel: RpcChannel) -> None:
+    answer = result(client, call(channel, "unpicklable"))
+    assert answer.startswith("refused: its value cannot be pickled")
+    assert result(client, call(channel, "note", 1)) == 1
+    assert channel.open, "the worker goes on serving"
 
 
 class Undecodable:
-    """Unpickles to an error, as a class does that this process cannot import."""
+    """Unpickles to an error, as a class does that the other process cannot import.
+
+    Args:
+        error: what unpickling raises.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
     def __reduce__(self) -> Any:
-        return (_raise_import_error, ())
+        return (_throw, (self.error,))
 
 
-def _raise_import_error() -> None:
-    raise ModuleNotFoundError("No module named 'statistics_of_mine'")
+def _throw(error: BaseException) -> None:
+    raise error
 
 
-def test_undecodable_answer_fails_only_its_call(
+MISSING = ModuleNotFoundError("No module named 'statistics_of_mine'")
+
+
+def test_arguments_that_cannot_be_unpickled_are_refused(
     client: RpcClient, channel: RpcChannel, actor: FakeActor
 ) -> None:
-    actor.target.undecodable = Undecodable
-    bad, good = channel.call("undecodable", ()), channel.call("note", (1,))
-    with pytest.raises(UndecodableAnswerError, match=r"worker 1.*statistics_of_mine"):
+    answer = result(client, call(channel, "note", Undecodable(MISSING)))
+    assert answer.startswith("refused: its arguments cannot be unpickled in the worker")
+    assert "statistics_of_mine" in answer
+    assert result(client, call(channel, "note", 1)) == 1
+    assert actor.target.notes == [1]
+
+
+@pytest.mark.parametrize("error", [MISSING, SystemExit("exit"), RecursionError()], ids=repr)
+def test_undecodable_answer_fails_only_its_call(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor, error: BaseException
+) -> None:
+    actor.target.undecodable = lambda: Undecodable(error)
+    bad, good = call(channel, "undecodable"), call(channel, "note", 1)
+    with pytest.raises(UndecodableAnswerError) as caught:
         result(client, bad)
+    assert str(caught.value) == f"{type(error).__name__}: {error}"
     assert result(client, good) == 1
+
+
+class SignalledWhileUnpickled:
+    """Its unpickling is interrupted by a signal."""
+
+    def __reduce__(self) -> Any:
+        return (signal.raise_signal, (signal.SIGTERM,))
+
+
+def test_signal_while_an_answer_is_unpickled_is_not_the_workers_failure(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor
+) -> None:
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(143)
+
+    actor.target.signals = SignalledWhileUnpickled
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            result(client, call(channel, "signals"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result(client, call(channel, "note", 1)) == 1
+
+
+def test_futures_are_listed_in_the_order_they_ended(client: RpcClient, channel: RpcChannel) -> None:
+    ended: deque[RpcFuture] = deque()
+    futures = [call(channel, "note", i, ended=ended) for i in range(3)]
+    futures.append(call(channel, "fail", ended=ended))
+    wait_until(client, lambda: len(ended) == 4)
+    assert list(ended) == futures
 
 
 def test_new_channel_replaces_a_broken_one(
     client: RpcClient, channel: RpcChannel, actor: FakeActor
 ) -> None:
     assert client.channel(channel, actor, "worker 1") is channel
-    assert result(client, channel.call("note", (1,))) == 1
+    assert result(client, call(channel, "note", 1)) == 1
     channel.close()
     second = client.channel(channel, actor, "worker 1")
     assert second is not channel
     wait_until(client, lambda: second.connected)
-    assert result(client, second.call("note", (2,))) == 2
+    assert result(client, call(second, "note", 2)) == 2
     second.close()
     assert len(set(actor.endpoints)) == 2, "each connection has keys of its own"
 
@@ -272,7 +390,7 @@ def test_new_channel_replaces_a_broken_one(
 def test_lost_connection_ends_serve_with_a_reason(actor: FakeActor) -> None:
     client = RpcClient(HOST, LIMIT_S)
     channel = connect(client, actor)
-    assert result(client, channel.call("note", (1,))) == 1
+    assert result(client, call(channel, "note", 1)) == 1
     serving = channel.serving
     assert serving is not None
     client._router.socket.close(0)  # as when the driver's process is killed
@@ -283,8 +401,8 @@ def test_lost_connection_ends_serve_with_a_reason(actor: FakeActor) -> None:
 def test_answer_to_a_closed_client_ends_serve(actor: FakeActor) -> None:
     client = RpcClient(HOST, LIMIT_S)
     channel = connect(client, actor)
-    channel.call("note", ("before",))
-    channel.call("wait", ())
+    call(channel, "note", "before")
+    call(channel, "wait")
     serving = channel.serving
     assert serving is not None
     wait_until(client, lambda: actor.target.notes == ["before"])
@@ -305,7 +423,7 @@ def test_worker_that_cannot_connect_goes_through_ray(
     wait_until(client, lambda: channel.refused)
     assert not channel.connected
     assert client.channel(channel, actor, "worker 1") is channel, "it does not try again"
-    assert result(client, reachable.call("note", (9,))) == 9
+    assert result(client, call(reachable, "note", 9)) == 9
     assert [r.message.count("worker 1 cannot connect") for r in caplog.records] == [1]
     reachable.close()
     other.stop()
@@ -314,27 +432,32 @@ def test_worker_that_cannot_connect_goes_through_ray(
 class ThreadWorkerSet(WorkerSet):
     """Worker set whose remote workers are threads."""
 
-    def _start(self, index: int) -> RemoteWorker:
-        return RemoteWorker(index, FakeActor(Target()))
+    def _start(self, index: int) -> WorkerHandle:
+        return WorkerHandle(index, FakeActor(Target()))
+
+    def note(self, worker: WorkerHandle, value: int) -> Any:
+        """Has the worker note a value."""
+        number = self.next_call_number()
+        return self.start_call(worker, number, "note", b"note", (value,), deque())
 
 
 def test_worker_set_calls_only_a_refused_worker_through_ray(client: RpcClient) -> None:
     workers = ThreadWorkerSet(worker_config())
     refused, other = workers.remote
-    refused.handle.server.connect = lambda endpoint: "no route"
+    refused.actor.server.connect = lambda endpoint: "no route"
     workers.rpc = client
     for worker in workers.remote:
-        workers.call(worker, "note", 0)
+        workers.note(worker, 0)
     wait_until(client, lambda: refused.channel.refused and other.channel.connected)
     assert workers.transport == "zmq, ray"
-    ref = workers.call(refused, "note", 1)
+    ref = workers.note(refused, 1)
     assert isinstance(ref, FakeRef)
     assert ref.ended.result(LIMIT_S) == 1
-    assert result(client, workers.call(other, "note", 2)) == 2
-    assert len(refused.handle.endpoints) == 1, "it does not try again"
+    assert result(client, workers.note(other, 2)) == 2
+    assert len(refused.actor.endpoints) == 1, "it does not try again"
     workers.close_rpc()
     for worker in (refused, other):
-        worker.handle.stop()
+        worker.actor.stop()
 
 
 def closed_address() -> Address:
@@ -368,7 +491,7 @@ def test_channels_leave_no_descriptors_and_threads() -> None:
         actors = [FakeActor(Target()) for _ in range(4)]
         for number, actor in enumerate(2 * actors):
             channel = connect(client, actor)
-            assert result(client, channel.call("note", (number,))) == number
+            assert result(client, call(channel, "note", number)) == number
             channel.close()
         client.close()
         for actor in actors:
@@ -385,7 +508,7 @@ def test_a_hundred_workers_connect(client: RpcClient) -> None:
     actors = [FakeActor(Target()) for _ in range(100)]
     channels = [client.channel(None, actor, "worker") for actor in actors]
     wait_until(client, lambda: all(channel.connected for channel in channels))
-    futures = [channel.call("note", (i,)) for i, channel in enumerate(channels)]
+    futures = [call(channel, "note", i) for i, channel in enumerate(channels)]
     assert [result(client, future) for future in futures] == list(range(100))
     for channel, actor in zip(channels, actors, strict=True):
         channel.close()
@@ -393,11 +516,11 @@ def test_a_hundred_workers_connect(client: RpcClient) -> None:
 
 
 def test_fork_leaves_connections_to_the_parent(client: RpcClient, channel: RpcChannel) -> None:
-    assert result(client, channel.call("note", (1,))) == 1
+    assert result(client, call(channel, "note", 1)) == 1
     child = os.fork()
     if child == 0:
         del client, channel
         gc.collect()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert result(client, channel.call("note", (2,))) == 2
+    assert result(client, call(channel, "note", 2)) == 2

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from rpc_fakes import FakeActor, Proxy, SilentActor, connect_raw
+from rpc_fakes import Echo, FakeActor, Proxy, SilentActor, call, connect_raw
 from zmq.utils.monitor import recv_monitor_message
 
-from polopt.rollouts.transport import messages, rpc_future
+from polopt.rollouts.transport import messages, rpc_client
 from polopt.rollouts.transport.endpoint import Address, Endpoint
 from polopt.rollouts.transport.messages import (
     ANSWER,
@@ -24,9 +24,7 @@ from polopt.rollouts.transport.messages import (
     decode,
     encode,
 )
-from polopt.rollouts.transport.rpc_channel import RpcChannel
-from polopt.rollouts.transport.rpc_client import RpcClient
-from polopt.rollouts.transport.rpc_future import RpcError
+from polopt.rollouts.transport.rpc_client import RpcChannel, RpcClient, RpcError
 from polopt.rollouts.transport.rpc_server import RpcServer
 
 HOST = "127.0.0.1"
@@ -37,13 +35,6 @@ def greeting(client: RpcClient) -> bytes:
     """Greeting of ZMTP 3.1, of a client (RFC 37)."""
     mechanism = b"PLAIN" if address_of(client).ipc else b"CURVE"
     return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
-
-
-class Echo:
-    """Object whose method is called."""
-
-    def echo(self, value: Any) -> Any:
-        return value
 
 
 class Peer:
@@ -79,13 +70,23 @@ class Peer:
         self.context.destroy(linger=0)
 
 
-@pytest.fixture(params=["tcp", "ipc"])
-def client(request: pytest.FixtureRequest) -> Iterator[RpcClient]:
+def make_client(network: str) -> RpcClient:
     made = RpcClient(HOST, LIMIT_S)
     address = made._router.address
     assert address.ipc
-    if request.param == "tcp":
+    if network == "tcp":
         made._router.address = address._replace(ipc="")
+    return made
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def network(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(network: str) -> Iterator[RpcClient]:
+    made = make_client(network)
     yield made
     made.close()
 
@@ -116,7 +117,7 @@ def wait_until(client: RpcClient, condition: Callable[[], bool]) -> None:
 
 
 def echo(client: RpcClient, channel: RpcChannel, value: Any) -> Any:
-    future = channel.call("echo", (value,))
+    future = call(channel, "echo", value)
     wait_until(client, lambda: future.done)
     return future.result()
 
@@ -190,7 +191,7 @@ def test_unauthenticated_peer_reaches_no_deserialiser(
     with contextlib.suppress(zmq.Again):
         for frames in (encode(HELLO), encode(ANSWER, 1, Trap())):
             peers[0].socket.send_multipart(frames, zmq.NOBLOCK)
-    pending = worker.call("echo", (2,))
+    pending = call(worker, "echo", 2)
     assert peers[0].event() == "DISCONNECTED"
     wait_until(client, lambda: pending.done)
     assert pending.result() == 2
@@ -224,13 +225,28 @@ def test_four_gib_header_allocates_nothing(client: RpcClient, worker: RpcChannel
     assert memory_peak() - before < 1 << 30
 
 
+@pytest.mark.parametrize("excess", [1, messages.MAX_FRAME_BYTES])
+def test_large_frame_before_authentication_disconnects(
+    monkeypatch: pytest.MonkeyPatch, network: str, excess: int
+) -> None:
+    monkeypatch.setattr(messages, "HANDSHAKE_TIMEOUT_S", 100.0 * LIMIT_S)
+    client = make_client(network)
+    announced = messages.AUTO_FRAME_BYTES + messages.ENVELOPE_BYTES + excess
+    with connect_raw(address_of(client)) as raw:
+        raw.settimeout(LIMIT_S)
+        raw.sendall(greeting(client) + b"\x06" + struct.pack(">Q", announced))
+        while raw.recv(4096):
+            pass
+    client.close()
+
+
 # ---- with a key --------------------------------------------------------------------------------
 
 
 def test_worker_cannot_answer_for_another(client: RpcClient, peers: list[Any]) -> None:
     one, _ = silent_worker(client, peers, "worker 1")
     other, peer = silent_worker(client, peers, "worker 2")
-    first, second = one.call("echo", (1,)), other.call("echo", (2,))
+    first, second = (call(each, "echo", number=1) for each in (one, other))
     peer.socket.send_multipart(encode(ANSWER, 1, "of 2"))
     wait_until(client, lambda: second.done)
     assert second.result() == "of 2"
@@ -244,10 +260,10 @@ def test_routing_id_cannot_be_chosen_to_take_calls(client: RpcClient, peers: lis
     peers.append(Peer(address_of(client), keys))
     peers[1].socket.send_multipart(encode(HELLO))
     wait_until(client, lambda: one.connected)
-    one.call("echo", ("for worker 1",))
+    call(one, "echo", "for worker 1")
     assert peers[1].socket.poll(int(1e3 * LIMIT_S))
     frames = peers[1].socket.recv_multipart(copy=False)
-    assert decode(frames) == ("echo", ("for worker 1",))
+    assert decode(frames) == (b"echo", ("for worker 1",))
 
 
 def test_key_of_a_closed_channel_is_refused(client: RpcClient, peers: list[Any]) -> None:
@@ -268,7 +284,7 @@ def test_half_a_message_blocks_nothing(client: RpcClient, worker: RpcChannel) ->
     wait_until(client, lambda: stalled.connected)
     assert echo(client, stalled, 1) == 1
     proxy.stall(after_bytes=20_000)
-    pending = stalled.call("echo", (np.zeros(10_000),))
+    pending = call(stalled, "echo", np.zeros(10_000))
     wait_until(client, lambda: proxy.left == 0)
     for number in range(20):
         began_s = time.monotonic()
@@ -285,23 +301,30 @@ def test_frame_over_the_limit_disconnects_its_peer(
     client: RpcClient, worker: RpcChannel, peers: list[Any]
 ) -> None:
     channel, peer = silent_worker(client, peers, "worker 2")
-    future = channel.call("echo", (1,))
+    future = call(channel, "echo", 1)
     assert peer.event() == "HANDSHAKE_SUCCEEDED"
-    peer.socket.send_multipart([*encode(ANSWER, 1), bytes(messages.MAX_FRAME_BYTES + 1)])
+    too_large = messages.AUTO_FRAME_BYTES + messages.ENVELOPE_BYTES + 1
+    peer.socket.send_multipart([*encode(ANSWER, 1), bytes(too_large)])
     assert peers[0].event() == "DISCONNECTED"
     assert echo(client, worker, 1) == 1
     assert not future.done
 
 
+def test_frame_of_the_limit_arrives(client: RpcClient, worker: RpcChannel) -> None:
+    largest = np.full(messages.AUTO_FRAME_BYTES, 7, np.uint8)
+    np.testing.assert_array_equal(echo(client, worker, largest), largest)
+    assert client.num_large_messages == 0
+
+
 def test_peer_that_reads_nothing_fails_and_blocks_nothing(
     client: RpcClient, peers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc_future, "REASON_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(rpc_client, "REASON_TIMEOUT_S", 0.1)
     channel, _ = silent_worker(client, peers, "worker 1")
-    first = channel.call("echo", (1,))
+    first = call(channel, "echo", 1)
     calls = 0
     while not channel.broken:
-        channel.call("echo", (bytes(20_000),))
+        call(channel, "echo", bytes(20_000))
         calls += 1
         assert calls < 10 * messages.HIGH_WATER_MARK
     with pytest.raises(RpcError, match="worker 1: Resource temporarily unavailable"):
@@ -314,13 +337,13 @@ def test_peer_that_reads_nothing_fails_and_blocks_nothing(
 def test_call_to_a_disconnected_peer_fails_at_once(
     client: RpcClient, peers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc_future, "REASON_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(rpc_client, "REASON_TIMEOUT_S", 0.1)
     channel, _ = silent_worker(client, peers, "worker 1")
     peers.pop().close()
     until_s = time.monotonic() + LIMIT_S
     while not channel.broken:  # until ZeroMQ has noticed
         assert time.monotonic() < until_s
-        last = channel.call("echo", (1,))
+        last = call(channel, "echo", 1)
     with pytest.raises(RpcError, match="worker 1"):
         last.result()
 

@@ -65,8 +65,8 @@ def test_batches_do_not_depend_on_global_generators() -> None:
 )
 def test_observations_and_actions_differ_between_workers(other: dict[str, int]) -> None:
     one, another = worker(rollout_fragment_length=40), worker(rollout_fragment_length=40, **other)
-    weights = one.get_weights()  # the same policy
-    batches = [each.sample(weights) for each in (one, another)]
+    another.set_weights(one.get_weights())  # the same policy
+    batches = [each.sample() for each in (one, another)]
     assert not np.isclose(batches[0].all_obs[0], batches[1].all_obs[0]).any()
     assert not np.array_equal(batches[0]["actions"], batches[1]["actions"])
 

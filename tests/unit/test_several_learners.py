@@ -17,9 +17,9 @@ from torch import Tensor
 from toy_envs import random_batch
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies import policy
-from polopt.policies.learning import sgd
-from polopt.policies.learning.minibatches import num_minibatches, shuffled, standardized
+from polopt.policies import actor_critic
+from polopt.policies.actor_critic import standardized
+from polopt.policies.learning.minibatches import num_minibatches, shuffled
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.policy import Policy
 
@@ -74,8 +74,11 @@ def uneven_batches(policy: Policy, shares: tuple[float, ...]) -> list[SampleBatc
     batches = []
     for i, share in enumerate(shares):
         batch = random_batch(policy, 8, 3, np.random.default_rng(i), valid_share=share)
-        batch["advantages"] = (batch["advantages"] + 2.0 * i) * (1.0 + i)
-        batch["value_targets"] = batch["value_targets"] + 3.0 * i
+        if "advantages" in batch:
+            batch["advantages"] = (batch["advantages"] + 2.0 * i) * (1.0 + i)
+            batch["value_targets"] = batch["value_targets"] + 3.0 * i
+        else:  # the learner computes them
+            batch["rewards"] = (batch["rewards"] + 2.0 * i) * (1.0 + i)
         batches.append(batch)
     return batches
 
@@ -96,7 +99,8 @@ def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options
         assert learner.version == single.version == 4
     moved = np.abs(expected - initial).max()
     np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.01 * moved)
-    for key in ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss"):
+    keys = ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss")
+    for key in (*keys, "vf_explained_var"):
         for each in stats:
             assert each[key] == pytest.approx(expected_stats.get(key, 0.0), rel=1e-3, abs=1e-5)
 
@@ -133,13 +137,27 @@ def own_standardisation(wrapped: Callable[..., Tensor]) -> Callable[..., Tensor]
 
 @every_policy
 def test_averaging_without_counts_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sgd, "reduce_gradient", plain_average)
+    monkeypatch.setattr(actor_critic, "reduce_gradient", plain_average)
     with pytest.raises(AssertionError):
         assert_together_equals_alone(name, (0.9, 0.2))
 
 
+def test_explained_variance_of_one_learner_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, explained = actor_critic._moments, actor_critic._explained
+    own = threading.local()  # each learner is a thread
+
+    def keep(batch: SampleBatch) -> list[float]:
+        own.moments = moments(batch)
+        return own.moments
+
+    monkeypatch.setattr(actor_critic, "_moments", keep)
+    monkeypatch.setattr(actor_critic, "_explained", lambda _: explained(own.moments))
+    with pytest.raises(AssertionError):
+        assert_together_equals_alone("ppo", (0.9, 0.2))
+
+
 def test_standardising_separately_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "standardized", own_standardisation(standardized))
+    monkeypatch.setattr(actor_critic, "standardized", own_standardisation(standardized))
     with pytest.raises(AssertionError):
         assert_together_equals_alone("ppo", (1.0, 1.0))
 
@@ -166,7 +184,7 @@ def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) ->
         cuts = [list(shuffled(r, parts, g)) for r, g in zip(rows, generators, strict=True)]
         for pieces in zip(*cuts, strict=True):
             part = {name: torch.cat([piece[name] for piece in pieces]) for name in rows[0]}
-            sgd.update(single, part, LocalReducer())
+            single.update(part, LocalReducer())
 
     initial = small_policy("ppo", **options).get_weights().flat
     weights, _ = learn_together(learners, batches)
@@ -176,6 +194,22 @@ def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) ->
     expected = single.get_weights().flat
     moved = np.abs(expected - initial).max()
     np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.02 * moved)
+
+
+@pytest.mark.parametrize("name", ["appo", "impala"])
+@pytest.mark.parametrize(("standardize", "fast_cpu"), [(False, False), (False, True), (True, True)])
+def test_learners_with_different_numbers_of_columns_stay_equal(
+    name: str, standardize: bool, fast_cpu: bool
+) -> None:
+    """Of two minibatches, the second learner has a column for one."""
+    options = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "standardize_advantages": standardize}
+    learners = [small_policy(name, fast_cpu=fast_cpu, **options) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    batches = [random_batch(learners[0], 8, envs, rng) for envs in (3, 1)]
+    weights, stats = learn_together(learners, batches)
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert [learner.version for learner in learners] == [4, 4]
+    assert stats[0]["policy_loss"] == stats[1]["policy_loss"]
 
 
 def test_non_finite_gradient_of_one_is_skipped_by_all() -> None:

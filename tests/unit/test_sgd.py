@@ -15,7 +15,10 @@ from policy_helpers import (
 from torch import Tensor
 from toy_envs import POLICIES
 
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies.a2c import A2CPolicy
 from polopt.policies.learning.minibatches import num_minibatches, shuffled
+from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.ppo import PPOPolicy
 
 
@@ -49,6 +52,56 @@ def test_rows_of_a_minibatch_belong_together() -> None:
     rows = {"obs": torch.arange(10.0), "actions": torch.arange(10) * 3}
     for part in shuffled(rows, 3, np.random.default_rng(0)):
         assert torch.equal(part["obs"] * 3, part["actions"].float())
+
+
+class ColumnsA2C(A2CPolicy):
+    """Learns from whole columns; records them, and the weights that they were prepared with."""
+
+    whole_columns = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prepared: list[tuple[int, SampleBatch]] = []
+
+    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
+        self.prepared.append((self.version, batch))
+        return batch
+
+
+@pytest.mark.parametrize(("size", "parts"), [(0, 1), (12, 2), (9, 3), (1, 4)])
+@pytest.mark.parametrize("apart", [False, True], ids=["learn_on_batch", "minibatch_gradients"])
+def test_whole_columns_are_prepared_before_each_gradient(
+    size: int, parts: int, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "a2c", ColumnsA2C)
+    policy: Any = small_policy("a2c", num_sgd_iter=2, sgd_minibatch_size=size)
+    batch = make_batch(policy, steps=6, envs=4)
+    if apart:
+        minibatches = MinibatchGradients(policy, batch)
+        while not minibatches.done:
+            policy.apply_gradients(minibatches.next_gradients())
+    else:
+        policy.learn_on_batch(batch)
+    versions = [version for version, _ in policy.prepared]
+    assert versions == list(range(2 * parts))
+    for first in (0, parts):
+        columns = [part for _, part in policy.prepared[first : first + parts]]
+        assert all(part.shape[0] == 6 for part in columns)
+        together = np.concatenate([part.all_obs for part in columns], axis=1)
+        order = np.argsort(together[0, :, 0])
+        expected = batch.all_obs[:, np.argsort(batch.all_obs[0, :, 0])]
+        np.testing.assert_array_equal(together[:, order], expected)
+
+
+def test_columns_without_valid_rows_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "a2c", ColumnsA2C)
+    policy: Any = small_policy("a2c", sgd_minibatch_size=6)
+    batch = make_batch(policy, steps=6, envs=4)
+    batch["valid"][:, 1:] = False
+    policy.learn_on_batch(batch)
+    assert (policy.version, policy.skipped_updates) == (1, 0)
+    batch["valid"][:] = False
+    assert policy.learn_on_batch(batch) == {}
 
 
 @pytest.mark.parametrize(

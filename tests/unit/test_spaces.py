@@ -78,6 +78,19 @@ def test_box_is_not_copied(space: spaces.Box) -> None:
     np.testing.assert_array_equal(encoder.encode_one(singles[3]), encoded[3])
 
 
+def test_box_observation_gets_the_dtype_of_the_space() -> None:
+    encoder = ObservationEncoder(spaces.Box(0, 255, (3, 4, 4), np.float32))
+    image = np.full((3, 4, 4), 200, np.uint8)
+    one, batch = encoder.encode_one(image), encoder.encode(image[None])
+    assert one.dtype == batch.dtype == np.float32  # networks scale uint8
+    np.testing.assert_array_equal(one, batch[0])
+
+
+def test_list_observation_of_integer_box_gets_its_dtype() -> None:
+    encoder = ObservationEncoder(spaces.Box(0, 255, (2,), np.uint8))
+    assert encoder.encode_one([3, 255]).dtype == np.uint8
+
+
 UNSUPPORTED = [
     spaces.MultiBinary(3),
     spaces.Text(4),
@@ -116,6 +129,8 @@ WRONG_OBSERVATIONS: list[tuple[Space[Any], Any, str]] = [
     (spaces.Box(-1.0, 1.0, (3,)), [[1.0], [1.0, 2.0]], r"shape \[3\]"),
     (spaces.Box(-1.0, 1.0, (3,)), "abc", r"shape \[3\].*got 'abc'"),
     (spaces.Box(-1.0, 1.0, (3,)), None, r"shape \[3\].*got None"),
+    (spaces.Box(0, 255, (2,), np.uint8), [0.5, 1.0], "values of dtype uint8.*got .0.5, 1.0"),
+    (spaces.Box(0, 255, (2,), np.uint8), [0, 256], "values of dtype uint8.*got .0, 256"),
     (spaces.Discrete(3), [1], r"shape \[\], for Discrete\(3\).*got \[1\]"),
     (spaces.Discrete(3), 3, "must be in the space; got 3"),
     (FLATTENED["tuple"], (1,), "must have 2 parts"),

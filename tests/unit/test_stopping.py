@@ -71,8 +71,8 @@ def signals() -> Iterator[StopSignals]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_outside_a_run_raises(signals: StopSignals, number: int) -> None:
-    with pytest.raises(Stopped):
+def test_signal_raises_where_that_is_allowed(signals: StopSignals, number: int) -> None:
+    with pytest.raises(Stopped), signals.raising():
         signal.raise_signal(number)
     assert signals.exit_code == 128 + number
 
@@ -93,20 +93,18 @@ def test_expired_grace_raises_once(signals: StopSignals) -> None:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped):
             signal.raise_signal(signal.SIGALRM)
-    signal.raise_signal(signal.SIGALRM)
-    signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_signal_before_a_run_prevents_it(signals: StopSignals) -> None:
-    with signals.during(lambda: None):
-        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
     with pytest.raises(Stopped), signals.during(lambda: None):
         pytest.fail("the run began")
 
 
 def test_finished_run_ignores_signals(signals: StopSignals) -> None:
-    with signals.during(lambda: None):
-        signal.raise_signal(signal.SIGTERM)
-    signals.finish()
-    for number in SIGNALS:
-        signal.raise_signal(number)
+    with signals.raising():
+        signals.finish()
+        for number in SIGNALS:
+            signal.raise_signal(number)

@@ -72,7 +72,7 @@ def test_rmsprop_equals_closed_form() -> None:
         inside -= 0.01 * gradients.flat / np.sqrt(square + 0.1)
     np.testing.assert_allclose(policy.get_weights().flat, weights, rtol=1e-4, atol=1e-6)
     assert np.abs(weights - inside).max() > 1e-3
-    assert policy.get_state()["rmsprop"]["square_avg"].shape == policy.flat.params.shape
+    assert policy.get_state()["rmsprop"]["network"]["square_avg"].shape == policy.flat.params.shape
 
 
 def test_rmsprop_state_resumes_exactly() -> None:

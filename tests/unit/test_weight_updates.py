@@ -25,7 +25,7 @@ def test_gradient_is_clipped_by_global_norm() -> None:
     clipped = policy.flat.grads.numpy()
     np.testing.assert_allclose(clipped, gradients.flat * 0.5 / norm, rtol=1e-4)
     # Adam's first moment (beta 0.9) shows the applied gradient.
-    moment = policy.get_state()["adam"]["exp_avg"].numpy()
+    moment = policy.get_state()["adam"]["network"]["exp_avg"].numpy()
     np.testing.assert_allclose(moment, 0.1 * clipped, rtol=1e-4)
 
 
@@ -48,7 +48,7 @@ def test_update_is_adam() -> None:
         adam.step()
     assert torch.equal(policy.flat.params.detach(), reference.detach())
     assert policy.version == 5
-    moments = policy.get_state()["adam"]
+    moments = policy.get_state()["adam"]["network"]
     for key, moment in adam.state[reference].items():
         assert torch.equal(moments[key], moment)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from polopt.common import tracing
+from polopt.common.episodes import EpisodeStats
 from polopt.metrics import optimizer_stats, timers, worker_times
 from polopt.metrics.load import LoadMeter
 from polopt.metrics.optimizer_stats import OptimizerStats
@@ -47,33 +48,132 @@ def spend(clock: Clock, timer: PhaseTimer, *durations_s: float) -> None:
             pass
 
 
+def started(*phases: str, worker_phases: tuple[str, ...] = ()) -> OptimizerStats:
+    """Statistics after the first answer of a worker."""
+    stats = OptimizerStats(phases, worker_phases)
+    stats.worker_times.add(1, {})
+    return stats
+
+
+# ---- start-up ---------------------------------------------------------------------------------
+
+
+def test_startup_is_a_phase_of_its_own(clock: Clock) -> None:
+    stats = OptimizerStats(("wait", "apply"))
+    spend(clock, stats.timers["wait"], 6.0)  # processes start
+    spend(clock, stats.timers["apply"], 1.0)
+    with stats.timers["wait"]:
+        clock.now_s += 3.0  # the first worker is up after 1 s of it, and samples for 2 s
+        stats.worker_times.add(1, {"sample": 1.5, "gradient": 0.5}, env_steps=20)
+        stats.worker_times.add(2, {"sample": 3.0}, env_steps=20)
+        clock.now_s += 1.0
+    spend(clock, stats.timers["apply"], 5.0)
+    report = stats.report()
+    share = {"startup": 0.5, "wait": 3 / 16, "apply": 5 / 16, "report": 0.0, "other": 0.0}
+    assert report["driver"]["share"] == pytest.approx(share)
+    assert (report["startup_s"], report["training_s"], report["interval_s"]) == (8.0, 8.0, 16.0)
+    assert report["driver"]["p99_ms"]["wait"] == pytest.approx(3000.0)
+    clock.now_s += 2.0
+    report = stats.report()
+    assert report["driver"]["share"]["startup"] == 0.0
+    assert (report["startup_s"], report["training_s"], report["interval_s"]) == (8.0, 10.0, 2.0)
+
+
+def test_startup_ends_within_the_phase_that_has_just_ended(clock: Clock) -> None:
+    stats = OptimizerStats(("wait", "apply"))
+    spend(clock, stats.timers["wait"], 9.0)
+    with clock.passing(1.0, stats.timers["apply"]):
+        stats.worker_times.add(1, {"sample": 4.0})
+    share = stats.report()["driver"]["share"]
+    expected = {"startup": 0.6, "wait": 0.3, "apply": 0.1, "report": 0.0, "other": 0.0}
+    assert share == pytest.approx(expected)
+
+
+def test_rates_leave_start_up_out(clock: Clock) -> None:
+    stats = OptimizerStats(("sample",))
+    spend(clock, stats.timers["sample"], 10.0)
+    stats.worker_times.add(1, {"sample": 2.0}, env_steps=100)
+    stats.add_samples(100, EpisodeStats.empty())
+    stats.add_training(100, 4, {})
+    report = stats.report((1,))
+    assert report["env_steps_per_s"] == pytest.approx(50.0)
+    assert report["updates_per_s"] == pytest.approx(2.0)
+    assert report["workers"]["per_worker"][0]["env_steps_per_s"] == pytest.approx(50.0)
+
+
+def test_all_time_is_start_up_before_the_first_answer(clock: Clock) -> None:
+    stats = OptimizerStats(("wait",))
+    spend(clock, stats.timers["wait"], 5.0)
+    for _ in range(2):
+        share = stats.report()["driver"]["share"]
+        expected = {"startup": 1.0, "wait": 0.0, "report": 0.0, "other": 0.0}
+        assert share == pytest.approx(expected, abs=1e-6)
+        clock.now_s += 1.0
+    stats.worker_times.add(1, {"sample": 30.0})  # begun before the last report
+    spend(clock, stats.timers["wait"], 1.0)
+    report = stats.report()
+    assert report["driver"]["share"]["startup"] == 0.0
+    assert (report["startup_s"], report["training_s"]) == (6.0, 2.0)
+
+
+@pytest.mark.parametrize("count", ["add_samples", "add_training"])
+def test_counts_end_start_up_without_workers_times(clock: Clock, count: str) -> None:
+    stats = OptimizerStats()
+    clock.now_s += 3.0
+    if count == "add_samples":
+        stats.add_samples(1, EpisodeStats.empty())
+    else:
+        stats.add_training(1, 1, {})
+    clock.now_s += 1.0
+    assert stats.report()["driver"]["share"]["startup"] == pytest.approx(0.75)
+
+
+def test_restored_run_goes_on_counting_its_seconds(clock: Clock) -> None:
+    first = OptimizerStats()
+    clock.now_s += 3.0
+    first.worker_times.add(1, {})
+    clock.now_s += 10.0
+    state = first.get_state()
+    second = OptimizerStats()
+    clock.now_s += 1.0
+    second.set_state(state)
+    clock.now_s += 1.0
+    second.worker_times.add(1, {})
+    clock.now_s += 5.0
+    assert (second.startup_s, second.training_s) == (5.0, 15.0)
+    second.set_state(state)  # in a process that has begun
+    clock.now_s += 1.0
+    assert (second.startup_s, second.training_s) == (3.0, 11.0)
+
+
 # ---- the driver -------------------------------------------------------------------------------
 
 
 def test_driver_shares_are_of_wall_time_and_sum_to_one(clock: Clock) -> None:
-    stats = OptimizerStats(("wait", "apply"), ("skew",))
+    stats = started("wait", "apply", worker_phases=("skew",))
     spend(clock, stats.timers["wait"], 1.0, 2.0)
     spend(clock, stats.timers["apply"], 5.0)
     stats.timers["skew"].push(100.0)  # not the driver's own time
     clock.now_s += 2.0
     share = stats.report()["driver"]["share"]
-    assert share == pytest.approx({"wait": 0.3, "apply": 0.5, "report": 0.0, "other": 0.2})
+    expected = {"startup": 0.0, "wait": 0.3, "apply": 0.5, "report": 0.0, "other": 0.2}
+    assert share == pytest.approx(expected)
 
 
 def test_driver_shares_are_since_the_last_report(clock: Clock) -> None:
-    stats = OptimizerStats(("wait", "apply"))
+    stats = started("wait", "apply")
     spend(clock, stats.timers["wait"], 40.0)
     stats.report()
     spend(clock, stats.timers["apply"], 3.0)
     clock.now_s += 1.0
     driver = stats.report()["driver"]
-    share = {"wait": 0.0, "apply": 0.75, "report": 0.0, "other": 0.25}
+    share = {"startup": 0.0, "wait": 0.0, "apply": 0.75, "report": 0.0, "other": 0.25}
     assert driver["share"] == pytest.approx(share)
     assert driver["p50_ms"] == pytest.approx({"wait": 0.0, "apply": 3000.0, "report": 0.0})
 
 
 def test_time_between_iterations_is_the_phase_report(clock: Clock) -> None:
-    stats = OptimizerStats(("wait",))
+    stats = started("wait")
     stats.begin_iteration()
     stats.report()
     clock.now_s += 2.0
@@ -81,20 +181,22 @@ def test_time_between_iterations_is_the_phase_report(clock: Clock) -> None:
     spend(clock, stats.timers["wait"], 1.0)
     clock.now_s += 1.0
     driver = stats.report()["driver"]
-    assert driver["share"] == pytest.approx({"wait": 0.25, "report": 0.5, "other": 0.25})
+    share = {"startup": 0.0, "wait": 0.25, "report": 0.5, "other": 0.25}
+    assert driver["share"] == pytest.approx(share)
     assert driver["p50_ms"]["report"] == pytest.approx(2000.0)
 
 
 def test_overlapping_phases_still_sum_to_one(clock: Clock) -> None:
-    stats = OptimizerStats(("outer", "inner"))
+    stats = started("outer", "inner")
     with stats.timers["outer"]:
         spend(clock, stats.timers["inner"], 4.0)
     share = stats.report()["driver"]["share"]
-    assert share == pytest.approx({"outer": 0.5, "inner": 0.5, "report": 0.0, "other": 0.0})
+    expected = {"startup": 0.0, "outer": 0.5, "inner": 0.5, "report": 0.0, "other": 0.0}
+    assert share == pytest.approx(expected)
 
 
 def test_percentiles_of_single_timings(clock: Clock) -> None:
-    stats = OptimizerStats(("wait",))
+    stats = started("wait")
     durations_s = [0.001 * i for i in range(1, 102)]
     spend(clock, stats.timers["wait"], *durations_s)
     driver = stats.report()["driver"]
@@ -142,7 +244,7 @@ def test_rates_of_each_worker(clock: Clock) -> None:
     times = WorkerTimes()
     clock.now_s += 1.0
     for _ in range(3):
-        times.add(1, {"sample": 0.1}, env_steps=20, gradients=1)
+        times.add(1, {"sample": 0.1, "gradient": 0.1}, env_steps=20)
     times.add(2, {"sample": 0.1}, env_steps=10)
     report = times.report((1, 2, 3), 10.0)
     assert report["env_steps_per_s"] == pytest.approx({"mean": 7.0 / 3, "min": 0.0, "max": 6.0})
@@ -164,11 +266,31 @@ def test_parts_of_a_worker_are_disjoint_shares(clock: Clock) -> None:
     assert share["idle"] == pytest.approx(6.5 / 13.0)
 
 
+def test_phase_that_was_not_declared_counts_as_other(clock: Clock) -> None:
+    times = WorkerTimes(["exchange"])
+    times.add(1, {"sample": 1.0, "exchange": 2.0, "undeclared": 3.0, "other": 4.0})
+    report = times.report((1,), 10.0)
+    expected = {"sample": 0.1, "exchange": 0.2, "other": 0.7}
+    assert report["share"] == pytest.approx(dict.fromkeys(report["share"], 0.0) | expected)
+    assert report["p50_ms"]["exchange"] == 2000.0
+
+
 def test_time_before_the_first_answer_does_not_count(clock: Clock) -> None:
     times = WorkerTimes()
     clock.now_s += 30.0  # the process starts
     times.add(1, {"sample": 1.0})
     assert times.report((1,), 30.0)["idle_share"]["max"] == 0.0
+
+
+def test_local_worker_is_never_idle(clock: Clock) -> None:
+    times = WorkerTimes()
+    times.report((0,), 1.0)
+    for _ in range(3):
+        clock.now_s += 10.0  # the driver learns
+        times.add(0, {"sample": 1.0}, env_steps=8)
+    report = times.report((0,), 33.0)
+    assert report["share"] == {**dict.fromkeys(PARTS, 0.0), "sample": 1.0}
+    assert report["idle_share"] == {"mean": 0.0, "min": 0.0, "max": 0.0}
 
 
 def test_answers_that_arrive_together_keep_shares_in_range(clock: Clock) -> None:

@@ -14,8 +14,15 @@ import zmq
 from rpc_fakes import connect_raw
 from zmq.utils.monitor import recv_monitor_message
 
-from polopt.rollouts.transport.collective import GroupSpec, with_keys
+from polopt.rollouts.transport.collective import (
+    SMALL_TENSOR_BYTES,
+    STATISTICS_BYTES,
+    GroupSpec,
+    largest_sum,
+    with_keys,
+)
 from polopt.rollouts.transport.endpoint import Address
+from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
 
 HOST = "127.0.0.1"
@@ -27,13 +34,20 @@ REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH
 class Ranks:
     """A group of ranks that listen; `connect` forms the group."""
 
-    def __init__(self, world: int, timeout_s: float = LIMIT_S, network: str = "ipc") -> None:
-        self.specs = with_keys(GroupSpec(0, world, "zmq", timeout_s, timeout_s))
+    def __init__(
+        self,
+        world: int,
+        timeout_s: float = LIMIT_S,
+        network: str = "ipc",
+        max_bytes: int = largest_sum(4_000_000),
+    ) -> None:
+        spec = GroupSpec(0, world, "zmq", timeout_s, timeout_s, max_bytes=max_bytes)
+        self.specs = with_keys(spec)
         self.ranks = [
             ZmqAllReduce(
-                HOST, rank, spec.public_keys, spec.secret_key, spec.passwords, spec.timeout_s
+                HOST, r, spec.public_keys, spec.secret_key, spec.passwords, timeout_s, max_bytes
             )
-            for rank, spec in enumerate(self.specs)
+            for r, spec in enumerate(self.specs)
         ]
         assert all(rank.address.ipc for rank in self.ranks)
         self.addresses = [
@@ -72,8 +86,8 @@ Make = Callable[..., Ranks]
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     made: list[Ranks] = []
 
-    def build(world: int, timeout_s: float = LIMIT_S) -> Ranks:
-        made.append(Ranks(world, timeout_s, request.param))
+    def build(world: int, timeout_s: float = LIMIT_S, **more: int) -> Ranks:
+        made.append(Ranks(world, timeout_s, request.param, **more))
         return made[-1]
 
     yield build
@@ -160,6 +174,20 @@ def test_array_of_another_size_is_an_error(make: Make) -> None:
         group.ranks[0].sum_(np.ones(2))
     with pytest.raises(ConnectionError, match="rank 0 sent 16 bytes, not 24"):
         other.result(LIMIT_S)
+
+
+def test_group_of_small_sums_accepts_no_larger_ones(make: Make) -> None:
+    limit = largest_sum(SMALL_TENSOR_BYTES)
+    assert limit == SMALL_TENSOR_BYTES + STATISTICS_BYTES
+    group = make(2, max_bytes=limit)
+    group.connect()
+    sums = group.sums([np.ones(limit // 4, np.float32) for _ in range(2)])
+    assert sums[0].min() == 2.0
+    with pytest.raises(ValueError, match=f"allowed: up to {limit}"):
+        group.ranks[0].sum_(np.ones(limit // 4 + 1, np.float32))
+    for rank in group.ranks:  # who is not a rank may announce so much, too
+        assert limit <= rank._receiver.maxmsgsize < limit + 100
+    assert largest_sum(SMALL_TENSOR_BYTES + 4) > MAX_FRAME_BYTES
 
 
 def test_silent_and_unknown_peers_delay_no_rank(make: Make, context: zmq.Context[Any]) -> None:

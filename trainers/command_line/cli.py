@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import gc
 import os
-import shlex
-import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from polopt.common.config import ConfigError
 from polopt.trainers.command_line.dashboards import dashboard, grafana, report, trace
-from polopt.trainers.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
+from polopt.trainers.command_line.output import (
+    FAILED,
+    RESULTS_DIR,
+    bad_input,
+    fail,
+    say,
+)
 
 app = typer.Typer(
     help="Distributed reinforcement learning with interchangeable policy optimizers on Ray.",
@@ -71,7 +75,30 @@ def train(
     ] = False,
 ) -> None:
     """Train an experiment; Ctrl-C, SIGTERM and SIGHUP stop it with a checkpoint."""
-    _train(experiment, changes or [], restore, (results_dir, checkpoint_every, verbose))
+    from polopt.trainers.command_line.signals import Stopped, StopSignals
+
+    signals = StopSignals()
+    signals.install()
+    error = ""
+    with bad_input():
+        try:
+            with signals.raising():
+                signals.check()
+                _import_from_working_directory()
+                gc.disable()  # collections during thousands of imports find no garbage
+                from polopt.trainers.command_line import plan, tune_run
+
+                gc.enable()
+                planned = plan.plan(experiment, changes or [], restore)
+            signals.install()  # a Python file may have called `ray.init`, which replaces a handler
+            options = tune_run.RunOptions(results_dir, checkpoint_every, verbose)
+            error = tune_run.run(planned, options, signals)
+        except Stopped:
+            say("stopped before the first result; nothing was saved")
+    if signals.number:
+        signals.leave()
+    if error:
+        fail(error, FAILED)
 
 
 @app.command()
@@ -100,7 +127,9 @@ def evaluate(
 ) -> None:
     """Play episodes with a trained policy."""
     with bad_input():
-        _import_from_working_directory()
+        # Otherwise the current directory may be one that somebody else has filled.
+        if env is not None and ":" in env:
+            _import_from_working_directory()
         from polopt.trainers.command_line import evaluation
         from polopt.trainers.restoring import find_checkpoint
 
@@ -121,8 +150,10 @@ def list_() -> None:
     """List presets, optimizers, policies and tuned examples."""
     with bad_input():
         for number, (kind, entries) in enumerate(_catalogue().items()):
-            say(("\n" if number else "") + kind)
-            width = max((len(name) for name in entries), default=0)
+            if number:
+                say("")
+            say(kind)
+            width = max(map(len, entries), default=0)
             for name, description in entries.items():
                 say(f"  {name:<{width}}  {description}".rstrip())
 
@@ -138,47 +169,6 @@ def main() -> None:
     os.environ.update(_RAY_ENVIRONMENT)
     sys.unraisablehook = _unraisable
     app(prog_name="polopt")
-
-
-def _train(
-    experiment: str, changes: list[str], restore: Path | None, options: tuple[Path, int, bool]
-) -> None:
-    from polopt.trainers.command_line.signals import Stopped, StopSignals
-
-    signals = StopSignals()
-    signals.install()
-    try:
-        with bad_input():
-            _import_from_working_directory()
-            gc.disable()  # collections during thousands of imports find no garbage
-            from polopt.trainers.command_line import plan, tune_run
-
-            gc.enable()
-            planned = plan.plan(experiment, changes, restore)
-
-            def report_outcome(outcome: Any) -> None:
-                _report(outcome, planned.experiment.rollout.env, bool(signals.number))
-
-            run_options = tune_run.RunOptions(*options)
-            outcome = tune_run.run(planned, run_options, _console(), signals, report_outcome)
-    except Stopped:
-        signals.finish()
-        say("stopped before the first result; nothing was saved")
-        raise typer.Exit(signals.exit_code) from None
-    if outcome.error:
-        fail(outcome.error, FAILED)
-    if signals.number:
-        raise typer.Exit(signals.exit_code)
-
-
-def _report(outcome: Any, env: Any, stopped: bool) -> None:
-    if outcome.results is not None:
-        say(f"results     {outcome.results}")
-    if outcome.checkpoint is not None:
-        say(f"checkpoint  {outcome.checkpoint}")
-        say(_next_step(outcome.checkpoint, env))
-    elif stopped:
-        say(f"stopped{'' if outcome.results else ' before the first result'}; nothing was saved")
 
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:
@@ -217,33 +207,6 @@ def _import_from_working_directory() -> None:
     """A console script has its own directory on the path instead. Ray does the same in workers."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-
-
-def _next_step(checkpoint: Path, env: Any) -> str:
-    """Returns the command that evaluates a checkpoint, runnable in the current directory."""
-    from polopt.trainers.command_line.evaluation import env_argument
-
-    command = [*_program(), "evaluate", str(checkpoint)]
-    argument = env_argument(env)
-    if argument is None:
-        return "next        polopt evaluate needs --env: the environment is a local function"
-    if argument:
-        command += ["--env", argument]
-    return f"next        {shlex.join(command)}"
-
-
-def _program() -> list[str]:
-    """Returns how this command was started."""
-    script = Path(sys.argv[0])
-    if script.name == "polopt":
-        return ["polopt"] if shutil.which("polopt") else [str(script.absolute())]
-    return [sys.executable, "-m", "polopt.trainers.command_line.cli"]
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console()
 
 
 if __name__ == "__main__":

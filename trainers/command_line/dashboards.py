@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +12,12 @@ from typing import Annotated
 import typer
 
 from polopt.common.config import ConfigError
-from polopt.metrics.chrome_trace import TRACE_FILE, self_times_s
-from polopt.trainers.command_line.output import RESULTS_DIR, bad_input, say
+from polopt.common.files import read_regular
+from polopt.metrics.chrome_trace import TRACE_FILE, percentages
+from polopt.trainers.command_line.output import RESULTS_DIR, bad_input, say, say_findings
+
+#: Largest trace that is read.
+_MOST_TRACE_BYTES = 2 << 30
 
 
 def dashboard(
@@ -63,28 +68,39 @@ def grafana(
         typer.Argument(
             metavar="DIR",
             help="Where Grafana's provisioning looks. Default: where Ray's does, which is "
-            "$RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR or a folder of Ray's newest session.",
+            "$RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR or a folder of your Ray that runs.",
         ),
     ] = None,
 ) -> None:
     """Write Grafana dashboards of each policy optimizer."""
     with bad_input():
         from polopt.dashboards.grafana import write_dashboards
+        from polopt.optimizers.registry import OPTIMIZERS
+        from polopt.trainers.tab_file import tab_of
 
-        metrics = _metrics_folder()
+        metrics, session = _metrics_folder()
         given = folder or os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
         target = Path(given or metrics / "grafana" / "dashboards").expanduser()
         if not given and not target.is_dir():
             raise ConfigError(
-                f"no running Ray exports metrics: {target} does not exist; "
+                f"no running Ray of yours exports metrics: {target} does not exist; "
                 "pip install 'polopt[metrics]' and `ray start --head` first, or name a directory"
             )
+        tabs = []
+        for name in OPTIMIZERS.names():
+            try:
+                tabs.append(tab_of(OPTIMIZERS.get(name)))
+            except ConfigError as error:  # a plugin that cannot be imported
+                say(f"note        {error}")
         try:
-            written = write_dashboards(target)
+            written = write_dashboards(target, tabs)
         except OSError as error:
             raise ConfigError(f"{target}: {error.strerror or error}") from None
+    if session and not given:
+        say(f"session     {session}")
     say(f"dashboards  {target} ({len(written)} files)")
-    say(_NEXT.format(metrics=metrics))
+    for line in _NEXT.splitlines():
+        say(line.format(metrics=metrics))
 
 
 _NEXT = """next        each in its own terminal:
@@ -95,12 +111,44 @@ _NEXT = """next        each in its own terminal:
 page        http://localhost:3000/d/polopt"""
 
 
-def _metrics_folder() -> Path:
-    """Returns where Ray writes its configurations of Prometheus and Grafana."""
+def _metrics_folder() -> tuple[Path, str]:
+    """Returns where Ray writes its configurations of Prometheus and Grafana, and text on which
+    session of Ray that is.
+
+    `session_latest` is the session that started last, which may be another user's, one that has
+    ended, or the local Ray of a run, which exports nothing.
+    """
     on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None  # as Ray
-    folder = Path(os.environ.get("RAY_TMPDIR") or on_linux or "/tmp", "ray", "session_latest")
-    # The name of the session, because the link points to another one once Ray starts again.
-    return Path(os.environ.get("RAY_METRICS_OUTPUT_ROOT", folder.resolve() / "metrics"))
+    root = Path(os.environ.get("RAY_TMPDIR") or on_linux or "/tmp", "ray")
+    given = os.environ.get("RAY_METRICS_OUTPUT_ROOT")
+    if given is not None:
+        return Path(given), ""
+    # Names end with the time of the start.
+    own = [path for path in sorted(root.glob("session_[0-9]*"), reverse=True) if _is_own(path)]
+    running = [path for path in own if (path / "metrics").is_dir() and _is_running(path)]
+    if not running:
+        return root / "session_latest" / "metrics", ""
+    others = len(running) - 1
+    which = f"{running[0].name}, the newest of {others + 1} of yours that run" if others else ""
+    return running[0] / "metrics", which or f"{running[0].name}, your only one that runs"
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.getuid()
+    except OSError:  # removed meanwhile
+        return False
+
+
+def _is_running(session: Path) -> bool:
+    """Whether a raylet of the session accepts connections."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(session / "sockets" / "raylet"))
+        except OSError:
+            return False
+    return True
 
 
 def trace(
@@ -122,16 +170,26 @@ def trace(
 
 def _show(path: Path) -> None:
     try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
-        steps, times = recorded["otherData"], self_times_s(recorded)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        recorded = json.loads(read_regular(path, _MOST_TRACE_BYTES))
+        steps, shares = recorded["otherData"], percentages(recorded)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        ZeroDivisionError,
+        RecursionError,
+    ) as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error!r}") from error
     say(f"trace       {path}")
     last = steps["first_step"] + steps["num_steps"] - 1
     say(f"steps       {steps['first_step']} to {last}, {steps['duration_s']:.3f} s")
     for process in steps["truncated"]:
         say(f"note        {process} has more events than a trace keeps; the last are missing")
-    for process, by_name in times.items():
-        shares = {name: time_s / steps["duration_s"] for name, time_s in by_name.items()}
-        parts = sorted(shares.items(), key=lambda item: -item[1])
-        say(f"{process:<12}" + "  ".join(f"{name} {share:.0%}" for name, share in parts))
+    for process, by_name in shares.items():
+        say(f"{process:<12}" + "  ".join(f"{name} {share}%" for name, share in by_name.items()))
+    results = path.with_name("result.json")
+    if results.is_file():
+        from polopt.metrics.diagnosis import diagnose, read_results
+
+        say_findings(diagnose(read_results(results)))

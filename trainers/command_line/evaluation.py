@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import shlex
 import sys
@@ -22,11 +23,16 @@ from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.checking import reward_of
 from polopt.rollouts.envs.closing import close_env
-from polopt.rollouts.envs.creators import EnvContext, call_creator
+from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.resolving import env_name, resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.config import Experiment
-from polopt.trainers.restoring import misfit, name_previous, read_trainer_state
+from polopt.trainers.restoring import (
+    misfit,
+    name_previous,
+    read_trainer_state,
+    restore_state,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Episodes:
 
 
 def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Experiment]:
-    """Returns state and experiment of a checkpoint.
+    """Returns state and experiment of a checkpoint. The experiment's environment is what
+    `resolve_env` returned: it is not resolved again, which would allow imports.
 
     Args:
         checkpoint: its directory.
@@ -67,13 +74,12 @@ def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Expe
             f"checkpoint {checkpoint} was trained on a callable environment, which it cannot "
             "hold; name it with --env module:callable"
         )
-    if env is None:
-        try:
-            resolve_env(config["env"], allow_import=False)
-        except ConfigError as error:
-            hint = f"; to import it: --env {shlex.quote(str(config['env']))}"
-            raise ConfigError(f"{error}{hint * (':' in str(config['env']))}") from None
-    return state, Experiment.parse(config, {})
+    try:
+        source = resolve_env(config["env"], allow_import=env is not None)
+    except ConfigError as error:
+        hint = f"; to import it: --env {shlex.quote(str(config['env']))}"
+        raise ConfigError(f"{error}{hint * (env is None and ':' in str(config['env']))}") from None
+    return state, Experiment.parse({**config, "env": source}, {})
 
 
 def make_policy(experiment: Experiment, state: dict[str, Any], env: Any) -> Policy:
@@ -85,7 +91,7 @@ def make_policy(experiment: Experiment, state: dict[str, Any], env: Any) -> Poli
     """
     spaces = env.observation_space, env.action_space
     policy: Policy = experiment.policy_class(*spaces, experiment.policy)
-    problem = misfit(state, policy, lambda: policy.set_state(state["optimizer"]["policy"]))
+    problem = misfit(state, policy) or restore_state(state, policy)
     if problem:
         raise CheckpointError(
             f"the checkpoint's policy does not fit observation space {spaces[0]!s:.200} and action "
@@ -99,7 +105,7 @@ def environment(experiment: Experiment, video: Path | None = None) -> Iterator[A
     """Makes one environment that is not vectorised, and closes it at the end.
 
     Args:
-        experiment: names the environment.
+        experiment: of `load`.
         video: directory in which every episode is recorded.
 
     Raises:
@@ -107,7 +113,7 @@ def environment(experiment: Experiment, video: Path | None = None) -> Iterator[A
     """
     if video is not None and importlib.util.find_spec("moviepy") is None:
         raise ConfigError("--video needs moviepy, which is not installed: pip install moviepy")
-    source = resolve_env(experiment.rollout.env)
+    source = experiment.rollout.env
     try:
         env = _make(source, dict(experiment.rollout.env_config), video)
         try:
@@ -115,7 +121,7 @@ def environment(experiment: Experiment, video: Path | None = None) -> Iterator[A
         finally:
             close_env(env, env_name(source))
     except gymnasium.error.Error as error:  # rendering may fail at the first frame
-        raise ConfigError(f"environment {experiment.rollout.env!r}: {error}") from error
+        raise ConfigError(f"environment {env_name(source)!r}: {error}") from error
 
 
 def _make(source: Any, env_config: dict[str, Any], video: Path | None) -> Any:
@@ -123,14 +129,15 @@ def _make(source: Any, env_config: dict[str, Any], video: Path | None) -> Any:
         env_config["render_mode"] = "rgb_array"
     try:
         if callable(source):
-            env = call_creator(source, EnvContext(env_config, 0, 0, 0))
+            env = make_env(source, EnvContext(env_config, 0, 0, 0))
         else:
             env = gymnasium.make(source, **env_config)
     except (TypeError, ImportError) as error:
-        raise ConfigError(f"environment {source!r} cannot be made: {error}") from error
+        raise ConfigError(f"environment {env_name(source)!r} cannot be made: {error}") from error
     if isinstance(env, VectorEnv):
         raise ConfigError(
-            f"{source!r} makes a vector environment; evaluation takes a single one: give --env"
+            f"{env_name(source)!r} makes a vector environment; evaluation takes a single one: "
+            "give --env"
         )
     return env if video is None else _recorded(env, video)
 
@@ -154,7 +161,7 @@ def play(
         total, length, over = 0.0, 0, False
         while not over:
             encoded = policy.encoder.encode_one(observation)[None]
-            actions, _, _ = policy.compute_actions(encoded, explore=stochastic, rng=rng)
+            actions, _ = policy.compute_actions(encoded, explore=stochastic, rng=rng)
             observation, reward, terminated, truncated, _ = env.step(actions[0])
             total, length = total + reward_of(reward), length + 1
             over = terminated or truncated
@@ -220,7 +227,7 @@ def env_argument(env: Any) -> str | None:
     checkpoint is enough, None if there is no such value (a local function or a lambda)."""
     if isinstance(env, str):
         return env if ":" in env else ""
-    name, module = getattr(env, "__qualname__", ""), sys.modules.get(getattr(env, "__module__", ""))
+    name, module = getattr(env, "__qualname__", ""), inspect.getmodule(env)
     if not name.isidentifier() or getattr(module, name, None) is not env:
         return None
     file = Path(getattr(module, "__file__", None) or "")

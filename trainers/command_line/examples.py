@@ -16,24 +16,24 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from polopt.common.config import ConfigError, nearest, nearest_of
+import pydantic
+
+from polopt.common.config import Config, ConfigError, nearest
 from polopt.trainers.command_line.yaml_reader import read_yaml
 
 _PACKAGE = "polopt.tuned_examples"
-_KEYS = ("run", "config", "stop", "goal", "measured", "description", "callbacks")
+#: JSON has neither NaN nor infinity, and no result reaches them; strict: neither a text nor a bool.
+_Limit = Annotated[float, pydantic.Strict(), pydantic.AllowInfNan(False)]
 
 
-@dataclass(frozen=True)
-class Example:
-    """One experiment as a file describes it; its config is not parsed yet.
+class Example(Config):
+    """One experiment as a file describes it; the options of its preset are not parsed yet.
 
     Attributes:
-        name: of the file, without suffix.
         run: name of a preset.
         config: options of the preset.
         stop: result key to the value at which training ends.
@@ -41,18 +41,17 @@ class Example:
         measured: free-form.
         description: one line.
         callbacks: of Tune, in addition to its loggers.
-        folder: directory of a Python file, whose modules workers import; None for other examples.
     """
 
-    name: str
     run: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    stop: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, Any] = pydantic.Field(default_factory=dict)
+    stop: Mapping[str, _Limit] = pydantic.Field(default_factory=dict)
     goal: Any = None
     measured: Any = None
     description: str = ""
     callbacks: Sequence[Any] = ()
-    folder: Path | None = None
+
+    aliases: ClassVar[Mapping[str, str]] = {"preset": "run"}
 
 
 def example_names() -> list[str]:
@@ -80,14 +79,13 @@ def load_example(name_or_path: str, presets: Sequence[str] = ()) -> Example:
         if not path.is_file():
             raise ConfigError(f"no such file: {name_or_path}")
         described = _run_python(path) if path.suffix == ".py" else _read(path, str(path))
-        example = _example(path.stem, described, str(path))
-        return replace(example, folder=path.resolve().parent) if path.suffix == ".py" else example
+        return _example(described, str(path))
     names = example_names()
     if name_or_path in names:
         resource = resources.files(_PACKAGE) / f"{name_or_path}.yaml"
-        return _example(name_or_path, _read(resource, name_or_path), name_or_path)
+        return _example(_read(resource, name_or_path), name_or_path)
     if name_or_path in presets:
-        return Example(name_or_path, name_or_path)
+        return Example(run=name_or_path)
     raise ConfigError(
         f"{name_or_path!r} is not a tuned example, a preset or a file"
         f"{nearest(name_or_path, [*names, *presets])} Examples: {', '.join(names) or 'none'}; "
@@ -108,7 +106,8 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
         ConfigError: an argument has another form.
     """
     config_changes: dict[str, Any] = {}
-    stop = dict(example.stop)
+    parts = {key: getattr(example, key) for key in Example.model_fields}
+    parts["stop"] = dict(example.stop)
     for change in changes:
         key, equals, text = change.partition("=")
         if not (equals and key):
@@ -117,14 +116,13 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
         if key == "stop":
             raise ConfigError(f"argument {change!r}. Allowed: stop.KEY=limit, KEY of a result")
         if key == "run":
-            example = replace(example, run=value)
+            parts["run"] = value
         elif key.startswith("stop."):
-            stop[key.removeprefix("stop.")] = value
+            parts["stop"][key.removeprefix("stop.")] = value
         else:
             _put(config_changes, key.split("."), value, change)
-    stop = {key: limit for key, limit in stop.items() if limit is not None}
-    _check_stop(stop, "argument 'stop.*'")
-    return replace(example, stop=stop), config_changes
+    parts["stop"] = {key: limit for key, limit in parts["stop"].items() if limit is not None}
+    return Example.parse(parts, "arguments"), config_changes
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,35 +184,12 @@ def _run_python(path: Path) -> dict[str, Any]:
 
 
 def _variables(module: Any) -> dict[str, Any]:
-    found = {key: getattr(module, key) for key in (*_KEYS, "preset") if hasattr(module, key)}
+    keys = (*Example.keys(), *Example.aliases)
+    found = {key: getattr(module, key) for key in keys if hasattr(module, key)}
     return {"description": (module.__doc__ or "").strip().partition("\n")[0], **found}
 
 
-def _example(name: str, described: Any, where: str) -> Example:
+def _example(described: Any, where: str) -> Example:
     if not isinstance(described, Mapping):
         raise ConfigError(f"{where}: got {described!r}. Allowed: a mapping with 'run' and 'config'")
-    parts = dict(described)
-    if "preset" in parts:
-        parts.setdefault("run", parts.pop("preset"))
-    for key in parts:
-        if key not in _KEYS:
-            raise ConfigError(f"{where}: unknown key {key!r}{nearest_of(key, _KEYS)}")
-    parts = {key: value for key, value in parts.items() if value is not None}
-    if not isinstance(parts.get("run"), str):
-        raise ConfigError(
-            f"{where}: key 'run': got {parts.get('run')!r}. Allowed: the name of a preset"
-        )
-    if not isinstance(parts.get("config", {}), Mapping):
-        raise ConfigError(
-            f"{where}: key 'config': got {parts['config']!r}. Allowed: a mapping of keys to values"
-        )
-    _check_stop(parts.get("stop", {}), f"{where}: key 'stop'")
-    return Example(name, **parts)
-
-
-def _check_stop(stop: Any, where: str) -> None:
-    if not isinstance(stop, Mapping):
-        raise ConfigError(f"{where}: got {stop!r}. Allowed: a mapping of result keys to limits")
-    for key, limit in stop.items():
-        if isinstance(limit, bool) or not isinstance(limit, int | float):
-            raise ConfigError(f"{where}: got {key!r}: {limit!r}. Allowed: a number")
+    return Example.parse({k: v for k, v in described.items() if v is not None}, where)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from polopt.common.config import ConfigError
+from polopt.common.files import printable
+
+if TYPE_CHECKING:
+    from polopt.metrics.diagnosis import Finding
 
 RESULTS_DIR = Path("~/ray_results/polopt")
 #: Exit codes of a run that failed and of bad input. After a signal it is 128 plus its number.
@@ -33,9 +37,19 @@ def bad_input() -> Iterator[None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    """Ends the command with an error of one line. Names of files may be another user's, so control
+    characters are escaped here and in `say`."""
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    """Prints one line."""
+    print(printable(line), flush=True)
+
+
+def say_findings(findings: Iterable[Finding]) -> None:
+    """Prints what the diagnosis found, each with the change that may help."""
+    for finding in findings:
+        say(f"diagnosis   {finding.text}")
+        say(f"            -> {finding.change}")

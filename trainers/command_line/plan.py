@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError, canonical, nearest_of
+from polopt.rollouts.ray_session import check_address, check_memory
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
 from polopt.trainers.config import Experiment, aliases_for
@@ -22,12 +23,17 @@ class Plan:
     """A checked experiment.
 
     Attributes:
+        name: of the experiment's file without suffix, or of its preset.
+        folder: directory of a Python file, whose modules workers import; None for other
+            experiments.
         example: as read, with the changes to its `run` and `stop`.
         config: with changes, under the canonical keys.
         experiment: the parsed config.
         restore: a complete checkpoint to start from; None: train from scratch.
     """
 
+    name: str
+    folder: Path | None
     example: Example
     config: dict[str, Any]
     experiment: Experiment
@@ -43,7 +49,8 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     """Reads, changes and checks an experiment; starts no process.
 
     Raises:
-        ConfigError: wrong config, stop condition or environment, or `num_gpus` without a GPU.
+        ConfigError: wrong config, stop condition or environment, `num_gpus` without a GPU, more
+            workers than this machine has memory for, or no cluster at RAY_ADDRESS.
         CheckpointError: `restore` is not a complete checkpoint, or is of another network.
     """
     loaded = load_example(example_or_config, list(PRESETS))
@@ -56,8 +63,11 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     experiment = Experiment.parse(config, preset)
     for key in example.stop:
         check_stop_key(key)
-    if ray_address() == "local":  # in a cluster the trial may run on another machine
+    if ray_address() == "local":
         experiment.learner_device()
+        check_memory(experiment.rollout.num_workers * (1 + experiment.rollout.num_workers_below))
+    else:  # the trial may run on another machine
+        check_address(ray_address())
     worker_config = experiment.make_worker_config()
     if restore is not None:
         restore, state = read_or_fall_back(find_checkpoint(restore))
@@ -66,4 +76,6 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
         if problem:
             raise CheckpointError(f"checkpoint {restore} does not fit: {problem}")
         restore = restore.resolve()
-    return Plan(example, config, experiment, restore)
+    path = Path(example_or_config)
+    folder = path.resolve().parent if path.suffix == ".py" else None
+    return Plan(path.stem, folder, example, config, experiment, restore)

@@ -17,6 +17,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from polopt.common.files import printable
+from polopt.metrics.diagnosis import History
+
 _logger = logging.getLogger("polopt")
 #: Rows of the table.
 _ROWS = 8
@@ -58,7 +61,7 @@ def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, s
         f"{result['num_env_steps_sampled_lifetime']:,}",
         f"{result['num_env_steps_sampled_per_second']:,.0f}",
         duration(time_left_s(result, limits)),
-        f"{up}" if wanted is None else f"{up}/{wanted}",
+        "-" if wanted == 0 else f"{up}" if wanted is None else f"{up}/{wanted}",
         f"{result['optimizer']['policy_lag']['mean']:.1f}",
         longest_phase(result),
     )
@@ -70,7 +73,7 @@ def line(row: Mapping[str, str]) -> str:
     up, _, wanted = row["workers"].partition("/")
     labels = [f"{key} {row[key]}" for key in ("return", "steps", "steps/s")]
     labels += [f"left {row['left']}"] if row["left"] != "-" else []
-    labels += [f"workers {row['workers']}"] if up != wanted else []
+    labels += [f"workers {row['workers']}"] if up not in (wanted, "-") else []
     return "  ".join([*labels, f"lag {row['lag']}", row["longest phase"]])
 
 
@@ -99,6 +102,7 @@ class Progress(tune.Callback):
 
     Attributes:
         num_results: results shown.
+        history: of the results, for the diagnosis.
         stopping: text that replaces the state once a stop is requested; empty before.
     """
 
@@ -113,6 +117,7 @@ class Progress(tune.Callback):
         self._log_position = 0
         self._handler = _Handler(self)
         self.num_results = 0
+        self.history = History()
         self.stopping = ""
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -125,9 +130,8 @@ class Progress(tune.Callback):
         _logger.addHandler(self._handler)
         if self._console.is_terminal:
             self._live = Live(
-                self._view(),
+                get_renderable=self._view,
                 console=self._console,
-                refresh_per_second=4,
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
@@ -145,21 +149,18 @@ class Progress(tune.Callback):
         _logger.removeHandler(self._handler)
         if self._live is not None:
             self._state = self.stopping = ""
-            self._live.update(self._view())
             self._live.stop()
             self._live = None
 
     def say(self, state: str) -> None:
         """Shows what the run is doing."""
         self._state = state
-        if self._live is not None:
-            self._live.update(self._view())
-        else:
+        if self._live is None:
             self.note(state)
 
     def note(self, text: str) -> None:
         """Prints one line, above the table where there is one."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Called by Tune several times a second."""
@@ -176,10 +177,9 @@ class Progress(tune.Callback):
     ) -> None:
         """Called by Tune with each result."""
         self.num_results += 1
+        self.history.add(result)
         self._rows.append(cells(result, self._arguments[1]))
-        if self._live is not None:
-            self._live.update(self._view())
-        else:
+        if self._live is None:
             self.note(line(self._rows[-1]))
 
     def _follow_log(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
+import shlex
 import shutil
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,13 @@ from rich.console import Console
 
 from polopt.common.config import ConfigError
 from polopt.dashboards.tensorboard import TensorBoardLayout
-from polopt.rollouts.ray_session import attach_or_start
+from polopt.metrics.diagnosis import diagnose
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.command_line.examples import Example
+from polopt.trainers.command_line.evaluation import env_argument
+from polopt.trainers.command_line.output import say, say_findings
 from polopt.trainers.command_line.plan import Plan, ray_address
-from polopt.trainers.command_line.processes import Process, descendants, kill_remaining
 from polopt.trainers.command_line.progress import Progress
+from polopt.trainers.command_line.ray_thread import RayThread
 from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.command_line.stopping import StopWhen
 from polopt.trainers.presets import PRESETS
@@ -34,6 +38,8 @@ from polopt.trainers.run_context import RunContext
 
 #: Checkpoints that a run keeps, the newest ones.
 _KEPT = 3
+#: A disk with fewer free bytes counts as full.
+_FULL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -51,59 +57,44 @@ class RunOptions:
     verbose: bool = False
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        results: directory of the trial; None if there is no result.
-        checkpoint: the newest complete one; None if there is none.
-        error: what ended the run early; empty if nothing did.
-    """
-
-    results: Path | None
-    checkpoint: Path | None
-    error: str = ""
-
-
-def run(
-    planned: Plan,
-    options: RunOptions,
-    console: Console,
-    signals: StopSignals,
-    report: Callable[[Outcome], None],
-) -> Outcome:
-    """Trains until a limit is reached, a signal arrives, or something fails. Ray, if it was started
-    here, has ended when this returns.
+def run(planned: Plan, options: RunOptions, signals: StopSignals) -> str:
+    """Trains until a limit is reached, a signal arrives, or something fails, and prints what there
+    is then. Ray, if it was started here, has ended when this returns.
 
     Args:
         planned: the experiment.
         options: of the command line.
-        console: of standard output.
         signals: installed.
-        report: called once, at the end, in another thread if the run does not end in time.
+
+    Returns:
+        what ended the run early; empty if nothing or a signal did.
 
     Raises:
         ConfigError: the results directory cannot be created.
     """
     if not options.verbose:
         _silence()
-    folder = _new_folder(planned.example, options.results_dir)
+    folder = _new_folder(planned.name, options.results_dir)
     context = RunContext(folder, Path.cwd(), planned.restore)
     stop = StopWhen(planned.example.stop, context.stop_file)
-    with Progress(console, _title(planned), planned.example.stop, context.log_file) as progress:
+    progress = Progress(Console(), _title(planned), planned.example.stop, context.log_file)
+    env = planned.experiment.rollout.env
 
-        def abandon() -> None:
-            progress.close()
-            report(_outcome(folder, progress.num_results, ""))
+    def report(error: str = "") -> None:
+        say_findings(diagnose(progress.history.results()))
+        _report(folder, env, bool(progress.num_results or error), stopped=bool(signals.number))
 
-        signals.before_exit = abandon
+    def abandon() -> None:
+        progress.close()
+        report()
+
+    signals.before_exit = abandon
+    with progress:
         error = _fit(planned, options, context, (stop, progress), signals)
     signals.finish()
     context.stop_file.unlink(missing_ok=True)
-    outcome = _outcome(folder, progress.num_results, "" if signals.number else error)
-    report(outcome)
-    return outcome
+    report(error)
+    return "" if signals.number else error
 
 
 def _fit(
@@ -115,29 +106,39 @@ def _fit(
 ) -> str:
     """Runs the experiment; returns what ended it early, or an empty string."""
     stop, progress = hooks
+    failure, folders = _TrialFailure(), [context.folder]
 
     def request() -> None:
         if not progress.num_results:
-            signals.end_now()
+            signals.check()
         progress.stopping = "stopping with a checkpoint; a second signal stops at once"
         stop.request()
 
+    def start() -> None:
+        start_ray(planned, options.verbose)
+
+    progress.say("starting Ray")
     try:
-        progress.say("starting Ray")
-        with _ray_for(planned, options.verbose, signals), signals.during(request):
+        # A Python config may have started Ray, and keeps it.
+        with nullcontext() if ray.is_initialized() else RayThread(start, signals):
             progress.say("starting workers")
-            results = _tuner(planned, options, context, hooks).fit()
-            return str(stop.error or "") or _error_of(results)
+            with signals.during(request):
+                results = _tuner(planned, options, context, (stop, progress, failure)).fit()
+            return str(stop.error or "") or _error_of(results, folders)
     except Stopped:
-        return ""  # `signals.number` is set
-    except Exception as caught:  # a callback or a full disk may raise anything
-        return f"{type(caught).__name__}: {caught}"
+        return ""
+    except Exception as caught:  # a callback may raise anything; Tune, while it reads an error
+        error = failure.error or f"{type(caught).__name__}: {caught}"
+        return _with_full_disk(error, folders + failure.folders)
 
 
 def _tuner(
-    planned: Plan, options: RunOptions, context: RunContext, hooks: tuple[StopWhen, Progress]
+    planned: Plan,
+    options: RunOptions,
+    context: RunContext,
+    hooks: tuple[StopWhen, Progress, _TrialFailure],
 ) -> tune.Tuner:
-    stop, progress = hooks
+    stop, *callbacks = hooks
     return tune.Tuner(
         tune.with_parameters(PRESETS[planned.example.run], run=context),
         param_space=planned.config,
@@ -146,7 +147,7 @@ def _tuner(
             name=context.folder.name,
             storage_path=str(context.folder.parent),
             stop=stop,
-            callbacks=[progress, TensorBoardLayout(), *planned.example.callbacks],
+            callbacks=[*callbacks, TensorBoardLayout(), *planned.example.callbacks],
             checkpoint_config=tune.CheckpointConfig(
                 num_to_keep=_KEPT,
                 checkpoint_frequency=options.checkpoint_every,
@@ -158,12 +159,49 @@ def _tuner(
     )
 
 
+class _TrialFailure(tune.Callback):
+    """Remembers the error of a trial. Tune reads it from a file in the results, which is empty if
+    the disk is full.
+
+    Attributes:
+        error: the last line of its traceback; empty if there is none.
+        folders: where Tune writes files of the trial before it copies them to the results.
+    """
+
+    def __init__(self) -> None:
+        self.error = ""
+        self.folders: list[Path] = []
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Called by Tune when a trial starts."""
+        self.folders = [Path(trial.local_path)]
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Called by Tune when a trial has failed."""
+        self.error = _last_line(Path(trial.error_file).read_text())
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _with_full_disk(error: str, folders: Sequence[Path]) -> str:
+    """Replaces the error of a write to a full disk, which has no path, by one that names those of
+    the directories that are on a full disk; returns others unchanged."""
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if error.rstrip().endswith(f"[Errno {number}] {os.strerror(number)}"):
+            full = [folder for folder in folders if shutil.disk_usage(folder).free < _FULL_BYTES]
+            return f"{os.strerror(number)}: {', '.join(map(str, full or folders))}"
+    return error
+
+
 def _trial_name(trial: Any) -> str:
     return f"{trial.trainable_name}_{trial.trial_id}"
 
 
-def _new_folder(example: Example, results_dir: Path) -> Path:
-    name = f"{example.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+def _new_folder(experiment: str, results_dir: Path) -> Path:
+    name = f"{experiment}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     folder = results_dir.expanduser().resolve() / name
     try:
         for number in range(1, 1000):  # runs that start in the same second
@@ -176,52 +214,49 @@ def _new_folder(example: Example, results_dir: Path) -> Path:
     return folder
 
 
-def _outcome(folder: Path, num_results: int, error: str) -> Outcome:
-    if not num_results and not error:
+def _report(folder: Path, env: Any, exists: bool, stopped: bool) -> None:
+    """Prints what a run has left in its folder; if nothing exists, removes the folder."""
+    checkpoint = None
+    if exists:
+        trials = [path for path in folder.iterdir() if path.is_dir()]
+        say(f"results     {trials[0] if trials else folder}")
+        with suppress(CheckpointError):  # there is none
+            checkpoint = find_checkpoint(folder)
+    else:
         shutil.rmtree(folder, ignore_errors=True)
-        return Outcome(None, None)
-    trials = [path for path in folder.iterdir() if path.is_dir()]
-    try:
-        checkpoint = find_checkpoint(folder)
-    except CheckpointError:
-        checkpoint = None
-    return Outcome(trials[0] if trials else folder, checkpoint, error)
+    if checkpoint is not None:
+        say(f"checkpoint  {checkpoint}")
+        say(_next_step(checkpoint, env))
+    elif stopped:
+        say(f"stopped{'' if exists else ' before the first result'}; nothing was saved")
 
 
-def _error_of(results: tune.ResultGrid) -> str:
+def _next_step(checkpoint: Path, env: Any) -> str:
+    """Returns the command that evaluates a checkpoint, runnable in the current directory."""
+    command = [*_program(), "evaluate", str(checkpoint)]
+    argument = env_argument(env)
+    if argument is None:
+        return "next        polopt evaluate needs --env: the environment is a local function"
+    if argument:
+        command += ["--env", argument]
+    return f"next        {shlex.join(command)}"
+
+
+def _program() -> list[str]:
+    """Returns how this command was started."""
+    script = Path(sys.argv[0])
+    if script.name == "polopt":
+        return ["polopt"] if shutil.which("polopt") else [str(script.absolute())]
+    return [sys.executable, "-m", "polopt.trainers.command_line.cli"]
+
+
+def _error_of(results: tune.ResultGrid, folders: Sequence[Path]) -> str:
     """Returns the last line of the trial's traceback and the file that holds all of it."""
     if not results.errors:
         return ""
-    lines = [line.strip() for line in str(results.errors[0]).splitlines() if line.strip()]
-    last = lines[-1] if lines else type(results.errors[0]).__name__
-    return f"{last} (traceback: {Path(results[0].path, 'error.txt')})"
-
-
-@contextmanager
-def _ray_for(planned: Plan, verbose: bool, signals: StopSignals) -> Iterator[None]:
-    """Ray for the time of the run; one that a Python config has started is used and left."""
-    if ray.is_initialized():
-        yield
-        return
-    before = descendants()
-    try:
-        with signals.during(lambda: None), signals.inherited_block():
-            start_ray(planned, verbose)
-        signals.install()  # ray.init replaces the handler of SIGTERM
-        yield
-    finally:
-        started = descendants() - before
-        signals.before_exit = _then_kill(started, signals.before_exit)
-        ray.shutdown()
-        kill_remaining(started, within_s=1.0)
-
-
-def _then_kill(processes: set[Process], first: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        first()
-        kill_remaining(processes, within_s=0.0)
-
-    return both
+    last = _last_line(str(results.errors[0])) or type(results.errors[0]).__name__
+    traceback = f"(traceback: {Path(results[0].path, 'error.txt')})"
+    return f"{_with_full_disk(last, folders)} {traceback}"
 
 
 def start_ray(planned: Plan, verbose: bool = False) -> None:
@@ -236,7 +271,7 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     needed = trainer.num_cpus_for_driver + places * rollout.num_cpus_per_worker
     num_cpus = max(os.cpu_count() or 1, math.ceil(needed))
     here: dict[str, Any] = {"num_cpus": num_cpus, "include_dashboard": False}
-    folder = planned.example.folder
+    folder = planned.folder
     environment: dict[str, Any] | None = None
     if folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
         paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -248,7 +283,7 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.CRITICAL,
     }
-    attach_or_start(num_cpus, options)
+    ray.init(**options)
 
 
 def _silence() -> None:
@@ -260,4 +295,4 @@ def _silence() -> None:
 def _title(planned: Plan) -> str:
     env = planned.experiment.rollout.env
     named = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    return f"{planned.example.name}: {planned.example.run} on {named}"
+    return f"{planned.name}: {planned.example.run} on {named}"

@@ -1,0 +1,243 @@
+"""Return against an imposed lag: each batch is learned from L batches after it was sampled.
+
+    python benchmarks/imposed_lag.py                          # all cells; resumable; hours
+    python benchmarks/imposed_lag.py --only ppo --lags 0 16   # some of them
+    python benchmarks/imposed_lag.py --page                   # only writes page and figure
+
+A queue of L batches is between sampling and learning, so that every sample has a lag of exactly L
+batches, whatever the speed of the machine. One process, reproducible by seed. Results are stored
+one by one in `benchmarks/results/imposed_lag.json`; a cell that is there is not run again. The page
+is `docs/imposed-lag.md`, the figure `docs/images/imposed-lag.png`.
+
+The experiment follows Hilton et al., 2022 ("Batch size-invariance for policy optimization"), who
+train with artificially old data. Figures: interquartile mean over seeds of the mean return of the
+last 100 episodes, with a 95 percent interval (percentile bootstrap over seeds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pydantic
+from about import about
+
+import polopt
+from polopt.metrics.optimizer_stats import StepResult
+from polopt.optimizers.samples import sample
+
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/imposed_lag.json"
+PAGE = ROOT / "docs/imposed-lag.md"
+FIGURE = ROOT / "docs/images/imposed-lag.png"
+LAGS = (0, 1, 4, 16, 64)
+SEEDS = (0, 1, 2, 3, 4)
+#: Environment steps of a run, by task.
+TASKS = {"CartPole-v1": 200_000, "Acrobot-v1": 300_000}
+#: The same settings for all policies, but for what a policy does not have.
+COMMON: dict[str, Any] = {
+    "num_workers": 0,
+    "num_envs_per_worker": 8,
+    "rollout_fragment_length": 64,
+    "min_sample_timesteps_per_iteration": 4096,
+    "lambda": 0.95,
+    "lr": 1e-3,
+    "torch_optimizer": "adam",
+    "entropy_coeff": 0.01,
+    "grad_clip": 0.5,
+    "num_sgd_iter": 4,
+    "sgd_minibatch_size": 128,
+    "standardize_advantages": True,
+}
+POLICIES: dict[str, dict[str, Any]] = {
+    "ppo": {"clip_param": 0.2},
+    "decoupled_ppo": {"clip_param": 0.2},
+    "appo": {"clip_param": 0.2},
+    # One epoch: V-trace with a loss that is not clipped has no bound for several.
+    "impala": {"num_sgd_iter": 1},
+}
+
+
+class ImposedLagConfig(polopt.OptimizerConfig):
+    """Options of `ImposedLag`.
+
+    Attributes:
+        imposed_lag: batches between sampling and learning.
+    """
+
+    imposed_lag: int = pydantic.Field(0, ge=0)
+
+
+class ImposedLag(polopt.PolicyOptimizer):
+    """Learns from each batch `imposed_lag` batches after it was sampled."""
+
+    name = "imposed_lag"
+    config_class = ImposedLagConfig
+    config: ImposedLagConfig
+    phases: ClassVar[tuple[str, ...]] = ("sample", "learn")
+    runs_in_process = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._queue: deque[polopt.SampleBatch] = deque()
+
+    def step(self) -> StepResult:
+        before = self.metrics.counts()
+        with self.timers["sample"]:
+            self.calls.fill(sample, self.workers.up())
+            self._queue.append(self.calls.first().value)
+        if len(self._queue) > self.config.imposed_lag:
+            with self.timers["learn"]:
+                self.learn(self._queue.popleft())
+        return self.metrics.counts_since(before)
+
+
+def run(task: str, policy: str, lag: int, seed: int, env_steps: int) -> dict[str, float]:
+    """Trains once; the mean return of the last 100 episodes, the best one, and the time."""
+    started_s = time.perf_counter()
+    trainer = polopt.PolicyOptimizerTrainer(
+        {
+            **COMMON,
+            **POLICIES[policy],
+            "env": task,
+            "policy": policy,
+            "optimizer": {"name": "imposed_lag", "imposed_lag": lag},
+            "seed": seed,
+        }
+    )
+    best, mean, sampled, largest = -float("inf"), float("nan"), 0, 0
+    while sampled < env_steps:
+        result = trainer.train()
+        mean = result["env_runners"]["episode_return_mean"]
+        sampled = result["num_env_steps_sampled_lifetime"]
+        largest = max(largest, result["optimizer"]["policy_lag_rollouts"]["max"])
+        best = max(best, mean)
+    trainer.stop()
+    return {
+        "return": mean,
+        "best": best,
+        "env_steps": sampled,
+        "lag": largest,
+        "seconds": round(time.perf_counter() - started_s, 1),
+    }
+
+
+def interquartile_mean(values: Sequence[float]) -> float:
+    """Mean of the values without the lowest and the highest quarter of them (whole values)."""
+    ordered, cut = sorted(values), len(values) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 percent interval of the interquartile mean, percentile bootstrap with a fixed seed."""
+    draw = random.Random(0)
+    means = sorted(interquartile_mean(draw.choices(values, k=len(values))) for _ in range(2000))
+    return means[49], means[1949]
+
+
+def key(task: str, policy: str, lag: int, seed: int) -> str:
+    """Name of a cell and seed in the store."""
+    return f"{task}/{policy}/{lag}/{seed}"
+
+
+def write_page(store: dict[str, Any]) -> None:
+    """Writes page and figure from what is stored; cells without results say "not run"."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    lines = []
+    figure = make_subplots(rows=1, cols=len(TASKS), subplot_titles=list(TASKS))
+    colors = {"ppo": "#d55e00", "decoupled_ppo": "#0072b2", "appo": "#009e73", "impala": "#cc79a7"}
+    dashes = {"ppo": "solid", "decoupled_ppo": "dash", "appo": "dot", "impala": "dashdot"}
+    for column, task in enumerate(TASKS, start=1):
+        lines += [
+            f"**{task}**, {TASKS[task]:,} environment steps:",
+            "",
+            "| policy | " + " | ".join(f"L = {lag}" for lag in LAGS) + " |",
+            "|---|" + "---|" * len(LAGS),
+        ]
+        for policy in POLICIES:
+            cells, xs, ys, lows, highs = [], [], [], [], []
+            for place, lag in enumerate(LAGS):
+                runs = [store.get(key(task, policy, lag, seed)) for seed in SEEDS]
+                values = [one["return"] for one in runs if one is not None]
+                if not values:
+                    cells.append("not run")
+                    continue
+                mean, (low, high) = interquartile_mean(values), interval(values)
+                few = "" if len(values) == len(SEEDS) else f", {len(values)} seeds"
+                cells.append(f"{mean:.0f} [{low:.0f}, {high:.0f}]{few}")
+                xs.append(place)
+                ys.append(mean)
+                lows.append(mean - low)
+                highs.append(high - mean)
+            lines.append(f"| `{policy}` | " + " | ".join(cells) + " |")
+            figure.add_trace(
+                go.Scatter(
+                    x=xs,
+                    y=ys,
+                    name=policy,
+                    legendgroup=policy,
+                    showlegend=column == 1,
+                    line={"color": colors[policy], "dash": dashes[policy]},
+                    error_y={"type": "data", "array": highs, "arrayminus": lows},
+                ),
+                row=1,
+                col=column,
+            )
+        lines.append("")
+        figure.update_xaxes(
+            title_text="imposed lag, batches",
+            tickvals=list(range(len(LAGS))),
+            ticktext=[str(lag) for lag in LAGS],
+            row=1,
+            col=column,
+        )
+    figure.update_yaxes(title_text="return, interquartile mean of 5 seeds", row=1, col=1)
+    figure.update_layout(template="plotly_white", width=1000, height=420)
+    figure.write_image(FIGURE, scale=2)
+    text = PAGE.read_text()
+    begin, end = "<!-- table -->\n", "<!-- end of table -->"
+    head, rest = text.split(begin)
+    runs_s = sum(one["seconds"] for name, one in store.items() if name != "about")
+    lines += [f"{store.get('about', '')}; {runs_s / 60:.0f} minutes of one core.", ""]
+    PAGE.write_text(head + begin + "\n".join(lines) + end + rest.split(end)[1])
+
+
+def main() -> None:
+    """Runs the missing cells, and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--lags", nargs="*", type=int, default=list(LAGS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
+    parser.add_argument("--page", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    polopt.register_optimizer("imposed_lag", ImposedLag)
+    STORE.parent.mkdir(exist_ok=True)
+    store: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
+    for seed in [] if given.page else given.seeds:
+        for task in given.tasks:
+            for lag in given.lags:
+                for policy in given.only:
+                    name = key(task, policy, lag, seed)
+                    if name in store:
+                        continue
+                    store[name] = run(task, policy, lag, seed, TASKS[task])
+                    store["about"] = about()
+                    partial = STORE.with_suffix(".partial")
+                    partial.write_text(json.dumps(store, indent=1, sort_keys=True))
+                    partial.replace(STORE)
+                    print(name, store[name], flush=True)
+    write_page(store)
+
+
+if __name__ == "__main__":
+    main()

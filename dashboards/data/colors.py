@@ -1,0 +1,80 @@
+"""Colors of groups and of phases, the same in all plots and in Grafana.
+
+Colors are apart for readers with deuteranopia, protanopia and tritanopia, too: a test simulates
+them (Machado et al., 2009). The first six are those of Okabe and Ito, 2008.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+PALETTE = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"),
+    *("#D55E00", "#8800ff", "#884422", "#99bb66"),
+)
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS = ("circle", "square", "diamond", "cross")
+#: Waiting is grey in every plot, work has colors.
+PHASE_COLORS = {
+    "wait": "#a9b1bb",
+    "idle": "#a9b1bb",
+    "other": "#dfe4e9",
+    "startup": "#4d4d6e",
+    "report": "#884422",
+    "apply": "#0072B2",
+    "learn": "#0072B2",
+    "dispatch": "#E69F00",
+    "broadcast": "#E69F00",
+    "allreduce": "#E69F00",
+    "sample": "#009E73",
+    "gradient": "#882255",
+    "skew": "#D55E00",
+    "group": "#56B4E9",
+}
+
+
+class Look(NamedTuple):
+    """How a group is drawn.
+
+    Attributes:
+        color: hex.
+        dash: of lines, the second code for readers who cannot tell the color.
+        symbol: of points, likewise.
+    """
+
+    color: str
+    dash: str
+    symbol: str
+
+
+def looks_of(names: Iterable[str]) -> dict[str, Look]:
+    """Gives each group its look, by its name: a group that arrives later changes no other.
+
+    Args:
+        names: in the order in which the groups began. A look that an earlier group has is not
+            given again while others are free.
+    """
+    looks: dict[str, Look] = {}
+    count = len(PALETTE) * len(_DASHES)
+    taken: set[int] = set()
+    colors: set[int] = set()
+    for name in names:
+        begin = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+        tries = [(begin + i) % len(PALETTE) for i in range(len(PALETTE))]
+        tries += [(begin + i) % count for i in range(count)]
+        place = next(
+            (t for t in tries if t not in taken and (t >= len(PALETTE) or t not in colors)),
+            begin % count,
+        )
+        taken.add(place)
+        colors.add(place % len(PALETTE))
+        number = place // len(PALETTE)
+        looks[name] = Look(PALETTE[place % len(PALETTE)], _DASHES[number], _SYMBOLS[number])
+    return looks
+
+
+def phase_color(name: str, number: int = 0) -> str:
+    """The color of a phase; by its number in the plot for names that are not known."""
+    return PHASE_COLORS.get(name, PALETTE[number % len(PALETTE)])

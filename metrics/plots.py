@@ -1,0 +1,142 @@
+"""Plots and metrics that tabs of several optimizers declare."""
+
+from __future__ import annotations
+
+from polopt.metrics.prometheus import Metric
+from polopt.metrics.tab import Plot
+
+_OPT = "optimizer/"
+
+GRADIENT_LAG = Plot(
+    "gradient-lag",
+    "Gradient lag",
+    "Updates between the weights that a gradient was computed with and its use. The last bin holds "
+    "all larger lags. Mass that moves up: more workers than the driver can serve.",
+    "lag (updates)",
+    {"lag": _OPT + "gradient_lag/histogram"},
+    kind="heatmap",
+    limit="max_policy_lag",
+)
+GRADIENT_COUNTS = Plot(
+    "gradient-counts",
+    "Accepted, stale and skipped gradients",
+    "Since the start of the run. Skipped: the gradient was not finite.",
+    "gradients",
+    {
+        "accepted": _OPT + "num_gradients_accepted",
+        "stale": _OPT + "num_gradients_stale",
+        "skipped": _OPT + "num_gradients_skipped",
+    },
+)
+GRADIENT_RATE = Plot(
+    "gradient-rate",
+    "Gradients applied per second",
+    "Of the driver, from all workers.",
+    "gradients/s",
+    {"gradients": _OPT + "num_gradients_accepted"},
+    kind="runs",
+    per="s",
+)
+STALE_SHARE = Plot(
+    "stale-share",
+    "Share of stale gradients",
+    "Of the gradients that arrived: older than max_policy_lag, dropped or scaled down.",
+    "share",
+    {"stale": _OPT + "num_gradients_stale"},
+    kind="runs",
+    per=_OPT + "num_gradients",
+)
+PEAK_RATES = Plot(
+    "rates",
+    "Realised rate against peaks",
+    "Peaks are the best rates of sampling and learning alone. A realised rate near the lower peak "
+    "means that this side limits the run.",
+    "env steps/s",
+    {
+        "realised": _OPT + "env_steps_per_s",
+        "sampling, peak": _OPT + "sample_peak_throughput",
+        "learning, peak": _OPT + "learn_peak_throughput",
+    },
+)
+POLICY_LAG = Plot(
+    "policy-lag-rollouts",
+    "Policy lag in rollouts",
+    "How many rollouts were learned from since the weights that acted. 0 for synchronous sampling.",
+    "lag (rollouts)",
+    {"lag": _OPT + "policy_lag_rollouts/histogram"},
+    kind="heatmap",
+)
+EARLY_STOPPED = Plot(
+    "early-stopped",
+    "Early-stopped fragments",
+    "Fragments of slow workers that were ended before their full length, since the start.",
+    "fragments",
+    {"fragments": _OPT + "num_early_stopped"},
+    kind="runs",
+)
+EARLY_STOPPED_PER_ROUND = Plot(
+    "early-stopped",
+    "Early-stopped fragments in a round",
+    "Of all ranks. High values: ranks of unequal speed.",
+    "fragments per round",
+    {"fragments": _OPT + "num_early_stopped"},
+    kind="runs",
+    per=_OPT + "num_rounds",
+)
+ALLREDUCE_LEARN = Plot(
+    "allreduce-learn",
+    "All-reduce against learning",
+    "Learning contains the all-reduce. Where both lines meet, communication dominates: use larger "
+    "minibatches or fewer ranks.",
+    "ms",
+    {"learn": _OPT + "learn_time_ms", "allreduce": _OPT + "allreduce_time_ms"},
+)
+SKEW_SAMPLE = Plot(
+    "skew-sample",
+    "Skew against sampling",
+    "Skew near the sampling time means that one rank samples much longer than the others; see "
+    "early-stopped fragments.",
+    "ms",
+    {"sample": _OPT + "sample_time_ms", "skew": _OPT + "skew_time_ms"},
+)
+RANKS = Plot(
+    "ranks",
+    "Ranks",
+    "Members of the group. A star marks rounds that a fault broke and that were repeated.",
+    "ranks",
+    {"ranks": _OPT + "num_ranks"},
+    kind="runs",
+    steps=True,
+)
+
+GRADIENTS_METRIC = Metric(
+    "counter",
+    "polopt_gradients",
+    "gradients",
+    _OPT + "num_gradients_*",
+    "of workers, by what became of them",
+    "outcome",
+)
+PEAK_METRIC = Metric(
+    "gauge",
+    "polopt_peak_env_steps_per_s",
+    "environment steps/s",
+    _OPT + "*_peak_throughput",
+    "fastest single phase so far; near the realised rate, it limits the run",
+    "phase",
+)
+EARLY_STOPPED_METRIC = Metric(
+    "gauge",
+    "polopt_early_stopped",
+    "fragments",
+    _OPT + "num_early_stopped",
+    "ended early because enough workers had finished, so far",
+)
+RANKS_METRIC = Metric("gauge", "polopt_ranks", "ranks", _OPT + "num_ranks", "members of the group")
+BROKEN_ROUNDS_METRIC = Metric(
+    "gauge",
+    "polopt_broken_rounds",
+    "rounds",
+    _OPT + "num_broken_rounds",
+    "lost with a rank, so far",
+)

@@ -1,0 +1,63 @@
+"""Checks of options that several optimizers share; each raises a `ConfigError`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polopt.common.config import ConfigError
+from polopt.rollouts.config import RolloutConfig
+
+
+def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:
+    """Refuses options of collection that have no effect, or no meaning without collectors.
+
+    Args:
+        owner: the process that computes gradients, for errors.
+        key: option with the number of its collectors.
+        rollout: options of sampling, with that key.
+
+    Raises:
+        ConfigError: names the option and the reason.
+    """
+    collectors, how = getattr(rollout, key), rollout.collection
+    if collectors == 0:
+        if how != "sync":
+            raise ConfigError(
+                f"key 'collection': got {how!r} with {key}=0: {owner} samples in its own process, "
+                f"and cannot do so while it learns. Allowed: 'sync', or {key} of 1 or more"
+            )
+        why = f"with {key}=0 no batch is sent"
+        check_unused(why, compress_data=(rollout.compress_data, "none"))
+    below = rollout.fraction_workers_below
+    if how == "async" or rollout.num_workers_below == 0:
+        why = "no process waits for workers below another"
+        check_unused(why, fraction_workers_below=(below, 1.0))
+
+
+def check_central_gradients(rollout: RolloutConfig) -> None:
+    """For strategies in which the driver computes all gradients from samples of the workers.
+
+    Raises:
+        ConfigError: names the option and the reason.
+    """
+    check_collection("the driver", "num_workers", rollout)
+    check_unused(
+        "the driver computes all gradients: no worker has workers below it and no gradient is sent",
+        num_workers_below=(rollout.num_workers_below, 0),
+        compress_gradients=(rollout.compress_gradients, "none"),
+    )
+
+
+def check_unused(why: str, **options: tuple[Any, Any]) -> None:
+    """Refuses options that have no effect.
+
+    Args:
+        why: the reason.
+        options: by key `(given, value without effect)`.
+
+    Raises:
+        ConfigError: for the first that differs.
+    """
+    for key, (given, idle) in options.items():
+        if given != idle:
+            raise ConfigError(f"key {key!r}: got {given!r}, but {why}. Allowed: {idle!r}")

@@ -1,0 +1,389 @@
+"""`ActorCriticPolicy`: the family of policies with a policy head, a value head and a loss."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pydantic
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients
+from polopt.metrics.learner import LEARNER_KEYS
+from polopt.policies import gae
+from polopt.policies.distributions.diag_gaussian import DiagGaussian
+from polopt.policies.fast_cpu.loss_gradients import LossGradients, has_closed_form
+from polopt.policies.fast_cpu.loss_terms import LossTerms, loss_terms_of
+from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
+from polopt.policies.learning.config import PolicyConfig
+from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.minibatches import (
+    as_tensor,
+    num_minibatches,
+    shuffled,
+    shuffled_columns,
+    valid_rows,
+)
+from polopt.policies.learning.reducer import LocalReducer, Reducer
+from polopt.policies.learning.schedules import Schedule, ScheduleValue
+from polopt.policies.networks.backend import Backend, TorchBackend
+from polopt.policies.networks.base import ActorCriticNetwork
+from polopt.policies.networks.factory import make_network
+from polopt.policies.policy import Policy, reduce_gradient
+
+
+class ActorCriticConfig(PolicyConfig):
+    """Options of actor-critic policies, in addition to those of `PolicyConfig`.
+
+    Attributes:
+        gamma: discount factor.
+        lambda_: lambda of GAE (key `lambda`).
+        vf_loss_coeff: weight of the value loss, which is half the mean squared error.
+        entropy_coeff: weight of the entropy bonus; a number or a schedule like `lr`.
+        num_sgd_iter: epochs over each batch.
+        sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); 0: all rows.
+        standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
+    """
+
+    gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
+    lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
+    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0, le=1e6)
+    entropy_coeff: ScheduleValue = 0.01
+    num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
+    sgd_minibatch_size: int = pydantic.Field(0, ge=0)
+    standardize_advantages: bool = False
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        **PolicyConfig.aliases,
+        "lambda_": "lambda",
+        "num_epochs": "num_sgd_iter",
+        "minibatch_size": "sgd_minibatch_size",
+        "entropy_coeff_schedule": "entropy_coeff",
+    }
+
+
+class ActorCriticPolicy(Policy):
+    """Learns by minibatch SGD on advantages and value targets.
+
+    A subclass provides `loss`, and optionally `config_class`, `loss_columns`, `whole_columns`,
+    `make_network`, `postprocess`, `prepare_batch`, `on_epoch`, `on_learned` and `loss_gradients`.
+
+    Args:
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        config: an instance of `config_class`.
+        seed: seed of the initial weights and of the shuffling of minibatches.
+        device: torch device of the network.
+
+    Raises:
+        ConfigError: for spaces that are not supported.
+    """
+
+    config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
+    config: ActorCriticConfig
+    model: ActorCriticNetwork
+    #: Columns of a prepared batch that `loss` reads, besides `obs`.
+    loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
+    #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right
+    #: before its gradient, instead of the whole batch once.
+    whole_columns: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        config: ActorCriticConfig,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(observation_space, action_space, config, seed, device)
+        closed_form = self.loss_gradients if has_closed_form(type(self)) else None
+        self._backend = self.make_backend(self.model, closed_form)
+
+    def make_segments(self) -> dict[str, Segment]:
+        return {"network": Segment(self.make_network())}
+
+    def make_network(self) -> ActorCriticNetwork:
+        """A new network for `encoder`, `dist` and `config.model`, with random weights."""
+        gaussian = isinstance(self.dist, DiagGaussian)
+        encoder, model = self.encoder, self.config.model
+        return make_network(encoder.shape, encoder.dtype, self.dist.num_params, gaussian, model)
+
+    def make_backend(self, network: ActorCriticNetwork, closed_form: Any = None) -> Backend:
+        """Computes the outputs of a network of `make_network`, and gradients of `loss`.
+
+        Args:
+            network: its parameters are in `flat`.
+            closed_form: `loss_gradients`; None if there is no closed form.
+        """
+        torch_backend = TorchBackend(network, self.device, self.loss)
+        if not (self.config.fast_cpu and is_supported(network)):
+            return torch_backend
+        return NumpyBackend(network, loss_terms_of(self.dist), closed_form, torch_backend)
+
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        return self._backend.action_params(obs)
+
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """Values `[N]` float32 of encoded observations `[N, ...]`."""
+        return self._backend.value(obs)
+
+    def postprocess(self, batch: SampleBatch) -> SampleBatch:
+        """Adds `values`, `advantages` and `value_targets`, computed with the current weights, which
+        must be those that chose the actions."""
+        gae.add_advantages(batch, self.value, self.config.gamma, self.config.lambda_)
+        return batch
+
+    def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
+        """Distribution parameters `[T, N, P]` of a batch's observations.
+
+        Args:
+            batch: `[T, N]`; N may be 0.
+            backend: of another network than `model`.
+        """
+        params = (backend or self._backend).action_params(batch.flat("obs"))
+        return params.reshape(*batch.shape, self.dist.num_params)
+
+    def log_prob(self, batch: SampleBatch, params: np.ndarray) -> np.ndarray:
+        """Log-probabilities `[T, N]` of a batch's actions under distribution parameters `[T, N,
+        P]`. One call for the whole batch costs less than one per step."""
+        with torch.inference_mode():
+            log_prob = self.dist.log_prob(as_tensor(params), as_tensor(batch["actions"]))
+        return log_prob.numpy()
+
+    @abstractmethod
+    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, a mean over rows, so that its gradient does not grow with the batch.
+
+        Args:
+            rows: `obs` `[B, ...]` and each of `loss_columns` `[B, ...]`; valid rows only.
+
+        Returns: the loss `[]` and learner statistics `[]` (means over the same rows).
+        """
+
+    def loss_gradients(
+        self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+    ) -> tuple[LossGradients, dict[str, float]]:
+        """Optional: the gradients of `loss` in closed form, and the statistics of `loss` with
+        `total_loss`. The method must be decorated with `@closed_form_of(loss)`."""
+        raise NotImplementedError
+
+    def training_rows(
+        self, batch: SampleBatch, reducer: Reducer | None = None
+    ) -> dict[str, Tensor]:
+        """The valid rows `[B, ...]` of the columns that `loss` reads, as tensors. If the config
+        says so, advantages are standardised over the rows of all learners (see `Reducer`).
+
+        Args:
+            batch: from `prepare_batch`.
+            reducer: sums over all learners; None for one learner.
+        """
+        rows = valid_rows(batch, ("obs", *self.loss_columns), self.device)
+        if self.config.standardize_advantages:
+            rows["advantages"] = standardized(rows["advantages"], reducer or LocalReducer())
+        return rows
+
+    def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
+        """Writes the gradient of the mean loss of `rows` to `flat.grads`; returns statistics."""
+        self.flat.zero_grads()
+        return self._backend.backward(rows)
+
+    def compute_gradients(self, batch: SampleBatch) -> Gradients:
+        batch = self.prepare_batch(batch)
+        gradients = self._gradients_of(self.training_rows(batch), explained_variance(batch))
+        return gradients._replace(new_rows=gradients.rows, acted=batch.version)
+
+    def _gradients_of(self, rows: Mapping[str, Tensor], explained: float) -> Gradients:
+        count = len(rows["obs"])
+        if count == 0:
+            return self.no_gradients()
+        stats = self.backward(rows)
+        stats["vf_explained_var"] = explained
+        return Gradients(self.flat.get_grads(), self.version, count, stats)
+
+    def num_minibatches(self, batch: SampleBatch) -> tuple[int, int]:
+        # All rows count, valid or not, so that workers with whole fragments have the same number.
+        parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
+        if self.whole_columns:
+            parts = min(parts, batch.shape[1])
+        return parts, self.config.num_sgd_iter
+
+    def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
+        """See `Policy`. `on_epoch` and `on_learned` are not called, so PPO's `kl_stop` and
+        `kl_target` have no effect."""
+        minibatches = _Minibatches(self, batch, LocalReducer())
+        parts, _ = self.num_minibatches(batch)
+        while True:
+            for rows, explained in minibatches.epoch(parts):
+                yield self._gradients_of(rows, explained)
+
+    def learn_on_batch(
+        self, batch: SampleBatch, reducer: Reducer | None = None
+    ) -> dict[str, float]:
+        """`num_sgd_iter` epochs over the rows of all learners.
+
+        All learners make the same number of updates with the same summed gradients, whatever their
+        numbers of rows: the gradient of an update is that of the mean loss over all learners' rows
+        of the minibatch.
+        """
+        reducer = reducer or LocalReducer()
+        minibatches = _Minibatches(self, batch, reducer)
+        parts = minibatches.parts
+        if parts == 0:  # no learner has a row: no gradient and no update
+            return {}
+        epochs: list[dict[str, float]] = []
+        explained: list[dict[str, float]] = []
+        for _ in range(self.config.num_sgd_iter):
+            updates = []
+            for rows, variance in minibatches.epoch(parts):
+                updates.append(self.update(rows, reducer))
+                explained.append({"vf_explained_var": variance})
+            epochs.append(_mean(updates))
+            if self.on_epoch(epochs[-1]):
+                break
+        # The KL of a minibatch is measured before its update: that of a single update is always 0.
+        if parts * len(epochs) > 1:
+            self.on_learned(epochs[-1])
+        # The KL of the last epoch, which is the distance from the policy that acted.
+        kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
+        return _mean(epochs) | kl | _mean(explained)
+
+    def update(self, rows: Mapping[str, Tensor], reducer: Reducer) -> dict[str, float]:
+        """One update from one minibatch of each learner.
+
+        Args:
+            rows: of this learner, `[B, ...]`; B may be 0.
+            reducer: sums over all learners.
+
+        Returns:
+            learner statistics, means over all learners' rows; empty if there are none.
+        """
+        count = len(rows["obs"])
+        if count == 0 and reducer.world_size == 1:
+            return {}
+        stats = self.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
+        if reducer.world_size > 1:
+            stats = reduce_gradient(self, count, stats, reducer)
+        return stats | self.apply_flat()
+
+    def on_epoch(self, stats: Mapping[str, float]) -> bool:
+        """Called after each epoch with its statistics over all learners; True stops learning."""
+        return False
+
+    def on_learned(self, stats: Mapping[str, float]) -> None:
+        """Called after the last epoch with its statistics, to adapt coefficients."""
+        return
+
+    @property
+    def entropy_coeff(self) -> float:
+        """The current entropy coefficient."""
+        return Schedule(self.config.entropy_coeff)(self.env_steps)
+
+
+class _Minibatches:
+    """The minibatches of one batch: rows of the prepared batch in random order, or whole columns.
+
+    Args:
+        policy: prepares the batch, now or, with whole columns, each minibatch.
+        batch: postprocessed.
+        reducer: sums over all learners.
+
+    Attributes:
+        parts: number of minibatches of an epoch, the same for all learners; 0 if none has a row.
+    """
+
+    def __init__(self, policy: ActorCriticPolicy, batch: SampleBatch, reducer: Reducer) -> None:
+        self._policy = policy
+        self._batch = batch
+        self._reducer = reducer
+        self._rows: dict[str, Tensor] = {}
+        self._explained = 0.0
+        sums = [float(batch.env_steps), float(batch.shape[1])]
+        if not policy.whole_columns:
+            batch = policy.prepare_batch(batch)
+            self._rows = policy.training_rows(batch, reducer)
+            sums = [float(len(self._rows["obs"])), sums[1], *_moments(batch)]
+        total = torch.tensor(sums, dtype=torch.float64)
+        reducer.sum_(total)
+        rows, columns, *moments = total.tolist()
+        if moments:
+            self._explained = _explained(moments)
+        learners = reducer.world_size
+        parts = num_minibatches(int(rows), learners, policy.config.sgd_minibatch_size)
+        if policy.whole_columns:
+            parts = min(parts, -(-int(columns) // learners))
+        self.parts = parts if rows else 0
+
+    def epoch(self, parts: int) -> Iterator[tuple[dict[str, Tensor], float]]:
+        """Rows and explained variance of each of `parts` minibatches, which together hold each row
+        once."""
+        policy = self._policy
+        if not policy.whole_columns:
+            for rows in shuffled(self._rows, parts, policy.shuffle):
+                yield rows, self._explained
+            return
+        for part in shuffled_columns(self._batch, parts, policy.shuffle):
+            prepared = policy.prepare_batch(part)
+            moments = torch.tensor(_moments(prepared), dtype=torch.float64)
+            self._reducer.sum_(moments)
+            rows = policy.training_rows(prepared, self._reducer)
+            yield rows, _explained(moments.tolist())
+
+
+def standardized(advantages: Tensor, reducer: Reducer) -> Tensor:
+    """`[B]` with mean 0 and standard deviation 1 over the rows of all learners.
+
+    Two passes in float64, because the difference of large sums would lose digits where learners
+    have different means.
+    """
+    values = advantages.double()
+    moments = torch.stack(
+        [torch.tensor(float(len(values)), dtype=torch.float64), values.sum().cpu()]
+    )
+    reducer.sum_(moments)
+    count, mean = float(moments[0]), float(moments[1] / moments[0].clamp(min=1.0))
+    squares = (values - mean).square().sum().cpu().reshape(1)
+    reducer.sum_(squares)
+    std = (float(squares[0]) / max(count, 1.0)) ** 0.5
+    return ((values - mean) / max(std, 1e-8)).float()
+
+
+def explained_variance(batch: SampleBatch) -> float:
+    """`1 - Var(targets - values) / Var(targets)` over valid rows; 0 if the targets are constant."""
+    return _explained(_moments(batch))
+
+
+def _moments(batch: SampleBatch) -> list[float]:
+    """Sums that the explained variance follows from, also over several learners."""
+    valid = batch["valid"]
+    targets = batch["value_targets"][valid].astype(np.float64)
+    errors = targets - batch["values"][valid]
+    return [
+        float(len(targets)),
+        float(targets.sum()),
+        float(np.square(targets).sum()),
+        float(errors.sum()),
+        float(np.square(errors).sum()),
+    ]
+
+
+def _explained(moments: Sequence[float]) -> float:
+    count, target, squares, error, error_squares = moments
+    variance = squares - target**2 / max(count, 1.0)
+    if variance <= 1e-12 * squares:  # constant, but for rounding
+        return 0.0
+    return 1.0 - (error_squares - error**2 / count) / variance
+
+
+def _mean(parts: list[dict[str, float]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for part in parts for key in part)
+    result = {}
+    for key in keys:
+        values = [part[key] for part in parts if key in part]
+        result[key] = sum(values) / len(values)
+    return result

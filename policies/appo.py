@@ -1,0 +1,86 @@
+"""APPO: PPO's clipped surrogate with V-trace and a target network (IMPACT, Luo et al., 2020)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pydantic
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.schedules import LearningRate
+from polopt.policies.ppo import PPOConfig, PPOPolicy
+from polopt.policies.vtrace import VTraceConfig, with_vtrace
+
+#: Upper bound of the probability under the policy that acted divided by that under the target
+#: policy (rho in the paper; RLlib's `target_worker_clipping`).
+_MAX_BEHAVIOUR_RATIO = 2.0
+
+
+class AppoConfig(VTraceConfig, PPOConfig):
+    """Options of `AppoPolicy`: those of `PPOConfig` and `VTraceConfig`, with RLlib's defaults, and
+
+    Attributes:
+        target_network_update_freq: number of updates of the weights after which the target network
+            becomes a copy of the network. (RLlib counts in train batches.)
+    """
+
+    lr: LearningRate = 5e-4
+    lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
+    grad_clip: float | None = pydantic.Field(40.0, gt=0.0)
+    num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
+    sgd_minibatch_size: int = pydantic.Field(0, ge=0)
+    standardize_advantages: bool = False
+    clip_param: float = pydantic.Field(0.4, gt=0.0, le=1e6)
+    target_network_update_freq: int = pydantic.Field(2, ge=1, le=10**9)
+
+
+class AppoPolicy(PPOPolicy):
+    """PPO with V-trace and a target network, for samples that are some updates old.
+
+    The target network becomes a copy of the network every few updates. The loss is that of
+    `PPOPolicy` with three replacements: the ratio is that to the target policy, advantages and
+    value targets are those of V-trace with the target policy as the one that learns, and the KL
+    divergence is that from the target policy. Values are those of the network. They are computed in
+    the learner, for each minibatch of whole columns.
+    """
+
+    config_class = AppoConfig
+    config: AppoConfig
+    whole_columns = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        target: Any = self.segments["target"].module
+        self._target = self.make_backend(target)
+
+    def make_segments(self) -> dict[str, Segment]:
+        network = self.make_network()
+        target = Segment(copy.deepcopy(network), copy_of="network")
+        return {"network": Segment(network), "target": target}
+
+    def postprocess(self, batch: SampleBatch) -> SampleBatch:
+        """Adds `action_logp` `[T, N]`, the log-probabilities of the actions under the weights that
+        chose them."""
+        batch["action_logp"] = self.log_prob(batch, batch["action_dist_inputs"])
+        return batch
+
+    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
+        """Adds `values`, `value_targets` and `advantages` of `vtrace`. `action_dist_inputs` become
+        those of the target policy, and `action_logp` its log-probabilities, which are bounded from
+        below by those of the policy that acted: the ratio of the loss is `pi / max(target, mu / 2)`
+        (in the paper: `min(mu / target, rho) pi / mu`)."""
+        params = self.dist_inputs(batch, self._target)
+        target, acted = self.log_prob(batch, params), batch["action_logp"]
+        prepared = with_vtrace(batch, target - acted, self.value, self.config)
+        prepared["action_dist_inputs"] = params
+        prepared["action_logp"] = np.maximum(target, acted - math.log(_MAX_BEHAVIOUR_RATIO))
+        return prepared
+
+    def on_update(self) -> None:
+        """Copies the network to the target network every `target_network_update_freq` updates."""
+        if self.version % self.config.target_network_update_freq == 0:
+            self.flat.refresh_copies()

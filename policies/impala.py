@@ -1,0 +1,44 @@
+"""IMPALA (Espeholt et al., 2018): actor-critic with V-trace."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies.a2c import A2CPolicy
+from polopt.policies.learning.schedules import LearningRate
+from polopt.policies.vtrace import VTraceConfig, with_vtrace
+
+
+class ImpalaConfig(VTraceConfig):
+    """Options of `ImpalaPolicy`: those of `VTraceConfig`.
+
+    RMSprop is the paper's optimizer. Its values cannot be copied: the loss is a mean over rows here
+    and a sum there, and for epsilon see `PolicyConfig`.
+    """
+
+    lr: LearningRate = 6e-4
+    torch_optimizer: Literal["adam", "rmsprop"] = "rmsprop"
+
+
+class ImpalaPolicy(A2CPolicy):
+    """Actor-critic with V-trace, for samples that are some updates old.
+
+    The loss is that of `A2CPolicy`. Value targets and advantages are those of V-trace, computed in
+    the learner with its current weights, for each minibatch of whole columns.
+    """
+
+    config_class = ImpalaConfig
+    config: ImpalaConfig
+    whole_columns = True
+
+    def postprocess(self, batch: SampleBatch) -> SampleBatch:
+        """Adds `action_logp` `[T, N]`, the log-probabilities of the actions under the weights that
+        chose them."""
+        batch["action_logp"] = self.log_prob(batch, batch["action_dist_inputs"])
+        return batch
+
+    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
+        """Adds `values`, `value_targets` and `advantages`; see `vtrace`."""
+        log_ratios = self.log_prob(batch, self.dist_inputs(batch)) - batch["action_logp"]
+        return with_vtrace(batch, log_ratios, self.value, self.config)

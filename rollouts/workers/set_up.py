@@ -1,0 +1,104 @@
+"""Calls that all workers of a set get, outside of a strategy: set-up, state, a user's functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polopt.rollouts.envs.saving import merge_env_statistics
+from polopt.rollouts.workers.calls import Calls
+from polopt.rollouts.workers.worker_set import WorkerSet, call_method
+
+
+def foreach_worker(
+    workers: WorkerSet, fn: Callable[..., Any], *args: Any, only: int | None = None
+) -> dict[int, Any]:
+    """Runs `fn(worker, *args)` in the process of every remote worker that is up, where `worker` is
+    the `RolloutWorker`; with `num_workers` of 0, on the local one, whose index is 0. For programs
+    outside of a strategy: what the calls sample is not counted. (The name is RLlib's.)
+
+    Args:
+        workers: waits until enough of them are up for a run to begin.
+        fn: a function that cloudpickle can send.
+        args: further arguments; `ray.put` large ones once, and pass the reference.
+        only: index of the only worker that is called; None: all are.
+
+    Returns:
+        return values by worker index; not of workers that failed, which are replaced.
+
+    Raises:
+        WorkersFailedError: if workers keep failing.
+        FunctionError: the function raised in the first call, or cannot be sent.
+    """
+    calls = Calls(workers, "foreach_worker", after_failure="drop")
+    for worker in workers.up():
+        if only in (None, worker.index):
+            calls.send(worker, fn, *args)
+    return {reply.worker.index: reply.value for reply in calls.all()}
+
+
+def call_each(
+    workers: WorkerSet, method: str, args: Mapping[int, tuple[Any, ...]]
+) -> dict[int, Any]:
+    """Calls a method of several remote workers that are up, and waits for all of them.
+
+    Args:
+        workers: the workers.
+        method: name of the method of `RolloutWorker`.
+        args: its arguments, by worker index. Workers that are missing here are not called.
+
+    Returns and raises as `foreach_worker`.
+    """
+    calls = Calls(workers, f"call of {method}", is_work=False, after_failure="drop")
+    for worker in workers.remote:
+        if worker.up and worker.index in args:
+            calls.send(worker, call_method, method, *args[worker.index])
+    return {reply.worker.index: reply.value for reply in calls.all()}
+
+
+def set_up_each(workers: WorkerSet, method: str, *args: Any) -> None:
+    """Calls a method of every remote worker: of those that are up now, and of those that are
+    starting once they are up. What later replacements need has to be in the config."""
+    for worker in workers.remote:
+        if not worker.up:
+            worker.set_up.append((call_method, (method, *args)))
+    call_each(workers, method, {worker.index: args for worker in workers.remote})
+
+
+def begin_restored_run(workers: WorkerSet, restore_count: int) -> None:
+    """All workers, and later replacements, begin new episodes with random numbers that were not
+    used before the restore; see `RolloutWorker.begin_restored_run`."""
+    workers.config = dataclasses.replace(workers.config, restore_count=restore_count)
+    if workers.owns_local:
+        workers.local.begin_restored_run(restore_count)
+    set_up_each(workers, "begin_restored_run", restore_count)
+
+
+def update_algorithm_parameter(workers: WorkerSet, name: str, value: Any) -> None:
+    """Changes an option of the policy in all remote workers, which the local policy has already,
+    and in later replacements."""
+    workers.config = dataclasses.replace(workers.config, policy=workers.local.policy.config)
+    set_up_each(workers, "update_algorithm_parameter", name, value)
+
+
+def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
+    """Gives the environments of all workers their running statistics back. A worker that was not
+    saved gets those of all saved ones together.
+
+    Args:
+        workers: the workers; those that are starting get theirs once they are up.
+        states: by worker index, as text: a dict with the result of `get_env_statistics` as
+            `statistics`.
+    """
+    saved = {int(i): one["statistics"] for i, one in states.items() if one.get("statistics")}
+    if not saved:
+        return
+    together = merge_env_statistics(list(saved.values()))
+    own = {worker.index: saved.get(worker.index, together) for worker in workers.remote}
+    workers.env_statistics = dict(own)
+    for worker in workers.remote:
+        if not worker.up:
+            worker.set_up.append((call_method, ("set_statistics", own[worker.index])))
+    call_each(workers, "set_statistics", {index: (one,) for index, one in own.items()})
+    workers.local.set_statistics(saved.get(0, together))

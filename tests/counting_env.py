@@ -1,0 +1,82 @@
+"""An environment that counts its steps and faults in files, which survive its process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from toy_envs import Drift
+
+from polopt.optimizers.base import PolicyOptimizer
+
+
+class Totals(NamedTuple):
+    """What environments did, or what an optimizer counts of them.
+
+    Attributes:
+        steps: that returned; those of discarded fragments included.
+        faults: steps that raised.
+        nans: rewards that are not a number, each in another fragment.
+    """
+
+    steps: int
+    faults: int
+    nans: int
+
+    def since(self, before: Totals) -> Totals:
+        return Totals(*(b - a for a, b in zip(before, self, strict=True)))
+
+
+class CountingDrift(Drift):
+    """Drift that counts its steps, raises in some, and returns NaN as the reward of others.
+
+    Args:
+        config: `folder` of the files; `raise_every` so many steps; `nan_at`, the number of the step
+            of the first environment of each process; `slow`, the worker whose steps take time.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.options = dict(config)
+        name = f"{config.worker_index}-{config.vector_index}-{os.getpid()}"
+        path = Path(self.options["folder"], name)
+        # After an exception, the environment is made again and continues to count.
+        mode: Any = "r+" if path.exists() else "w+"
+        self.totals = np.memmap(path, np.int64, mode, shape=len(Totals._fields))
+
+    def step(self, action: int) -> Any:
+        if self.options.get("slow") == self.context.worker_index:
+            time.sleep(0.002)
+        number = int(self.totals[0] + self.totals[1]) + 1
+        if number % self.options.get("raise_every", 10**9) == 0:
+            self.totals[1] += 1
+            raise RuntimeError("simulated fault")
+        obs, reward, *rest = super().step(action)
+        self.totals[0] += 1
+        if number == self.options.get("nan_at") and self.context.vector_index == 0:
+            self.totals[2] += 1
+            reward = float("nan")
+        return (obs, reward, *rest)
+
+
+def made_in(folder: Path) -> Totals:
+    """Totals of all environments of workers so far."""
+    files = [path for path in folder.iterdir() if not path.name.startswith("0-")]
+    rows = [np.fromfile(path, np.int64) for path in files]
+    return Totals(*map(int, np.sum(rows, axis=0)))
+
+
+def counted_by(optimizer: PolicyOptimizer) -> Totals:
+    """What an optimizer has counted, and will count of the replies that it keeps."""
+    kept = [reply.counts for reply in optimizer.calls.kept]
+    metrics, faults = optimizer.metrics, optimizer.workers.faults
+    return Totals(
+        metrics.num_env_steps_sampled
+        + metrics.num_env_steps_discarded
+        + sum(counts.env_steps + counts.env_steps_discarded for counts in kept),
+        faults.num_env_faults + sum(counts.faults.env_faults for counts in kept),
+        faults.num_non_finite + sum(counts.num_non_finite for counts in kept),
+    )

@@ -1,0 +1,888 @@
+"""`Calls`: order of replies, limits, failures, and work for workers that are not up."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from fakes import (
+    FakeActor,
+    FakeRay,
+    FakeWorkerSet,
+    in_order,
+    none_ready,
+    of_worker,
+    oldest_first,
+    worker_config,
+)
+from faulty_envs import Spoiled
+from toy_envs import Drift
+
+from polopt.common.weights import Weights
+from polopt.optimizers.samples import sample
+from polopt.rollouts.transport.rpc_client import RpcFuture
+from polopt.rollouts.workers.calls import WEIGHTS, Calls, CallsInterrupted, Reply
+from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.failures import (
+    FunctionError,
+    NonFiniteError,
+    WorkerFailure,
+    WorkersFailedError,
+)
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+
+TIMEOUT_S, STARTUP_S = 10.0, 50.0
+DEATH = ray.exceptions.ActorDiedError()
+RULES = ["send again", "reassign", "drop"]
+every_rule = pytest.mark.parametrize("rule", RULES)
+
+
+# ---- functions that run in workers -------------------------------------------------------------
+
+
+def echo(worker: RolloutWorker, value: Any = None) -> Any:
+    return value
+
+
+def version_of(worker: RolloutWorker, weights: Weights | None) -> int:
+    worker.set_weights(weights)
+    return worker.policy.version
+
+
+def fail(worker: RolloutWorker) -> None:
+    raise ValueError("expected failure")
+
+
+def fail_if(worker: RolloutWorker, fails: bool) -> bool:
+    if fails:
+        raise ValueError("expected failure")
+    return fails
+
+
+def fail_in(worker: RolloutWorker, index: int) -> None:
+    if worker.index == index:
+        raise ValueError("expected failure")
+
+
+# ---- fakes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake() -> FakeRay:
+    return FakeRay()
+
+
+@pytest.fixture
+def make(fake: FakeRay) -> Callable[..., Any]:
+    """Makes workers and their pending calls."""
+
+    def build(num_workers: int = 2, up: bool = True, **options: Any) -> Any:
+        limits = {"worker_timeout_s": TIMEOUT_S, "worker_startup_timeout_s": STARTUP_S}
+        rollout = {"num_workers": num_workers, **limits, **options.pop("rollout", {})}
+        config = worker_config(env=options.pop("env", Drift), rollout=rollout)
+        workers = FakeWorkerSet(config, fake, up=up)
+        return workers, Calls(workers, "test", **options)
+
+    return build
+
+
+def update(workers: FakeWorkerSet, count: int = 1) -> None:
+    """Updates the driver's weights."""
+    policy = workers.local.policy
+    for _ in range(count):
+        policy.flat.grads.fill_(0.1)
+        policy.apply_flat()
+
+
+def values(replies: list[Reply]) -> list[Any]:
+    return [reply.value for reply in replies]
+
+
+# ---- order -------------------------------------------------------------------------------------
+
+
+def test_first_is_in_order_of_arrival(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(3)
+    for worker in workers.remote:
+        calls.send(worker, echo, worker.index, tag=f"of {worker.index}")
+    fake.script = in_order([3, 1, 2])
+    replies = [calls.first() for _ in range(3)]
+    assert [(r.worker.index, r.value) for r in replies] == [(3, 3), (1, 1), (2, 2)]
+    assert [r.tag for r in replies] == ["of 3", "of 1", "of 2"]
+    assert calls.idle
+
+
+def test_all_is_in_order_of_workers_and_calls(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(3, per_worker=2)
+    for number in range(2):
+        for worker in reversed(workers.remote):
+            calls.send(worker, echo, (worker.index, number))
+    fake.script = in_order([3, 1, 2, 2, 3, 1])
+    replies = calls.all()
+    assert values(replies) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+    assert calls.all() == []
+
+
+def test_all_keeps_the_place_of_work_that_was_reassigned(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(3, after_failure="reassign")
+    workers.remote[0].actor.next_error = DEATH
+    for worker in workers.remote:
+        calls.send(worker, echo, worker.index)
+    fake.script = in_order([1, 3, 2, 1])
+    replies = calls.all()
+    assert values(replies) == [1, 2, 3]
+    assert [reply.worker.index for reply in replies] == [1, 2, 3]
+
+
+def test_ready_workers_are_served_in_turn(make: Any) -> None:
+    workers, calls = make(3)
+    calls.fill(version_of, workers.remote)
+    served: Counter[int] = Counter()
+    for _ in range(30):
+        for worker in workers.remote:
+            worker.actor.finish()
+        reply = calls.first()
+        served[reply.worker.index] += 1
+        calls.fill(version_of, [reply.worker])
+    assert served == {1: 10, 2: 10, 3: 10}
+
+
+def test_waiting_for_nothing_is_an_error(make: Any) -> None:
+    _, calls = make()
+    for wait in (calls.first, calls.next, calls.receive):
+        with pytest.raises(RuntimeError, match="no call is pending"):
+            wait()
+    assert calls.all() == []
+
+
+def test_local_worker_runs_calls_at_once(make: Any) -> None:
+    counted: list[Reply] = []
+    workers, calls = make(0, count=counted.append)
+    (here,) = workers.up()
+    calls.fill(sample, [here])
+    calls.send(here, echo, 7, tag="second")
+    first, second = calls.all()
+    assert first.worker is here
+    assert first.counts.env_steps == 10
+    assert (second.value, second.tag) == (7, "second")
+    assert counted == [first, second]
+    calls.send(here, fail)
+    with pytest.raises(ValueError, match="expected failure"):
+        calls.first()
+
+
+# ---- limits ------------------------------------------------------------------------------------
+
+
+def test_fill_keeps_as_many_calls_as_a_worker_may_have(make: Any) -> None:
+    workers, calls = make(2, per_worker=3)
+    calls.fill(version_of, workers.remote)
+    calls.fill(version_of, workers.remote)
+    assert [calls.num_calls_of(worker) for worker in workers.remote] == [3, 3]
+    reply = calls.first()
+    calls.fill(version_of, [reply.worker])
+    assert calls.num_pending == 6
+
+
+def test_further_work_waits_in_the_driver(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(1, per_worker=2)
+    (worker,) = workers.remote
+    for number in range(5):
+        calls.send(worker, echo, number)
+    assert calls.num_pending == 5
+    assert [call.work.args for call in calls.pending()] == [(0,), (1,)]
+    assert [calls.first().value for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_no_answer_within_the_limit_is_a_hang(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2)
+    slow, other = workers.remote
+    calls.send(slow, echo, tag="slow")
+    fake.now_s += 1.0
+    calls.send(other, echo, tag="later")
+    fake.script = none_ready
+    reply = calls.next()
+    assert (reply.worker, reply.tag, reply.value) == (slow, "slow", None)
+    assert reply.failure is not None
+    assert reply.failure.kind == "hang"
+    assert "test_calls.echo failed in worker 1" in reply.failure.message
+    assert "no answer for 10.0 s" in reply.failure.message
+    assert fake.now_s == 1000.0 + TIMEOUT_S
+    assert [call.work.tag for call in calls.pending() if call.worker is other] == ["later"]
+
+
+def test_hang_is_found_while_others_are_always_ready(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2, after_failure="drop")
+    quick, stuck = workers.remote
+    calls.send(stuck, echo)
+    for _ in range(100):
+        calls.send(quick, echo)
+        quick.actor.finish()
+        fake.now_s += 1.0
+        reply = calls.next()
+        if reply.failure is not None:
+            break
+    assert reply.worker is stuck
+    assert fake.now_s <= 1000.0 + TIMEOUT_S + 1.0
+
+
+def test_call_that_ended_while_the_driver_was_busy_is_no_hang(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2, per_worker=2)
+    calls.fill(version_of, workers.remote)
+    for worker in workers.remote:
+        worker.actor.finish()
+    fake.now_s += 100.0 * TIMEOUT_S
+    assert [reply.failure for reply in calls.all()] == [None] * 4
+    assert workers.faults.num_restarts == 0
+
+
+def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(1, per_worker=2)
+    (worker,) = workers.remote
+    calls.send(worker, echo, "first")
+    worker.actor.finish()
+    calls.send(worker, echo, "second")
+    fake.now_s += 2.0 * TIMEOUT_S
+    assert calls.first().value == "first"
+    fake.now_s += 0.9 * TIMEOUT_S  # its time began when the first was seen to have ended
+    assert calls.first().value == "second"
+    assert workers.faults.num_restarts == 0
+
+
+def test_call_has_a_limit_of_its_own(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2, after_failure="drop")
+    longer, usual = workers.remote
+    calls.send(longer, echo, tag="longer", timeout_s=TIMEOUT_S + 5.0)
+    calls.send(usual, echo, tag="usual")
+    fake.script = none_ready
+    assert calls.next().tag == "usual"
+    assert fake.now_s == 1000.0 + TIMEOUT_S
+    assert calls.next().tag == "longer"
+    assert fake.now_s == 1000.0 + TIMEOUT_S + 5.0
+    calls.send(workers.up()[0], echo, timeout_s=0.5)
+    now_s = fake.now_s
+    assert calls.next().failure is not None
+    assert fake.now_s == now_s + 0.5
+
+
+def test_deadline_of_pending_calls_can_be_tightened(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2, after_failure="drop")
+    unchanged, tightened = workers.remote
+    for worker in workers.remote:
+        calls.send(worker, echo)
+    calls.tighten_deadline(tightened, 2.0)
+    calls.tighten_deadline(tightened, 3.0)  # a later limit changes nothing
+    fake.script = none_ready
+    assert calls.next().worker is tightened
+    assert fake.now_s == 1002.0
+    assert calls.next().worker is unchanged
+    assert fake.now_s == 1000.0 + TIMEOUT_S
+
+
+def test_wait_may_end_before_a_call(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(1)
+    assert calls.next_within(3.0) is None, "nothing is pending"
+    assert fake.now_s == 1000.0
+    calls.send(workers.remote[0], echo, 5)
+    fake.script = none_ready
+    assert calls.next_within(3.0) is None
+    assert fake.now_s == 1003.0
+    assert workers.faults.num_restarts == 0
+    fake.script = oldest_first
+    reply = calls.next_within(3.0)
+    assert reply is not None
+    assert reply.value == 5
+
+
+class FakeRpc:
+    """Client whose calls are answered when it is polled.
+
+    Args:
+        fake: ends calls through Ray while the client waits for messages.
+    """
+
+    def __init__(self, fake: FakeRay) -> None:
+        self.fake = fake
+        self.waiting: list[tuple[RpcFuture, Any]] = []
+        self.watched: set[Any] = set()
+
+    def channel(self, channel: Any, actor: FakeActor, name: str) -> Any:
+        return SimpleNamespace(connected=True, call=functools.partial(self.call, actor))
+
+    def call(
+        self,
+        actor: FakeActor,
+        number: int,
+        name: str,
+        function: bytes,
+        args: tuple[Any, ...],
+        ended: deque[RpcFuture],
+    ) -> RpcFuture:
+        future = RpcFuture(name, Future(), ended)
+        self.waiting.append((future, actor.worker.run(number, function, *args)))
+        return future
+
+    def watch(self, ref: Any) -> None:
+        self.watched.add(ref)
+
+    def poll(self, timeout_s: float) -> None:
+        if not self.waiting and timeout_s > 0.0:
+            self.fake.wait(list(self.watched), timeout=timeout_s)
+        for future, answer in self.waiting:
+            future.set_value(answer)
+        self.waiting.clear()
+
+
+def test_answer_that_waits_for_a_busy_driver_is_no_hang(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2)
+    rpc = workers.rpc = FakeRpc(fake)
+    taken, waiting = workers.remote
+    calls.send(taken, echo, "taken")
+    rpc.poll(0.0)
+    calls.send(waiting, echo, "at the socket")
+    fake.now_s += 100.0 * TIMEOUT_S
+    assert [calls.first().value for _ in range(2)] == ["taken", "at the socket"]
+    assert workers.faults.num_restarts == 0
+
+
+def test_calls_of_a_worker_change_their_path(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(1, per_worker=4)
+    (worker,) = workers.remote
+    rpc = FakeRpc(fake)
+    for number, path in enumerate((None, rpc, rpc, None)):
+        workers.rpc = path
+        worker.channel = SimpleNamespace(pause=lambda: None, close=lambda: None)
+        calls.send(worker, echo, number)
+    workers.rpc = rpc
+    rpc.poll(0.0)  # the second and third are answered before the first is seen to have ended
+    assert [calls.first().value for _ in range(4)] == [0, 1, 2, 3]
+
+
+# ---- work for workers that are not up ----------------------------------------------------------
+
+
+def test_work_waits_until_its_worker_is_up(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2, up=False)
+    for worker in workers.remote:
+        calls.send(worker, version_of, WEIGHTS)
+    assert [actor.calls for actor in workers.actors] == [[("ping", ())]] * 2
+    assert calls.num_pending == 2
+    assert not calls.pending()
+    fake.script = of_worker(2)
+    reply = calls.first()
+    assert reply.worker.index == 2
+    assert calls.num_pending == 1
+    fake.script = oldest_first
+    assert calls.first().worker.index == 1
+
+
+def test_weights_are_those_of_the_moment_of_sending(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2, up=False)
+    for worker in workers.remote:
+        calls.send(worker, version_of, WEIGHTS)
+    update(workers, 3)
+    fake.script = of_worker(1)
+    assert calls.first().value == 3
+    update(workers, 4)
+    fake.script = of_worker(2)
+    assert calls.first().value == 7, "not those of when it was asked for"
+
+
+def test_first_reply_of_a_replacement_has_current_weights(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2, up=False)
+    calls.fill(version_of, workers.up())
+    workers.remote[0].actor.finish()
+    calls.first()
+    calls.send(workers.remote[0], version_of, WEIGHTS)
+    actor = workers.remote[1].actor
+    actor.finish()
+    calls.first()
+    actor.next_error = DEATH
+    calls.fill(version_of, workers.up())
+    fake.script = of_worker(2)
+    failed = calls.next()
+    assert failed.failure is not None
+    for _ in range(5):  # its process starts, while the other worker goes on
+        fake.script = of_worker(1)
+        reply = calls.first()
+        assert reply.worker.index == 1
+        update(workers, 100)
+        calls.fill(version_of, [reply.worker])
+    fake.script = of_worker(2)
+    reply = calls.first()
+    assert (reply.worker.index, reply.value) == (2, 500)
+    assert [name for name, _ in workers.actors[2].calls] == ["ping", "version_of"]
+
+
+def test_drain_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(2, up=False)
+    for worker in workers.remote:
+        calls.send(worker, echo, worker.index)
+    fake.script = of_worker(1)
+    calls.next_within(1.0)
+    calls.send(workers.remote[0], echo, 1)
+    calls.drain()
+    assert values(list(calls.kept)) == [1]
+    assert calls.num_pending == 1
+    fake.script = oldest_first
+    assert values(calls.all()) == [1, 2]
+
+
+def test_replacement_that_never_starts_ends_the_run(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(1, up=False, rollout={"max_consecutive_failures": 3})
+    calls.send(workers.remote[0], echo)
+    fake.script = none_ready
+    with pytest.raises(WorkersFailedError, match="it has not started"):
+        calls.first()
+    assert fake.now_s >= 1000.0 + 3.0 * STARTUP_S
+    assert workers.faults.counts["hang"] == 3
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+def send_and_kill(workers: FakeWorkerSet, calls: Calls) -> Reply:
+    """Worker 1 fails with three pieces of work, of which it has two; worker 2 has one."""
+    one, two = workers.remote
+    one.actor.next_error = DEATH
+    for name in "abc":
+        calls.send(one, echo, name)
+    calls.send(two, echo, "d")
+    return calls.next()
+
+
+@every_rule
+def test_work_of_a_failed_worker_follows_the_rule(fake: FakeRay, make: Any, rule: str) -> None:
+    workers, calls = make(2, per_worker=2, after_failure=rule)
+    reply = send_and_kill(workers, calls)
+    assert reply.failure is not None
+    assert (reply.failure.kind, reply.worker.index, reply.value) == ("death", 1, None)
+    assert reply.worker.removed
+    assert workers.stats()["num_remote_worker_restarts"] == 1
+    replies = calls.all()
+    found = [(r.worker.index, r.value) for r in replies]
+    assert (
+        found
+        == {
+            "send again": [(1, "a"), (1, "b"), (1, "c"), (2, "d")],
+            "reassign": [(1, "a"), (1, "b"), (2, "c"), (2, "d")],
+            "drop": [(2, "d")],
+        }[rule]
+    )
+    assert calls.idle
+
+
+def test_reassigned_work_does_not_wait_for_the_replacement(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(3, up=False, after_failure="reassign")
+    workers.up()
+    workers.remote[0].actor.next_error = DEATH
+    for worker in workers.remote:
+        calls.send(worker, echo, worker.index)
+    fake.script = lambda pending: next(ref for ref in pending if ref is not new_ping(workers))
+    assert [(r.worker.index, r.value) for r in calls.all()] == [(2, 1), (2, 2), (3, 3)]
+    assert not workers.remote[0].up
+
+
+def new_ping(workers: FakeWorkerSet) -> Any:
+    return next(iter(workers.starting), None)
+
+
+@every_rule
+def test_removed_worker_leaves_no_wait_behind(fake: FakeRay, make: Any, rule: str) -> None:
+    workers, calls = make(3, per_worker=2, after_failure=rule)
+    for name in "abc":
+        calls.send(workers.remote[1], echo, name)
+    calls.send(workers.remote[2], echo, "d")
+    workers.remote[1].actor.finish()
+    workers.remove_workers([2])
+    replies = calls.all()
+    assert sorted(values(replies)) == (list("abcd") if rule == "reassign" else ["d"])
+    assert calls.idle
+    assert workers.faults.num_restarts == 0
+
+
+@every_rule
+@pytest.mark.parametrize("how", ["all", "drain", "first"])
+def test_wait_ends_if_all_that_is_pending_is_removed(make: Any, rule: str, how: str) -> None:
+    workers, calls = make(2, after_failure=rule)
+    for worker in workers.remote:
+        calls.send(worker, echo, worker.index)
+    calls.receive()
+    workers.remote[1].actor.finish()
+    workers.remove_workers([2])
+    if how == "all":
+        assert values(calls.all()) == ([1, 2] if rule == "reassign" else [1])
+    elif how == "drain":
+        calls.drain()
+        assert len(calls.kept) == (2 if rule == "reassign" else 1)
+    else:
+        assert calls.first().value == 1
+        if rule != "reassign":
+            with pytest.raises(RuntimeError, match="no call is pending"):
+                calls.first()
+
+
+@every_rule
+def test_work_sent_to_a_removed_worker_is_not_waited_for(make: Any, rule: str) -> None:
+    workers, calls = make(2, after_failure=rule)
+    removed = workers.remote[1]
+    workers.remove_workers([2])
+    calls.drain()  # takes note of the change
+    calls.fill(version_of, [removed])
+    replies = calls.all()
+    assert [r.worker.index for r in replies] == ([1] if rule == "reassign" else [])
+
+
+def test_work_sent_to_a_replaced_worker_reaches_its_successor(make: Any) -> None:
+    workers, calls = make(2)
+    replaced = workers.remote[0]
+    workers.replace(replaced, WorkerFailure("death", 1, "gone"))
+    calls.drain()
+    calls.send(replaced, echo, 1)
+    reply = calls.first()
+    assert (reply.worker, reply.value) == (workers.remote[0], 1)
+
+
+def test_worker_that_is_given_up_is_not_waited_for(fake: FakeRay, make: Any) -> None:
+    limits = {"min_workers": 1, "max_consecutive_failures": 3}
+    workers, calls = make(2, rollout=limits)
+    one, two = workers.remote
+    for worker in (one, one, one, one, two):
+        calls.send(worker, fail_in, 2)
+    fake.script = in_order([1, 2, 1, 2, 1, 2, 1])
+    assert [reply.worker for reply in calls.all()] == [one] * 4
+    assert workers.remote == [one]
+    assert workers.faults.num_given_up == 1
+    assert calls.idle
+
+
+def test_exceptions_in_a_row_end_the_run(make: Any) -> None:
+    workers, calls = make(1, rollout={"max_consecutive_failures": 3})
+    calls.send(workers.remote[0], fail_if, False)
+    calls.first()
+    calls.send(workers.remote[0], fail_if, True)
+    with pytest.raises(WorkersFailedError, match=r"3 calls.* in a row(?s:.*)expected failure"):
+        calls.first()
+    assert workers.faults.counts["exception"] == 3
+
+
+def test_call_of_no_work_does_not_reset_failures_in_a_row(make: Any) -> None:
+    workers, _ = make(2, rollout={"max_consecutive_failures": 3})
+    pings = Calls(workers, "test", is_work=False)
+    failure = WorkerFailure("exception", 1, "it fails")
+    for _ in range(2):
+        workers.replace(workers.remote[0], failure)
+        run(pings, workers.remote[1], echo)
+    with pytest.raises(WorkersFailedError, match="3 calls to workers failed in a row"):
+        workers.replace(workers.remote[0], failure)
+
+
+# ---- functions ---------------------------------------------------------------------------------
+
+
+def run(calls: Calls, worker: WorkerHandle, fn: Callable[..., Any]) -> Any:
+    """The value of a function."""
+    calls.send(worker, fn)
+    return calls.first().value
+
+
+def message_of(calls: Calls, worker: WorkerHandle, fn: Callable[..., Any]) -> str:
+    """The message of the error that ends the run."""
+    with pytest.raises(FunctionError) as caught:
+        run(calls, worker, fn)
+    return str(caught.value)
+
+
+def test_function_that_never_succeeded_is_one_error(make: Any) -> None:
+    workers, calls = make(3)
+    message = message_of(calls, workers.remote[1], fail)
+    head = r"test: function \S*test_calls\.fail failed in worker 2 \(policy 'A2CPolicy', "
+    assert re.match(head + r"environment 'Drift'\): ValueError: expected failure\n", message)
+    assert message.endswith("ValueError: expected failure")
+    assert "in fail" in message
+    assert "rollout_worker.py" not in message, "the traceback begins in the user's code"
+    stats = workers.stats()
+    assert stats["num_remote_worker_restarts"] == stats["num_worker_exceptions"] == 0
+    assert stats["num_worker_deaths"] == 0
+
+
+def test_function_that_fails_later_costs_its_worker(make: Any) -> None:
+    workers, calls = make(2, after_failure="drop")
+    one, two = workers.remote
+    calls.send(one, fail_if, False)
+    calls.first()
+    calls.send(two, fail_if, True)
+    reply = calls.next()
+    assert reply.failure is not None
+    assert reply.failure.kind == "exception"
+    assert "ValueError: expected failure" in reply.failure.message
+    assert workers.remote[1] is not two
+    message_of(calls, one, fail)
+
+
+def test_lambdas_are_told_apart(make: Any) -> None:
+    workers, calls = make(1)
+    (worker,) = workers.remote
+    assert run(calls, worker, lambda worker: 1) == 1
+    assert "ZeroDivisionError" in message_of(calls, worker, lambda worker: 1 / 0)
+
+
+def test_closure_is_captured_anew_at_each_call(make: Any) -> None:
+    workers, calls = make(1)
+    value = 1
+
+    def current(worker: RolloutWorker) -> int:
+        return value
+
+    assert run(calls, workers.remote[0], current) == 1
+    value = 2
+    assert run(calls, workers.remote[0], current) == 2
+
+
+def test_call_that_cannot_be_pickled_names_function(make: Any) -> None:
+    workers, calls = make(1)
+    (worker,) = workers.remote
+    lock = threading.Lock()
+
+    def holds_a_lock(worker: RolloutWorker) -> Any:
+        return lock
+
+    message = message_of(calls, worker, holds_a_lock)
+    assert "holds_a_lock failed in worker 1" in message
+    assert "the call cannot be pickled: TypeError: cannot pickle '_thread.lock'" in message
+    assert workers.faults.num_restarts == 0
+
+
+def test_partial_and_callable_object_are_functions(make: Any) -> None:
+    class Adder:
+        def __call__(self, worker: RolloutWorker, value: int) -> int:
+            return value + 1
+
+    workers, calls = make(1)
+    for fn in (functools.partial(echo, value=1), functools.partial(Adder(), value=0)):
+        assert run(calls, workers.remote[0], fn) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "NoneType"),
+        ("done", "str"),
+        ((1, 2, 3), "tuple"),
+    ],
+)
+def test_odd_answer_is_the_workers_failure(make: Any, answer: Any, said: str) -> None:
+    workers, calls = make(2)
+    odd, good = workers.remote
+    odd.actor.worker.run = lambda *args: answer
+    calls.fill(version_of, workers.remote)
+    reply = calls.next()
+    assert reply.failure is not None
+    assert (reply.failure.kind, reply.worker) == ("exception", odd)
+    assert f"its answer cannot be used: it is {said}" in reply.failure.message
+    assert calls.first().worker is good
+    assert calls.first().worker is workers.remote[0], "its replacement answers as it should"
+
+
+@pytest.mark.parametrize("part", ["counts", "error"])
+def test_odd_part_of_an_answer_is_the_workers_failure(make: Any, part: str) -> None:
+    workers, calls = make(1)
+    run = workers.actors[0].worker.run
+    workers.actors[0].worker.run = lambda *args: run(*args)._replace(**{part: "odd"})
+    calls.fill(version_of, workers.remote)
+    assert "its answer cannot be used: it is Answer" in calls.next().failure.message
+
+
+def test_value_that_the_owner_cannot_use_is_the_workers_failure(make: Any) -> None:
+    def check(value: Any) -> None:
+        if value is None:
+            raise TypeError("a number was expected; got None")
+
+    workers, calls = make(1, check=check, after_failure="drop")
+    calls.send(workers.remote[0], echo, None)
+    reply = calls.next()
+    assert reply.failure is not None
+    said = "its answer cannot be used: TypeError: a number was expected; got None"
+    assert said in reply.failure.message
+    assert workers.faults.counts["exception"] == 1
+
+
+# ---- counts ------------------------------------------------------------------------------------
+
+
+def test_reply_is_counted_once_when_it_is_taken(fake: FakeRay, make: Any) -> None:
+    counted: list[Reply] = []
+    workers, calls = make(2, count=counted.append)
+    calls.fill(sample, workers.remote)
+    calls.drain()
+    assert len(calls.kept) == 2
+    assert counted == [], "nobody has taken them"
+    first = calls.first()
+    assert counted == [first]
+    calls.fill(sample, [first.worker])
+    replies = calls.all()
+    assert counted == [first, *replies]
+    assert [reply.counts.env_steps for reply in counted] == [10, 10, 10]
+
+
+def test_kept_reply_can_be_taken_out_of_turn(make: Any) -> None:
+    counted: list[Reply] = []
+    workers, calls = make(2, count=counted.append)
+    calls.fill(sample, workers.remote)
+    calls.drain()
+    second = calls.kept[1]
+    assert calls.take(second) is second
+    assert counted == [second]
+    assert values(calls.all()) == [counted[1].value]
+
+
+def test_next_counts_unless_the_caller_does(make: Any) -> None:
+    counted: list[Reply] = []
+    workers, calls = make(2, count=counted.append)
+    calls.fill(sample, workers.remote)
+    later = calls.next(count=False)
+    assert counted == []
+    now = calls.next()
+    assert counted == [now]
+    calls.count([later])
+    assert counted == [now, later]
+
+
+def sample_then_fail(worker: RolloutWorker, fails: bool) -> None:
+    worker.next_batch()
+    fail_if(worker, fails)
+
+
+def test_call_that_fails_counts_what_it_did(make: Any) -> None:
+    counted: list[Reply] = []
+    workers, calls = make(1, count=counted.append, after_failure="drop")
+    calls.send(workers.remote[0], version_of, WEIGHTS)
+    calls.send(workers.remote[0], sample_then_fail, False)
+    calls.all()
+    calls.send(workers.remote[0], sample_then_fail, True)
+    assert calls.next().failure is not None
+    assert [reply.counts.env_steps for reply in counted] == [0, 10, 10]
+    assert counted[2].failure is not None
+    assert counted[2].counts.seconds["sample"] > 0.0
+
+
+def test_death_counts_nothing(make: Any) -> None:
+    counted: list[Reply] = []
+    workers, calls = make(1, count=counted.append, after_failure="drop")
+    workers.remote[0].actor.next_error = DEATH
+    calls.fill(sample, workers.remote)
+    calls.next()
+    assert counted == []
+
+
+def test_faults_are_counted_with_their_reply(make: Any) -> None:
+    spoils = {"env_config": {"what": "nan reward", "times": 1, "worker": 1}}
+    workers, calls = make(2, env=Spoiled, rollout=spoils)
+    calls.fill(sample, workers.remote)
+    calls.drain()
+    assert workers.faults.num_non_finite == 0
+    one, two = calls.all()
+    assert (one.counts.num_non_finite, two.counts.num_non_finite) == (1, 0)
+    assert workers.faults.num_non_finite == 1
+    assert workers.stats()["last_non_finite_worker"] == 1
+    assert one.counts.env_steps == two.counts.env_steps == 10, "finite rows alone"
+
+
+def test_non_finite_data_in_a_row_end_the_run(make: Any) -> None:
+    rollout = {"env_config": {"what": "nan reward"}, "max_consecutive_non_finite": 3}
+    workers, calls = make(1, env=Spoiled, rollout=rollout)
+    calls.fill(sample, workers.remote)
+    with pytest.raises(NonFiniteError, match=r"worker 1: 3 fragments in a row.*reward"):
+        calls.first()
+    assert workers.faults.num_non_finite == 3
+    assert workers.faults.num_restarts == 0
+
+
+# ---- early stop and interruption ---------------------------------------------------------------
+
+
+def test_wait_stops_stragglers_and_drops_what_has_not_begun(fake: FakeRay, make: Any) -> None:
+    workers, calls = make(3, after_failure="reassign")
+    stopped: list[tuple[int, int]] = []
+
+    def note(index: int, call: int, keep_steps: int) -> None:
+        stopped.append((index, keep_steps))
+
+    for worker in workers.remote:
+        calls.send(worker, echo, worker.index)
+        calls.send(worker, echo, -worker.index)
+        worker.actor.worker.stop_early = lambda call, keep, i=worker.index: stopped.append(
+            (i, keep)
+        )
+    fake.script = in_order([1, 1, 2, 2, 3])
+    replies = calls.all(Stragglers(0.6, 0.25), steps=lambda work: 20)
+    assert values(replies) == [1, -1, 2, -2, 3]
+    assert stopped == [(3, 5)]
+
+
+def test_discard_drops_everything_that_is_pending(make: Any) -> None:
+    counted: list[Reply] = []
+    workers, calls = make(2, count=counted.append)
+    for worker in workers.remote:
+        for number in range(3):
+            calls.send(worker, echo, number)
+    calls.receive()
+    calls.discard()
+    assert calls.idle
+    assert counted == []
+
+
+def test_interrupted_wait_continues_later(make: Any) -> None:
+    workers, calls = make(2)
+    calls.fill(version_of, workers.remote)
+    calls.interrupt()
+    with pytest.raises(CallsInterrupted):
+        calls.first()
+    assert calls.num_pending == 2
+    calls.send(workers.remote[0], echo)
+    assert calls.num_calls_of(workers.remote[0]) == 1
+    calls.interrupted = False
+    assert [reply.failure for reply in calls.all()] == [None] * 3
+
+
+@every_rule
+def test_workers_killed_by_an_interruption_are_replaced_later(make: Any, rule: str) -> None:
+    workers, calls = make(2, after_failure=rule)
+    calls.fill(version_of, workers.remote)
+    calls.interrupt()
+    calls.kill_busy()
+    assert not any(worker.actor.alive for worker in workers.remote)
+    for worker in workers.remote:
+        worker.actor.alive = True  # `kill` of a dead actor has no effect in Ray
+    refs = [call.future for call in calls.pending()]
+    for ref in refs:
+        ref.error = DEATH
+    with pytest.raises(CallsInterrupted):
+        calls.first()
+    assert workers.faults.num_restarts == 0
+    calls.interrupted = False
+    assert len(calls.all()) == (0 if rule == "drop" else 2)
+    assert workers.faults.num_restarts == 2
+
+
+def test_load_counts_pending_calls(make: Any) -> None:
+    workers, calls = make(3)
+    calls.fill(version_of, workers.remote)
+    calls.all()
+    assert calls.load.report() == {"mean": 2.0, "max": 3}
+
+
+def test_end_of_time_is_no_limit(make: Any) -> None:
+    workers, calls = make(1, rollout={"worker_timeout_s": 1e7})
+    calls.send(workers.remote[0], echo, 1, timeout_s=math.inf)
+    assert calls.first().value == 1

@@ -1,0 +1,74 @@
+"""A run whose disk is full says so, with the directory. Disks are tmpfs in a mount namespace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def _can_mount() -> bool:
+    try:
+        mounted = subprocess.run(
+            [*_NAMESPACE, "mount", "-t", "tmpfs", "disk", "/mnt"], capture_output=True, timeout=60
+        )
+    except FileNotFoundError:
+        return False
+    return mounted.returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not _can_mount(), reason="needs a user namespace that can mount")
+
+#: The disk holds a few checkpoints of 120 KB.
+_RESULTS_FULL = """
+mount -t tmpfs -o size=700k disk "$1"
+cd "$1"
+"""
+#: The disk also holds Ray's files, and is filled once there is a checkpoint.
+_RAY_FULL = """
+mount -t tmpfs -o size=300m disk "$1"
+cd "$1"
+mkdir ray tmp
+export RAY_TMPDIR="$1/ray" TMPDIR="$1/tmp"
+(
+  for attempt in $(seq 1000); do
+    sleep 0.1
+    if ls results/*/A3C*/checkpoint_000001/manifest.json; then
+      exec dd if=/dev/zero of=fill bs=64k
+    fi
+  done
+) >/dev/null 2>&1 &
+"""
+_TRAIN = """
+exec "$2" -m polopt.trainers.command_line.cli train cartpole_a3c --results-dir results \\
+  --checkpoint-every 1 num_workers=1 model.fcnet_hiddens=[64,64] min_time_s_per_iteration=0.3 \\
+  min_sample_timesteps_per_iteration=1 stop.training_iteration=1000
+"""
+
+
+@pytest.fixture
+def mounted() -> Iterator[Path]:
+    """Where the disk is mounted; the path is short, as those of Ray's sockets have to be."""
+    with tempfile.TemporaryDirectory(prefix="disk") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("disk", [_RESULTS_FULL, _RAY_FULL], ids=["results", "ray"])
+def test_full_disk_is_reported_with_its_directory(mounted: Path, disk: str) -> None:
+    command = [*_NAMESPACE, "bash", "-ec", disk + _TRAIN, "bash", str(mounted), sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert "No space left on device" in errors[0]
+    assert f"{mounted}/" in errors[0]
+    assert "Traceback" not in errors[0]
+    assert "Expecting value" not in done.stdout
+    assert any(line.startswith("checkpoint  ") for line in done.stdout.splitlines())

@@ -1,0 +1,387 @@
+"""The rules of the diagnosis: each on a run that has the fault, and on runs that have not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polopt.metrics import diagnosis
+from polopt.metrics.diagnosis import RULES, Finding, History, diagnose, read_results
+
+Rows = list[dict[str, Any]]
+DOCS = Path(__file__).parents[2] / "docs" / "dashboards.md"
+COUNT = 30
+
+
+def healthy(phases: tuple[str, str, str] = ("wait", "apply", "dispatch"), workers: int = 4) -> Rows:
+    """Results of a run that learns, of 15 s after a start-up of 3 s, on 16 cores."""
+    first, second, third = phases
+    rows = []
+    for i in range(COUNT):
+        startup = 6.0 / 7.0 if i == 0 else 0.0
+        share = {first: 0.5, second: 0.3, third: 0.1, "report": 0.05, "other": 0.05}
+        each = {"env_steps_per_sampling_s": 500.0, "env_steps_per_s": 400.0, "idle_share": 0.2}
+        rows.append(
+            {
+                "num_env_steps_sampled_lifetime": 8000 * (i + 1),
+                "config": {"num_workers": workers, "lr": 0.001},
+                "env_runners": {
+                    "episode_return_mean": 20.0 + 15.0 * i,
+                    "episode_return_min": 9.0,
+                    "episode_return_max": 40.0 + 15.0 * i,
+                    "num_episodes_lifetime": 100 * (i + 1),
+                },
+                "learners": {
+                    "default_policy": {
+                        "entropy": 0.69 - 0.01 * i,
+                        "vf_loss": 50.0,
+                        "mean_kl_loss": 0.01,
+                        "clip_fraction": 0.1,
+                    }
+                },
+                "fault_tolerance": {
+                    "num_env_faults": 0,
+                    "num_non_finite": 0,
+                    "num_workers_given_up": 0,
+                    "num_remote_worker_restarts": 0,
+                    "last_env_fault": "",
+                    "last_failure": "",
+                    "last_non_finite": "",
+                },
+                "optimizer": {
+                    "interval_s": 3.5 if i == 0 else 0.5,
+                    "rows_per_update": 64.0 if first == "wait" else 0.0,
+                    "num_updates": 125 * (i + 1),
+                    "num_skipped_updates": 0,
+                    "num_bytes_sent": 125 * 20_000 * (i + 1),
+                    "num_gradients": 125 * (i + 1),
+                    "num_gradients_stale": 0,
+                    "driver": {
+                        "share": {
+                            "startup": startup,
+                            **{phase: value * (1.0 - startup) for phase, value in share.items()},
+                        }
+                    },
+                    "workers": {
+                        "share": {"sample": 0.8, "idle": 0.2, "skew": 0.0, "allreduce": 0.0},
+                        "per_worker": [{"index": n + 1, **each} for n in range(workers)],
+                    },
+                    "machine": {"cpu_share": 0.6, "num_cpus": 16, "load_1m": 5.0},
+                },
+            }
+        )
+    return rows
+
+
+def samples() -> Rows:
+    rows = healthy(("sample", "learn", "broadcast"))
+    for row in rows:
+        row["optimizer"]["num_early_stopped"] = 0
+    return rows
+
+
+def ranks() -> Rows:
+    rows = healthy(("sample", "learn", "group"))
+    for row in rows:
+        row["optimizer"] |= {"num_early_stopped": 0, "num_ranks": 4}
+    return rows
+
+
+def findings(rows: Rows) -> dict[str, Finding]:
+    history = History()
+    for row in json.loads(json.dumps(rows)):
+        history.add(row)
+    return {finding.rule: finding for finding in diagnose(history.results())}
+
+
+def put(rows: Rows, path: str, values: Any) -> None:
+    """Sets a number in all rows: one value, or a function of the number of the row."""
+    *above, last = path.split("/")
+    for number, row in enumerate(rows):
+        place: Any = row
+        for key in above:
+            place = place[int(key)] if isinstance(place, list) else place[key]
+        place[last] = values(number) if callable(values) else values
+
+
+@pytest.mark.parametrize("make", [healthy, samples, ranks])
+def test_healthy_run_has_no_finding(make: Callable[[], Rows]) -> None:
+    assert findings(make()) == {}
+
+
+#: For each rule: a run, what is put into its results, and parts of the sentence.
+FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = [
+    (
+        "env-faults",
+        healthy,
+        {
+            "fault_tolerance/num_env_faults": lambda i: 20 * i + 40,
+            "fault_tolerance/last_env_fault": "Traceback:\n  File x\nRuntimeError: boom",
+        },
+        ("620 environment faults: RuntimeError: boom",),
+    ),
+    (
+        "worker-failures",
+        healthy,
+        {
+            "fault_tolerance/num_remote_worker_restarts": lambda i: int(i > 4),
+            "fault_tolerance/last_failure": "The actor died: SIGKILL",
+        },
+        ("1 worker restarted: The actor died: SIGKILL",),
+    ),
+    (
+        "non-finite",
+        samples,
+        {
+            "fault_tolerance/num_non_finite": 3,
+            "optimizer/num_skipped_updates": 2,
+            "fault_tolerance/last_non_finite": "rewards: NaN",
+        },
+        ("3 fragments and 2 updates were not finite: rewards: NaN",),
+    ),
+    (
+        "no-reward",
+        samples,
+        {f"env_runners/episode_return_{which}": 0.0 for which in ("mean", "min", "max")},
+        ("No episode had a reward: 3,000 episodes",),
+    ),
+    (
+        "deterministic",
+        samples,
+        {
+            "learners/default_policy/entropy": lambda i: 0.69 if i < 2 else 0.001,
+            "env_runners/episode_return_mean": 9.3,
+        },
+        ("Policy deterministic since 24,000 steps: entropy 0.001",),
+    ),
+    (
+        "deterministic",
+        samples,
+        {
+            "learners/default_policy/entropy": 0.001,
+            "env_runners/episode_return_mean": 9.3,
+        },
+        ("Policy deterministic since 8,000 steps: entropy 0.001",),
+    ),
+    (
+        "value-loss",
+        samples,
+        {"learners/default_policy/vf_loss": 1.3e9},
+        ("Value loss 1.3e+09", "scale rewards"),
+    ),
+    (
+        "update-size",
+        samples,
+        {
+            "learners/default_policy/mean_kl_loss": lambda i: 60.0 if i < 5 else 0.0,
+            "learners/default_policy/clip_fraction": lambda i: 0.93 if i < 5 else 0.0,
+        },
+        ("KL 60, clip fraction 0.93",),
+    ),
+    (
+        "return-fell",
+        healthy,
+        {"env_runners/episode_return_mean": lambda i: 20.0 + 40.0 * i if i < 10 else 25.0},
+        ("Return fell from 380 (after 80,000 steps) to 25",),
+    ),
+    (
+        "no-learning",
+        healthy,
+        {
+            "env_runners/episode_return_mean": lambda i: 21.0 + 0.5 * (i % 3),
+            "env_runners/episode_return_max": 60.0,
+        },
+        ("240,000 steps changed nothing: return 21.5 before, 21.5 now",),
+    ),
+    ("small-updates", healthy, {"optimizer/rows_per_update": 8.0}, ("8 rows per update",)),
+    ("small-updates", samples, {"config/sgd_minibatch_size": 8}, ("8 rows per update",)),
+    (
+        "slow-worker",
+        healthy,
+        {"optimizer/workers/per_worker/2/env_steps_per_sampling_s": 80.6},
+        ("Worker 3 is 6.2 times slower than the median",),
+    ),
+    (
+        "slow-worker",
+        samples,
+        {"optimizer/workers/per_worker/2/env_steps_per_sampling_s": 50.0},
+        ("Worker 3 is 10.0 times slower", "workers are idle for 20%", "fraction_workers"),
+    ),
+    (
+        "slow-worker",
+        ranks,
+        {
+            "optimizer/workers/per_worker/2/env_steps_per_sampling_s": 50.0,
+            "optimizer/workers/share/skew": 0.35,
+        },
+        ("All ranks wait for rank 3: 35%", "preemption_threshold"),
+    ),
+    (
+        "machine-busy",
+        samples,
+        {"optimizer/machine/cpu_share": 0.99, "optimizer/machine/load_1m": 40.0},
+        ("busy with other work: 40 processes want 16 cores", "at most 5 are this run's"),
+    ),
+    (
+        "too-many-workers",
+        healthy,
+        {"optimizer/machine/num_cpus": 2, "optimizer/machine/cpu_share": 0.97},
+        ("4 workers on 2 cores", "num_workers=2"),
+    ),
+    (
+        "weights-dominate",
+        healthy,
+        {
+            "optimizer/driver/share/dispatch": 0.45,
+            "optimizer/num_bytes_sent": lambda i: 125 * 540_000 * (i + 1),
+        },
+        ("45% of its time in dispatch, 540 KB",),
+    ),
+    (
+        "driver-busy",
+        healthy,
+        {"optimizer/driver/share/wait": 0.03, "optimizer/workers/share/idle": 0.6},
+        ("Driver busy 97%, workers idle 60%", "SyncSamples"),
+    ),
+    (
+        "stale",
+        healthy,
+        {"optimizer/num_gradients_stale": lambda i: 50 * (i + 1)},
+        ("40% of the gradients are older than max_policy_lag",),
+    ),
+    (
+        "allreduce-dominates",
+        ranks,
+        {"optimizer/workers/share/allreduce": 0.57},
+        ("57% of the ranks' time", "sgd_minibatch_size"),
+    ),
+    (
+        "reporting",
+        samples,
+        {"optimizer/driver/share/report": 0.4},
+        ("40% of the driver's time", "min_time_s_per_iteration"),
+    ),
+    (
+        "more-workers",
+        healthy,
+        {"optimizer/driver/share/wait": 0.8, "optimizer/machine/cpu_share": 0.3},
+        ("driver waits for 80%", "num_workers=8"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "make", "changes", "parts"), FAULTS, ids=[fault[0] for fault in FAULTS]
+)
+def test_rule_names_the_fault_and_no_other_does(
+    rule: str, make: Callable[[], Rows], changes: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    rows = make()
+    for path, values in changes.items():
+        put(rows, path, values)
+    found = findings(rows)
+    assert set(found) == {rule}
+    text = f"{found[rule].text}; {found[rule].change}"
+    assert [part for part in parts if part not in text] == [], text
+
+
+def test_every_rule_has_a_run_with_its_fault() -> None:
+    assert {rule.key for rule in RULES} == {fault[0] for fault in FAULTS}
+
+
+#: What is near a fault and is none.
+ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
+    ("a solved task: low entropy and rising returns", samples, {
+        "learners/default_policy/entropy": lambda i: 0.69 if i < 5 else 0.005}),
+    ("entropy of a Gaussian policy", samples, {
+        "learners/default_policy/entropy": lambda i: 1.4 - 0.2 * i,
+        "env_runners/episode_return_mean": lambda i: -900.0 + 20.0 * i,
+        "env_runners/episode_return_min": -900.0,
+        "env_runners/episode_return_max": -100.0}),
+    ("a policy without entropy", samples, {"learners/default_policy/entropy": 0.0}),
+    ("one large update", samples, {
+        "learners/default_policy/mean_kl_loss": lambda i: 0.9 if i == 3 else 0.01}),
+    ("a dip that is made up for", healthy, {
+        "env_runners/episode_return_mean": lambda i: 20.0 + 15.0 * (i if i != 15 else 2)}),
+    ("noise at the goal", healthy, {
+        "env_runners/episode_return_mean": lambda i: min(20.0 + 50.0 * i, 470.0 + 20.0 * (i % 2))}),
+    ("a busy driver whose workers do not wait", healthy, {
+        "optimizer/driver/share/wait": 0.05, "optimizer/workers/share/idle": 0.05}),
+    ("workers of unequal speed", healthy, {
+        "optimizer/workers/per_worker/1/env_steps_per_sampling_s": 300.0}),
+    ("a worker that has not answered", healthy, {
+        "optimizer/workers/per_worker/1/env_steps_per_sampling_s": 0.0}),
+    ("a machine that only this run uses", healthy, {
+        "optimizer/machine/cpu_share": 1.0, "optimizer/machine/num_cpus": 4,
+        "optimizer/machine/load_1m": 5.5}),
+    ("no core is free", healthy, {
+        "optimizer/driver/share/wait": 0.8, "optimizer/machine/cpu_share": 0.9}),
+    ("no results of the machine and of episodes", healthy, {
+        "optimizer/machine": {}, "env_runners": {}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("about", "make", "changes"), ODD, ids=[odd[0] for odd in ODD])
+def test_what_is_no_fault_is_not_found(
+    about: str, make: Callable[[], Rows], changes: dict[str, Any]
+) -> None:
+    rows = make()
+    for path, values in changes.items():
+        put(rows, path, values)
+    assert findings(rows) == {}
+
+
+def test_workers_that_are_the_driver_are_not_compared() -> None:
+    rows = samples()
+    for row in rows:
+        row["optimizer"]["workers"]["per_worker"] = [{"index": 0, "env_steps_per_sampling_s": 9.0}]
+    assert findings(rows) == {}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_results_tell_nothing_about_time(count: int) -> None:
+    rows = healthy()[:count]
+    put(rows, "optimizer/driver/share/wait", 0.0)
+    put(rows, "optimizer/workers/share/idle", 0.9)
+    assert findings(rows) == {}
+
+
+def test_start_up_does_not_count() -> None:
+    rows = healthy()
+    rows[0]["optimizer"]["driver"]["share"] = {"startup": 1.0, "wait": 0.0}
+    assert findings(rows) == {}
+
+
+def test_history_of_a_long_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "_MOST_ROWS", 20)
+    history, rows = History(), healthy()
+    put(rows, "fault_tolerance/num_env_faults", lambda i: i + 1)
+    for number in range(1000):
+        row = json.loads(json.dumps(rows[number % COUNT]))
+        row["fault_tolerance"]["num_env_faults"] = number + 1
+        history.add(row)
+    results = history.results()
+    faults = results.column("fault_tolerance/num_env_faults")
+    assert history.num_results == 1000
+    assert 10 <= len(faults) <= 21
+    assert results.rise("fault_tolerance/num_env_faults") == 1000
+    assert np.all(np.diff(faults) > 0)
+
+
+def test_result_file_is_read_line_by_line(tmp_path: Path) -> None:
+    rows = healthy()
+    put(rows, "optimizer/rows_per_update", 8.0)
+    lines = [json.dumps(row) for row in rows]
+    file = tmp_path / "result.json"
+    file.write_text("\n".join([*lines[:3], "{broken", "[1]", *lines[3:], '{"half": ']))
+    assert [finding.rule for finding in diagnose(read_results(file))] == ["small-updates"]
+
+
+def test_docs_hold_the_table_of_rules() -> None:
+    # `python -m polopt.metrics.diagnosis` prints the table.
+    assert diagnosis.markdown_table() in DOCS.read_text()

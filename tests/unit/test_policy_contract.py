@@ -1,0 +1,189 @@
+"""The contract of a policy: a policy outside of the actor-critic family, and named segments."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from policy_helpers import FakeEnv, fixed_gradient, make_batch
+from torch import nn
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients
+from polopt.policies.learning.config import PolicyConfig
+from polopt.policies.learning.flat_parameters import FlatParameters, Segment
+from polopt.policies.learning.reducer import LocalReducer, Reducer
+from polopt.policies.learning.weight_updater import WeightUpdater
+from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.policy import Policy, reduce_gradient
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+
+class Reinforce(Policy):
+    """Rewards of single steps times log-probabilities, with a linear network."""
+
+    def make_segments(self) -> dict[str, Segment]:
+        size = int(np.prod(self.encoder.shape))
+        return {"network": Segment(nn.Linear(size, self.dist.num_params))}
+
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return self.model(torch.as_tensor(obs.reshape(len(obs), -1))).numpy()
+
+    def compute_gradients(self, batch: SampleBatch) -> Gradients:
+        batch = self.prepare_batch(batch)
+        obs, actions, rewards = (
+            torch.as_tensor(batch.flat(name)) for name in ("obs", "actions", "rewards")
+        )
+        self.flat.zero_grads()
+        loss = -(self.dist.log_prob(self.model(obs), actions) * rewards).mean()
+        loss.backward()
+        stats = {"policy_loss": loss.item()}
+        return Gradients(self.flat.get_grads(), self.version, len(obs), stats)
+
+    def learn_on_batch(
+        self, batch: SampleBatch, reducer: Reducer | None = None
+    ) -> dict[str, float]:
+        gradients = self.compute_gradients(batch)
+        reducer = reducer or LocalReducer()
+        stats = reduce_gradient(self, gradients.rows, gradients.stats, reducer)
+        return stats | self.apply_flat()
+
+
+def make_reinforce(seed: int = 0, **options: Any) -> Reinforce:
+    env = FakeEnv(spaces.Box(-9.0, 9.0, (2,)), spaces.Discrete(3))
+    config = PolicyConfig.parse(options)
+    return Reinforce(env.observation_space, env.action_space, config, seed=seed)
+
+
+def test_policy_without_critic_trains_and_resumes(tmp_path: Path) -> None:
+    config = {
+        "env": "CartPole-v1",
+        "policy": Reinforce,
+        "optimizer": "sync_samples",
+        "num_workers": 0,
+        "rollout_fragment_length": 16,
+        "min_sample_timesteps_per_iteration": 64,
+        "seed": 1,
+    }
+    trainer, other = PolicyOptimizerTrainer(config), PolicyOptimizerTrainer(config)
+    result = trainer.train()
+    assert result["learners"]["default_policy"]["grad_norm"] > 0.0
+    trainer.save_checkpoint(str(tmp_path))
+    other.load_checkpoint(str(tmp_path))
+    weights = [made.get_policy().get_weights() for made in (trainer, other)]
+    np.testing.assert_array_equal(weights[0].flat, weights[1].flat)
+    assert weights[0][1:] == weights[1][1:]
+    assert weights[0].version > 0
+    trainer.stop()
+    other.stop()
+
+
+def test_policy_without_minibatches_gives_one_gradient() -> None:
+    policy = make_reinforce()
+    batch = make_batch(policy)
+    gradients = MinibatchGradients(policy, batch)
+    only = gradients.next_gradients()
+    assert (only.new_rows, only.ends_rollout) == (only.rows, True)
+    np.testing.assert_array_equal(only.flat, policy.compute_gradients(batch).flat)
+    assert gradients.done
+    with pytest.raises(ValueError, match="all minibatches"):
+        gradients.next_gradients()
+
+
+# ---- segments ---------------------------------------------------------------------------------
+
+
+def modules() -> dict[str, Segment]:
+    torch.manual_seed(0)
+    actor, critic = nn.Linear(3, 2), nn.Linear(3, 1)
+    target = Segment(copy.deepcopy(actor), copy_of="actor")
+    return {"target": target, "actor": Segment(actor), "critic": Segment(critic)}
+
+
+def test_copy_has_no_gradient_and_follows_its_segment() -> None:
+    segments = modules()
+    flat = FlatParameters(segments)
+    assert flat.segments == {"actor": slice(0, 8), "critic": slice(8, 12), "target": slice(12, 20)}
+    assert (len(flat.params), len(flat.grads)) == (20, 12)
+    target, actor = segments["target"].module, segments["actor"].module
+    assert not any(p.requires_grad or p.grad is not None for p in target.parameters())
+    before = target.weight.clone()
+    with torch.no_grad():
+        flat.params[:12] += 1.0
+    assert torch.equal(target.weight, before)
+    flat.refresh_copies()
+    assert torch.equal(target.weight, actor.weight)
+    assert torch.equal(target.bias, actor.bias)
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+def test_each_segment_has_its_own_torch_optimizer(name: str) -> None:
+    config = PolicyConfig(torch_optimizer=name, grad_clip=1.0)
+    split, whole = FlatParameters(modules()), FlatParameters({"network": Segment(both())})
+    updaters = [WeightUpdater(split, config), WeightUpdater(whole, config)]
+    for seed in range(3):
+        gradient = np.random.default_rng(seed).normal(size=12).astype(np.float32)
+        for flat, updater in zip((split, whole), updaters, strict=True):
+            flat.set_grads(gradient)
+            updater.apply(0, 1.0)
+    np.testing.assert_array_equal(split.get_params()[:12], whole.get_params())
+    states = updaters[0].get_state()[name]
+    assert states.keys() == {"actor", "critic"}
+    assert int(states["critic"]["step"]) == 3
+    resumed = WeightUpdater(split, config)
+    resumed.set_state({name: {"actor": states["actor"]}})
+    assert int(resumed.get_state()[name]["actor"]["step"]) == 3
+    assert resumed.get_state()[name]["critic"] == {}
+
+
+def both() -> nn.Module:
+    segments = modules()
+    return nn.ModuleList([segments["actor"].module, segments["critic"].module])
+
+
+def test_state_without_a_copy_restores_it_from_its_segment() -> None:
+    flat, without = FlatParameters(modules()), modules()
+    del without["target"]
+    saved = FlatParameters(without)
+    with torch.no_grad():
+        saved.params += 1.0
+    restored = flat.params_of(saved.get_state())
+    np.testing.assert_array_equal(restored[:12], saved.get_params())
+    np.testing.assert_array_equal(restored[12:], saved.get_params()[:8])
+    with torch.no_grad():
+        flat.params[12:] = 7.0
+    # And the other way, a copy that is not needed is left out.
+    np.testing.assert_array_equal(saved.params_of(flat.get_state()), flat.get_params()[:12])
+
+
+@pytest.mark.parametrize(
+    "places", [{"actor": [0, 8]}, {"actor": [0, 8], "critic": [8, 11]}, {"actor": [0, 99]}]
+)
+def test_state_with_other_segments_is_refused(places: dict[str, list[int]]) -> None:
+    flat = FlatParameters(modules())
+    state = flat.get_state() | {"segments": places}
+    with pytest.raises(ValueError, match=r"parameters of segment .* another network"):
+        flat.params_of(state)
+
+
+def test_only_applied_updates_are_announced() -> None:
+    versions: list[int] = []
+
+    class Recording(Reinforce):
+        def on_update(self) -> None:
+            versions.append(self.version)
+
+    env = FakeEnv(spaces.Box(-9.0, 9.0, (2,)), spaces.Discrete(3))
+    policy = Recording(env.observation_space, env.action_space, PolicyConfig())
+    policy.apply_gradients(fixed_gradient(policy))
+    bad = fixed_gradient(policy)
+    bad.flat[0] = np.nan
+    policy.apply_gradients(bad)
+    policy.apply_gradients(fixed_gradient(policy))
+    assert versions == [1, 2]

@@ -1,0 +1,71 @@
+"""The file in which an optimizer declares its dashboard tab."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from polopt.metrics import plots
+from polopt.metrics.tab import OptimizerTab
+from polopt.optimizers.registry import OPTIMIZERS
+from polopt.trainers.tab_file import tab_of
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_tab_of_each_optimizer_survives_its_file(name: str) -> None:
+    cls = OPTIMIZERS.get(name)
+    tab = tab_of(cls, {"num_things": 3, "backend": "zmq", "flag": True, "share": 0.5})
+    assert OptimizerTab.from_json(tab.to_json()) == tab
+    assert (tab.name, tab.title, tab.phases) == (name, cls.__name__, cls.phases)
+    assert tab.extra_stats == ("num_things", "share")
+    keys = [plot.key for plot in tab.tab.plots]
+    assert len(set(keys)) == len(keys) > 0
+
+
+def changed(path: tuple[Any, ...], value: Any) -> str:
+    """The file of an optimizer with one changed value."""
+    content = json.loads(tab_of(OPTIMIZERS.get("async_gradients")).to_json())
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("format",), 0),
+        (("name",), 3),
+        (("title",), "x" * 2000),
+        (("phases",), {"a": 1}),
+        (("phases",), ["x"] * 1000),
+        (("extra_stats",), [None]),
+        (("tab",), None),
+        (("tab", "plots"), "text"),
+        (("tab", "plots", 0, "kind"), "pie"),
+        (("tab", "plots", 0, "steps"), 1),
+        (("tab", "plots", 0, "keys"), {}),
+        (("tab", "plots", 0, "keys"), {"a": ["b"]}),
+        (("tab", "plots", 0, "keys"), {"a": "b", "c": "d"}),
+        (("tab", "plots", 0, "surprise"), "x"),
+        (("tab", "metrics"), [{"kind": "gauge"}]),
+    ],
+)
+def test_file_that_is_no_tab_is_refused(path: tuple[Any, ...], value: Any) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        OptimizerTab.from_json(changed(path, value))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, b"\xff\xfe"])
+def test_text_that_is_no_tab_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        OptimizerTab.from_json(text)
+
+
+def test_shared_plots_have_one_key_where_they_need_one() -> None:
+    for plot in vars(plots).values():
+        if isinstance(plot, plots.Plot) and plot.kind != "lines":
+            assert len(plot.keys) == 1
