@@ -30,8 +30,6 @@ import pydantic
 from about import about
 
 import polopt
-from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.samples import sample
 
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/imposed_lag.json"
@@ -65,6 +63,12 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
+def sample(worker: polopt.RolloutWorker, weights: polopt.Weights | None) -> polopt.SampleBatch:
+    """Runs in a worker: takes over weights, and samples a fragment with them."""
+    worker.set_weights(weights)
+    return worker.next_batch()
+
+
 class ImposedLagConfig(polopt.OptimizerConfig):
     """Options of `ImposedLag`.
 
@@ -88,7 +92,7 @@ class ImposedLag(polopt.PolicyOptimizer):
         super().__init__(*args)
         self._queue: deque[polopt.SampleBatch] = deque()
 
-    def step(self) -> StepResult:
+    def step(self) -> polopt.StepResult:
         before = self.metrics.counts()
         with self.timers["sample"]:
             self.calls.fill(sample, self.workers.up())

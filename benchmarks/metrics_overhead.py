@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 import polopt
-from polopt.common.episodes import EpisodeStats
-from polopt.metrics.load import LoadMeter
 
 GRADIENTS = 10_000
 
@@ -42,9 +43,9 @@ def main() -> None:
 def calls_us(optimizer: Any) -> float:
     """Microseconds of what one gradient adds: three phases, one reply, one lag, one pending count,
     and its share of a report for every 1,000 gradients."""
-    stats, load = type(optimizer.metrics)(optimizer.phases), LoadMeter()
+    stats, load = type(optimizer.metrics)(optimizer.phases), type(optimizer.calls.load)()
     wait, apply, dispatch = (stats.timers[phase] for phase in optimizer.phases)
-    no_episodes = EpisodeStats.empty()
+    no_episodes: Any = SimpleNamespace(returns=np.zeros(0), lengths=np.zeros(0, int))
     started_s = time.perf_counter()
     for i in range(GRADIENTS):
         with wait:

@@ -69,6 +69,8 @@ class Config(pydantic.BaseModel):
     """A frozen set of options with defaults, validated on construction.
 
     The class attribute `aliases` maps alternative names of keys (those of current RLlib) to keys.
+    `renamed` maps former names, which are refused with an error that says the present one, and
+    `removed` keys that are gone to the reason, which the error gives.
     """
 
     model_config = pydantic.ConfigDict(
@@ -80,6 +82,8 @@ class Config(pydantic.BaseModel):
         validate_default=False,
     )
     aliases: ClassVar[Mapping[str, str]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
+    removed: ClassVar[Mapping[str, str]] = {}
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -111,6 +115,7 @@ class Config(pydantic.BaseModel):
                 value out of range, or a key given under two names.
         """
         options = canonical(options, cls.aliases, where)
+        cls.check_former_keys(options, where)
         known = set(cls.keys()) | set(cls.model_fields)
         for key in options:
             if key not in known:
@@ -120,6 +125,19 @@ class Config(pydantic.BaseModel):
             return cls(**options)
         except pydantic.ValidationError as error:
             raise ConfigError(f"{where}: {_first_problem(cls, error)}") from None
+
+    @classmethod
+    def check_former_keys(cls, options: Iterable[str], where: str = "config") -> None:
+        """Refuses keys that this config had once.
+
+        Raises:
+            ConfigError: for the first, with its present name or the reason.
+        """
+        for key in options:
+            if key in cls.renamed:
+                raise ConfigError(f"{where}: key {key!r} is now {cls.renamed[key]!r}")
+            if key in cls.removed:
+                raise ConfigError(f"{where}: key {key!r} is gone: {cls.removed[key]}")
 
     def to_dict(self) -> dict[str, Any]:
         """The options by key; `type(self).parse` accepts the result."""

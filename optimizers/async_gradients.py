@@ -30,26 +30,18 @@ class AsyncGradientsConfig(GradientsConfig):
         max_policy_lag: gradients that are more updates old than this are stale; None: none are.
         stale_gradients: `drop` them, or `scale` the learning rate of their update by
             (max_policy_lag + 1) / (lag + 1), after Zhang et al., 2016.
-        sync: only False; True is the optimizer `sync_gradients`.
     """
 
     max_requests_in_flight_per_worker: int = pydantic.Field(1, ge=1, le=1000)
     max_policy_lag: int | None = pydantic.Field(None, ge=0)
     stale_gradients: Literal["drop", "scale"] = "drop"
-    sync: bool = False
 
     aliases: ClassVar[Mapping[str, str]] = {
         "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
     }
-
-    @pydantic.model_validator(mode="after")
-    def _check_sync(self) -> AsyncGradientsConfig:
-        if self.sync:
-            raise ValueError(
-                "key 'sync': got True with optimizer 'async_gradients'. Allowed: False, or "
-                "optimizer 'sync_gradients'"
-            )
-        return self
+    removed: ClassVar[Mapping[str, str]] = {
+        "sync": "'async_gradients' waits for no worker; optimizer 'sync_gradients' waits for all",
+    }
 
 
 class AsyncGradients(PolicyOptimizer):

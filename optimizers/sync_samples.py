@@ -22,7 +22,7 @@ from polopt.optimizers.samples import check_batch, num_fragments, sample, sample
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.early_stop import Stragglers
-from polopt.rollouts.workers.set_up import call_each
+from polopt.rollouts.workers.set_up import call_each, set_up_each
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -132,8 +132,8 @@ class SyncSamples(PolicyOptimizer):
         }
         if "0" in states:
             self.workers.local.set_state(states["0"])
-        up = [w.index for w in self.workers.remote if w.up and str(w.index) in states]
-        call_each(self.workers, "set_state", {index: (states[str(index)],) for index in up})
+        remote = {int(index): (saved,) for index, saved in states.items() if index != "0"}
+        set_up_each(self.workers, "set_state", remote)
 
     def extra_stats(self) -> dict[str, Any]:
         return {

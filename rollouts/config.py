@@ -55,8 +55,6 @@ class RolloutConfig(Config):
             steps each in a process of its own, `vector_entry_point` uses the environment's own
             vector implementation; as in `gymnasium.make_vec`. None: the own implementation if there
             is one, else `sync`. RLlib: `gym_env_vectorize_mode`.
-        fast_sync: environments that are stepped one after another are a `FastSyncVectorEnv`; False:
-            Gymnasium's `SyncVectorEnv`. Both return the same.
         autoreset_mode: when an environment is reset after the end of an episode: in the
             `same_step`, in the `next_step`, or by the sampler (`disabled`), as in
             `gymnasium.vector.AutoresetMode`. None: the mode of the environment's own vector
@@ -112,7 +110,6 @@ class RolloutConfig(Config):
     num_envs_per_worker: int = pydantic.Field(8, ge=1, le=100_000)
     rollout_fragment_length: int = pydantic.Field(20, ge=1, le=10**7)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
-    fast_sync: bool = True
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
     max_frames_per_traj: int | None = pydantic.Field(None, ge=1)
     num_cpus_per_worker: Amount = 1.0
@@ -126,12 +123,6 @@ class RolloutConfig(Config):
     max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
     max_consecutive_non_finite: int = pydantic.Field(5, ge=1)
     seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
-
-    @pydantic.field_validator("transport", mode="before")
-    @classmethod
-    def _read_direct_calls(cls, value: Any) -> Any:
-        """Versions before 0.2 have `direct_calls` with true or false."""
-        return {True: "auto", False: "ray"}[value] if isinstance(value, bool) else value
 
     @pydantic.model_validator(mode="after")
     def _check_workers(self) -> RolloutConfig:
@@ -147,12 +138,11 @@ class RolloutConfig(Config):
         """Workers that have to be there for a run to start, and to go on after one is given up."""
         return self.num_workers if self.min_workers is None else self.min_workers
 
+    renamed: ClassVar[Mapping[str, str]] = {"fast_sync": "fast_cpu"}
     aliases: ClassVar[Mapping[str, str]] = {
         "num_env_runners": "num_workers",
         "num_envs_per_env_runner": "num_envs_per_worker",
         "num_cpus_per_env_runner": "num_cpus_per_worker",
         "num_gpus_per_env_runner": "num_gpus_per_worker",
         "custom_resources_per_env_runner": "custom_resources_per_worker",
-        "direct_calls": "transport",
-        "max_consecutive_bad_numbers": "max_consecutive_non_finite",
     }

@@ -125,13 +125,14 @@ def fake_collector(
     num_workers: int = 2,
     rollout: dict[str, Any] | None = None,
     script: Script = oldest_first,
+    up: bool = True,
     **options: Any,
 ) -> Any:
     """Returns a collector over fake remote workers, each of two environments and five steps."""
     config = worker_config(rollout={"num_workers": num_workers, **(rollout or {})})
     fake = FakeRay()
     fake.script = script
-    return Collector.over(FakeWorkerSet(config, fake, NotesStops), **options)
+    return Collector.over(FakeWorkerSet(config, fake, NotesStops, up), **options)
 
 
 def update(collector: Collector) -> None:

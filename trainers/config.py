@@ -88,6 +88,8 @@ class Experiment:
         optimizer_class, policy_class = OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)
         owners = _owners(optimizer_class, policy_class)
         aliases = _aliases(owners)
+        for owner in owners.values():
+            owner.check_former_keys(options)
         merged = canonical(preset, aliases) | canonical(options, aliases)
         parts: dict[str, dict[str, Any]] = {name: {} for name in owners}
         for key, value in merged.items():

@@ -23,8 +23,10 @@ class PolicyConfig(Config):
         rmsprop_epsilon: epsilon of RMSprop. torch adds it to the root of the mean square; Mnih et
             al. (2016) add theirs, 0.1, to the mean square before the root.
         grad_clip: largest global norm of a gradient; None disables clipping.
-        fast_cpu: small multi-layer perceptrons on the CPU act in NumPy and, if the policy has a
-            closed form of its loss gradients, learn in NumPy; False: always torch.
+        fast_cpu: fast paths of polopt's own, which give the same results. Small multi-layer
+            perceptrons on the CPU act in NumPy and, if the policy has a closed form of its loss
+            gradients, learn in NumPy; environments that are stepped one after another are a
+            `FastSyncVectorEnv`. False: torch, and Gymnasium's `SyncVectorEnv`.
         model: the network.
     """
 

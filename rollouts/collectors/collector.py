@@ -8,23 +8,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import ray
+import torch
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
+from polopt.rollouts.collectors.collector_arguments import CollectorArguments
 from polopt.rollouts.collectors.config import CollectingConfig, CollectorConfig
 from polopt.rollouts.collectors.frame_budget import FrameBudget
-from polopt.rollouts.collectors.state import load_collector_state, seed_workers, take_weights
 from polopt.rollouts.collectors.trajectories import pad_trajectories, split_trajectories
 from polopt.rollouts.collectors.weight_sync import WeightSync
-from polopt.rollouts.collectors.worker_factory import WorkerFactory
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply, Work
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.set_up import call_each
+from polopt.rollouts.workers.set_up import call_each, set_up_each
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: End of TorchRL's range of seeds.
+_LARGEST_SEED = 2**32 - 1
 
 
 class Fragment(NamedTuple):
@@ -93,9 +96,10 @@ class Collector:
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
         config = CollectorConfig.parse(options, "Collector")
-        self._factory: WorkerFactory | None = WorkerFactory(create_env_fn, policy, config)
-        self._started_ray = self._factory.connect()
-        self._set_up(self._factory.make_workers(), config)
+        self._arguments: CollectorArguments | None
+        self._arguments = CollectorArguments(create_env_fn, policy, config)
+        self._started_ray = self._arguments.connect()
+        self._set_up(self._arguments.make_workers(), config)
 
     @classmethod
     def over(
@@ -109,7 +113,7 @@ class Collector:
             options: see `CollectingConfig`.
         """
         self = cls.__new__(cls)
-        self._factory, self._started_ray = None, False
+        self._arguments, self._started_ray = None, False
         self._set_up(workers, CollectingConfig.parse(options, "Collector"), count)
         return self
 
@@ -344,9 +348,9 @@ class Collector:
             ConfigError: if their spaces differ from those of the policy.
             RuntimeError: if this Collector did not make its workers.
         """
-        if self._factory is None:
+        if self._arguments is None:
             raise RuntimeError("this Collector did not make its workers; use WorkerSet.add_workers")
-        specs = self._factory.more(create_env_fn, num_collectors, num_envs, remote_configs)
+        specs = self._arguments.more(create_env_fn, num_collectors, num_envs, remote_configs)
         return [worker.index for worker in self.workers.add_workers(specs)]
 
     def remove_collectors(self, indices: Iterable[int]) -> None:
@@ -382,11 +386,12 @@ class Collector:
         """Counts, the policy, and for each collector its random numbers, running statistics of its
         environments' wrappers, and states of its environments, if they have `get_state`.
 
-        Holds tensors, arrays, numbers, strings, and lists and dicts of those. Waits for pending
-        fragments; they are kept for the next batches, and are not in the state.
+        Holds tensors, arrays, numbers, strings, and lists and dicts of those. Waits for collectors
+        that have never started, and for pending fragments; these are kept for the next batches, and
+        are not in the state.
         """
         self.drain()
-        indices = [worker.index for worker in self.workers.remote]
+        indices = [worker.index for worker in self.workers.up()] if self.workers.remote else []
         states = call_each(self.workers, "get_state", dict.fromkeys(indices, (False,)))
         states[0] = self.workers.local.get_state(with_policy=False)
         return {
@@ -409,7 +414,7 @@ class Collector:
         did not make finish their fragment and continue to run."""
         self.calls.interrupt()
         self.calls.clear()
-        if self._factory is None:
+        if self._arguments is None:
             return
         self.workers.stop()
         if self._started_ray:
@@ -421,3 +426,56 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+def next_seed(seed: int) -> int:
+    """The seed after `seed` in TorchRL's sequence (`torchrl._utils.seed_generator`)."""
+    return int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % _LARGEST_SEED
+
+
+def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
+    """Seeds every environment of every worker; returns the next seed of the sequence."""
+    seeds: dict[int, list[int]] = {}
+    for index in [worker.index for worker in workers.remote] or [0]:
+        seeds[index] = []
+        for _ in range(workers.num_envs_of(index)):
+            seeds[index].append(seed)
+            seed = seed if static else next_seed(seed)
+    if 0 in seeds:
+        workers.local.set_seed(seeds[0])
+    set_up_each(workers, "set_seed", {index: (mine,) for index, mine in seeds.items()})
+    return seed
+
+
+def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any]) -> None:
+    """Sets weights of a policy: Weights with their version; a flat vector `[P]` or a `state_dict`
+    of the network as the next version.
+
+    Raises:
+        ValueError: they are of another network.
+    """
+    if isinstance(weights, Weights):
+        policy.set_weights(weights)
+        return
+    own = policy.get_weights()
+    if isinstance(weights, Mapping):
+        network = getattr(policy, "module", None) or policy.model
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(f"weights are of another network: {error}") from None
+    else:
+        if torch.is_tensor(weights):
+            weights = weights.detach().cpu().numpy()
+        policy.set_weights(own._replace(flat=np.asarray(weights, dtype=np.float32)))
+    policy.version = own.version + 1
+
+
+def load_collector_state(workers: WorkerSet, state: Mapping[str, Any]) -> None:
+    """Restores policy and workers from what `Collector.state_dict` returned. Workers that are not
+    in `state` keep theirs."""
+    saved = {int(index): parts for index, parts in state["collectors"].items()}
+    workers.local.policy.set_state(state["policy"])
+    workers.local.set_state(saved[0])
+    workers.snapshots.take(force=True)
+    set_up_each(workers, "set_state", {index: (parts,) for index, parts in saved.items()})

@@ -31,7 +31,11 @@ ENV_KEYS = ("env", "env_config", "num_envs_per_worker")
 
 
 def make_vector_env(
-    source: EnvSource, config: RolloutConfig, worker_index: int = 0, num_envs: int | None = None
+    source: EnvSource,
+    config: RolloutConfig,
+    worker_index: int = 0,
+    num_envs: int | None = None,
+    fast: bool = True,
 ) -> VectorEnv[Any, Any, Any]:
     """Makes a vector of environments. Each environment that is made singly is a
     `FaultTolerantEnv`.
@@ -41,6 +45,8 @@ def make_vector_env(
         config: options of sampling.
         worker_index: of the worker, for `EnvContext` and errors.
         num_envs: N; None: `num_envs_per_worker`.
+        fast: environments that are stepped one after another are a `FastSyncVectorEnv`; False:
+            Gymnasium's `SyncVectorEnv`. Both return the same.
 
     Raises:
         ConfigError: the environment does not support an option.
@@ -50,7 +56,7 @@ def make_vector_env(
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
     if callable(source):
-        return _vector_of_callable(source, config, worker_index, num_envs)
+        return _vector_of_callable(source, config, worker_index, num_envs, fast)
     spec = gymnasium.spec(source) if isinstance(source, str) else source
     limit = config.max_frames_per_traj
     if limit is not None and mode == "vector_entry_point":
@@ -70,7 +76,7 @@ def make_vector_env(
     def make() -> Any:
         return _limited(limit, gymnasium.make(spec, **options))
 
-    return _vector_of([make] * num_envs, source, config, worker_index)
+    return _vector_of([make] * num_envs, source, config, worker_index, fast)
 
 
 def probe_spaces(
@@ -115,7 +121,7 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def _vector_of_callable(
-    make: Callable[..., Any], config: RolloutConfig, worker_index: int, num_envs: int
+    make: Callable[..., Any], config: RolloutConfig, worker_index: int, num_envs: int, fast: bool
 ) -> VectorEnv[Any, Any, Any]:
     def make_one(vector_index: int) -> Any:
         context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
@@ -130,7 +136,7 @@ def _vector_of_callable(
         close_env(first, f"environment {env_name(make)!r}")
         first = None
     makers = [functools.partial(make_one, i) for i in range(num_envs)]
-    return _vector_of(makers, make, config, worker_index, first)
+    return _vector_of(makers, make, config, worker_index, fast, first)
 
 
 def _vector_of(
@@ -138,6 +144,7 @@ def _vector_of(
     source: EnvSource,
     config: RolloutConfig,
     worker_index: int,
+    fast: bool,
     first: Any = None,
 ) -> VectorEnv[Any, Any, Any]:
     """A vector of fault-tolerant environments; `first` is the first of them, if it is made."""
@@ -155,7 +162,7 @@ def _vector_of(
         )
         for i in range(num_envs)
     ]
-    in_turn = FastSyncVectorEnv if config.fast_sync else SyncVectorEnv
+    in_turn = FastSyncVectorEnv if fast else SyncVectorEnv
     kind = AsyncVectorEnv if in_processes else in_turn
     mode = AutoresetMode[(config.autoreset_mode or "same_step").upper()]
     # Without copies: the sampler copies what it keeps.

@@ -22,12 +22,11 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.envs.random_state import seed_global_generators
 from polopt.rollouts.envs.resolving import env_name
-from polopt.rollouts.sampling.joining import sample_frames
-from polopt.rollouts.sampling.making import check_batch, make_sampler
 from polopt.rollouts.sampling.non_finite import non_finite_gradient
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import Seeds, seeds_from, worker_seeds
+from polopt.rollouts.sampling.worker_sampler import check_batch, make_sampler, sample_frames
 from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.rpc_server import RpcServer
 from polopt.rollouts.workers.counts import CallRecord, Counts
@@ -84,7 +83,9 @@ class RolloutWorker:
         self._env_error: EnvironmentFailedError | None = None
         if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
             spaces = (config.observation_space, config.action_space)
-            made = make_sampler(rollout, config.env, spaces, index, self.policy, seeds)
+            # Policies that only act have options of their own.
+            fast = getattr(config.policy, "fast_cpu", True)
+            made = make_sampler(rollout, config.env, spaces, index, self.policy, seeds, fast)
             self.sampler, self._env_error = made
         self.state: dict[str, Any] = {}
         self.record = CallRecord()

@@ -57,13 +57,18 @@ def call_each(
     return {reply.worker.index: reply.value for reply in calls.all()}
 
 
-def set_up_each(workers: WorkerSet, method: str, *args: Any) -> None:
-    """Calls a method of every remote worker: of those that are up now, and of those that are
-    starting once they are up. What later replacements need has to be in the config."""
+def set_up_each(workers: WorkerSet, method: str, args: Mapping[int, tuple[Any, ...]]) -> None:
+    """As `call_each`, also for workers that are starting: they run the call once they are up,
+    before any work. What later replacements need has to be in the config."""
     for worker in workers.remote:
-        if not worker.up:
-            worker.set_up.append((call_method, (method, *args)))
-    call_each(workers, method, {worker.index: args for worker in workers.remote})
+        if not worker.up and worker.index in args:
+            worker.set_up.append((call_method, (method, *args[worker.index])))
+    call_each(workers, method, args)
+
+
+def set_up_all(workers: WorkerSet, method: str, *args: Any) -> None:
+    """`set_up_each` of every remote worker, with the same arguments."""
+    set_up_each(workers, method, {worker.index: args for worker in workers.remote})
 
 
 def begin_restored_run(workers: WorkerSet, restore_count: int) -> None:
@@ -72,14 +77,14 @@ def begin_restored_run(workers: WorkerSet, restore_count: int) -> None:
     workers.config = dataclasses.replace(workers.config, restore_count=restore_count)
     if workers.owns_local:
         workers.local.begin_restored_run(restore_count)
-    set_up_each(workers, "begin_restored_run", restore_count)
+    set_up_all(workers, "begin_restored_run", restore_count)
 
 
 def update_algorithm_parameter(workers: WorkerSet, name: str, value: Any) -> None:
     """Changes an option of the policy in all remote workers, which the local policy has already,
     and in later replacements."""
     workers.config = dataclasses.replace(workers.config, policy=workers.local.policy.config)
-    set_up_each(workers, "update_algorithm_parameter", name, value)
+    set_up_all(workers, "update_algorithm_parameter", name, value)
 
 
 def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
@@ -97,8 +102,5 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
     together = merge_env_statistics(list(saved.values()))
     own = {worker.index: saved.get(worker.index, together) for worker in workers.remote}
     workers.env_statistics = dict(own)
-    for worker in workers.remote:
-        if not worker.up:
-            worker.set_up.append((call_method, ("set_statistics", own[worker.index])))
-    call_each(workers, "set_statistics", {index: (one,) for index, one in own.items()})
+    set_up_each(workers, "set_statistics", {index: (one,) for index, one in own.items()})
     workers.local.set_statistics(saved.get(0, together))

@@ -21,8 +21,7 @@ from toy_envs import Clock, Drift
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts import ray_session as sessions
-from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.state import next_seed
+from polopt.rollouts.collectors.collector import Collector, next_seed
 from polopt.rollouts.workers.failures import WorkersFailedError
 
 CHEAP = {"num_cpus": 0.25}
@@ -226,7 +225,7 @@ def test_seeds_and_state_with_processes(over: Any) -> None:
 
 ALONE = """
 import ray
-from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.collectors.collector import Collector, next_seed
 
 def collect(seats):
     with Collector("CartPole-v1", num_collectors=1, frames_per_batch=8) as collector:

@@ -124,6 +124,14 @@ def test_options_of_a_cell_make_a_trainer_of_that_cell(cell: Scheme) -> None:
         ),
         ({"num_workers": 2, "compress_data": "topk"}, r"'compress_data'.*allowed"),
         ({"optimizer": "async_gradients", "num_workers": 0}, r"needs remote workers"),
+        (
+            {"optimizer": "decentralized_allreduce", "preemption_threshold": 0.5},
+            r"'preemption_threshold' is now 'fraction_workers'",
+        ),
+        (
+            {"optimizer": {"name": "decentralized_allreduce", "min_fragment_share": 0.5}},
+            r"'min_fragment_share' is now 'fraction_samples'",
+        ),
     ],
 )
 def test_contradictory_options_are_refused(options: dict[str, Any], message: str) -> None:

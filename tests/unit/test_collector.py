@@ -93,6 +93,24 @@ def test_early_stop_of_a_batch_spares_later_fragments(sync: bool, expected: list
     assert [actor.worker.stops for actor in collector.workers.actors] == expected
 
 
+def test_seeds_and_state_reach_collectors_that_are_starting() -> None:
+    one = fake_collector(2, sync=True)
+    next(one)
+    seed = one.set_seed(5)
+    state = one.state_dict()
+    expected = content(next(one))
+    for seeded in (True, False):
+        starting = fake_collector(2, up=False, sync=True)
+        assert [worker.up for worker in starting.workers.remote] == [False] * 2
+        if seeded:
+            assert starting.set_seed(5) == seed
+        else:
+            starting.load_state_dict(state)
+        assert content(next(starting)) == expected
+    unused = fake_collector(2, up=False, sync=True).state_dict()["collectors"]
+    assert set(unused) == {"0", "1", "2"}
+
+
 # ---- number of batches --------------------------------------------------------------------------
 
 

@@ -18,8 +18,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.non_learning import ModulePolicy
 from polopt.policies.ppo import PPOPolicy
-from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.state import next_seed
+from polopt.rollouts.collectors.collector import Collector, next_seed
 
 # ---- policies -----------------------------------------------------------------------------------
 

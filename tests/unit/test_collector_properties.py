@@ -15,8 +15,8 @@ from toy_envs import Drift
 
 from polopt import Collector
 from polopt.common.config import ConfigError
+from polopt.rollouts.collectors.collector_arguments import CollectorArguments
 from polopt.rollouts.collectors.config import CollectorConfig
-from polopt.rollouts.collectors.worker_factory import WorkerFactory
 
 SMALL: dict[str, Any] = {"frames_per_batch": 8, "num_collectors": 0, "num_envs": 2, "seed": 1}
 #: Above these options are still checked, but collecting would take long, or other processes.
@@ -43,7 +43,7 @@ def either_collects_or_says_why(options: dict[str, Any]) -> bool:
         try:
             config = CollectorConfig.parse(options, "Collector")
             if not is_small(config):
-                WorkerFactory(Drift, None, config)
+                CollectorArguments(Drift, None, config)
                 return False
             collector = Collector(Drift, None, **options)
         except ConfigError as error:

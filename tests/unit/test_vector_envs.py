@@ -9,15 +9,19 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from fakes import worker_config
 from faulty_envs import CrashingClock
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from toy_envs import AUTORESET, Clock, Drift
 
+from polopt.common.config import ConfigError
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
 from polopt.rollouts.envs.making import make_vector_env
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.trainers.config import Experiment
 
 NUM_ENVS = 4
 every_mode = pytest.mark.parametrize("mode", AUTORESET)
@@ -144,22 +148,22 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def made(creator: Any, mode: str, **options: Any) -> VectorEnv[Any, Any, Any]:
+def made(creator: Any, mode: str, fast: bool = True, **options: Any) -> VectorEnv[Any, Any, Any]:
     options = {"env": creator, "autoreset_mode": mode, "num_envs_per_worker": NUM_ENVS, **options}
-    return make_vector_env(creator, RolloutConfig.parse(options))
+    return make_vector_env(creator, RolloutConfig.parse(options), fast=fast)
 
 
 @every_mode
-@pytest.mark.parametrize("fast_sync", [True, False])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("creator", CREATORS)
 def test_guarded_vector_equals_gymnasiums(
-    creator: Callable[[], Any], fast_sync: bool, mode: str
+    creator: Callable[[], Any], fast: bool, mode: str
 ) -> None:
     makers = [lambda: WithoutInfos(creator())] * NUM_ENVS
     plain = SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
     expected = history(plain)
     assert any(np.logical_or(*step[2:4]).any() for step in expected if len(step) == 5)  # some end
-    assert_same(history(made(creator, mode, fast_sync=fast_sync)), expected)
+    assert_same(history(made(creator, mode, fast)), expected)
 
 
 @every_mode
@@ -167,14 +171,24 @@ def test_fast_vector_reports_faults_as_gymnasiums(mode: str) -> None:
     def crashing() -> CrashingClock:
         return CrashingClock(3, longest=7)
 
-    fast, plain = (history(made(crashing, mode, fast_sync=fast)) for fast in (True, False))
+    fast, plain = (history(made(crashing, mode, fast)) for fast in (True, False))
     assert any(FAULT_KEY in step[-1] for step in plain)
     assert_same(fast, plain)
 
 
-def test_fast_sync_chooses_the_class_of_the_vector() -> None:
-    assert type(made(Drift, "same_step")) is FastSyncVectorEnv
-    assert type(made(Drift, "same_step", fast_sync=False)) is SyncVectorEnv
+@pytest.mark.parametrize("fast", [True, False])
+def test_fast_cpu_chooses_the_class_of_the_vector(fast: bool) -> None:
+    worker = RolloutWorker(worker_config(fast_cpu=fast), 1)
+    assert worker.sampler is not None
+    assert type(worker.sampler.env) is (FastSyncVectorEnv if fast else SyncVectorEnv)
+
+
+def test_former_name_of_fast_cpu_is_refused() -> None:
+    options = {"env": "CartPole-v1", "fast_sync": False}
+    with pytest.raises(ConfigError, match="key 'fast_sync' is now 'fast_cpu'"):
+        RolloutConfig.parse(options)
+    with pytest.raises(ConfigError, match="key 'fast_sync' is now 'fast_cpu'"):
+        Experiment.parse(options, preset={})
 
 
 def test_fast_vector_copies_if_asked() -> None:

@@ -1,13 +1,16 @@
-"""A worker's sampler, and the check of what it samples."""
+"""A worker's sampler: how it is made, the fragments that a request asks for, and their check."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+import numpy as np
 from gymnasium import Space
 
 from polopt.common.config import ConfigError
+from polopt.common.data_faults import DataFaults
+from polopt.common.episodes import EpisodeStats
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting import ActingPolicy
 from polopt.rollouts.config import RolloutConfig
@@ -18,6 +21,7 @@ from polopt.rollouts.envs.making import make_vector_env
 from polopt.rollouts.envs.resolving import EnvSource, env_name
 from polopt.rollouts.sampling.fault_handling import SamplerFaults
 from polopt.rollouts.sampling.non_finite import find_non_finite, without_non_finite_episodes
+from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import Seeds
 
@@ -29,6 +33,7 @@ def make_sampler(
     index: int,
     policy: ActingPolicy,
     seeds: Seeds,
+    fast: bool,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
     """The sampler of the worker with this index, or the error that prevents it.
 
@@ -42,11 +47,12 @@ def make_sampler(
         index: of the worker.
         policy: acts.
         seeds: of environments and action noise.
+        fast: see `make_vector_env`.
 
     Raises:
         ConfigError: for a mode that the environment does not have.
     """
-    remake = functools.partial(make_vector_env, env, rollout, index)
+    remake = functools.partial(make_vector_env, env, rollout, index, fast=fast)
     place = f"vector environment {env_name(env)!r} (of worker {index})"
     faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)
     try:
@@ -75,6 +81,40 @@ def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -
             raise EnvironmentAPIError(
                 f"{place} has {name} space {space}; the policy is made for {expected}"
             )
+
+
+def sample_frames(sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
+    """Samples the steps that are requested, and further ones while rows that only reset leave fewer
+    frames than requested. A fragment that stops early may have fewer."""
+    steps = request.steps or sampler.fragment_length
+    batch = sampler.sample(request.exploration, steps, request.uniform)
+    stopped = batch.shape[0] < steps
+    while request.frames is not None and not stopped:
+        missing = -(-(request.frames - batch.env_steps) // batch.shape[1])
+        if missing <= 0:
+            break
+        more = sampler.sample(request.exploration, missing, request.uniform)
+        stopped = more.shape[0] < missing
+        batch = join_in_time(batch, more)
+    return batch
+
+
+def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
+    """`[T1 + T2, N]` from `first` `[T1, N]` and `second` `[T2, N]`, sampled right after it by the
+    same sampler and weights, neither postprocessed."""
+    offset = first.shape[0] * first.shape[1]
+    return SampleBatch(
+        all_obs=np.concatenate([first.all_obs, second.all_obs[1:]]),
+        columns={
+            name: np.concatenate([column, second.columns[name]])
+            for name, column in first.columns.items()
+        },
+        successor_index=np.concatenate([first.successor_index, second.successor_index + offset]),
+        successor_obs=np.concatenate([first.successor_obs, second.successor_obs]),
+        version=first.version,
+        episodes=EpisodeStats.concat([first.episodes, second.episodes]),
+        faults=DataFaults.concat([first.faults, second.faults]),
+    )
 
 
 def check_batch(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:

@@ -1,4 +1,4 @@
-"""`WorkerFactory`: makes the workers of a `Collector` from the user's arguments, after checks."""
+"""`CollectorArguments`: the arguments of a `Collector`, checked, and the workers made from them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ REMOTE_OPTIONS = (
 ENV_KEYS = ("create_env_fn", "create_env_kwargs", "num_envs")
 
 
-class WorkerFactory:
-    """Checks the arguments of a Collector, and makes its workers from them.
+class CollectorArguments:
+    """The checked arguments of a Collector, which its workers are made from.
 
     Args:
         create_env_fn: see `Collector`.
