@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,17 +29,14 @@ class View:
         text: what it answers.
         metrics: names of metrics of one unit, each shown by trial and by its tag.
         stacked: shares by tag, as the mean over the trials.
-        where: matcher of the tag in Prometheus' language; empty: all its values.
     """
 
     title: str
     text: str
     metrics: tuple[str, ...]
     stacked: bool = False
-    where: str = ""
 
 
-_LEARNER = ("polopt_learner",)
 VIEWS = (
     View("Return", "Mean of the last 100 episodes.", ("polopt_episode_return",)),
     View("Environment steps/s", "Sampled, since the last result.", ("polopt_env_steps_per_s",)),
@@ -100,137 +96,10 @@ VIEWS = (
         ),
     ),
     View("Healthy workers", "Now.", ("polopt_healthy_workers",)),
-    View("Losses", "As they are minimised.", _LEARNER, where='statistic=~".*loss"'),
-    View(
-        "Entropy, clip fraction, explained variance",
-        "Entropy near 0: exploration has ended. Clip fraction above 0.3: updates are too large.",
-        _LEARNER,
-        where='statistic=~"entropy|clip_fraction|vf_explained_var"',
-    ),
-    View("Gradient norm", "Before clipping.", _LEARNER, where='statistic="grad_norm"'),
-    View("Learning rate", "As scheduled.", _LEARNER, where='statistic=~".*learning_rate"'),
-    View(
-        "Other statistics of the learner",
-        "Of policies that report more.",
-        _LEARNER,
-        where='statistic!~".*loss|entropy|clip_fraction|vf_explained_var|grad_norm|.*learning_rate"',
-    ),
+    View("Learner", "Losses, entropy, KL, gradient norm, learning rate.", ("polopt_learner",)),
 )
 #: The place of an optimizer's own views: after the shares of time.
 _OWN_AT = 4
-
-
-@dataclass(frozen=True)
-class Alert:
-    """One alert rule.
-
-    Attributes:
-        uid: its identifier.
-        title: shown.
-        text: what has happened, and what to look at.
-        expr: query of Prometheus; the alert fires while it returns a number above 0.
-        minutes: for which it has to do so.
-    """
-
-    uid: str
-    title: str
-    text: str
-    expr: str
-    minutes: int
-
-
-_OF_TRIAL = "max by (optimizer, trial) "
-ALERTS = (
-    Alert(
-        "polopt-workers-lost",
-        "polopt: fewer healthy workers than before",
-        "Workers of trial {{ $labels.trial }} are gone and were not replaced; see its Faults tab.",
-        f"{_OF_TRIAL}(max_over_time(ray_polopt_healthy_workers[15m]) - ray_polopt_healthy_workers)",
-        3,
-    ),
-    Alert(
-        "polopt-restarts",
-        "polopt: workers restart again and again",
-        "More than three workers of trial {{ $labels.trial }} restarted within ten minutes.",
-        f"{_OF_TRIAL}(delta(ray_polopt_worker_restarts[10m]) > 3)",
-        0,
-    ),
-    Alert(
-        "polopt-env-faults",
-        "polopt: environments raise",
-        "Environments of trial {{ $labels.trial }} raised within the last ten minutes.",
-        f"{_OF_TRIAL}(delta(ray_polopt_env_faults[10m]))",
-        0,
-    ),
-    Alert(
-        "polopt-non-finite",
-        "polopt: data or gradients are not finite",
-        "Trial {{ $labels.trial }} dropped data or skipped updates within the last ten minutes.",
-        f"{_OF_TRIAL}(delta(ray_polopt_non_finite[10m]) + delta(ray_polopt_skipped_updates[10m]))",
-        0,
-    ),
-    Alert(
-        "polopt-driver-busy",
-        "polopt: the driver cannot keep up",
-        "The driver of trial {{ $labels.trial }} waits in less than 5 percent of its time, workers "
-        "are idle: longer fragments or fewer workers.",
-        f'{_OF_TRIAL}((ray_polopt_driver_share{{phase="wait"}} < bool 0.05) * on (trial, optimizer) '
-        'group_left () (max by (trial, optimizer) (ray_polopt_workers_share{part="idle"}) '
-        "> bool 0.2))",
-        10,
-    ),
-)
-
-
-def write_alerts(path: Path, source: str) -> None:
-    """Writes the alert rules as a file for Grafana's provisioning (`provisioning/alerting`).
-
-    Args:
-        path: the YAML file; its folder is made if it does not exist.
-        source: name of the Prometheus data source in Grafana, which Ray has made.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rules = [_alert_rule(alert, _uid_of_source(source)) for alert in ALERTS]
-    group = {"orgId": 1, "name": "polopt", "folder": "polopt", "interval": "1m", "rules": rules}
-    path.write_text(json.dumps({"apiVersion": 1, "groups": [group]}, indent=1) + "\n")
-
-
-def _uid_of_source(name: str) -> str:
-    """The identifier that Grafana gives a provisioned data source without one."""
-    return f"P{hashlib.sha256(name.encode()).hexdigest()[:16]}".upper()
-
-
-def _alert_rule(alert: Alert, source: str) -> dict[str, Any]:
-    window = {"from": 900, "to": 0}
-    query = {"refId": "A", "expr": alert.expr, "instant": True}
-    above = {"evaluator": {"type": "gt", "params": [0]}}
-    condition = {"refId": "B", "type": "threshold", "expression": "A", "conditions": [above]}
-    return {
-        "uid": alert.uid,
-        "title": alert.title,
-        "condition": "B",
-        "for": f"{alert.minutes}m",
-        "noDataState": "OK",
-        "execErrState": "OK",
-        "annotations": {"summary": alert.text},
-        "data": [
-            {
-                "refId": "A",
-                "relativeTimeRange": window,
-                "datasourceUid": source,
-                "model": query,
-            },
-            {
-                "refId": "B",
-                "relativeTimeRange": window,
-                "datasourceUid": "__expr__",
-                "model": condition,
-            },
-        ],
-    }
 
 
 def write_dashboards(folder: Path, tabs: Iterable[OptimizerTab]) -> list[Path]:
@@ -364,8 +233,7 @@ _HEAT_MAP: Mapping[str, Any] = {
 
 
 def _target(metric: Metric, view: View, selector: str) -> dict[str, Any]:
-    chosen = f"{selector},{view.where}" if view.where else selector
-    value = f"{metric.series}{{{chosen}}}"
+    value = f"{metric.series}{{{selector}}}"
     if metric.kind == "histogram":
         expr = f"sum by (le) (increase({value}[$__rate_interval]))"
         return {"expr": expr, "format": "heatmap", "legendFormat": "{{le}}"}

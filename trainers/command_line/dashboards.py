@@ -74,7 +74,7 @@ def grafana(
 ) -> None:
     """Write Grafana dashboards of each policy optimizer."""
     with bad_input():
-        from polopt.dashboards.grafana import write_alerts, write_dashboards
+        from polopt.dashboards.grafana import write_dashboards
         from polopt.optimizers.registry import OPTIMIZERS
         from polopt.trainers.tab_file import tab_of
 
@@ -94,15 +94,11 @@ def grafana(
                 say(f"note        {error}")
         try:
             written = write_dashboards(target, tabs)
-            provisioning = metrics / "grafana" / "provisioning"
-            alerts = (target if given else provisioning / "alerting") / "polopt_alert_rules.yaml"
-            write_alerts(alerts, os.environ.get("RAY_PROMETHEUS_NAME", "Prometheus"))
         except OSError as error:
             raise ConfigError(f"{target}: {error.strerror or error}") from None
     if session and not given:
         say(f"session     {session}")
     say(f"dashboards  {target} ({len(written)} files)")
-    say(f"alerts      {alerts}")
     for line in _NEXT.splitlines():
         say(line.format(metrics=metrics))
 
