@@ -33,7 +33,7 @@ class Run:
         learning = {"num_sgd_iter": 2, "sgd_minibatch_size": 128} if policy == "ppo" else {}
         config = worker_config(policy, crashing_cartpole, rollout=rollout, **learning)
         self.workers = WorkerSet(config)
-        whole = {"preemption_threshold": 1.0} if cls is DecentralizedAllReduce else {}
+        whole = {"fraction_workers": 1.0} if cls is DecentralizedAllReduce else {}
         self.optimizer = make_optimizer(cls, self.workers, **whole)
         self.num_steps = 0
         self._step()
@@ -55,7 +55,7 @@ class Run:
     def fragments(self) -> int:
         optimizer = self.optimizer
         if isinstance(optimizer, AsyncGradients):
-            return optimizer.num_gradients
+            return optimizer.metrics.num_gradients_accepted
         if isinstance(optimizer, SyncSamples):
             return self.num_steps * NUM_WORKERS
         return optimizer.num_rounds * NUM_WORKERS
