@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.set_up import call_each as call_each
     from polopt.rollouts.workers.set_up import foreach_worker as foreach_worker
+    from polopt.rollouts.workers.set_up import set_up_each as set_up_each
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.presets import A2C as A2C
@@ -110,6 +111,7 @@ _MODULE_OF = {
     "register_optimizer": "polopt.optimizers.registry",
     "register_policy": "polopt.policies.registry",
     "scheme_config": "polopt.optimizers.scheme",
+    "set_up_each": "polopt.rollouts.workers.set_up",
     "unpack": "polopt.common.compression",
     "unpack_gradients": "polopt.common.compression",
 }

@@ -292,6 +292,20 @@ def test_tuner_restore_resumes_a_failed_trial(tmp_path: Path) -> None:
     assert finished.metrics["num_env_steps_sampled_lifetime"] == 4 * 64
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_checkpoints_read_from_disk_have_their_results(tmp_path: Path) -> None:
+    every = tune.CheckpointConfig(checkpoint_frequency=2)
+    (finished,) = tune.Tuner(
+        A2C,
+        param_space=tiny(A2C, num_workers=0),
+        run_config=run_config(tmp_path, 4, checkpoint_config=every),
+    ).fit()
+    read = tune.Result.from_path(finished.path)
+    assert [m["training_iteration"] for _, m in read.best_checkpoints] == [2, 4]
+    for checkpoint, metrics in read.best_checkpoints:
+        assert metrics["checkpoint_dir_name"] == Path(checkpoint.path).name
+
+
 def test_tune_reserves_driver_and_workers() -> None:
     config = tiny(
         SyncPPO,

@@ -29,6 +29,10 @@ ALLOWED = {
         "common/tune_registry.py",
         "tests/unit/test_env_sources.py::test_name_registered_with_tune",
     ),
+    "_storage": (
+        "trainers/tune_storage.py",
+        "tests/integration/test_trainer.py::test_checkpoints_read_from_disk_have_their_results",
+    ),
     "_elapsed_steps": (
         "rollouts/envs/saving.py",
         "tests/unit/test_env_state.py::test_restored_environments_continue_bit_for_bit",
@@ -47,8 +51,8 @@ SYS_MODULES = {
         "tests/unit/test_examples.py::test_python_file_with_variables_or_a_function"
     ),
 }
-#: Documented methods of named tuples.
-NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make"}
+#: Documented, although they start with an underscore: methods of named tuples, and `os._exit`.
+DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit"}
 
 
 def is_private(name: str) -> bool:
@@ -120,7 +124,7 @@ def private_names(module: Module) -> Iterator[str]:
                 yield name
             elif first not in ("self", "cls") or rest != node.attr:
                 is_super = isinstance(node.value, ast.Call) and dotted(node.value.func) == "super"
-                if node.attr not in own | NAMED_TUPLE and not is_super:
+                if node.attr not in own | DOCUMENTED and not is_super:
                     yield node.attr
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from polopt.common.config import ConfigError
+from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.command_line.stopping import StopWhen
 from polopt.trainers.results import RENAMED_KEYS, check_stop_key, result_keys
@@ -61,13 +63,25 @@ def test_renamed_stop_keys_name_the_new_key() -> None:
 
 @pytest.fixture
 def signals() -> Iterator[StopSignals]:
-    previous = {number: signal.getsignal(number) for number in [*SIGNALS, signal.SIGALRM]}
     made = StopSignals()
-    made.install()
-    yield made
-    made.finish()
-    for number, handler in previous.items():
-        signal.signal(number, handler)
+    with made.installed():
+        yield made
+
+
+def test_handlers_from_before_are_installed_again() -> None:
+    numbers = [*SIGNALS, signal.SIGALRM]
+    before = [signal.getsignal(number) for number in numbers]
+    signals = StopSignals()
+    with signals.installed():
+        signals.install()  # twice, as after `ray.init`
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_invocation_in_process_leaves_no_handler() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    CliRunner().invoke(app, ["train", "no-such-example"])
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("number", SIGNALS)

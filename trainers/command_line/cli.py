@@ -78,27 +78,27 @@ def train(
     from polopt.trainers.command_line.signals import Stopped, StopSignals
 
     signals = StopSignals()
-    signals.install()
-    error = ""
-    with bad_input():
-        try:
-            with signals.raising():
-                signals.check()
-                _import_from_working_directory()
-                gc.disable()  # collections during thousands of imports find no garbage
-                from polopt.trainers.command_line import plan, tune_run
+    with signals.installed():
+        error = ""
+        with bad_input():
+            try:
+                with signals.raising():
+                    signals.check()
+                    _import_from_working_directory()
+                    gc.disable()  # collections during thousands of imports find no garbage
+                    from polopt.trainers.command_line import plan, tune_run
 
-                gc.enable()
-                planned = plan.plan(experiment, changes or [], restore)
-            signals.install()  # a Python file may have called `ray.init`, which replaces a handler
-            options = tune_run.RunOptions(results_dir, checkpoint_every, verbose)
-            error = tune_run.run(planned, options, signals)
-        except Stopped:
-            say("stopped before the first result; nothing was saved")
-    if signals.number:
-        signals.leave()
-    if error:
-        fail(error, FAILED)
+                    gc.enable()
+                    planned = plan.plan(experiment, changes or [], restore)
+                signals.install()  # a Python file may have called `ray.init`
+                options = tune_run.RunOptions(results_dir, checkpoint_every, verbose)
+                error = tune_run.run(planned, options, signals)
+            except Stopped:
+                say("stopped before the first result; nothing was saved")
+        if signals.number:
+            signals.leave()
+        if error:
+            fail(error, FAILED)
 
 
 @app.command()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 #: A run that has not ended so long after the signal is abandoned (`docker stop` kills after 10 s).
@@ -47,6 +47,7 @@ class StopSignals:
         self._may_raise = self._raised = False
         self._writer: int | None = None
         self._finished = threading.Event()
+        self._before: dict[int, Any] = {}  # handlers that were installed before
 
     @property
     def exit_code(self) -> int:
@@ -61,8 +62,19 @@ class StopSignals:
             signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             threading.Thread(target=self._watch, args=[reader], daemon=True).start()
         for number in _STOP_SIGNALS:
-            signal.signal(number, self._handle)
-        signal.signal(signal.SIGALRM, lambda *_: self._end_now())
+            self._set(number, self._handle)
+        self._set(signal.SIGALRM, lambda *_: self._end_now())
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within, the handlers are installed; afterwards the ones from before are again."""
+        self.install()
+        try:
+            yield
+        finally:
+            self.finish()
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     @contextmanager
     def raising(self) -> Iterator[None]:
@@ -110,6 +122,11 @@ class StopSignals:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self.exit_code)
+
+    def _set(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        before = signal.signal(number, handler)
+        # None: a handler that was not set from Python, such as faulthandler's.
+        self._before.setdefault(number, signal.SIG_DFL if before is None else before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.number and self._request is not None:
