@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from polopt.metrics.prometheus import Metric
 from polopt.metrics.tab import Plot
 
@@ -65,6 +67,24 @@ POLICY_LAG = Plot(
     "lag (rollouts)",
     {"lag": _OPT + "policy_lag_rollouts/histogram"},
     kind="heatmap",
+)
+BOUNDED_POLICY_LAG = dataclasses.replace(
+    POLICY_LAG,
+    title="Policy lag in batches",
+    help="How many batches were learned from since the weights that acted, and the bound "
+    "max_rollout_lag. Mass at the bound: workers wait for the driver.",
+    unit="lag (batches)",
+    limit="max_rollout_lag",
+)
+FRAGMENTS_WAITING = Plot(
+    "fragments-waiting",
+    "Fragments that wait for the driver",
+    "How many had arrived when the driver began with a batch. At least a batch: the driver limits "
+    "the run. 0: it waits for the workers.",
+    "fragments per batch",
+    {"fragments": _OPT + "num_fragments_waiting"},
+    kind="runs",
+    per=_OPT + "num_batches",
 )
 EARLY_STOPPED = Plot(
     "early-stopped",
@@ -131,6 +151,13 @@ EARLY_STOPPED_METRIC = Metric(
     "fragments",
     _OPT + "num_early_stopped",
     "ended early because enough workers had finished, so far",
+)
+FRAGMENTS_METRIC = Metric(
+    "gauge",
+    "polopt_fragments_waiting",
+    "fragments",
+    _OPT + "num_fragments_waiting",
+    "that had arrived when the driver began with a batch, summed over batches so far",
 )
 RANKS_METRIC = Metric("gauge", "polopt_ranks", "ranks", _OPT + "num_ranks", "members of the group")
 BROKEN_ROUNDS_METRIC = Metric(

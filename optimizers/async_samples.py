@@ -61,9 +61,10 @@ class AsyncSamples(PolicyOptimizer):
     config: AsyncSamplesConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "learn")
     tab: ClassVar[Tab] = Tab(
-        "Sample: the driver waits for fragments. Near 0, it limits the run, and lag grows.",
-        (plots.PEAK_RATES, plots.POLICY_LAG),
-        (plots.PEAK_METRIC,),
+        "Sample: the driver waits for fragments. Near 0, it limits the run: fragments wait for it, "
+        "and lag grows up to its bound, at which workers wait, too.",
+        (plots.PEAK_RATES, plots.FRAGMENTS_WAITING, plots.BOUNDED_POLICY_LAG),
+        (plots.PEAK_METRIC, plots.FRAGMENTS_METRIC),
     )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
@@ -72,6 +73,7 @@ class AsyncSamples(PolicyOptimizer):
         self.calls.check = check_batch
         self._num_requested = 0
         self._requested: Counter[int] = Counter()  # number of its last request, by worker index
+        self._num_batches = self._num_waiting = 0
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -89,6 +91,10 @@ class AsyncSamples(PolicyOptimizer):
         before = self.metrics.counts()
         size = num_fragments(self, default=1)
         replies: list[Reply] = []
+        with self.timers["sample"]:
+            self.calls.receive_ended()
+        self._num_batches += 1
+        self._num_waiting += len(self.calls.kept)
         while len(replies) < size:
             with self.timers["broadcast"]:
                 self._request(len(replies), size)
@@ -157,6 +163,8 @@ class AsyncSamples(PolicyOptimizer):
         return {
             "sample_peak_throughput": self.timers["sample"].peak_rows_per_s,
             "learn_peak_throughput": self.timers["learn"].peak_rows_per_s,
+            "num_batches": self._num_batches,
+            "num_fragments_waiting": self._num_waiting,
         }
 
 

@@ -355,6 +355,15 @@ class Calls:
         while (self._calls or self._backlog.get(0)) and self._receive_any():
             pass
 
+    def receive_ended(self) -> None:
+        """Keeps the replies of calls that have ended already; does not wait. Errors as `first`."""
+        while self._calls:
+            self._wait(0.0)
+            reply = self.next_within(0.0)
+            if reply is None:
+                break
+            self._keep(reply)
+
     def _receive_any(self) -> bool:
         """As `receive`, but returns False if nothing is pending any more, because workers were
         removed."""

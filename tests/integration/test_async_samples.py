@@ -121,6 +121,24 @@ def test_lag_in_rollouts_never_exceeds_the_bound(bound: int, size: int, requests
     assert largest == bound or ahead // size < bound, "the bound is used"
 
 
+@pytest.mark.parametrize("rate", [0, 1, 4])
+def test_fragments_that_wait_are_counted_for_each_batch(rate: int) -> None:
+    optimizer = make(num_workers=4, max_requests_in_flight_per_worker=1)
+    learn = optimizer.policy.learn_on_batch
+
+    def slow_learn(*args: object) -> object:
+        for actor in optimizer.workers.actors[:rate]:
+            actor.finish()  # while the driver learns
+        return learn(*args)
+
+    optimizer.policy.learn_on_batch = slow_learn
+    for _ in range(2):
+        optimizer.step()
+    stats = optimizer.stats()
+    assert stats["num_batches"] == 2
+    assert stats["num_fragments_waiting"] == rate
+
+
 def test_without_a_bound_fragments_of_a_slow_worker_are_older() -> None:
     optimizer = make(uneven(0), train_batch_size=ROWS)
     for _ in range(40):
