@@ -139,4 +139,60 @@ CASES = (
         ),
         kind="learn",
     ),
+    Case(
+        "impala",
+        "AsyncSamples, V-trace, 512 rows, 2 x 8 x 32",
+        "impala",
+        (Opponent("rllib", ("impala",), 5.0),),
+    ),
+    Case(
+        "appo",
+        "AsyncSamples, APPO, 512 rows, one epoch, 2 x 8 x 32",
+        "appo",
+        (
+            Opponent("rllib", ("appo",), 5.0),
+            Opponent("sample_factory", ("appo-8", "appo-10"), None),
+        ),
+    ),
+    Case(
+        "learn-appo",
+        "APPO, seconds until CartPole-v1 returns 475",
+        "learn-appo",
+        (
+            Opponent("rllib", ("learn-appo", "learn-appo-8"), 1.0),
+            Opponent("sample_factory", ("learn", "learn-vtrace"), 1.0),
+        ),
+        kind="learn",
+    ),
+    Case(
+        "learn-impala",
+        "IMPALA, seconds until CartPole-v1 returns 475",
+        "learn-impala",
+        (Opponent("rllib", ("learn-impala", "learn-impala-8"), 1.0),),
+        kind="learn",
+    ),
+    Case(
+        "learn-acrobot-appo",
+        "APPO, seconds until Acrobot-v1 returns -100",
+        "learn-acrobot-appo",
+        (
+            Opponent("rllib", ("learn-appo-acrobot", "learn-appo-acrobot-8"), 1.0),
+            Opponent("sample_factory", ("learn-acrobot", "learn-vtrace-acrobot"), 1.0),
+        ),
+        kind="learn",
+    ),
+    Case(
+        "learn-acrobot-impala",
+        "IMPALA, seconds until Acrobot-v1 returns -100",
+        "learn-acrobot-impala",
+        (Opponent("rllib", ("learn-impala-acrobot", "learn-impala-acrobot-8"), 1.0),),
+        kind="learn",
+    ),
+    Case(
+        "learn-uneven",
+        "APPO beside SyncPPO, CartPole-v1, one worker's steps 1 ms longer",
+        "learn-appo-uneven",
+        (Opponent("polopt", ("learn-uneven",), 1.0),),
+        kind="learn",
+    ),
 )

@@ -21,8 +21,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-#: Mean return over `EPISODES` episodes at which CartPole-v1 counts as solved.
-GOAL_RETURN = 475.0
+#: Mean return over `EPISODES` episodes at which a task counts as solved.
+GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0}
 EPISODES = 100
 WARM_UP_S = 2.0
 #: Titles of Ray's own processes.
@@ -136,14 +136,16 @@ def _is_worker(pid: int) -> bool:
 
 
 class GoalClock:
-    """Measures seconds until the mean return is `GOAL_RETURN`. Create it when everything is built.
+    """Measures seconds until the mean return is that of `GOALS`. Create it when all is built.
 
     Args:
         seconds: limit.
+        env: the task.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, env: str = "CartPole-v1") -> None:
         self._seconds = seconds
+        self._goal = GOALS[env]
         self._made_s = time.perf_counter()
         self._took_s = 0.0
         self._steps = 0
@@ -155,7 +157,7 @@ class GoalClock:
         """
         self._took_s = time.perf_counter() - self._made_s
         self._steps = steps
-        self._reached = mean_return is not None and bool(mean_return >= GOAL_RETURN)
+        self._reached = mean_return is not None and bool(mean_return >= self._goal)
         return self._reached or self._took_s >= self._seconds
 
     def result(self) -> dict[str, Any]:

@@ -19,7 +19,10 @@ affect speed are those of each peer's script:
 - `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).
 - `pong-a3c`, `pong-ppo`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015),
   ale-py's vector environment; 20 and 128 steps.
-- `learn`: the tuned example below, to a mean return of 475.
+- `impala`, `appo`: 512 rows per batch, 2 x 8 environments, 32 steps; the presets' lag bound; APPO
+  with one epoch, as RLlib's and Sample Factory's.
+- `learn*`: a tuned example, to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of
+  the second worker's environments takes 1 ms longer.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +40,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import measuring  # first: it starts the clock of start-up
 
 # isort: split
+import gymnasium
 import ray
 import yaml
 
 import polopt
 
-TUNED = Path(__file__).resolve().parents[3] / "tuned_examples" / "cartpole_ppo.yaml"
+EXAMPLES = Path(__file__).resolve().parents[3] / "tuned_examples"
+LEARN = {
+    "learn": "cartpole_ppo",
+    "learn-appo": "cartpole_appo",
+    "learn-impala": "cartpole_impala",
+    "learn-acrobot": "acrobot_ppo",
+    "learn-acrobot-appo": "acrobot_appo",
+    "learn-acrobot-impala": "acrobot_impala",
+}
+UNEVEN = {f"{name}-uneven": example for name, example in LEARN.items()}
 PACKAGES = ("ray", "torch", "gymnasium", "numpy")
 CARTPOLE = {"env": "CartPole-v1", "vectorization_mode": "sync"}
 PENDULUM = {"env": "Pendulum-v1", "vectorization_mode": "sync"}
@@ -85,6 +99,8 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
         "A3C",
         {**CARTPOLE, "vectorization_mode": "vector_entry_point", "num_envs_per_worker": 64},
     ),
+    "impala": ("IMPALA", {**CARTPOLE, "num_envs_per_worker": 8}),
+    "appo": ("APPO", {**CARTPOLE, "num_envs_per_worker": 8}),
     "pong-a3c": ("A3C", {**PONG, "grads_per_step": 20}),  # rounds of seconds
     "pong-ppo": ("SyncPPO", {**PONG, **PPO}),
 }
@@ -154,14 +170,39 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     return clock.result()
 
 
+class SlowOfSecondWorker(gymnasium.Wrapper):
+    """Steps take 1 ms longer in the second worker."""
+
+    def __init__(self, env: gymnasium.Env, worker_index: int) -> None:
+        super().__init__(env)
+        self._longer_s = 1e-3 if worker_index == 2 else 0.0
+
+    def step(self, action: Any) -> Any:
+        """As that of the environment."""
+        if self._longer_s:
+            time.sleep(self._longer_s)
+        return super().step(action)
+
+
+def make_uneven(context: Any) -> gymnasium.Env:
+    """The environment that the options name; slower in the second worker."""
+    env = gymnasium.make(context["id"], disable_env_checker=True)
+    return SlowOfSecondWorker(env, context.worker_index)
+
+
 def learn(args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until CartPole-v1 is solved."""
-    example = yaml.safe_load(TUNED.read_text())
+    """Seconds until a task is solved."""
+    name = {**LEARN, **UNEVEN}[args.case]
+    example = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    task = example["config"]["env"]
+    config = {**example["config"], "vectorization_mode": "sync", "seed": args.seed}
+    if args.case in UNEVEN:
+        config |= {"env": make_uneven, "env_config": {"id": task}}
     start_ray()
     # One result per update, so that the goal is seen when it is reached.
-    config = {**example["config"], "min_sample_timesteps_per_iteration": 0}
-    trainer = getattr(polopt, example["run"])(config={**config, **CARTPOLE, "seed": args.seed})
-    clock = measuring.GoalClock(args.seconds)
+    config["min_sample_timesteps_per_iteration"] = 0
+    trainer = getattr(polopt, example["run"])(config=config)
+    clock = measuring.GoalClock(args.seconds, task)
     while True:
         result = trainer.train()
         mean = result["env_runners"]["episode_return_mean"]
@@ -176,7 +217,7 @@ CASES = {
     "sample": sample,
     "collect-sync": collect,
     "collect-async": collect,
-    "learn": learn,
+    **dict.fromkeys([*LEARN, *UNEVEN], learn),
 }
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ Gymnasium's checker off; one result per update, the fastest setting.
 - `pong-ppo`: ALE/Pong-v5, 4 environments per runner, 1,024 rows per batch; the network of Mnih et
   al. (2015) over four grey frames of 84x84; ale-py's vector environment, as in polopt, with uint8
   images converted to the format of RLlib's networks.
-- `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
+- `impala`, `appo`: the same runners, fragments of 32 steps, 512 rows per batch, one epoch.
+- `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments;
+  `learn-impala`, `learn-appo`: those of IMPALA and APPO, `*-8` with runners of 8 environments;
+  `*-acrobot`: the same settings on Acrobot-v1, for which it has no example.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ import measuring  # first: it starts the clock of start-up
 # isort: split
 import ray
 import torch
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -142,6 +147,58 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
     return clock.result()
 
 
+def base_async(algorithm: str, env: str, envs: int, seed: int) -> Any:
+    """As `base`, for IMPALA and APPO, which need a process for aggregation or none: none here."""
+    config: Any = IMPALAConfig() if algorithm == "impala" else APPOConfig()
+    return (
+        config.environment(env, disable_env_checking=True)
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=envs)
+        .learners(num_learners=0, num_aggregator_actors_per_learner=0)
+        .reporting(
+            min_time_s_per_iteration=0,
+            min_sample_timesteps_per_iteration=0,
+            metrics_num_episodes_for_smoothing=measuring.EPISODES,
+        )
+        .debugging(seed=seed, log_level="ERROR")
+    )
+
+
+def train_async(args: argparse.Namespace) -> dict[str, Any]:
+    """Environment steps per second of IMPALA and APPO in training."""
+    start_ray()
+    config = base_async(args.case, "CartPole-v1", 8, args.seed)
+    config.env_runners(rollout_fragment_length=32)
+    config.training(train_batch_size_per_learner=512).rl_module(model_config=MLP)
+    algorithm = config.build_algo()
+    clock = measuring.RateClock(args.seconds)
+    while not clock.tick(steps_of(algorithm.train())):
+        pass
+    algorithm.stop()
+    return clock.result()
+
+
+def learn_async(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds until IMPALA or APPO solves a task, with the settings of its tuned example."""
+    start_ray()
+    name = args.case.split("-")
+    env = "Acrobot-v1" if "acrobot" in name else "CartPole-v1"
+    config = base_async(name[1], env, 8 if "8" in name else 1, args.seed)
+    config.rl_module(model_config=DefaultModelConfig(vf_share_layers=True))
+    config.training(vf_loss_coeff=0.05, entropy_coeff=0.0)
+    if name[1] == "impala":
+        config.training(train_batch_size_per_learner=500, grad_clip=40.0, lr=5e-4)
+    else:
+        config.training(circular_buffer_iterations_per_batch=2)
+    algorithm = config.build_algo()
+    clock = measuring.GoalClock(args.seconds, env)
+    while True:
+        result = algorithm.train()
+        if clock.tick(steps_of(result), result["env_runners"].get("episode_return_mean")):
+            break
+    algorithm.stop()
+    return clock.result()
+
+
 def learn(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds until CartPole-v1 is solved."""
     start_ray()
@@ -171,6 +228,14 @@ CASES = {
     "ppo-pendulum": train,
     "pong-ppo": train,
     "learn": learn,
+    "impala": train_async,
+    "appo": train_async,
+    **{
+        f"learn-{algorithm}{env}{envs}": learn_async
+        for algorithm in ("impala", "appo")
+        for env in ("", "-acrobot")
+        for envs in ("", "-8")
+    },
 }
 
 if __name__ == "__main__":

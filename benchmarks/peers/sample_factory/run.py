@@ -10,6 +10,8 @@ Environments step in processes of their own, so it counts the steps that it lear
 
 - `appo-8`, `appo-10`: CartPole-v1, environments per worker; MLPs of 64x64 tanh units for policy
   and value. Gymnasium's checker off. The faster case counts.
+- `learn`, `learn-acrobot`: seconds until CartPole-v1 and Acrobot-v1 are solved, 8 environments per
+  worker; its defaults but for the above, V-trace on (`learn-vtrace*`) or off.
 - `pong`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015), shared by
   policy and value, over four grey frames of 84x84. Gymnasium's preprocessing: the releases that it
   supports have no vector environment of ale-py. Steps are not multiplied by the frames skipped.
@@ -42,26 +44,37 @@ FOREVER = 10**10
 class Ticks(AlgoObserver):
     """Reports each training iteration to a clock and ends the run when the clock is done."""
 
-    def __init__(self, seconds: float) -> None:
-        self._clock: measuring.RateClock | None = None
+    def __init__(self, seconds: float, task: str) -> None:
+        self._clock: measuring.RateClock | measuring.GoalClock | None = None
         self._seconds = seconds
+        self._task = task  # to be solved; empty: the rate is measured
         self.result: dict[str, Any] = {}
 
     def on_start(self, runner: Any) -> None:
         """Called when everything is built."""
-        self._clock = measuring.RateClock(self._seconds)
+        if self._task:
+            self._clock = measuring.GoalClock(self._seconds, self._task)
+        else:
+            self._clock = measuring.RateClock(self._seconds)
 
     def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
         """Called after each update."""
-        assert self._clock is not None
-        if self._clock.tick(sum(runner.env_steps.values())) and not self.result:
+        steps = sum(runner.env_steps.values())
+        if isinstance(self._clock, measuring.GoalClock):
+            returns = runner.policy_avg_stats.get("reward", [[]])[0]
+            enough = len(returns) >= measuring.EPISODES
+            ended = self._clock.tick(steps, sum(returns) / len(returns) if enough else None)
+        else:
+            assert self._clock is not None
+            ended = self._clock.tick(steps)
+        if ended and not self.result:
             self.result = self._clock.result()
             runner.event_loop.stop()
 
 
-def make_cartpole(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """CartPole-v1."""
-    return gymnasium.make("CartPole-v1", disable_env_checker=True)
+def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
+    """An environment of Gymnasium."""
+    return gymnasium.make(name, disable_env_checker=True)
 
 
 def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
@@ -74,21 +87,28 @@ def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = No
     return NumpyObsWrapper(FrameStack(TimeLimit(AtariPreprocessing(game), 27_000), 4))
 
 
+def task_of(case: str) -> str:
+    """Name of a case's environment."""
+    if case == "pong":
+        return case
+    return "Acrobot-v1" if "acrobot" in case else "CartPole-v1"
+
+
 def config_of(case: str, seed: int, folder: str) -> Any:
     """Configuration of a case."""
     options = {
         "algo": "APPO",
-        "env": "pong" if case == "pong" else "cartpole",
+        "env": task_of(case),
         "experiment": "bench",
         "train_dir": folder,
         "device": "cpu",
         "seed": seed,
         "num_workers": 2,
-        "num_envs_per_worker": 4 if case == "pong" else int(case.split("-")[1]),
+        "num_envs_per_worker": 4 if case == "pong" else 10 if case == "appo-10" else 8,
         "worker_num_splits": 2,
         "use_rnn": False,
         "recurrence": 1,
-        "with_vtrace": False,
+        "with_vtrace": "vtrace" in case,
         "normalize_input": False,
         "normalize_returns": False,
         "train_for_env_steps": FOREVER,
@@ -114,10 +134,10 @@ def config_of(case: str, seed: int, folder: str) -> Any:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training."""
-    register_env("cartpole", make_cartpole)
-    register_env("pong", make_pong)
-    ticks = Ticks(args.seconds)
+    """Environment steps per second in training, or seconds until a task is solved."""
+    register_env(task_of(args.case), make_pong if args.case == "pong" else make_env)
+    learns = args.case.startswith("learn")
+    ticks = Ticks(args.seconds, task_of(args.case) if learns else "")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         _, runner = make_runner(config_of(args.case, args.seed, folder))
         runner.register_observer(ticks)
@@ -131,7 +151,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     return ticks.result
 
 
-CASES = dict.fromkeys(("appo-8", "appo-10", "pong"), train)
+LEARN = ("learn", "learn-vtrace", "learn-acrobot", "learn-vtrace-acrobot")
+CASES = dict.fromkeys(("appo-8", "appo-10", "pong", *LEARN), train)
 
 if __name__ == "__main__":
     packages = ("sample-factory", "torch", "gymnasium", "ale-py", "numpy")
