@@ -21,7 +21,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.ppo import PPOPolicy
-from polopt.rollouts.workers.remote_worker import RemoteWorker
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: File whose presence makes one process fail; this process removes it.
@@ -161,14 +161,14 @@ class DyingReducer:
 # ---- kills and steps -----------------------------------------------------------------------
 
 
-def pid_now(worker: RemoteWorker) -> int:
+def pid_now(worker: WorkerHandle) -> int:
     """Returns the process id of a worker from Ray's state (a call would wait for a busy worker);
     0 before the process exists."""
     info = ray._private.state.actors(worker.actor._actor_id.hex())
     return int(info["Pid"]) if info else 0
 
 
-def kill(worker: RemoteWorker) -> float:
+def kill(worker: WorkerHandle) -> float:
     """Sends SIGKILL; returns the time, in seconds of `time.time()`."""
     pid = pid_now(worker)
     assert pid > 0
@@ -188,7 +188,7 @@ class Killer(threading.Thread):
         self._workers = workers
         self._rng = random.Random(seed)
         self._pauses_s = [self._rng.uniform(0.5, 1.5) * over_s / kills for _ in range(kills)]
-        self._gone: list[tuple[RemoteWorker, float]] = []
+        self._gone: list[tuple[WorkerHandle, float]] = []
         self.stopped = threading.Event()
         self.num_kills = 0
         self.back_s: list[float] = []
