@@ -35,6 +35,10 @@ def test_examples_for_presets_and_environments():
         "cartpole_ddppo",
         "acrobot_a3c",
         "acrobot_ppo",
+        "cartpole_impala",
+        "cartpole_appo",
+        "acrobot_impala",
+        "acrobot_appo",
         "pendulum_ppo",
         "pendulum_ddppo",
     }
