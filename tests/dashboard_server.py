@@ -26,9 +26,7 @@ def running_server(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-c", SERVE, str(results), str(port)]
-    process = subprocess.Popen(
-        command, env=environment, cwd=cwd, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, env=environment, cwd=cwd, stdout=subprocess.PIPE, text=True)
     address = f"http://127.0.0.1:{port}"
     assert process.stdout is not None
     try:

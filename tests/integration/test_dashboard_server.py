@@ -78,7 +78,9 @@ def test_server_uses_nothing_of_the_current_directory(tmp_path: Path) -> None:
         (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'EXECUTED')!r}, 'w').close()\n")
     write_trial(folder / "results", "async_gradients", 0, 4)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with running_server(Path("results"), environment, cwd=folder) as address:
-        with urllib.request.urlopen(f"{address}/_stcore/health", timeout=LIMIT_S) as answer:
-            assert answer.read() == b"ok"
+    with (
+        running_server(Path("results"), environment, cwd=folder) as address,
+        urllib.request.urlopen(f"{address}/_stcore/health", timeout=LIMIT_S) as answer,
+    ):
+        assert answer.read() == b"ok"
     assert not (tmp_path / "EXECUTED").exists()

@@ -139,6 +139,6 @@ def test_replacement_begins_with_the_statistics_sent_last(
 def test_statistics_of_other_wrappers_are_one_error(worker_pool: Pool, num_workers: int) -> None:
     state, _ = trained(worker_pool, "sync_samples")
     optimizer = make(worker_pool, "sync_samples", Drift, num_workers=num_workers)
-    with pytest.raises(ValueError, match="^environments keep 0 running statistics"):
+    with pytest.raises(ValueError, match=r"^environments keep 0 running statistics"):
         optimizer.set_state(state)
     assert optimizer.workers.faults.num_restarts == 0

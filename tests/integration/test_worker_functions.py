@@ -21,6 +21,7 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 
+
 class OfTheUser(PolicyOptimizer):
     """Has each worker run `function`."""
 
