@@ -57,8 +57,9 @@ def _has_state(env: Any) -> bool:
 
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
     """Running statistics of all wrappers, the outermost first: `vector`, of those of the vector,
-    and `envs`, of those of each environment: name, mean, variance and count. Empty where there are none.
-    An `AsyncVectorEnv` has its environments in other processes; their statistics are not included.
+    and `envs`, of those of each environment: name, mean, variance and count. Empty where there are
+    none. An `AsyncVectorEnv` has its environments in other processes; their statistics are not
+    included.
     """
     vector = [_numbers(*one) for one in _statistics(env)]
     envs = [[_numbers(*one) for one in _statistics(sub)] for sub in _sub_envs(env)]

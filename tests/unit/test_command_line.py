@@ -96,10 +96,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["cartpole_a3c", "stop.episode_reward_mean=3"],
             "result key 'episode_reward_mean' is now 'env_runners/episode_return_mean'",
         ),
-        (
-            ["cartpole_a3c", "stop.fault_tolerance/num_bad_numbers=3"],
-            "is now 'fault_tolerance/num_non_finite'",
-        ),
     ],
 )
 def test_train_refuses(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
