@@ -26,7 +26,8 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
     """Replaces this process by the server of the live page. Does not return.
 
     The server listens on the loopback address only, answers the page's WebSocket only to requests
-    that name it, and prints its address. Without `port` it takes the first free one from 8501 on.
+    that name it, and prints its address. Nothing in the current directory is imported or read as
+    its configuration. Without `port` it takes the first free one from 8501 on.
 
     Args:
         results_dir: directory of Tune results.
@@ -56,7 +57,11 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
         options["server.headless"] = "true"
     command += [f"--{key}={value}" for key, value in options.items()]
     command += [f"--server.allowedHosts={host}" for host in LOOPBACK_HOSTS]
-    os.execv(sys.executable, [*command, "--", str(folder.absolute())])
+    arguments = [*command, "--", str(folder.absolute())]
+    # Python's `-m` imports from the current directory, and Streamlit reads `.streamlit` there. It
+    # may be a directory of somebody else's results.
+    os.chdir(sys.prefix)
+    os.execv(sys.executable, arguments)
 
 
 def _has_browser() -> bool:

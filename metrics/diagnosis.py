@@ -491,7 +491,7 @@ def _slow_worker(run: Results) -> tuple[str, str] | None:
     elif run.has(_DRIVER + "broadcast") and idle >= 0.1:
         text += f". The others wait for it: workers are idle for {idle:.0%} of their time"
     if allreduce:
-        return text, "mend its environment, or preemption_threshold below 1"
+        return text, "mend its environment, or fraction_workers below 1"
     if run.has(_OPT + "num_early_stopped"):
         return text, "mend its environment, or fraction_workers below 1, or async_samples"
     return text, "mend its environment"

@@ -18,13 +18,15 @@ serve(Path(sys.argv[1]), int(sys.argv[2]), browser=False)
 
 
 @contextlib.contextmanager
-def running_server(results: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """Address of a server of these results, until the block ends."""
+def running_server(
+    results: Path, environment: Mapping[str, str], cwd: Path | None = None
+) -> Iterator[str]:
+    """Address of a server of these results, which is started in `cwd`, until the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-c", SERVE, str(results), str(port)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment, cwd=cwd, stdout=subprocess.PIPE, text=True)
     address = f"http://127.0.0.1:{port}"
     assert process.stdout is not None
     try:

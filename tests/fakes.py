@@ -27,6 +27,7 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.making import probe_spaces
 from polopt.rollouts.envs.resolving import resolve_env
+from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.rollout_worker import Answer, RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle
@@ -359,6 +360,18 @@ def inside(worker: WorkerHandle, function: Callable[[RolloutWorker], Any]) -> An
 def pid_of(worker: WorkerHandle) -> int:
     """Returns the process id of a worker that is not a fake."""
     return int(inside(worker, lambda _: os.getpid()))
+
+
+def connect_workers(workers: WorkerSet) -> None:
+    """All workers are up and, unless calls go through Ray, connected."""
+    until_s = time.monotonic() + 60.0
+    for worker in workers.remote:
+        calls = Calls(workers, "test")
+        calls.send(worker, call_method, "ping")
+        assert calls.next().failure is None
+        while workers.rpc is not None and not (worker.channel and worker.channel.connected):
+            assert time.monotonic() < until_s
+            workers.rpc.poll(1.0)
 
 
 def shuffled_by(seed: int) -> Script:

@@ -310,14 +310,14 @@ def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
     theirs = _runs(state)
     if runs and theirs:
         return theirs[-1] in runs
-    # Not known: checkpoints before 0.2, and those of which too little is left.
+    # Not known: those of which too little is left.
     alike = all(_TUNE_NAME.fullmatch(path.name) for path in (directory, candidate))
     return alike and directory.parent == candidate.parent
 
 
 def _runs(state: Mapping[str, Any]) -> list[str]:
     """Identifiers of the run that wrote a checkpoint, as the last, and of those that it was
-    restored from; empty for checkpoints before 0.2."""
+    restored from; empty where the checkpoint does not say."""
     runs = state.get("runs")
     return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else []
 

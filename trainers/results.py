@@ -20,7 +20,7 @@ _COUNTS = (
 )
 #: Blocks whose keys depend on the optimizer and the policy.
 _OPEN_BLOCKS = ("optimizer/", "timers/", "learners/", "info/", "fault_tolerance/")
-#: Keys of RLlib's old API stack and of polopt 0.1, and the keys that replace them.
+#: Keys of RLlib's old API stack, and the keys that replace them.
 RENAMED_KEYS = {
     "episode_reward_mean": "env_runners/episode_return_mean",
     "episode_reward_min": "env_runners/episode_return_min",
@@ -39,10 +39,6 @@ RENAMED_KEYS = {
     "num_agent_steps_trained": "num_env_steps_trained_lifetime",
     "info/num_steps_sampled": "num_env_steps_sampled_lifetime",
     "info/num_steps_trained": "num_env_steps_trained_lifetime",
-    "optimizer/num_cut_short": "optimizer/num_early_stopped",
-    "fault_tolerance/num_bad_numbers": "fault_tolerance/num_non_finite",
-    "fault_tolerance/last_bad_numbers": "fault_tolerance/last_non_finite",
-    "fault_tolerance/last_bad_numbers_worker": "fault_tolerance/last_non_finite_worker",
 }
 
 

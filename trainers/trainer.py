@@ -298,7 +298,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         earlier = [run for run in state.get("runs", []) if run != own]
         self._runs = [*earlier[-_MOST_EARLIER_RUNS:], own]
         self._exporter.restart(restored=True)
-        # Checkpoints before 0.2 do not hold these two.
+        # A checkpoint may lack these two.
         counted, seconds = super().iteration, self._counted_s()
         self._earlier_iterations = int(state.get("training_iteration", counted)) - counted
         self._earlier_s = float(state.get("time_total_s", seconds)) - seconds

@@ -57,11 +57,12 @@ def _has_state(env: Any) -> bool:
 
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
     """Running statistics of all wrappers, the outermost first: `vector`, of those of the vector,
-    and `envs`, of those of each environment: mean, variance and count. Empty where there are none.
-    An `AsyncVectorEnv` has its environments in other processes; their statistics are not included.
+    and `envs`, of those of each environment: name, mean, variance and count. Empty where there are
+    none. An `AsyncVectorEnv` has its environments in other processes; their statistics are not
+    included.
     """
-    vector = [_numbers(one) for one in _statistics(env)]
-    envs = [[_numbers(one) for one in _statistics(sub)] for sub in _sub_envs(env)]
+    vector = [_numbers(*one) for one in _statistics(env)]
+    envs = [[_numbers(*one) for one in _statistics(sub)] for sub in _sub_envs(env)]
     return {"vector": vector, "envs": envs} if vector or any(envs) else {}
 
 
@@ -89,6 +90,30 @@ def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
+    """Gives one environment, which is not vectorised, the statistics of several workers'
+    environments together, and freezes them, so that a policy acts on observations as in training.
+    An environment without `NormalizeReward` keeps its own rewards.
+
+    Args:
+        env: has the wrappers of the workers' environments.
+        parts: results of `get_env_statistics`.
+
+    Raises:
+        ValueError: the wrappers of observations differ.
+    """
+    together = merge_env_statistics(parts)
+    saved = [*together["vector"], *(one for chain in together["envs"] for one in chain)]
+    targets = list(_statistics(env))
+    for name in _STATISTICS:
+        named = [(n, target) for n, target in targets if n == name]
+        if named or name == "obs_rms":
+            _set(named, [one for one in saved if one["name"] == name])
+    for wrapper in _wrappers(env):
+        if any(name in vars(wrapper) for name in _STATISTICS):
+            wrapper.update_running_mean = False
+
+
 def _merged(chains: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Statistics of the same wrappers of several environments together."""
     return [_sum(same) for same in zip(*chains, strict=True)]
@@ -100,20 +125,29 @@ def _sum(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     var = sum(
         (part["var"] + np.square(part["mean"] - mean)) * (part["count"] / count) for part in parts
     )
-    return {"mean": mean, "var": var, "count": count}
+    return {"name": parts[0]["name"], "mean": mean, "var": var, "count": count}
 
 
-def _numbers(statistics: Any) -> dict[str, Any]:
+def _numbers(name: str, statistics: Any) -> dict[str, Any]:
     mean, var = np.array(statistics.mean), np.array(statistics.var)
-    return {"mean": mean, "var": var, "count": float(statistics.count)}
+    return {"name": name, "mean": mean, "var": var, "count": float(statistics.count)}
 
 
-def _set(targets: list[Any], saved: list[dict[str, Any]]) -> None:
-    if len(targets) != len(saved):
-        raise ValueError(f"environments keep {len(targets)} running statistics; got {len(saved)}")
-    for target, source in zip(targets, saved, strict=True):
+def _set(targets: list[tuple[str, Any]], saved: list[dict[str, Any]]) -> None:
+    kept = [(name, np.shape(target.mean)) for name, target in targets]
+    got = [(one["name"], np.shape(one["mean"])) for one in saved]
+    if kept != got:
+        raise ValueError(
+            f"environments keep {len(kept)} running statistics ({_shown(kept)}); "
+            f"got {len(got)} ({_shown(got)})"
+        )
+    for (_, target), source in zip(targets, saved, strict=True):
         target.mean, target.var = np.array(source["mean"]), np.array(source["var"])
         target.count = source["count"]
+
+
+def _shown(kinds: list[tuple[str, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{name!s:.40} {list(shape)}" for name, shape in kinds) or "none"
 
 
 def copy_statistics(old: Any, new: Any) -> None:
@@ -127,10 +161,13 @@ def copy_statistics(old: Any, new: Any) -> None:
                     setattr(target, name, statistics)
 
 
-def _statistics(env: Any) -> Iterator[Any]:
-    """Of the wrappers of one environment, or of a vector without its environments."""
+def _statistics(env: Any) -> Iterator[tuple[str, Any]]:
+    """Names and statistics of the wrappers of one environment, or of a vector without its
+    environments."""
     for wrapper in _wrappers(env):
-        yield from (vars(wrapper)[name] for name in _STATISTICS if name in vars(wrapper))
+        for name in _STATISTICS:
+            if name in vars(wrapper):
+                yield name, vars(wrapper)[name]
 
 
 def _sub_envs(env: VectorEnv[Any, Any, Any]) -> list[Any]:

@@ -19,10 +19,12 @@ import zmq
 from ray import cloudpickle
 
 #: Kinds of messages. HELLO: first message of a worker. LARGE: the answer does not fit into a
-#: message, and is to be fetched through Ray. END, from the client: return from `serve`; from the
-#: server: no answer follows.
+#: message, and is to be fetched through Ray. END, from the client: return from `serve`, and its
+#: number is that of the oldest call whose answer is wanted; from the server: no answer follows.
 HELLO, CALL, ANSWER, LARGE, END = b"H", b"C", b"A", b"L", b"E"
 _HEADER = struct.Struct("!cQ")  # kind, number of the call
+#: Number of an END after which no answer is wanted.
+NONE_WANTED = 2**64 - 1
 #: Smaller buffers are copied into the pickle, which costs less than a frame of their own.
 FRAME_BYTES = 64 << 10
 #: Largest frame of a socket that `auto` opens. ZeroMQ closes a connection whose peer announces a

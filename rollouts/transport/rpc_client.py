@@ -30,6 +30,7 @@ from polopt.rollouts.transport.messages import (
     HELLO,
     LARGE,
     MAX_FRAME_BYTES,
+    NONE_WANTED,
     decode,
     encode,
     fits,
@@ -148,7 +149,8 @@ class RpcChannel:
         self.serving: Future[Any] | None = None
         self._routing_id: bytes | None = None  # known after HELLO
         self._pending: dict[int, RpcFuture] = {}
-        self._fetched: dict[Future[Any], RpcFuture] = {}  # by the call that fetches the answer
+        # By the call that fetches the answer: its number and future.
+        self._fetched: dict[Future[Any], tuple[int, RpcFuture]] = {}
 
     @property
     def connected(self) -> bool:
@@ -178,7 +180,8 @@ class RpcChannel:
             LargeCallError: an argument is larger than a message can be.
             Exception: an argument cannot be pickled.
         """
-        frames = encode(CALL, number, (function, args), by_value=True)
+        content = function, args, self._oldest_wanted(number)
+        frames = encode(CALL, number, content, by_value=True)
         if not fits(frames, self._endpoint.max_frame_bytes):
             self._router.num_large_messages += 1
             raise LargeCallError(f"{self.name}: arguments of {name} do not fit into a message")
@@ -195,7 +198,13 @@ class RpcChannel:
         """The worker answers calls through Ray from now on, after the calls made so far."""
         if self.open:
             self.open = False
-            self._send(encode(END))
+            self._send(encode(END, self._oldest_wanted(NONE_WANTED)))
+
+    def _oldest_wanted(self, otherwise: int) -> int:
+        """Number of the oldest call whose answer has not come. The worker drops the large answers
+        to older ones."""
+        fetched = (number for number, _ in self._fetched.values())
+        return min((*self._pending, *fetched), default=otherwise)
 
     def _send(self, message: list[Any]) -> None:
         assert self._routing_id is not None
@@ -228,13 +237,14 @@ class RpcChannel:
         call = self._wakeup.watch(take.remote(self._endpoint, number), self)
         assert call is not None
         future.fetch(call)
-        self._fetched[call] = future
+        self._fetched[call] = number, future
 
     def take_fetched(self, call: Future[Any]) -> bool:
         """Takes an answer that came through Ray; False: `call` did not fetch one."""
-        future = self._fetched.pop(call, None)
-        if future is None:
+        fetched = self._fetched.pop(call, None)
+        if fetched is None:
             return False
+        future = fetched[1]
         error = call.exception()
         if error is None:
             self._decode(future, list(map(zmq.Frame, call.result())))
@@ -267,9 +277,9 @@ class RpcChannel:
 
     def close(self) -> None:
         """Ends the connection and drops its calls; the worker returns from `serve`."""
-        self.pause()
         self._pending.clear()
         self._fetched.clear()
+        self.pause()
         self._shut()
 
     def _shut(self) -> None:

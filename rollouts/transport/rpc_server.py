@@ -96,22 +96,6 @@ class RpcServer:
             self._connection.close()
 
 
-def _answer(target: Any, number: int, frames: list[zmq.Frame]) -> list[bytes | memoryview]:
-    """Runs a call; returns the message with its answer."""
-    try:
-        function, args = decode(frames)
-    except Exception as error:  # unpickling can raise anything
-        why = f"its arguments cannot be unpickled in the worker: {error!r}"
-        return encode(ANSWER, number, target.refuse(why))
-    answer = target.run(number, function, *args)
-    try:
-        with contextlib.suppress(Exception):  # pickling can raise anything
-            return encode(ANSWER, number, answer)
-        return encode(ANSWER, number, answer, by_value=True)
-    except Exception as error:
-        return encode(ANSWER, number, target.refuse(f"its value cannot be pickled: {error!r}"))
-
-
 class _Connection:
     """One authenticated connection. It is never reestablished: ZeroMQ would lose messages in
     between without notice."""
@@ -164,10 +148,11 @@ class _Connection:
                 frames = self._socket.recv_multipart(copy=False)
                 kind, number = header_of(frames)
                 if kind == END:
+                    self._drop_large_answers(number)
                     return ""
                 if kind != CALL:
                     raise ValueError(f"message of unknown kind: {kind!r}")
-                answer = _answer(target, number, frames)
+                answer = self._answer(target, number, frames)
                 if not fits(answer, self.endpoint.max_frame_bytes):
                     # Copies, because the next call may change the arrays.
                     self.large_answers[number] = [bytes(frame) for frame in answer]
@@ -179,6 +164,30 @@ class _Connection:
             raise
         self.close(lost=True)
         return "the connection was lost"
+
+    def _answer(
+        self, target: Any, number: int, frames: list[zmq.Frame]
+    ) -> list[bytes | memoryview]:
+        """Runs a call; returns the message with its answer."""
+        try:
+            function, args, oldest_wanted = decode(frames)
+        except Exception as error:  # unpickling can raise anything
+            why = f"its arguments cannot be unpickled in the worker: {error!r}"
+            return encode(ANSWER, number, target.refuse(why))
+        self._drop_large_answers(oldest_wanted)
+        answer = target.run(number, function, *args)
+        try:
+            with contextlib.suppress(Exception):  # pickling can raise anything
+                return encode(ANSWER, number, answer)
+            return encode(ANSWER, number, answer, by_value=True)
+        except Exception as error:
+            return encode(ANSWER, number, target.refuse(f"its value cannot be pickled: {error!r}"))
+
+    def _drop_large_answers(self, oldest_wanted: int) -> None:
+        """Drops those that the client does not wait for: it could not fetch them, or has dropped
+        their calls."""
+        for number in [number for number in self.large_answers if number < oldest_wanted]:
+            self.large_answers.pop(number, None)  # another thread may have taken it
 
     def close(self, lost: bool = False) -> None:
         """Sends the answers that are queued, and END behind them.

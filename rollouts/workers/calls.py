@@ -595,8 +595,11 @@ class Calls:
             if is_of_signal(error):
                 raise
             if isinstance(error, RayTaskError) and not isinstance(call.future, RpcFuture):
-                # `RolloutWorker.run` itself does not raise: arguments or value cannot be sent.
-                raise FunctionError(self._message(call.work, worker, str(error))) from None
+                # `RolloutWorker.run` itself does not raise.
+                cause = error.cause if isinstance(error.cause, Exception) else error
+                why = f"its arguments or its value cannot be pickled: {cause!r}"
+                self._end(call)
+                raise FunctionError(self._message(call.work, worker, why)) from None
             failure = WorkerFailure.from_error(worker.index, error)
             if failure.kind == "exception" and not failure.at_start:
                 message = self._message(call.work, worker, failure.message)
@@ -659,12 +662,14 @@ class Calls:
         worker, work = call.worker, call.work
         if error.kind in ("api", "non_finite"):
             self._workers.faults.add(worker.index, counts)
+            self._end(call)
             kind = EnvironmentAPIError if error.kind == "api" else NonFiniteError
             raise kind(error.message)
         if error.kind == "environment":
             return WorkerFailure("environment", worker.index, error.message)
         message = self._message(work, worker, error.message)
         if error.kind == "function" or work.code not in self._succeeded:
+            self._end(call)
             raise FunctionError(message)
         return WorkerFailure("exception", worker.index, message)
 

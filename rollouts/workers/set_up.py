@@ -8,6 +8,7 @@ from typing import Any
 
 from polopt.rollouts.envs.saving import merge_env_statistics
 from polopt.rollouts.workers.calls import Calls
+from polopt.rollouts.workers.failures import FunctionError
 from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 
 
@@ -95,6 +96,9 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
         workers: the workers; those that are starting get theirs once they are up.
         states: by worker index, as text: a dict with the result of `get_env_statistics` as
             `statistics`.
+
+    Raises:
+        ValueError: the environments have other wrappers than those that were saved.
     """
     saved = {int(i): one["statistics"] for i, one in states.items() if one.get("statistics")}
     if not saved:
@@ -102,5 +106,10 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
     together = merge_env_statistics(list(saved.values()))
     own = {worker.index: saved.get(worker.index, together) for worker in workers.remote}
     workers.env_statistics = dict(own)
-    set_up_each(workers, "set_statistics", {index: (one,) for index, one in own.items()})
+    try:
+        set_up_each(workers, "set_statistics", {index: (one,) for index, one in own.items()})
+    except FunctionError as error:
+        workers.env_statistics.clear()
+        why = str(error).strip().rpartition("\n")[2].removeprefix("ValueError: ")
+        raise ValueError(why) from error
     workers.local.set_statistics(saved.get(0, together))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from dashboard_results import write_trial
@@ -66,3 +68,19 @@ def test_forwarded_port_gets_the_websocket(port: int) -> None:
 
 def test_foreign_origin_gets_no_websocket(port: int) -> None:
     assert handshake(port, f"127.0.0.1:{port}", "http://attacker.example") == REFUSED
+
+
+def test_server_uses_nothing_of_the_current_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "unpacked"
+    (folder / ".streamlit").mkdir(parents=True)
+    (folder / ".streamlit" / "config.toml").write_text('[server]\nbaseUrlPath = "other"\n')
+    for name in ("streamlit", "plotly", "pandas"):
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'EXECUTED')!r}, 'w').close()\n")
+    write_trial(folder / "results", "async_gradients", 0, 4)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with (
+        running_server(Path("results"), environment, cwd=folder) as address,
+        urllib.request.urlopen(f"{address}/_stcore/health", timeout=LIMIT_S) as answer,
+    ):
+        assert answer.read() == b"ok"
+    assert not (tmp_path / "EXECUTED").exists()

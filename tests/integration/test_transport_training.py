@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from fakes import FakeWorkerSet, make_optimizer, pid_of, worker_config
+from fakes import FakeWorkerSet, connect_workers, make_optimizer, pid_of, worker_config
 from faulty_envs import NeverResets
 
 from polopt.optimizers.async_gradients import AsyncGradients
@@ -232,18 +232,6 @@ def make_named(pool: Pool, name: str, transport: str, **rollout: Any) -> Any:
     cls, options = OPTIMIZERS[name]
     config = worker_config("a2c", rollout={"transport": transport, **rollout}, lr=1e-2)
     return make_optimizer(cls, pool(config), **options)
-
-
-def connect_workers(workers: WorkerSet) -> None:
-    """All workers are up and, unless calls go through Ray, connected."""
-    until_s = time.monotonic() + LIMIT_S
-    for worker in workers.remote:
-        calls = Calls(workers, "test")
-        calls.send(worker, call_method, "ping")
-        assert calls.next().failure is None
-        while workers.rpc is not None and not (worker.channel and worker.channel.connected):
-            assert time.monotonic() < until_s
-            workers.rpc.poll(1.0)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
+from gymnasium.wrappers import NormalizeObservation
 from typer.testing import CliRunner, Result
 
 from polopt.optimizers.registry import OPTIMIZERS
@@ -94,10 +96,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["cartpole_a3c", "stop.episode_reward_mean=3"],
             "result key 'episode_reward_mean' is now 'env_runners/episode_return_mean'",
         ),
-        (
-            ["cartpole_a3c", "stop.fault_tolerance/num_bad_numbers=3"],
-            "is now 'fault_tolerance/num_non_finite'",
-        ),
     ],
 )
 def test_train_refuses(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +164,31 @@ def test_evaluation_is_reproducible(checkpoint: Path) -> None:
     assert played == again
     assert played.returns == played.lengths  # CartPole gives 1 a step
     assert evaluation.summary([1.0, 3.0]) == "mean 2.00  std 1.00  min 1.00  max 3.00"
+
+
+def normalized_cartpole(config: Any = None) -> Any:
+    return NormalizeObservation(gymnasium.make("CartPole-v1"))
+
+
+def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None:
+    trainer = PolicyOptimizerTrainer({**SMALL, "env": normalized_cartpole})
+    trainer.train()
+    trainer.save(str(tmp_path / "c"))
+    [saved] = [one["statistics"] for one in trainer.optimizer.worker_states().values()]
+    trainer.stop()
+    state, experiment = evaluation.load(tmp_path / "c", "test_command_line:normalized_cartpole")
+    with evaluation.environment(experiment) as env:
+        policy = evaluation.make_policy(experiment, state, env)
+        evaluation.restore_statistics(state, env)
+        observation, _ = env.reset(seed=7)
+        evaluation.play(policy, env, 2, seed=0)
+        assert env.obs_rms.count == pytest.approx(sum(e[0]["count"] for e in saved["envs"]))
+        again, _ = env.reset(seed=7)
+    np.testing.assert_array_equal(observation, again)  # evaluation does not change them
+    options = ["evaluate", tmp_path / "c", "--episodes", 2, "--seed", 1, "--env"]
+    played = polopt(*options, "test_command_line:normalized_cartpole")
+    assert played.exit_code == 0, played.output
+    assert "do not fit the environment" in error_of(polopt(*options, "CartPole-v1"))
 
 
 def test_evaluate_takes_the_newest_whole_checkpoint(checkpoint: Path, tmp_path: Path) -> None:

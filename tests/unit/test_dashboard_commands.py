@@ -81,6 +81,7 @@ def test_server_binds_loopback_without_telemetry(
     pytest.importorskip("streamlit", reason="the extra polopt[dashboard] is not installed")
     started: list[str] = []
     monkeypatch.setattr(os, "execv", lambda program, arguments: started.extend(arguments))
+    monkeypatch.setattr(os, "chdir", lambda folder: started.append(folder))
     monkeypatch.setenv("DISPLAY", display)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setattr("sys.platform", "linux")

@@ -10,7 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
+from gymnasium.wrappers import vector as vector_wrappers
 from sampling_helpers import assert_same, every_mode
 from toy_envs import (
     Drift,
@@ -18,6 +19,8 @@ from toy_envs import (
     make_sampler,
     sync_clocks,
 )
+
+from polopt.rollouts.envs.saving import get_env_statistics, set_evaluation_statistics
 
 
 def plain_data(state: Any) -> Iterator[Any]:
@@ -77,3 +80,56 @@ def test_environments_without_get_state_are_not_saved() -> None:
     assert make_sampler(env, make_policy("a2c", env), 5).get_state() is None
     cartpole = gymnasium.make_vec("CartPole-v1", num_envs=2)
     assert make_sampler(cartpole, make_policy("a2c", cartpole), 5).get_state() is None
+
+
+def normalized(config: Any = None) -> gymnasium.Env[Any, Any]:
+    return NormalizeReward(NormalizeObservation(Drift()))
+
+
+def statistics_after(rounds: int, seed: int) -> dict[str, Any]:
+    env = SyncVectorEnv([normalized] * 2)
+    sampler = make_sampler(env, make_policy("a2c", env), 5, seed=seed)
+    for _ in range(rounds):
+        sampler.sample()
+    return sampler.get_statistics()
+
+
+def test_evaluation_uses_the_statistics_of_all_workers() -> None:
+    parts = [statistics_after(4, seed=1), statistics_after(9, seed=2)]
+    env = normalized()
+    set_evaluation_statistics(env, parts)
+    chains = [chain for part in parts for chain in part["envs"]]
+    counts = [chain[1]["count"] for chain in chains]
+    means = [chain[1]["mean"] for chain in chains]
+    learned = env.get_wrapper_attr("obs_rms")
+    assert learned.count == pytest.approx(sum(counts))
+    np.testing.assert_allclose(learned.mean, np.average(means, axis=0, weights=counts), 1e-5)
+    before = learned.mean.copy(), env.return_rms.mean.copy()
+    env.reset(seed=1)
+    for _ in range(5):
+        env.step(0)
+    np.testing.assert_array_equal(learned.mean, before[0])
+    np.testing.assert_array_equal(env.return_rms.mean, before[1])
+
+
+def test_statistics_of_a_vector_serve_a_single_environment() -> None:
+    vector = vector_wrappers.NormalizeObservation(SyncVectorEnv([Drift] * 2))
+    vector.reset(seed=3)
+    for _ in range(9):
+        vector.step(np.zeros(2, dtype=int))
+    env = NormalizeObservation(Drift())
+    set_evaluation_statistics(env, [get_env_statistics(vector)])
+    np.testing.assert_array_equal(env.obs_rms.mean, vector.obs_rms.mean)
+    assert env.obs_rms.count == vector.obs_rms.count
+
+
+def test_evaluation_may_leave_rewards_as_they_are() -> None:
+    env = NormalizeObservation(Drift())
+    set_evaluation_statistics(env, [statistics_after(4, seed=1)])
+    assert env.obs_rms.count > 10.0
+
+
+@pytest.mark.parametrize("other", [Drift, lambda: NormalizeReward(Drift())])
+def test_evaluation_without_normalised_observations_raises(other: Any) -> None:
+    with pytest.raises(ValueError, match=r"keep 0 running statistics \(none\); got 1 \(obs_rms"):
+        set_evaluation_statistics(other(), [statistics_after(4, seed=1)])

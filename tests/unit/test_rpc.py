@@ -243,6 +243,43 @@ def test_large_answer_of_another_connection_is_an_error(
         result(client, call(channel, "large", 1))
 
 
+def large_answers(actor: FakeActor) -> dict[int, list[bytes]]:
+    connection = actor.server._connection
+    assert connection is not None
+    return connection.large_answers
+
+
+def test_large_answers_that_are_not_fetched_are_dropped(
+    client: RpcClient, channel: RpcChannel, actor: FakeActor
+) -> None:
+    take = actor.server.take_large_answer
+    actor.server.take_large_answer = lambda endpoint, number: 1 / 0
+    for number in range(5):
+        with pytest.raises(ZeroDivisionError):
+            result(client, call(channel, "large", number))
+        assert len(large_answers(actor)) == 1, "the last one"
+    actor.server.take_large_answer = take
+    large, small = call(channel, "large", 7), call(channel, "note", 3)
+    assert result(client, small) == 3
+    assert result(client, large).max() == 7, "it was waited for"
+    assert not large_answers(actor)
+
+
+def test_worker_of_a_closed_channel_keeps_no_large_answers(
+    channel: RpcChannel, actor: FakeActor
+) -> None:
+    for number in range(3):
+        call(channel, "large", number)
+    until_s = time.monotonic() + LIMIT_S
+    while len(large_answers(actor)) < 3:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    channel.close()
+    while large_answers(actor):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
 def test_large_argument_is_refused_and_nothing_is_sent(
     client: RpcClient, channel: RpcChannel, actor: FakeActor
 ) -> None:

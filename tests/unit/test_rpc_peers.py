@@ -263,7 +263,7 @@ def test_routing_id_cannot_be_chosen_to_take_calls(client: RpcClient, peers: lis
     call(one, "echo", "for worker 1")
     assert peers[1].socket.poll(int(1e3 * LIMIT_S))
     frames = peers[1].socket.recv_multipart(copy=False)
-    assert decode(frames) == (b"echo", ("for worker 1",))
+    assert decode(frames)[:2] == (b"echo", ("for worker 1",))
 
 
 def test_key_of_a_closed_channel_is_refused(client: RpcClient, peers: list[Any]) -> None:

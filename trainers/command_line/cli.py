@@ -137,6 +137,7 @@ def evaluate(
         state, experiment = evaluation.load(found, env)
         with evaluation.environment(experiment, video) as single_env:
             policy = evaluation.make_policy(experiment, state, single_env)
+            evaluation.restore_statistics(state, single_env)
             played = evaluation.play(policy, single_env, episodes, stochastic, seed)
     say(f"checkpoint  {found}")
     for name, values in (("return", played.returns), ("length", played.lengths)):

@@ -25,6 +25,7 @@ from polopt.rollouts.envs.checking import reward_of
 from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.resolving import env_name, resolve_env
+from polopt.rollouts.envs.saving import set_evaluation_statistics
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.config import Experiment
 from polopt.trainers.restoring import (
@@ -98,6 +99,26 @@ def make_policy(experiment: Experiment, state: dict[str, Any], env: Any) -> Poli
             f"space {spaces[1]!s:.200}: {problem}"
         )
     return policy
+
+
+def restore_statistics(state: dict[str, Any], env: Any) -> None:
+    """Gives an environment the running statistics with which the checkpoint's policy was trained;
+    see `set_evaluation_statistics`.
+
+    Raises:
+        CheckpointError: the environment normalises observations in another way.
+    """
+    try:
+        workers = state["optimizer"].get("workers", {}).values()
+        parts = [one["statistics"] for one in workers if one.get("statistics")]
+        if parts:
+            set_evaluation_statistics(env, parts)
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            "the checkpoint's running statistics of observations do not fit the environment; name "
+            f"one with the wrappers of the training by --env ({why})"
+        ) from error
 
 
 @contextmanager
