@@ -1,5 +1,5 @@
 # Each target that needs the environment depends on the stamp, which creates the environment, and
-# updates it when the files that it was made from change. Needs only Python 3.10 to 3.12.
+# updates it when the files that it was made from change. Needs only Python 3.10 to 3.14.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,14 +8,16 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 # Shows each optimizer at work on Ray; part of `make test`, not of `make test-integration`.
 ON_RAY := tests/integration/test_optimizers_on_ray.py
+# TORCH=2.13.0: that version of torch instead of the oldest or the newest one.
+VERSIONS = $(PYTHON) tests/versions.py $(if $(TORCH),--torch $(TORCH))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-integration test-slow test-chaos test-oldest check lint format \
-	format-check types bench clean
+.PHONY: help run test test-integration test-slow test-chaos test-oldest test-newest test-wheel check \
+	lint format format-check types bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
-	@echo "PYTHON=python3.12 selects the Python; ARGS='-k name' passes arguments to pytest or to the suite of make bench."
+	@echo "PYTHON=python3.12 selects the Python; ARGS='-k name' passes arguments to pytest or to the suite of make bench; TORCH=2.13.0 the torch of test-oldest and test-newest."
 	@echo "Tests: tests/unit starts no process; tests/integration uses Ray and the command line; tests/chaos kills workers repeatedly."
 
 run: $(STAMP) ## train CartPole with each policy optimizer and compare them
@@ -34,8 +36,13 @@ test-chaos: $(STAMP) ## tests that kill workers over and over
 	$(PYTEST) tests/chaos $(ARGS)
 
 test-oldest: ## unit tests and each optimizer on Ray, with the oldest versions in setup.cfg (not in CI)
-	$(PYTHON) tests/oldest.py $(VENV)-oldest
-	$(VENV)-oldest/bin/python -m pytest tests/unit $(ON_RAY) $(ARGS)
+	$(VERSIONS) oldest $(VENV)-oldest tests/unit $(ON_RAY) $(ARGS)
+
+test-newest: ## the same tests, with the newest versions inside setup.cfg's ranges (not in CI)
+	$(VERSIONS) newest $(VENV)-newest tests/unit $(ON_RAY) $(ARGS)
+
+test-wheel: ## builds and checks sdist and wheel; the same tests with the installed wheel (not in CI)
+	$(VERSIONS) wheel $(VENV)-wheel tests/unit $(ON_RAY) $(ARGS)
 
 check: lint format-check types test test-integration ## all that CI runs
 
@@ -62,8 +69,8 @@ clean: ## remove build and tool output, but not the environment (rm -r .venv)
 # A failed creation removes the environment, so that the next `make` does not use half of it.
 $(STAMP): Makefile setup.py setup.cfg pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { \
-	  $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || { \
-	    echo "polopt needs Python 3.10 to 3.12: make PYTHON=python3.12" >&2; exit 1; }; \
+	  $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' || { \
+	    echo "polopt needs Python 3.10 to 3.14: make PYTHON=python3.12" >&2; exit 1; }; \
 	  $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }
 	@echo "Installing polopt and its dependencies into $(VENV) (takes minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \

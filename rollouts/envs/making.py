@@ -115,7 +115,8 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     of Gymnasium 1.0."""
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
-        # Their metadata is shared with the sub-environments' class: the last vector made sets it.
+        # Up to Gymnasium 1.3 their metadata is that of the sub-environments' class: the vector made
+        # last sets the mode there.
         return base.autoreset_mode
     return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
 

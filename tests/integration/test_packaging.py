@@ -7,11 +7,16 @@ import importlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from configparser import ConfigParser
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from source_tree import PACKAGE_FOLDERS, Module, imported_names, modules
 
 import polopt
 
@@ -120,6 +125,54 @@ def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
     # All names of the archive: a bare `optimizers/...` beside `polopt/` would be found, too.
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected
+
+
+#: Extras whose packages only these folders or files of the package may import.
+OPTIONAL = {"dashboard": "dashboards", "torchrl": "common/tensordict.py"}
+
+
+def undeclared_imports(found: Sequence[Module], setup_cfg: Path = ROOT / "setup.cfg") -> list[str]:
+    """Imports of packages that setup.cfg does not name for the module, one line each."""
+    parser = ConfigParser()
+    parser.read(setup_cfg)
+
+    def named(section: str, option: str) -> set[str]:
+        lines = parser[section][option].split("\n")
+        return {canonicalize_name(Requirement(line).name) for line in lines if line.strip()}
+
+    required = named("options", "install_requires")
+    distributions = packages_distributions()
+    faults = []
+    for module in found:
+        allowed = set(required)
+        for extra, place in OPTIONAL.items():
+            if module.path.is_relative_to(place):
+                allowed |= named("options.extras_require", extra)
+        for line, name in imported_names(module):
+            top = name.partition(".")[0]
+            of = {canonicalize_name(each) for each in distributions.get(top, [top])}
+            if top not in sys.stdlib_module_names and top != "polopt" and not of & allowed:
+                faults.append(f"{module.path}:{line}: {name}")
+    return faults
+
+
+def test_each_imported_package_is_declared() -> None:
+    assert undeclared_imports(modules(ROOT, [*PACKAGE_FOLDERS, "src"])) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "faults"),
+    [
+        ("import tree", ["tree"]),
+        ("def f():\n    from scipy.stats import rankdata", ["scipy.stats.rankdata"]),
+        ("import yaml, zmq.auth, ray.tune, os.path\nfrom polopt.common import config", []),
+    ],
+)
+def test_undeclared_import_is_found(tmp_path: Path, source: str, faults: list[str]) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "planted.py").write_text(source)
+    found = undeclared_imports(modules(tmp_path, ["common"]))
+    assert [fault.rpartition(": ")[2] for fault in found] == faults
 
 
 def test_import_loads_no_dependency() -> None:

@@ -15,6 +15,7 @@ from dashboard_results import PHASES, write_examples, write_trial
 
 pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not installed")
 
+from polopt import dashboards, metrics
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
 from polopt.dashboards.data.results import RETURN, ResultsDirectory
@@ -429,9 +430,10 @@ def test_unreadable_tab_leaves_the_common_panels(results: Path, content: str) ->
 
 
 def test_page_and_metrics_name_no_optimizer() -> None:
-    root = Path(__file__).parents[2]
     names = re.compile("|".join(PHASES) + "|AsyncGrad|SyncGrad|AsyncSamp|SyncSamp|Decentralized")
-    files = [*(root / "dashboards").rglob("*.py"), *(root / "metrics").glob("*.py")]
+    pages, measures = (Path(package.__path__[0]) for package in (dashboards, metrics))
+    files = [*pages.rglob("*.py"), *measures.glob("*.py")]
+    assert len(files) > 20
     found = {file.name: names.findall(file.read_text()) for file in files}
     # Examples in docstrings; alternatives that findings propose.
     others = {"results.py", "diagnosis.py"}

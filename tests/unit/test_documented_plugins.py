@@ -17,9 +17,9 @@ import ray
 from counting_env import CountingDrift, counted_by, made_in
 from fakes import FakeRay, FakeWorkerSet, Ref, make_optimizer, shuffled_by, worker_config
 from plugin_page import PAGE, PLUGINS, plugin
-from source_tree import ROOT
 
 import polopt
+from polopt import optimizers
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.rollouts.workers.counts import Counts
 from polopt.trainers.config import Experiment
@@ -285,7 +285,7 @@ def test_further_checks_of_a_plugin_are_made() -> None:
 #: Strategies, and what each has of its own. The base class is what gives them these names.
 STRATEGIES = [
     path
-    for path in sorted((ROOT / "optimizers").glob("*.py"))
+    for path in sorted(Path(optimizers.__path__[0]).glob("*.py"))
     if path.name not in ("__init__.py", "base.py", "registry.py", "scheme.py")
 ]
 

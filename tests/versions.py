@@ -1,0 +1,202 @@
+"""Runs the tests with other versions than those of constraints.txt, or with the installed wheel.
+
+    python tests/versions.py oldest .venv-oldest tests/unit
+    python tests/versions.py newest .venv-newest tests/unit
+    python tests/versions.py wheel .venv-wheel tests/unit -k config
+
+The first argument is the mode, the second the virtual environment, which is created, or updated if
+it exists. All others go to pytest; without any, no test runs.
+
+- `oldest`: the lower bound `>=X` of each requirement in setup.cfg, in `install_requires` and in the
+  extra `dashboard`, becomes `==X`. Everything else is the newest version that fits.
+- `newest`: the newest versions inside the ranges of setup.cfg.
+- `wheel`: builds the sdist, and the wheel from the sdist; checks both with twine; installs the
+  wheel with the versions of constraints.txt; and runs the tests of the unpacked sdist, without the
+  folders of the package, so that only the installed wheel can be imported. `SOURCE_TESTS` are left
+  out.
+
+On Linux, torch's default wheel brings CUDA libraries of gigabytes.
+`PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` selects CPU wheels, and `--torch X` takes
+the version X of torch instead, for machines that have a CPU wheel of that version only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+from configparser import ConfigParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Extras of the environments; the tests of the others are skipped.
+EXTRAS = "dev,atari,dashboard"
+#: Tests that read the source tree of the package, each with what it needs of that.
+SOURCE_TESTS = {
+    "tests/unit/test_import_direction.py": "parses the modules in the folders at the root",
+    "tests/unit/test_source_rules.py": "parses the modules in the folders at the root",
+    "tests/integration/test_packaging.py": "compares setup.cfg with the folders and builds wheels",
+}
+#: Folders that the sdist must hold, for the tests to run without a checkout.
+SDIST_FOLDERS = ("tests", "docs", "benchmarks")
+
+
+def requirements(section: str, option: str) -> list[str]:
+    """The requirements of one option of setup.cfg."""
+    parser = ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return [line.strip() for line in parser[section][option].splitlines() if line.strip()]
+
+
+def lower_bounds(lines: list[str]) -> list[str]:
+    """`name==X` for each requirement `name>=X`.
+
+    Raises:
+        ValueError: a requirement has no lower bound.
+    """
+    pins = []
+    for line in lines:
+        match = re.fullmatch(r"([\w.-]+(?:\[[\w,-]+\])?)\s*>=\s*([\w.]+)\s*(,.*)?", line)
+        if not match:
+            raise ValueError(f"setup.cfg: {line!r} has no lower bound")
+        pins.append(f"{match[1]}=={match[2]}")
+    return pins
+
+
+def oldest_pins() -> list[str]:
+    """The pins of mode `oldest`."""
+    lines = requirements("options", "install_requires")
+    return lower_bounds([*lines, *requirements("options.extras_require", "dashboard")])
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> None:
+    """Runs a program.
+
+    Raises:
+        subprocess.CalledProcessError: it fails.
+    """
+    print("+", *command, flush=True)
+    subprocess.run([*map(str, command)], check=True, cwd=cwd)
+
+
+def create(folder: Path) -> Path:
+    """Creates the environment if it is missing, and returns its Python."""
+    python = folder.absolute() / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        run(python, "-m", "pip", "install", "--quiet", "--upgrade", "pip")
+    return python
+
+
+def install(python: Path, *arguments: str | Path) -> None:
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def install_range(python: Path, mode: str, torch: str | None) -> None:
+    """Installs polopt, editable, with the oldest or the newest versions that setup.cfg allows."""
+    pins = oldest_pins() if mode == "oldest" else []
+    if torch:
+        pins = [pin for pin in pins if not pin.startswith("torch==")] + [f"torch=={torch}"]
+    upgrade = ["--upgrade", "--upgrade-strategy", "eager"] if mode == "newest" else []
+    install(python, *upgrade, *pins, "-e", f"{ROOT}[{EXTRAS}]")
+
+
+def build(python: Path, dist: Path) -> tuple[Path, Path]:
+    """Builds sdist and wheel, and has twine check their metadata.
+
+    Returns:
+        The paths of sdist and wheel.
+
+    Raises:
+        subprocess.CalledProcessError: a build or a check fails.
+        ValueError: the sdist misses a file of the folders `SDIST_FOLDERS`.
+    """
+    install(python, "-c", ROOT / "constraints.txt", "build", "twine>=6.1")
+    # Without options, `build` makes the wheel from the sdist, so it misses what the sdist misses.
+    run(python, "-m", "build", "--outdir", dist, ROOT)
+    (sdist,) = dist.glob("*.tar.gz")
+    (wheel,) = dist.glob("*.whl")
+    run(python, "-m", "twine", "check", "--strict", sdist, wheel)
+    missing = missing_files(sdist)
+    if missing:
+        raise ValueError(f"the sdist misses {', '.join(missing)}: see MANIFEST.in")
+    return sdist, wheel
+
+
+def missing_files(sdist: Path) -> list[str]:
+    """Files of `SDIST_FOLDERS` that git tracks and the sdist does not hold."""
+    command = ["git", "ls-files", "-z", *SDIST_FOLDERS]
+    listed = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    return sorted(set(filter(None, listed.split("\0"))) - held)
+
+
+def unpack_tests(sdist: Path, folder: Path) -> Path:
+    """Unpacks an sdist without the folders that hold the package.
+
+    Returns:
+        The folder that holds `tests`.
+    """
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (tree,) = folder.iterdir()
+    for init in [*tree.glob("*/__init__.py"), *tree.glob("src/*/__init__.py")]:
+        shutil.rmtree(init.parent)
+    return tree
+
+
+def check_imported_from(python: Path, tree: Path) -> None:
+    """Checks that Python in `tree` imports the installed polopt.
+
+    Raises:
+        ValueError: it imports another one.
+    """
+    code = "import polopt; print(polopt.__file__)"
+    command = [str(python), "-c", code]
+    done = subprocess.run(command, check=True, cwd=tree, stdout=subprocess.PIPE, text=True)
+    found = Path(done.stdout.strip())
+    if python.parents[1] not in found.parents:
+        raise ValueError(f"polopt is {found}, not the wheel in {python.parents[1]}")
+
+
+def main() -> int:
+    """Prepares the environment and runs the tests; returns pytest's exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--torch", help="version of torch instead of the oldest or newest one")
+    parser.add_argument("mode", choices=("oldest", "newest", "wheel"))
+    parser.add_argument("folder", type=Path, help="virtual environment")
+    parser.add_argument("pytest", nargs=argparse.REMAINDER, help="arguments for pytest")
+    args = parser.parse_args()
+    if args.torch and args.mode == "wheel":
+        parser.error("mode wheel has the torch of constraints.txt; leave --torch out")
+
+    python = create(args.folder)
+    with tempfile.TemporaryDirectory(prefix="polopt-versions-") as temporary:
+        tree = ROOT
+        skipped: list[str] = []
+        if args.mode == "wheel":
+            sdist, wheel = build(python, Path(temporary) / "dist")
+            install(python, "-c", ROOT / "constraints.txt", f"{wheel}[{EXTRAS}]")
+            # pip keeps an installed wheel of the same version.
+            install(python, "--force-reinstall", "--no-deps", wheel)
+            tree = unpack_tests(sdist, Path(temporary) / "tests")
+            check_imported_from(python, tree)
+            skipped = [f"--ignore={path}" for path in SOURCE_TESTS]
+            for path, reason in SOURCE_TESTS.items():
+                print(f"left out: {path}: it {reason}", flush=True)
+        else:
+            install_range(python, args.mode, args.torch)
+        if not args.pytest:
+            return 0
+        command = [str(python), "-m", "pytest", *skipped, *args.pytest]
+        return subprocess.run(command, cwd=tree).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
