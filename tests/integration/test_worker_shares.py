@@ -141,7 +141,9 @@ def test_local_worker_fills_the_same_keys() -> None:
     optimizer.workers.stop()
     assert_sums(stats, SyncSamples.phases)
     assert [each["index"] for each in stats["workers"]["per_worker"]] == [0]
-    assert stats["workers"]["share"]["sample"] == 1.0, "the driver's own time is no idle time"
+    share = stats["workers"]["share"]
+    assert share["sample"] > 0.9
+    assert share["idle"] == 0.0, "the driver's own time is no idle time"
     assert stats["num_bytes_sent"] == stats["num_bytes_received"] == 0
     assert stats["requests_in_flight"] == {"mean": 0.0, "max": 0}
 
@@ -190,8 +192,9 @@ def test_every_key_of_a_result_is_in_the_table() -> None:
     optimizer = make_optimizer(SyncSamples, WorkerSet(config))
     block = optimizer.stats()
     optimizer.workers.stop()
-    keys = {*block, *(f"{top}/{key}" for top in ("driver", "workers") for key in block[top])}
-    keys -= {"driver", "workers", *(f"{phase}_time_ms" for phase in optimizer.timers)}
+    nested = ("driver", "workers", "machine")
+    keys = {*block, *(f"{top}/{key}" for top in nested for key in block[top])}
+    keys -= {*nested, *(f"{phase}_time_ms" for phase in optimizer.timers)}
     table = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
     named = {part.split("/<")[0] for row in table for part in row.replace("`", "").split(", ")}
     named = {part.strip().removesuffix("/*") for part in named}
