@@ -59,13 +59,13 @@ class LagMeter:
         self.in_updates = LagHistogram()
         self.in_rollouts = LagHistogram()
 
-    def add(self, version: int, now: int, clock: RolloutClock, weight: int = 1) -> None:
+    def add(self, version: int, now: int, clock: LearnedVersions, weight: int = 1) -> None:
         """Counts a gradient or batch made with weights of `version` and used at version `now`."""
         self.in_updates.add(now - version, weight)
         self.in_rollouts.add(clock.since(version), weight)
 
 
-class RolloutClock:
+class LearnedVersions:
     """The versions at which learning from a rollout ended.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from polopt.common.episodes import EpisodeStats
 from polopt.common.tracing import TRACER
 from polopt.metrics.episodes import EpisodeWindow
-from polopt.metrics.lag import LagMeter, RolloutClock
+from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.machine import MachineMeter
 from polopt.metrics.timers import REPORT, STARTUP, PhaseTimer
@@ -74,7 +74,7 @@ class OptimizerStats:
         self.num_updates = 0
         self.lag = LagMeter()
         self.gradient_lag = LagMeter()
-        self.rollouts = RolloutClock()
+        self.rollouts = LearnedVersions()
         self.episodes = EpisodeWindow()
         self.learner = LearnerStats()
         self._driver_phases = (*phases, REPORT)

@@ -1,4 +1,4 @@
-"""Timers for the phases of `PolicyOptimizer.step`."""
+"""Timers for the phases of `PolicyOptimizer.step`, and a meter of what changes often."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_DURATIONS = 10_000
 
 
 class PhaseTimer:
-    """Times one phase: `with self.apply_timer: ...`.
+    """Times one phase: `with self.timers["apply"]: ...`.
 
     Args:
         window: number of durations of the mean.
@@ -103,3 +103,23 @@ def percentiles_ms(durations_s: Collection[float]) -> tuple[float, float]:
         return 0.0, 0.0
     p50, p99 = np.percentile(np.fromiter(durations_s, np.float64, len(durations_s)), (50, 99))
     return 1000.0 * float(p50), 1000.0 * float(p99)
+
+
+class LoadMeter:
+    """Mean and maximum of the values since the last report."""
+
+    def __init__(self) -> None:
+        self._sum = self._count = self._max = 0
+
+    def add(self, value: int) -> None:
+        """Counts one value, 0 or larger."""
+        self._sum += value
+        self._count += 1
+        if value > self._max:
+            self._max = value
+
+    def report(self) -> dict[str, float]:
+        """`{mean, max}` since the last report, 0 without values; then resets them."""
+        report = {"mean": self._sum / max(self._count, 1), "max": self._max}
+        self._sum = self._count = self._max = 0
+        return report

@@ -19,7 +19,12 @@ from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_central_gradients
-from polopt.optimizers.samples import check_batch, num_fragments, sample, sample_message_bytes
+from polopt.optimizers.sync_samples import (
+    check_batch,
+    num_fragments,
+    sample,
+    sample_message_bytes,
+)
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.workers.calls import WEIGHTS, Reply
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -40,7 +45,7 @@ class AsyncSamplesConfig(OptimizerConfig):
     """
 
     train_batch_size: int = pydantic.Field(0, ge=0, le=10**8)
-    max_rollout_lag: int | None = pydantic.Field(None, ge=0)
+    max_rollout_lag: int | None = pydantic.Field(None, ge=0, le=1000)
     max_requests_in_flight_per_worker: int = pydantic.Field(2, ge=1, le=1000)
 
     aliases: ClassVar[Mapping[str, str]] = {

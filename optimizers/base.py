@@ -125,7 +125,7 @@ class PolicyOptimizer(ABC):
     # ---- counted once ---------------------------------------------------------------------------
 
     def _count(self, reply: Reply) -> None:
-        """Counts a reply that was taken, and advances the clock of the policy's schedules."""
+        """Counts a reply that was taken; the policy's schedules follow its environment steps."""
         counts, metrics = reply.counts, self.metrics
         metrics.add_samples(counts.env_steps, counts.episodes)
         metrics.num_env_steps_discarded += counts.env_steps_discarded
@@ -171,7 +171,7 @@ class PolicyOptimizer(ABC):
             version = policy.version
             stats = gradients.stats | policy.apply_gradients(gradients, lr_scale)
             updates = policy.version - version
-            self.workers.faults.update(updates > 0, why="norm of the gradient")
+            self.workers.faults.note_update(updates > 0, why="norm of the gradient")
             if updates:
                 metrics.num_gradients_accepted += len(parts)
             else:
@@ -195,7 +195,7 @@ class PolicyOptimizer(ABC):
         metrics.rollouts.end_rollout(policy.version)
         updates = policy.version - version
         if env_steps:
-            self.workers.faults.update(updates > 0, why="gradient of the whole batch")
+            self.workers.faults.note_update(updates > 0, why="gradient of the whole batch")
         metrics.add_training(env_steps if updates else 0, updates, stats)
 
     def set_weights(self, weights: Weights) -> None:

@@ -6,6 +6,7 @@ which they arrive. Overlapped with learning, it is PyTorchRL's overlapped PPO.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,15 +14,16 @@ import pydantic
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Weights
 from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_central_gradients
-from polopt.optimizers.samples import check_batch, num_fragments, sample, sample_message_bytes
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.set_up import call_each, set_up_each
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -41,6 +43,40 @@ class SyncSamplesConfig(OptimizerConfig):
     train_batch_size: int = pydantic.Field(0, ge=0, le=10**8)
     fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
     fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
+
+
+def sample(worker: RolloutWorker, weights: Weights | None) -> SampleBatch:
+    """Runs in a worker: takes over weights, and samples a fragment `[T, N]` with them."""
+    worker.set_weights(weights)
+    return worker.next_batch()
+
+
+def check_batch(value: Any) -> None:
+    """Refuses an answer that is no batch.
+
+    Raises:
+        TypeError: says what it is.
+    """
+    if not isinstance(value, SampleBatch):
+        raise TypeError(f"a SampleBatch was expected; got {type(value).__name__}")
+
+
+def num_fragments(optimizer: PolicyOptimizer, default: int) -> int:
+    """Number of fragments in a batch of `train_batch_size` rows; `default` where that is 0."""
+    config: Any = optimizer.config
+    rollout = optimizer.workers.config.rollout
+    rows = rollout.num_envs_per_worker * rollout.rollout_fragment_length
+    return -(-config.train_batch_size // rows) if config.train_batch_size else default
+
+
+def sample_message_bytes(optimizer: PolicyOptimizer) -> int:
+    """Size of the larger one of a call, which holds weights, and a fragment; see
+    `WorkerSet.use_transport`. A fragment's size is that of its observations, which are most of it:
+    what policies add is known once there is a fragment."""
+    rollout, encoder = optimizer.workers.config.rollout, optimizer.policy.encoder
+    row_bytes = math.prod(encoder.shape) * encoder.dtype.itemsize
+    rows = (rollout.rollout_fragment_length + 1) * rollout.num_envs_per_worker
+    return max(int(optimizer.policy.flat.params.nbytes), rows * row_bytes)
 
 
 class SyncSamples(PolicyOptimizer):

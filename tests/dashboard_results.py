@@ -199,6 +199,8 @@ def _strategy_numbers(
             "num_early_stopped": iteration // 6,
             "sample_peak_throughput": 3000 * rng.uniform(0.95, 1.05),
             "learn_peak_throughput": 4000 * rng.uniform(0.95, 1.05),
+            "num_batches": iteration * 4,
+            "num_fragments_waiting": iteration * 7,
         }
     if "allreduce" in optimizer:
         return {

@@ -29,7 +29,7 @@ logger = logging.getLogger("polopt")
 State = dict[str, Any]
 
 _PICKLE = "_dict_checkpoint.pkl"
-_COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count", "life")
+_COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
 #: Errors of `set_state` for a state of another policy, or one that was changed.
 _MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)

@@ -19,7 +19,7 @@ from polopt.policies.networks.mlp import MLPNetwork
 #: a larger one, and torch may use several threads for it.
 MAX_PARAMETERS = 100_000
 
-#: `Policy.loss_gradients`.
+#: `ActorCriticPolicy.loss_gradients`.
 _LossGradientsOf = Callable[
     [LossTerms, np.ndarray, Mapping[str, np.ndarray]], tuple[LossGradients, dict[str, float]]
 ]
@@ -41,7 +41,7 @@ class NumpyBackend:
     Args:
         network: on the CPU, with gradients.
         terms_of: see `loss_terms_of`; None if the distribution has no closed form.
-        loss_gradients: `Policy.loss_gradients`; None if the loss has no closed form.
+        loss_gradients: `ActorCriticPolicy.loss_gradients`; None if the loss has no closed form.
         fallback: learns through torch.
     """
 

@@ -29,7 +29,7 @@ class Backend(Protocol):
         """Adds the gradient of the mean loss of `rows` to the `.grad` of all parameters.
 
         Args:
-            rows: `[B, ...]` columns; see `Policy.loss`.
+            rows: `[B, ...]` columns; see `ActorCriticPolicy.loss`.
 
         Returns:
             learner statistics of the loss, with `total_loss`.
@@ -42,7 +42,7 @@ class TorchBackend:
     Args:
         model: the network.
         device: device of the network.
-        loss: `Policy.loss`.
+        loss: `ActorCriticPolicy.loss`.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class WeightSync:
             self.take_snapshot()
         snapshot = self._workers.snapshots.last
         assert snapshot is not None
-        current = [w for w in old if w.known_weights == snapshot.number]
+        current = [w for w in old if w.sent_weights == snapshot.number]
         for worker in current:  # the weights have not changed since
             self._stamps[worker.index] = self._stamp
         return [w for w in old if self.num_batches + 1 - self._stamps[w.index] > limit]

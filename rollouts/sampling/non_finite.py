@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from polopt.common.episodes import EpisodeStats
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 
@@ -58,12 +57,6 @@ def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
         problem = problem or _description("last observation", flat, t, n)
         envs[rows % batch.shape[1]] = True
     return problem, envs
-
-
-def without_non_finite_episodes(episodes: EpisodeStats) -> EpisodeStats:
-    """The episodes whose return is finite."""
-    good = np.isfinite(episodes.returns)
-    return EpisodeStats(episodes.returns[good], episodes.lengths[good])
 
 
 def non_finite_gradient(gradients: Gradients) -> str:

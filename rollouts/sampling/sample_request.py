@@ -1,8 +1,13 @@
-"""`SampleRequest`: how a fragment is sampled, where that is not as the config says."""
+"""How a fragment is sampled: `SampleRequest`, and `action_chooser`, which chooses its actions."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from polopt.policies.acting import ActingPolicy
 
 #: How actions are chosen from the policy's distribution; names of TorchRL's ExplorationType.
 #: `random` samples, `mode` and `deterministic` use the most likely action, `mean` the mean.
@@ -26,3 +31,44 @@ class SampleRequest(NamedTuple):
     exploration: Exploration = "random"
     uniform: bool = False
     reset_first: bool = False
+
+
+#: `(t, observations [N, ...]) -> (distribution parameters [N, P], actions [N, ...])`.
+ActionChooser = Callable[[int, np.ndarray], tuple[Any, np.ndarray]]
+
+
+def action_chooser(
+    policy: ActingPolicy,
+    rng: np.random.Generator,
+    explore: bool | Exploration,
+    uniform: bool,
+    shape: tuple[int, int],
+) -> ActionChooser:
+    """A function that chooses the actions of one fragment. Draws all random numbers of the fragment
+    at once: one call per fragment is cheaper than one per step.
+
+    Args:
+        policy: computes the parameters of the action distribution.
+        rng: generator of the action noise.
+        explore: see `Exploration`; True is `random`, False is `mode`.
+        uniform: ignore the policy; actions are uniform over the action space, with parameters 0.
+        shape: T and N.
+    """
+    dist = policy.dist
+    if uniform:
+        drawn = dist.random(rng, *shape)
+        return lambda t, obs: (0.0, drawn[t])
+    if explore == "mean":
+
+        def mean_action(t: int, obs: np.ndarray) -> tuple[Any, np.ndarray]:
+            params = policy.action_params(obs)
+            return params, dist.mean(params)
+
+        return mean_action
+    noise = dist.draw_noise(rng, *shape) if explore in (True, "random") else None
+
+    def action(t: int, obs: np.ndarray) -> tuple[Any, np.ndarray]:
+        params = policy.action_params(obs)
+        return params, dist.sample(params, None if noise is None else noise[t])
+
+    return action

@@ -22,10 +22,9 @@ from polopt.rollouts.envs.saving import (
     set_env_statistics,
 )
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
-from polopt.rollouts.sampling.exploration import ActionChooser, action_chooser
 from polopt.rollouts.sampling.fault_handling import SamplerFaults, has_sub_envs, seed_argument
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
-from polopt.rollouts.sampling.sample_request import Exploration
+from polopt.rollouts.sampling.sample_request import ActionChooser, Exploration, action_chooser
 from polopt.rollouts.sampling.seeding import Seeds
 
 

@@ -20,7 +20,7 @@ from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedEr
 from polopt.rollouts.envs.making import make_vector_env
 from polopt.rollouts.envs.resolving import EnvSource, env_name
 from polopt.rollouts.sampling.fault_handling import SamplerFaults
-from polopt.rollouts.sampling.non_finite import find_non_finite, without_non_finite_episodes
+from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import Seeds
@@ -130,6 +130,5 @@ def check_batch(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleB
     if problem:
         source = f"environment {env!r} of worker {batch.worker_index}: {problem}"
         batch.faults = batch.faults._replace(non_finite=source)
-        batch.episodes = without_non_finite_episodes(batch.episodes)
         sampler.reset_some(envs)
     return batch

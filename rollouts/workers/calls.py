@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from polopt.common.config import ConfigError
 from polopt.common.tracing import TRACER
-from polopt.metrics.load import LoadMeter
+from polopt.metrics.timers import LoadMeter
 from polopt.rollouts.envs.errors import EnvironmentAPIError
 from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.transport.messages import is_of_signal
@@ -83,8 +84,13 @@ class Work(NamedTuple):
     @property
     def code(self) -> Any:
         """What tells functions apart: two lambdas have the same name, and one that is made anew for
-        each call has the same code."""
-        return getattr(self.function, "__code__", self.name)
+        each call has the same code. That of a partial is its function's, whatever the arguments;
+        that of a callable object its class's."""
+        function = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        called = function if hasattr(function, "__code__") else type(function).__call__
+        return getattr(called, "__code__", self.name)
 
 
 class Reply(NamedTuple):
@@ -149,7 +155,8 @@ class Calls:
     for a worker that is not up waits here until it is. Calls of removed workers are dropped, or
     reassigned.
 
-    One thread sends and waits. Other threads may call `stop_early`, `interrupt` and `kill_busy`.
+    One thread sends and waits. Other threads may call `stop_early`, `interrupt`, `kill_busy` and
+    `pending`.
 
     Args:
         workers: the workers that are called.

@@ -243,7 +243,7 @@ class FaultLog:
         if counts.num_non_finite:
             self._note_non_finite(worker_index, faults.non_finite, counts.num_non_finite)
 
-    def update(self, done: bool, worker_index: int = LEARNER, why: str = "") -> None:
+    def note_update(self, done: bool, worker_index: int = LEARNER, why: str = "") -> None:
         """Counts an update that the driver made, or one that it skipped because of non-finite
         values.
 

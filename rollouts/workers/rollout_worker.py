@@ -16,7 +16,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
 from polopt.common.tracing import TRACER
 from polopt.common.weights import Gradients, Weights
-from polopt.metrics.lag import RolloutClock
+from polopt.metrics.lag import LearnedVersions
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.errors import EnvironmentFailedError
@@ -89,7 +89,7 @@ class RolloutWorker:
             self.sampler, self._env_error = made
         self.state: dict[str, Any] = {}
         self.record = CallRecord()
-        self._rollouts = RolloutClock()  # of what this worker learns from
+        self._rollouts = LearnedVersions()  # of what this worker learns from
         self._non_finite_in_a_row: dict[str, int] = {}
         self._statistics_sent_s = 0.0
         self._early_stop = EarlyStop(self._stop_fragments)
@@ -127,7 +127,7 @@ class RolloutWorker:
     # ---- calls ----------------------------------------------------------------------------------
 
     def run(self, call: int, function: bytes, *args: Any) -> Answer:
-        """Runs a function that the driver sent, see `WorkerSet.send`.
+        """Runs a function that the driver sent, see `Calls.send`.
 
         Args:
             call: number of the call, which `stop_early` names.

@@ -37,7 +37,7 @@ class WorkerHandle:
         index: position in the `WorkerSet`, from 1; a replacement has the same. 0: the local worker.
         actor: handle of the Ray actor, a `RolloutWorker`; None for the local worker.
         started_s: time of its start, of the clock of the `WorkerSet`.
-        known_weights: serial number of the snapshot of weights last sent to it; None: none yet.
+        sent_weights: serial number of the snapshot of weights last sent to it; None: none yet.
         last_answer_s: time of its last answer; None before the first.
         removed: it was removed from the `WorkerSet` or replaced; its pending calls are dropped.
         reserved: a placement group has reserved its resources.
@@ -48,7 +48,7 @@ class WorkerHandle:
     index: int
     actor: Any
     started_s: float = 0.0
-    known_weights: int | None = None
+    sent_weights: int | None = None
     last_answer_s: float | None = None
     removed: bool = False
     reserved: bool = False

@@ -89,9 +89,9 @@ class WeightSnapshots:
         """The last snapshot as an argument for a call to `worker`: None if the worker has it; a
         reference to one shared object for large weights."""
         snapshot = self.last or self.take()
-        if worker.known_weights == snapshot.number:
+        if worker.sent_weights == snapshot.number:
             return None
-        worker.known_weights = snapshot.number
+        worker.sent_weights = snapshot.number
         self.num_bytes_sent += snapshot.weights.flat.nbytes
         return snapshot.argument
 
@@ -469,7 +469,7 @@ class WorkerSet:
         self.snapshots.last = None
         for i, worker in enumerate(self.remote):
             if worker.up:
-                worker.last_answer_s = worker.known_weights = None
+                worker.last_answer_s = worker.sent_weights = None
                 worker.started_s = self.clock()
                 self.starting[worker.actor.reconfigure.remote(config, worker.index)] = worker
             else:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polopt.common.weights import Weights as Weights
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
     from polopt.metrics.optimizer_stats import StepResult as StepResult
+    from polopt.metrics.prometheus import Metric as Metric
     from polopt.metrics.tab import Plot as Plot
     from polopt.metrics.tab import Tab as Tab
     from polopt.optimizers.base import OptimizerConfig as OptimizerConfig
@@ -82,6 +83,7 @@ _MODULE_OF = {
     "GradientWorkerSet": "polopt.rollouts.collectors.gradient_worker",
     "Gradients": "polopt.common.weights",
     "IMPALA": "polopt.trainers.presets",
+    "Metric": "polopt.metrics.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.failures",
     "OptimizerConfig": "polopt.optimizers.base",
     "PackedGradients": "polopt.common.compression",

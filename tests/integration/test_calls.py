@@ -28,7 +28,7 @@ from faulty_envs import Spoiled
 from toy_envs import Drift
 
 from polopt.common.weights import Weights
-from polopt.optimizers.samples import sample
+from polopt.optimizers.sync_samples import sample
 from polopt.rollouts.transport.rpc_client import RpcFuture
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, CallsInterrupted, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
@@ -635,6 +635,27 @@ def test_lambdas_are_told_apart(make: Any) -> None:
     (worker,) = workers.remote
     assert run(calls, worker, lambda worker: 1) == 1
     assert "ZeroDivisionError" in message_of(calls, worker, lambda worker: 1 / 0)
+
+
+class FailsIf:
+    """Callable object."""
+
+    def __init__(self, failing: bool) -> None:
+        self.failing = failing
+
+    def __call__(self, worker: RolloutWorker) -> None:
+        fail_if(worker, self.failing)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda failing: functools.partial(fail_if, fails=failing), FailsIf]
+)
+def test_partials_and_objects_succeed_as_their_function(make: Any, function: Any) -> None:
+    workers, calls = make(1, after_failure="drop")
+    (worker,) = workers.remote
+    run(calls, worker, function(False))
+    calls.send(worker, function(True))
+    assert "ValueError: expected failure" in calls.next().failure.message
 
 
 def test_closure_is_captured_anew_at_each_call(make: Any) -> None:

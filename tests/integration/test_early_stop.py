@@ -9,8 +9,7 @@ from collector_toys import TimestampEnv
 from fakes import CheckedWorker, make_optimizer, worker_config
 from ray import cloudpickle
 
-from polopt.optimizers.samples import sample
-from polopt.optimizers.sync_samples import SyncSamples
+from polopt.optimizers.sync_samples import SyncSamples, sample
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.workers.early_stop import EarlyStop, Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker

@@ -21,9 +21,8 @@ from toy_envs import Drift
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
-from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_gradients import AsyncGradients, compute_gradient
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
-from polopt.optimizers.gradients import compute_gradient
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.ppo import PPOPolicy

@@ -18,14 +18,12 @@ import ray
 from fakes import FakeWorkerSet, connect_workers, make_optimizer, pid_of, worker_config
 from faulty_envs import NeverResets
 
-from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_gradients import AsyncGradients, compute_gradient
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
-from polopt.optimizers.gradients import compute_gradient
-from polopt.optimizers.samples import sample
 from polopt.optimizers.sync_gradients import SyncGradients
-from polopt.optimizers.sync_samples import SyncSamples
+from polopt.optimizers.sync_samples import SyncSamples, sample
 from polopt.rollouts.transport import listener
 from polopt.rollouts.transport.messages import AUTO_FRAME_BYTES
 from polopt.rollouts.transport.rpc_client import SMALL_MESSAGE_BYTES
@@ -178,7 +176,9 @@ def test_odd_answer_is_the_workers_failure(ray_session: None, transport: str) ->
             assert faults.last is not None
             assert faults.last.worker_index == 1
             assert said in faults.last.message
-            assert "function polopt.optimizers.gradients.compute_gradient" in faults.last.message
+            assert (
+                "function polopt.optimizers.async_gradients.compute_gradient" in faults.last.message
+            )
     finally:
         workers.stop()
 

@@ -19,8 +19,7 @@ from fakes import FakeRay, FakeWorkerSet, inside, make_optimizer, pid_of, worker
 from policy_helpers import fixed_gradient
 from toy_envs import Clock
 
-from polopt.optimizers.samples import sample
-from polopt.optimizers.sync_samples import SyncSamples
+from polopt.optimizers.sync_samples import SyncSamples, sample
 from polopt.rollouts.workers.failures import WorkerFailure, WorkersFailedError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.set_up import foreach_worker

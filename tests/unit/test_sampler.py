@@ -19,7 +19,7 @@ from toy_envs import (
     sync_clocks,
 )
 
-from polopt.optimizers.gradients import compute_gradient
+from polopt.optimizers.async_gradients import compute_gradient
 from polopt.rollouts.sampling.sampler import VectorSampler
 
 

@@ -12,9 +12,8 @@ import pytest
 from polopt.common import tracing
 from polopt.common.episodes import EpisodeStats
 from polopt.metrics import optimizer_stats, timers, worker_times
-from polopt.metrics.load import LoadMeter
 from polopt.metrics.optimizer_stats import OptimizerStats
-from polopt.metrics.timers import MAX_DURATIONS, PhaseTimer
+from polopt.metrics.timers import MAX_DURATIONS, LoadMeter, PhaseTimer
 from polopt.metrics.worker_times import PARTS, WorkerTimes
 
 
