@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pydantic
 from about import about
 
@@ -133,19 +131,6 @@ def run(task: str, policy: str, lag: int, seed: int, env_steps: int) -> dict[str
     }
 
 
-def interquartile_mean(values: Sequence[float]) -> float:
-    """Mean of the values without the lowest and the highest quarter of them (whole values)."""
-    ordered, cut = sorted(values), len(values) // 4
-    return statistics.fmean(ordered[cut : len(ordered) - cut])
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 percent interval of the interquartile mean, percentile bootstrap with a fixed seed."""
-    draw = random.Random(0)
-    means = sorted(interquartile_mean(draw.choices(values, k=len(values))) for _ in range(2000))
-    return means[49], means[1949]
-
-
 def key(task: str, policy: str, lag: int, seed: int) -> str:
     """Name of a cell and seed in the store."""
     return f"{task}/{policy}/{lag}/{seed}"
@@ -155,6 +140,8 @@ def write_page(store: dict[str, Any]) -> None:
     """Writes page and figure from what is stored; cells without results say "not run"."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
+
+    from polopt.dashboards.data.statistics import bootstrap_band
 
     lines = []
     figure = make_subplots(rows=1, cols=len(TASKS), subplot_titles=list(TASKS))
@@ -175,7 +162,7 @@ def write_page(store: dict[str, Any]) -> None:
                 if not values:
                     cells.append("not run")
                     continue
-                mean, (low, high) = interquartile_mean(values), interval(values)
+                mean, low, high = (float(x[0]) for x in bootstrap_band([np.array(values)[:, None]]))
                 few = "" if len(values) == len(SEEDS) else f", {len(values)} seeds"
                 cells.append(f"{mean:.0f} [{low:.0f}, {high:.0f}]{few}")
                 xs.append(place)
@@ -211,7 +198,8 @@ def write_page(store: dict[str, Any]) -> None:
     begin, end = "<!-- table -->\n", "<!-- end of table -->"
     head, rest = text.split(begin)
     runs_s = sum(one["seconds"] for name, one in store.items() if name != "about")
-    lines += [f"{store.get('about', '')}; {runs_s / 60:.0f} minutes of one core.", ""]
+    facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
+    lines += [f"{facts}; {runs_s / 60:.0f} minutes with other work on the machine.", ""]
     PAGE.write_text(head + begin + "\n".join(lines) + end + rest.split(end)[1])
 
 
