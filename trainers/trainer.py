@@ -319,7 +319,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         check_directory(checkpoint_path)
         super().restore(checkpoint_path)
 
-    def reset(self, new_config: dict[str, Any], *, storage: Any = None, **others: Any) -> bool:
+    def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
         """Called by Tune where it reuses actors."""
         self._storage_of_trial = storage
         return bool(super().reset(new_config, storage=storage, **others))  # type: ignore[no-untyped-call]
