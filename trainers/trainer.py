@@ -105,9 +105,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _earlier_iterations = 0
     _earlier_s = 0.0
 
-    def __init__(self, config: dict[str, Any] | None = None, storage: Any = None) -> None:
+    def __init__(
+        self, config: dict[str, Any] | None = None, *, storage: Any = None, **others: Any
+    ) -> None:
         self._storage_of_trial = storage  # None without Tune
-        super().__init__(config or {}, storage)
+        # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
+        super().__init__(config or {}, storage=storage, **others)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
@@ -316,10 +319,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         check_directory(checkpoint_path)
         super().restore(checkpoint_path)
 
-    def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
+    def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
         """Called by Tune where it reuses actors."""
         self._storage_of_trial = storage
-        return bool(super().reset(new_config, storage))  # type: ignore[no-untyped-call]
+        return bool(super().reset(new_config, storage=storage, **others))  # type: ignore[no-untyped-call]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Becomes the trainer of `new_config`; worker processes are reused where they fit."""

@@ -255,11 +255,29 @@ def test_restore_continues_the_counters(saved: Path, tmp_path: Path) -> None:
     made.restore(kept)  # through Tune, which counts by itself
     assert made.train()["training_iteration"] == 3
     # Ray 2.52 closes the logger and needs a new one; later versions have none.
-    needs_logger = "logger_creator" in inspect.signature(made.reset).parameters
+    needs_logger = "logger_creator" in inspect.signature(tune.Trainable.reset).parameters
     loggers = {"logger_creator": lambda _: Mock(logdir=str(tmp_path))} if needs_logger else {}
     made.reset({**SMALL}, **loggers)
     assert made.train()["training_iteration"] == 1
     made.stop()
+
+
+def test_arguments_of_earlier_tunes_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = {}
+
+    def of_ray_2_52(
+        self: Any, config: Any = None, logger_creator: Any = None, storage: Any = None
+    ) -> None:
+        passed.update(config=config, logger_creator=logger_creator, storage=storage)
+
+    monkeypatch.setattr(tune.Trainable, "__init__", of_ray_2_52)
+    monkeypatch.setattr(tune.Trainable, "reset", of_ray_2_52)
+    made = PolicyOptimizerTrainer({"lr": 1}, logger_creator="creator", storage="storage")
+    assert passed == {"config": {"lr": 1}, "logger_creator": "creator", "storage": "storage"}
+    made.reset({"lr": 2}, logger_creator="creator", storage="storage")
+    assert passed == {"config": {"lr": 2}, "logger_creator": "creator", "storage": "storage"}
+    made.reset({"lr": 2}, storage="storage")
+    assert passed == {"config": {"lr": 2}, "logger_creator": None, "storage": "storage"}
 
 
 # ---- stop file --------------------------------------------------------------------------------
