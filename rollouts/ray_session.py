@@ -19,8 +19,14 @@ from polopt.common.config import ConfigError
 _logger = logging.getLogger(__name__)
 #: Memory that a worker process needs at least, in bytes; with CartPole-v1 and PPO it is 185 MB.
 _WORKER_BYTES = 100_000_000
-#: Limit of a connection attempt, in seconds. Ray itself tries for 23 s and longer.
+#: Limit of a connection attempt, and of the wait for the first bytes of an answer, in seconds each.
+#: Ray itself tries for 23 s and longer.
 _CONNECT_S = 5.0
+#: Opens a connection of HTTP/2, which is the protocol below gRPC (RFC 9113, section 3.4): the
+#: preface of a client, and a frame of settings (type 4, on stream 0) without any.
+_HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+#: Bytes of the header of a frame: length (3), type (1), flags (1), stream (4).
+_FRAME_HEADER_BYTES = 9
 #: An equal warning is not repeated within this time, in seconds: Tune asks once for each trial.
 _REPEAT_S = 60.0
 _warned_at: dict[str, float] = {}
@@ -74,22 +80,55 @@ def _connect(num_cpus: float, init_config: Mapping[str, Any] | None) -> None:
 def check_address(address: str) -> None:
     """Tries to connect to the address of a cluster. Ray would try for longer, and print its log.
 
+    Whoever listens must also answer in HTTP/2, as Ray's gRPC servers do. With `RAY_USE_TLS=1` only
+    the connection is tried.
+
     Args:
         address: `HOST:PORT`, also after `ray://`. Others, such as `auto`, pass.
 
     Raises:
-        ConfigError: nothing answers there.
+        ConfigError: nothing listens there, or something that is not Ray.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=_CONNECT_S
+        ) as connection:
+            problem = "" if _ray_uses_tls() else _http2_problem(connection)
     except (OSError, OverflowError) as error:
+        problem = str(error)
+    if problem:
         raise ConfigError(
-            f"no Ray answers at {address!r}: {error}. Set RAY_ADDRESS to the address that `ray "
+            f"no Ray answers at {address!r}: {problem}. Set RAY_ADDRESS to the address that `ray "
             "start --head` prints, or unset it to start Ray here"
-        ) from None
+        )
+
+
+def _ray_uses_tls() -> bool:
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
+def _http2_problem(connection: socket.socket) -> str:
+    """What shows that the other side does not speak HTTP/2; empty if it does.
+
+    Raises:
+        OSError: the connection ended with an error.
+    """
+    connection.sendall(_HTTP2_OPENING)
+    answer, until_s = b"", time.monotonic() + _CONNECT_S
+    while len(answer) < _FRAME_HEADER_BYTES:
+        connection.settimeout(max(until_s - time.monotonic(), 0.001))
+        try:
+            received = connection.recv(_FRAME_HEADER_BYTES - len(answer))
+        except TimeoutError:
+            return f"something accepts connections there, but said nothing for {_CONNECT_S:g} s"
+        if not received:
+            return "something accepts connections there and closes them"
+        answer += received
+    is_settings = answer[3] == 4 and answer[5:] == bytes(4)
+    return "" if is_settings else f"something else answers there, with {answer!r}"
 
 
 def check_memory(num_processes: int) -> None:

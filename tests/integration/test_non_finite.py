@@ -355,6 +355,7 @@ def test_rounds_without_a_valid_row_are_not_non_finite(worker_pool: Pool) -> Non
         "num_envs_per_worker": 1,
         "rollout_fragment_length": 1,
         "autoreset_mode": "next_step",
+        "max_consecutive_non_finite": 1,
     }
     config = worker_config("ppo", OneStep, rollout=rollout)
     optimizer = make_optimizer(DecentralizedAllReduce, worker_pool(config), fraction_workers=1.0)

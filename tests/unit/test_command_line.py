@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,42 @@ def test_address_without_a_cluster_is_one_error(monkeypatch: pytest.MonkeyPatch)
         said = error_of(polopt("train", "cartpole_a3c"))
     assert f"no Ray answers at '{address}': " in said
     assert "RAY_ADDRESS" in said
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "something else answers there, with b'HTTP/1.1 '"),
+        (b"", "something accepts connections there and closes them"),
+        (None, "something accepts connections there, but said nothing for 0.5 s"),
+    ],
+)
+def test_address_of_another_server_is_one_error(
+    answer: bytes | None, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polopt.rollouts.ray_session._CONNECT_S", 0.5)
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was asked"))
+    ended = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1024)
+            if answer is not None:
+                connection.sendall(answer)
+            else:
+                ended.wait(20.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20.0)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        said = error_of(polopt("train", "cartpole_a3c"))
+        ended.set()
+        server.join(20.0)
+    assert f"no Ray answers at '{address}': {problem}. Set RAY_ADDRESS" in said
 
 
 @pytest.mark.parametrize(
