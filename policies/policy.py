@@ -43,6 +43,7 @@ class Policy(ABC):
 
     Attributes:
         encoder: converts observations of the environment to arrays.
+        action_space: of one environment.
         dist: the action distribution.
         segments: the modules, by name.
         model: the network that acts, the segment `network`.
@@ -68,9 +69,7 @@ class Policy(ABC):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self.config = config
-        self.encoder = ObservationEncoder(observation_space)
-        self.dist = make_distribution(action_space, config.model.squash_actions)
+        self._prepare(observation_space, action_space, config)
         self.device = torch.device(device)
         # The initial weights depend on `seed` only, and torch's global generators are not changed:
         # `torch.manual_seed` would also seed those of GPUs, and equally in every process.
@@ -87,6 +86,35 @@ class Policy(ABC):
         self.env_steps = 0
         self.coefficients: dict[str, float] = {}
         self.non_finite_gradients = 0
+
+    def _prepare(
+        self, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
+    ) -> None:
+        """Sets what `make_segments` needs."""
+        self.config = config
+        self.encoder = ObservationEncoder(observation_space)
+        self.action_space = action_space
+        self.dist = make_distribution(action_space, config.model.squash_actions)
+
+    @classmethod
+    def count_parameters(
+        cls, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
+    ) -> int | None:
+        """The number of parameters that are trained: those of all segments but copies. Takes no
+        memory for them. None if the segments need real numbers, for example to print weights.
+
+        Raises:
+            ConfigError: for spaces or sizes that are not supported.
+        """
+        policy = cls.__new__(cls)
+        policy._prepare(observation_space, action_space, config)
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            try:
+                segments = policy.make_segments()
+            except (NotImplementedError, RuntimeError):  # torch's, for values of meta tensors
+                return None
+        modules = [segment.module for segment in segments.values() if segment.copy_of is None]
+        return sum(p.numel() for module in modules for p in module.parameters())
 
     @abstractmethod
     def make_segments(self) -> dict[str, Segment]:
@@ -119,6 +147,35 @@ class Policy(ABC):
             noise = self.dist.draw_noise(rng or np.random.default_rng(), len(obs))
         actions = self.dist.sample(params, noise)
         return self.dist.to_env(actions), {"action_dist_inputs": params, "actions": actions}
+
+    def predict(
+        self,
+        observations: Any,
+        state: Any = None,
+        deterministic: bool = True,
+        rng: np.random.Generator | None = None,
+    ) -> tuple[np.ndarray, Any]:
+        """Chooses the action for one observation of the environment, or for a batch of them.
+
+        Args:
+            observations: an observation as the environment returns it, or a batch: an array `[N,
+                ...]`, for a Dict or Tuple space a dict or tuple of those. The shape tells which.
+            state: memory of the policy from the call before; None at the start of an episode.
+            deterministic: take the mode of the distribution; False samples.
+            rng: source of random numbers of sampled actions; None: a new generator.
+
+        Returns:
+            the action for `env.step`, of a batch `[N, ...]`; and the state for the next call, None
+            for policies without memory, which all are now.
+
+        Raises:
+            ValueError: an observation of another structure or shape, or a state that is not None.
+        """
+        if state is not None:
+            raise ValueError(f"{type(self).__name__} has no memory: state must be None")
+        encoded, is_batch = self.encoder.encode_some(observations)
+        actions, _ = self.compute_actions(encoded, explore=not deterministic, rng=rng)
+        return (actions if is_batch else actions[0]), None
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Prepares a sample `[T, N]` in the worker that made it, while the weights are those that

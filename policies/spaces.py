@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -66,16 +67,54 @@ class ObservationEncoder:
             ValueError: if the observation does not have the structure and shapes of the space, or
                 has values that the integers of a Box cannot hold.
         """
-        parts = _flatten_one(self.space, observation, "observation")
+        return self._checked(observation, batches=False)[0][0]
+
+    def encode_some(self, observations: Any) -> tuple[np.ndarray, bool]:
+        """Encodes one observation or a batch of them; their shapes tell which.
+
+        Args:
+            observations: an observation of the space, or a batch as for `encode`.
+
+        Returns:
+            `[N, *shape]`, N = 1 for one observation; and whether it was a batch.
+
+        Raises:
+            ValueError: as `encode_one`, or parts of different numbers of rows.
+        """
+        return self._checked(observations, batches=True)
+
+    def _checked(self, observations: Any, batches: bool) -> tuple[np.ndarray, bool]:
+        arrays: list[tuple[Space[Any], np.ndarray]] = []
+        sizes: dict[int | None, str] = {}  # None: no batch
+        for space, array, name, given in _leaves(self.space, observations, "observation"):
+            shape = tuple(space.shape or ())
+            if array.shape == shape:
+                sizes[None], array = name, array[None]
+            elif batches and array.ndim > len(shape) and array.shape[1:] == shape:
+                sizes[len(array)] = name
+            else:
+                or_batch = f" or {['N', *shape]}" if batches else ""
+                raise ValueError(
+                    f"{name} must have shape {list(shape)}{or_batch}, for {space}; "
+                    f"got {given!r:.100}"
+                )
+            arrays.append((space, array))
+        if len(sizes) > 1:
+            parts = ", ".join(
+                f"{name}: {'one' if size is None else size}" for size, name in sizes.items()
+            )
+            raise ValueError(f"observation must have the same number of rows everywhere; {parts}")
+        is_batch = None not in sizes
         if not isinstance(self.space, spaces.Box):
-            return _concatenated(parts)
-        encoded = parts[0].astype(self.dtype, copy=False)
-        if self.dtype.kind in "iu" and not np.array_equal(encoded, parts[0]):
+            return np.concatenate([_flatten_batch(*pair) for pair in arrays], axis=1), is_batch
+        values = arrays[0][1]
+        encoded = values.astype(self.dtype, copy=False)
+        if self.dtype.kind in "iu" and not np.array_equal(encoded, values):
             raise ValueError(
                 f"observation must have values of dtype {self.dtype}, for {self.space}; "
-                f"got {observation!r:.100}"
+                f"got {observations!r:.100}"
             )
-        return encoded
+        return encoded, is_batch
 
 
 def _check(space: Space[Any], whole: Space[Any]) -> None:
@@ -125,41 +164,34 @@ def _one_hot(values: np.ndarray, size: int, space: Space[Any]) -> np.ndarray:
     return encoded
 
 
-def _flatten_one(space: Space[Any], observation: Any, name: str) -> list[np.ndarray]:
-    """One array for each Box, Discrete and MultiDiscrete of the space.
+def _leaves(
+    space: Space[Any], observation: Any, name: str
+) -> Iterator[tuple[Space[Any], np.ndarray, str, Any]]:
+    """Yields each Box, Discrete and MultiDiscrete of the space with its part of an observation or
+    of a batch as an array, the part's name in error messages, and the part as it was given.
 
-    Args:
-        space: a supported space.
-        observation: an observation of it.
-        name: name of the observation in error messages.
+    Raises:
+        ValueError: other keys, another number of parts, or a part that is not of numbers.
     """
     if isinstance(space, spaces.Dict):
         if not (hasattr(observation, "keys") and set(observation.keys()) == set(space.spaces)):
             raise ValueError(f"{name} must have the keys {[*space.spaces]}; got {observation!r}")
-        return [
-            part
-            for key, sub in space.spaces.items()
-            for part in _flatten_one(sub, observation[key], f"{name}[{key!r}]")
-        ]
+        for key, sub in space.spaces.items():
+            yield from _leaves(sub, observation[key], f"{name}[{key!r}]")
+        return
     if isinstance(space, spaces.Tuple):
         if not (isinstance(observation, tuple | list) and len(observation) == len(space.spaces)):
             raise ValueError(f"{name} must have {len(space.spaces)} parts; got {observation!r}")
-        return [
-            part
-            for i, sub in enumerate(space.spaces)
-            for part in _flatten_one(sub, observation[i], f"{name}[{i}]")
-        ]
+        for i, sub in enumerate(space.spaces):
+            yield from _leaves(sub, observation[i], f"{name}[{i}]")
+        return
     try:
         array = np.asarray(observation)
     except ValueError:  # nested lists of different lengths
         array = np.empty(0, dtype=object)
-    if array.shape != space.shape or array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf":
         raise ValueError(
             f"{name} must have shape {list(space.shape or ())}, for {space}; "
             f"got {observation!r:.100}"
         )
-    return [array if isinstance(space, spaces.Box) else _flatten_batch(space, array[None])[0]]
-
-
-def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([part.reshape(-1) for part in parts]).astype(np.float32, copy=False)
+    yield space, array, name, observation

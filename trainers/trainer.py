@@ -30,6 +30,7 @@ from polopt.trainers.restoring import (
 )
 from polopt.trainers.results import make_result
 from polopt.trainers.run_context import RunContext, finish_despite_sigterm
+from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.tab_file import write_tab
 from polopt.trainers.trace_file import StepTrace
 from polopt.trainers.tune_storage import next_checkpoint
@@ -270,6 +271,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
             "trainer": type(self).__name__,
             # With the seed that was drawn, where the config leaves it open.
             "config": experiment.to_dict() | {"seed": self.workers.config.seed},
+            "spaces": {  # for `polopt.load`, which makes no environment
+                "observation": describe_space(self.workers.config.observation_space),
+                "action": describe_space(self.workers.config.action_space),
+            },
             "training_iteration": self.iteration,
             "time_total_s": self._counted_s() + self._earlier_s,
             "runs": self._runs,
@@ -361,10 +366,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def compute_single_action(self, observation: Any, explore: bool = False) -> Any:
         """Returns the action for one observation of the environment's space, for `env.step`."""
-        policy = self.get_policy()
-        encoded = policy.encoder.encode_one(observation)[None]
-        actions, _ = policy.compute_actions(encoded, explore=explore)
-        return actions[0]
+        action, _ = self.get_policy().predict(observation, deterministic=not explore)
+        return action
 
 
 # Tune collects its callbacks before it calls any method of the class.

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.set_up import set_up_each as set_up_each
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
+    from polopt.trainers.loading import load as load
     from polopt.trainers.presets import A2C as A2C
     from polopt.trainers.presets import A3C as A3C
     from polopt.trainers.presets import APPO as APPO
@@ -108,6 +109,7 @@ _MODULE_OF = {
     "WorkersFailedError": "polopt.rollouts.workers.failures",
     "call_each": "polopt.rollouts.workers.set_up",
     "foreach_worker": "polopt.rollouts.workers.set_up",
+    "load": "polopt.trainers.loading",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_optimizer": "polopt.optimizers.registry",

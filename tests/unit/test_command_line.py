@@ -22,6 +22,7 @@ from polopt.policies.registry import POLICIES
 from polopt.trainers.command_line import evaluation
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.examples import example_names
+from polopt.trainers.loading import policy_of
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.restoring import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -194,8 +195,9 @@ def test_evaluate_plays_episodes(checkpoint: Path) -> None:
 
 def test_evaluation_is_reproducible(checkpoint: Path) -> None:
     state, experiment = evaluation.load(checkpoint)
+    policy = policy_of(state, checkpoint)
     with evaluation.environment(experiment) as env:
-        policy = evaluation.make_policy(experiment, state, env)
+        evaluation.check_spaces(policy, env)
         played = evaluation.play(policy, env, 4, seed=0)
         again = evaluation.play(policy, env, 4, seed=0)
     assert played == again

@@ -30,6 +30,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+_POLICY_OPTION = typer.Option(
+    metavar="CLASS",
+    help="Class of the policy, module:Class or FILE.py:Class, where it is neither built in nor "
+    "installed.",
+)
 #: Read by Ray when it is imported.
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # and the notice about it
@@ -124,21 +129,25 @@ def evaluate(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the environment and of the actions.")
     ] = None,
+    policy: Annotated[str | None, _POLICY_OPTION] = None,
 ) -> None:
     """Play episodes with a trained policy."""
     with bad_input():
         # Otherwise the current directory may be one that somebody else has filled.
-        if env is not None and ":" in env:
+        if ":" in (env or "") or policy is not None:
             _import_from_working_directory()
         from polopt.trainers.command_line import evaluation
+        from polopt.trainers.loading import policy_of
         from polopt.trainers.restoring import find_checkpoint
 
+        policy_class = evaluation.named_policy(policy)
         found = find_checkpoint(checkpoint.expanduser())
         state, experiment = evaluation.load(found, env)
+        loaded = policy_of(state, found, policy_class)
         with evaluation.environment(experiment, video) as single_env:
-            policy = evaluation.make_policy(experiment, state, single_env)
+            evaluation.check_spaces(loaded, single_env)
             evaluation.restore_statistics(state, single_env)
-            played = evaluation.play(policy, single_env, episodes, stochastic, seed)
+            played = evaluation.play(loaded, single_env, episodes, stochastic, seed)
     say(f"checkpoint  {found}")
     for name, values in (("return", played.returns), ("length", played.lengths)):
         say(f"{name:<11} {evaluation.summary(values)}  ({episodes} episodes)")

@@ -21,6 +21,7 @@ from gymnasium.vector import VectorEnv
 
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
+from polopt.policies.spaces import ObservationEncoder
 from polopt.rollouts.envs.checking import reward_of
 from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
@@ -28,12 +29,7 @@ from polopt.rollouts.envs.resolving import env_name, resolve_env
 from polopt.rollouts.envs.saving import set_evaluation_statistics
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.config import Experiment
-from polopt.trainers.restoring import (
-    misfit,
-    name_previous,
-    read_trainer_state,
-    restore_state,
-)
+from polopt.trainers.loading import read_whole
 
 
 @dataclass(frozen=True)
@@ -62,14 +58,13 @@ def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Expe
         CheckpointError: missing, incomplete, damaged, or not one of a trainer.
         ConfigError: unknown environment or plugin, or `env` is required.
     """
-    try:
-        state = read_trainer_state(checkpoint)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}{name_previous(checkpoint)}") from None
-    # The optimizer has no effect on evaluation, and may not be installed here.
-    config = {key: value for key, value in state["config"].items() if key != "optimizer"}
+    state = read_whole(checkpoint)
+    # The optimizer has no effect on evaluation, and may not be installed here. The policy is made
+    # by `polopt.trainers.loading`.
+    plugins = ("optimizer", "policy")
+    config = {key: value for key, value in state["config"].items() if key not in plugins}
     if env is not None:
-        config["env"] = _named_env(env)
+        config["env"] = named(env, "--env")
     if config.get("env") is None:
         raise ConfigError(
             f"checkpoint {checkpoint} was trained on a callable environment, which it cannot "
@@ -83,22 +78,21 @@ def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Expe
     return state, Experiment.parse({**config, "env": source}, {})
 
 
-def make_policy(experiment: Experiment, state: dict[str, Any], env: Any) -> Policy:
-    """Returns the policy of a checkpoint for an environment.
+def check_spaces(policy: Policy, env: Any) -> None:
+    """Refuses an environment whose observations or actions are not those of the policy.
 
     Raises:
-        ConfigError: the environment's spaces are not supported.
-        CheckpointError: the checkpoint is of another network.
+        ConfigError: an observation or action space that no policy supports.
+        CheckpointError: other spaces than those of the checkpoint.
     """
-    spaces = env.observation_space, env.action_space
-    policy: Policy = experiment.policy_class(*spaces, experiment.policy)
-    problem = misfit(state, policy) or restore_state(state, policy)
-    if problem:
+    encoder = ObservationEncoder(env.observation_space)
+    same = (encoder.shape, encoder.dtype) == (policy.encoder.shape, policy.encoder.dtype)
+    if not same or env.action_space != policy.action_space:
         raise CheckpointError(
-            f"the checkpoint's policy does not fit observation space {spaces[0]!s:.200} and action "
-            f"space {spaces[1]!s:.200}: {problem}"
+            f"the checkpoint's policy does not fit observation space {env.observation_space!s:.200}"
+            f" and action space {env.action_space!s:.200}: it is of {policy.encoder.space!s:.200} "
+            f"and {policy.action_space!s:.200}"
         )
-    return policy
 
 
 def restore_statistics(state: dict[str, Any], env: Any) -> None:
@@ -181,9 +175,8 @@ def play(
         observation, _ = env.reset(seed=seed if episode == 0 else None)
         total, length, over = 0.0, 0, False
         while not over:
-            encoded = policy.encoder.encode_one(observation)[None]
-            actions, _ = policy.compute_actions(encoded, explore=stochastic, rng=rng)
-            observation, reward, terminated, truncated, _ = env.step(actions[0])
+            action, _ = policy.predict(observation, deterministic=not stochastic, rng=rng)
+            observation, reward, terminated, truncated, _ = env.step(action)
             total, length = total + reward_of(reward), length + 1
             over = terminated or truncated
         returns.append(total)
@@ -210,9 +203,13 @@ def _recorded(env: Any, video: Path) -> Any:
     return gymnasium.wrappers.RecordVideo(env, str(video), episode_trigger=lambda _: True)
 
 
-def _named_env(name: str) -> Any:
+def named(name: str, option: str) -> Any:
     """`module:name` and `FILE.py:name` give the callable of that name; all else is an id. Importing
-    `module` may register it."""
+    `module` may register it.
+
+    Raises:
+        ConfigError: the module cannot be imported, or the file does not define the name.
+    """
     module_name, colon, attribute = name.rpartition(":")
     if not colon:
         return name
@@ -222,13 +219,28 @@ def _named_env(name: str) -> Any:
         else:
             module = importlib.import_module(module_name)
     except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(f"--env {name}: {error}") from None
+        raise ConfigError(f"{option} {name}: {error}") from None
     found = getattr(module, attribute, None)
     if callable(found):
         return found
     if module_name.endswith(".py"):
-        raise ConfigError(f"--env {name}: {module_name} defines no callable {attribute!r}")
+        raise ConfigError(f"{option} {name}: {module_name} defines no callable {attribute!r}")
     return name
+
+
+def named_policy(name: str | None) -> type[Policy] | None:
+    """Returns the class that `--policy` names, None without a name.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    found = None if name is None else named(name, "--policy")
+    if found is None or (isinstance(found, type) and issubclass(found, Policy)):
+        return found
+    raise ConfigError(
+        f"--policy {name}: got {found!r:.100}. Allowed: module:Class or FILE.py:Class, a subclass "
+        "of polopt.Policy"
+    )
 
 
 def _module_of_file(path: Path) -> ModuleType:

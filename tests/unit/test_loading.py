@@ -1,0 +1,382 @@
+"""`polopt.load`: the policy of a checkpoint acts as in training, without anything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import Space, spaces
+from test_checkpoint_fields import rewrite
+from test_checkpoints import SMALL
+from typer.testing import CliRunner
+
+import polopt
+from polopt.common.config import ConfigError
+from polopt.policies.a2c import A2CPolicy
+from polopt.policies.policy import Policy
+from polopt.policies.registry import POLICIES
+from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
+from polopt.trainers.command_line.cli import app
+from polopt.trainers.saved_spaces import describe_space, space_of
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+BOX = spaces.Box(-2.0, 2.0, (4,), np.float32)
+OBSERVATIONS: dict[str, Space[Any]] = {
+    "box": BOX,
+    "float64": spaces.Box(-np.inf, np.inf, (3, 2), np.float64),
+    "scalar": spaces.Box(0.0, 1.0, (), np.float32),
+    "image": spaces.Box(0, 255, (40, 38, 3), np.uint8),
+    "discrete": spaces.Discrete(5, start=-2),
+    "multi": spaces.MultiDiscrete([2, 3], start=[1, -1]),
+    "dict": spaces.Dict(
+        [("z", spaces.Discrete(3)), ("a", spaces.Tuple([BOX, spaces.MultiDiscrete([2, 2])]))]
+    ),
+}
+ACTIONS: dict[str, Space[Any]] = {
+    "discrete": spaces.Discrete(3, start=-1),
+    "multi": spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    "box": spaces.Box(np.array([-1.0, -0.1]), np.array([0.5, 3.0]), dtype=np.float64),
+    "float32": spaces.Box(-1.0, 1.0, (2, 1), np.float32),
+}
+
+
+class Noise(gymnasium.Env[Any, Any]):
+    """Random observations of a space; accepts actions of another. Episodes do not end."""
+
+    def __init__(self, config: Any) -> None:
+        self.observation_space = copy.deepcopy(OBSERVATIONS[config["observations"]])
+        self.action_space = copy.deepcopy(ACTIONS[config["actions"]])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), float(np.sum(action)), False, False, {}
+
+
+def trained(observations: str, actions: str, **config: Any) -> PolicyOptimizerTrainer:
+    made = PolicyOptimizerTrainer(
+        {
+            **SMALL,
+            "env": Noise,
+            "env_config": {"observations": observations, "actions": actions},
+            "num_envs_per_worker": 3,
+            "rollout_fragment_length": 6,
+            "min_sample_timesteps_per_iteration": 18,
+            "lr": 0.05,
+            **config,
+        }
+    )
+    made.train()
+    return made
+
+
+def row(batch: Any, n: int) -> Any:
+    """Observation `n` of a batch."""
+    if isinstance(batch, dict):
+        return {key: row(part, n) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(row(part, n) for part in batch)
+    return batch[n]
+
+
+def check_acts_as_in_training(made: PolicyOptimizerTrainer, directory: Path) -> None:
+    made.save(str(directory))
+    policy, sampler = made.get_policy(), made.workers.local.sampler
+    raw: list[Any] = []
+    encode = policy.encoder.encode
+    policy.encoder.encode = lambda obs: raw.append(copy.deepcopy(obs)) or encode(obs)  # type: ignore[func-returns-value]
+    sampler.reset()
+    sampled = sampler.sample(explore=False)
+    del policy.encoder.encode
+    made.stop()
+    loaded = polopt.load(directory)
+    assert type(loaded) is type(policy)
+    assert loaded is not policy
+    np.testing.assert_array_equal(loaded.get_weights().flat, policy.get_weights().flat)
+    assert loaded.encoder.space == policy.encoder.space
+    assert loaded.action_space == policy.action_space
+    for t, observations in enumerate(raw[:-1]):
+        actions, state = loaded.predict(observations)
+        assert state is None
+        np.testing.assert_array_equal(actions, policy.dist.to_env(sampled["actions"][t]))
+        np.testing.assert_array_equal(actions, policy.predict(observations)[0])
+        assert actions.dtype == policy.predict(observations)[0].dtype
+        params = sampled["action_dist_inputs"][t]
+        np.testing.assert_array_equal(
+            loaded.action_params(loaded.encoder.encode(observations)), params
+        )
+        for seed in range(3):
+            drawn = [
+                p.predict(observations, deterministic=False, rng=np.random.default_rng(seed))[0]
+                for p in (loaded, policy)
+            ]
+            np.testing.assert_array_equal(*drawn)
+        for n in range(3):  # a batch of another size
+            one = row(observations, n)
+            encoded, is_batch = loaded.encoder.encode_some(one)
+            assert not is_batch
+            np.testing.assert_allclose(
+                loaded.action_params(encoded)[0], params[n], rtol=1e-5, atol=1e-5
+            )
+            action = loaded.predict(one)[0]
+            assert np.shape(action) == loaded.action_space.shape
+            assert loaded.action_space.contains(action)
+
+
+@pytest.mark.parametrize("name", POLICIES.names())
+@pytest.mark.parametrize("actions", ["discrete", "box"])
+def test_policy_acts_as_in_training(name: str, actions: str, tmp_path: Path) -> None:
+    check_acts_as_in_training(trained("box", actions, policy=name), tmp_path / "c")
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("observations", OBSERVATIONS)
+def test_every_space_acts_as_in_training(observations: str, actions: str, tmp_path: Path) -> None:
+    check_acts_as_in_training(trained(observations, actions), tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"fast_cpu": False},
+        {"model": {"fcnet_hiddens": [8], "squash_actions": True, "free_log_std": False}},
+        {"model": {"fcnet_hiddens": [], "vf_share_layers": True}, "torch_optimizer": "rmsprop"},
+    ],
+)
+def test_options_act_as_in_training(config: dict[str, Any], tmp_path: Path) -> None:
+    check_acts_as_in_training(trained("box", "float32", **config), tmp_path / "c")
+
+
+# ---- spaces -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", [*OBSERVATIONS.values(), *ACTIONS.values()], ids=str)
+def test_space_survives_a_checkpoint(space: Space[Any], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {"space": describe_space(space)})
+    found = space_of(read_checkpoint(tmp_path)["space"], "space")
+    assert found == space
+    assert repr(found) == repr(space)
+    if isinstance(space, spaces.Dict):
+        assert list(found.spaces) == list(space.spaces), "not sorted"
+
+
+@pytest.mark.parametrize(
+    ("description", "said"),
+    [
+        (3, "allowed: a mapping"),
+        ({}, "KeyError: 'type'"),
+        ({"type": "Text"}, "got type 'Text'"),
+        ({"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}, "got 0; allowed"),
+        ({"type": "Discrete", "n": 10**30, "start": 0, "dtype": "int64"}, "below 2**62"),
+        ({"type": "Discrete", "n": True, "start": 0, "dtype": "int64"}, "got True"),
+        ({"type": "Discrete", "n": 2, "start": 0, "dtype": "float64"}, "allowed: integers"),
+        ({"type": "Discrete", "n": 2, "start": 0, "dtype": "os.system"}, "TypeError"),
+        ({"type": "Box", "low": 0.0, "high": 1.0}, "allowed: an array"),
+        ({"type": "Box", "low": np.zeros(2), "high": np.zeros(3)}, "bounds of float64 (2,)"),
+        ({"type": "Box", "low": np.ones(2), "high": np.zeros(2)}, "describes no space"),
+        (
+            {"type": "MultiDiscrete", "nvec": np.ones(2), "start": np.zeros(2), "dtype": "int64"},
+            "not integers",
+        ),
+        ({"type": "Dict", "spaces": [[[1], {"type": "Text"}]]}, "got a key [1]"),
+        ({"type": "Tuple", "spaces": [{"type": "Text"}]}, "field 'spaces/x/0'"),
+    ],
+)
+def test_other_descriptions_are_refused(description: Any, said: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        space_of(description, "spaces/x")
+    assert said in str(caught.value)
+
+
+def test_deeply_nested_space_is_one_error() -> None:
+    description: dict[str, Any] = {"type": "Text"}
+    for _ in range(100_000):
+        description = {"type": "Tuple", "spaces": [description]}
+    with pytest.raises(CheckpointError, match="nested too deeply"):
+        space_of(description, "spaces/x")
+    while description:  # else freeing it recurses
+        description = description.get("spaces", [{}])[0]
+
+
+# ---- observations -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = trained("dict", "discrete")
+    path = tmp_path_factory.mktemp("trained") / "checkpoint"
+    made.save(str(path))
+    made.stop()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda o: {"z": o["z"]}, "must have the keys ['z', 'a']"),
+        (lambda o: {**o, "z": np.zeros(2, int)}, "same number of rows everywhere"),
+        (lambda o: {**o, "a": (np.zeros((2, 4)), np.zeros((3, 2), int))}, "['a'][1]: 3"),
+        (lambda o: {**o, "a": (np.zeros(5), o["a"][1])}, "must have shape [4] or ['N', 4]"),
+        (lambda o: {**o, "a": (["x"] * 4, o["a"][1])}, "must have shape [4]"),
+        (lambda o: {**o, "z": 3}, "must be in the space; got 3"),
+    ],
+)
+def test_predict_refuses_other_observations(
+    checkpoint: Path, change: Callable[[Any], Any], said: str
+) -> None:
+    observation = {"z": 1, "a": (np.zeros(4, np.float32), np.zeros(2, np.int64))}
+    policy = polopt.load(checkpoint)
+    policy.predict(observation)
+    with pytest.raises(ValueError, match="observation") as caught:
+        policy.predict(change(observation))
+    assert said in str(caught.value)
+
+
+def test_predict_refuses_a_state(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="has no memory"):
+        polopt.load(checkpoint).predict({}, state=np.zeros(3))
+
+
+# ---- nothing else -----------------------------------------------------------------------------
+
+LOAD = """
+import sys, time
+import torch
+started_s = time.perf_counter()
+import polopt
+policy = polopt.load(sys.argv[1])
+seconds = time.perf_counter() - started_s
+action, state = policy.predict([0.0, 0.1, 0.0, -0.1])
+import json
+print(json.dumps({
+    "seconds": seconds,
+    "action": int(action),
+    "modules": [m for m in sys.modules if m.split(".")[0] in ("ray", "pyarrow", "zmq", "streamlit")
+                or m.startswith(("polopt.rollouts", "polopt.optimizers"))],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = PolicyOptimizerTrainer(SMALL)
+    made.train()
+    path = tmp_path_factory.mktemp("trained") / "checkpoint"
+    made.save(str(path))
+    made.stop()
+    return path
+
+
+def test_loading_imports_neither_ray_nor_workers(cartpole: Path, tmp_path: Path) -> None:
+    runs = []
+    for _ in range(3):  # a busy machine is not what is measured
+        done = subprocess.run(
+            [sys.executable, "-c", LOAD, cartpole],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        runs.append(json.loads(done.stdout))
+        assert runs[-1]["modules"] == []
+        if runs[-1]["seconds"] < 1.0:
+            break
+    assert min(run["seconds"] for run in runs) < 1.0
+    assert runs[0]["action"] in (0, 1)
+
+
+def test_load_takes_what_save_returned(tmp_path: Path) -> None:
+    made = PolicyOptimizerTrainer(SMALL)
+    weights = made.get_policy().get_weights().flat
+    for given in (made.save(str(tmp_path / "c")), str(tmp_path), tmp_path / "c"):
+        np.testing.assert_array_equal(polopt.load(given).get_weights().flat, weights)
+    made.stop()
+    with pytest.raises(CheckpointError, match="no such directory"):
+        polopt.load(tmp_path / "gone")
+
+
+class Mine(A2CPolicy):
+    """A policy that is not registered."""
+
+
+def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
+    made = PolicyOptimizerTrainer({**SMALL, "policy": Mine})
+    made.save(str(tmp_path))
+    weights = made.get_policy().get_weights().flat
+    made.stop()
+    del POLICIES._known["Mine"]  # as in another process
+    with pytest.raises(ConfigError, match=r"'Mine', which is not known here.*policy_class=") as one:
+        polopt.load(tmp_path)
+    assert str(tmp_path) in str(one.value)
+    policy: Policy = polopt.load(tmp_path, policy_class=Mine)
+    del POLICIES._known["Mine"]
+    assert type(policy) is Mine
+    np.testing.assert_array_equal(policy.get_weights().flat, weights)
+    evaluate = ["evaluate", str(tmp_path), "--episodes", "1"]
+    refused = CliRunner().invoke(app, evaluate)
+    assert refused.exit_code == 2
+    assert "--policy module:Class" in refused.stderr
+    played = CliRunner().invoke(app, [*evaluate, "--policy", f"{__file__}:Mine"])
+    assert played.exit_code == 0, played.output
+    wrong = CliRunner().invoke(app, [*evaluate, "--policy", f"{__file__}:trained"])
+    assert "a subclass of polopt.Policy" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda tree: tree["config"]["policy"]["model"].update(fcnet_hiddens=[16_384] * 100),
+            "describe a network of 53",
+        ),
+        (
+            lambda tree: tree["spaces"].update(
+                observation={"type": "Discrete", "n": 10**15, "start": 0, "dtype": "int64"}
+            ),
+            "describe a network of 16,0",
+        ),
+        (lambda tree: tree.pop("spaces"), "it holds no spaces"),
+        (lambda tree: tree["spaces"].update(action={"type": "Text"}), "field 'spaces/action'"),
+        (lambda tree: tree["config"]["policy"].pop("name"), "'config/policy' has no name"),
+        (
+            lambda tree: tree["spaces"].update(
+                action={"type": "Discrete", "n": 1, "start": 0, "dtype": "int64"}
+            ),
+            "another network",
+        ),
+    ],
+)
+def test_changed_checkpoint_is_one_error(
+    cartpole: Path, tmp_path: Path, change: Callable[[Any], Any], said: str
+) -> None:
+    """No network is made whose size only the config names."""
+    saved = Path(shutil.copytree(cartpole, tmp_path / "c"))
+    rewrite(saved, lambda tensors, tree: change(tree))
+    with pytest.raises(CheckpointError) as caught:
+        polopt.load(saved)
+    assert said in str(caught.value)
+    assert str(saved) in str(caught.value)
+
+
+def test_parameters_are_counted_without_memory() -> None:
+    for name in POLICIES.names():
+        cls = POLICIES.get(name)
+        for observations in (OBSERVATIONS["image"], BOX):
+            config = cls.config_class.parse({})
+            made = cls(observations, ACTIONS["box"], config)
+            found = cls.count_parameters(observations, ACTIONS["box"], config)
+            assert found == len(made.flat.grads)
+    state = torch.random.get_rng_state()
+    A2CPolicy.count_parameters(BOX, ACTIONS["box"], A2CPolicy.config_class.parse({}))
+    assert torch.equal(torch.random.get_rng_state(), state)

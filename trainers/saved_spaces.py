@@ -1,0 +1,118 @@
+"""Observation and action spaces as plain data, for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from polopt.trainers.checkpoints import CheckpointError
+
+_MOST_DISCRETE = 2**62
+
+
+def describe_space(space: Space[Any]) -> dict[str, Any]:
+    """Returns a description of arrays, numbers and strings, from which `space_of` makes the space.
+
+    Args:
+        space: one that policies support: Box, Discrete, MultiDiscrete, or a Dict or Tuple of those.
+
+    Raises:
+        TypeError: for another space.
+    """
+    if isinstance(space, spaces.Box):
+        return {"type": "Box", "low": space.low, "high": space.high}
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return {
+            "type": "Discrete",
+            "n": int(space.n),
+            "start": start,
+            "dtype": np.dtype(space.dtype).name,
+        }
+    if isinstance(space, spaces.MultiDiscrete):
+        dtype = np.dtype(space.dtype).name
+        return {"type": "MultiDiscrete", "nvec": space.nvec, "start": space.start, "dtype": dtype}
+    if isinstance(space, spaces.Dict):
+        # In the order of the space, in which observations are flattened.
+        parts = [[key, describe_space(part)] for key, part in space.spaces.items()]
+        return {"type": "Dict", "spaces": parts}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [describe_space(part) for part in space.spaces]}
+    raise TypeError(f"a checkpoint cannot hold the space {space}")
+
+
+def space_of(description: Any, field: str) -> Space[Any]:
+    """Returns the space that `describe_space` described.
+
+    Args:
+        description: from a checkpoint; it may be another user's.
+        field: where it is in the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: names the field.
+    """
+    try:
+        return _space_of(description, field)
+    except RecursionError:
+        raise CheckpointError(f"field {field!r} is nested too deeply") from None
+    except (KeyError, ValueError, TypeError, AssertionError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"field {field!r} describes no space: {reason:.200}") from None
+
+
+def _space_of(description: Any, field: str) -> Space[Any]:
+    if not isinstance(description, Mapping):
+        raise TypeError(f"got {description!r:.80}; allowed: a mapping")
+    kind = description["type"]
+    if kind == "Box":
+        low, high = _array(description["low"]), _array(description["high"])
+        if low.shape != high.shape or low.dtype != high.dtype:
+            raise ValueError(f"bounds of {low.dtype} {low.shape} and {high.dtype} {high.shape}")
+        return spaces.Box(low, high, low.shape, low.dtype.type)
+    if kind == "Discrete":
+        n, start = _integer(description["n"], 1), _integer(description["start"])
+        return _with_dtype(spaces.Discrete, description["dtype"], n, start=start)
+    if kind == "MultiDiscrete":
+        nvec, starts = _array(description["nvec"]), _array(description["start"])
+        if nvec.dtype.kind not in "iu" or starts.dtype.kind not in "iu":
+            raise ValueError("sizes that are not integers")
+        return _with_dtype(spaces.MultiDiscrete, description["dtype"], nvec, start=starts)
+    if kind == "Dict":
+        parts = {}
+        for key, part in description["spaces"]:
+            if not isinstance(key, str | int):
+                raise TypeError(f"got a key {key!r:.80}")
+            parts[key] = space_of(part, f"{field}/{key}")
+        # A list keeps the order; a dict would be sorted.
+        return spaces.Dict(list(parts.items()))  # type: ignore[arg-type]
+    if kind == "Tuple":
+        return spaces.Tuple(
+            [space_of(part, f"{field}/{i}") for i, part in enumerate(description["spaces"])]
+        )
+    raise ValueError(
+        f"got type {kind!r:.80}; allowed: Box, Discrete, MultiDiscrete, Dict and Tuple"
+    )
+
+
+def _with_dtype(make: Any, name: Any, *args: Any, **options: Any) -> Space[Any]:
+    if name == "int64":  # the default; the first versions of Gymnasium 1 have no other for Discrete
+        return make(*args, **options)
+    dtype = np.dtype(str(name))
+    if dtype.kind not in "iu":
+        raise ValueError(f"got dtype {name!r:.80}; allowed: integers")
+    return make(*args, **options, dtype=dtype.type)
+
+
+def _array(value: Any) -> np.ndarray:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"got {value!r:.80}; allowed: an array")
+    return value
+
+
+def _integer(value: Any, least: int = -_MOST_DISCRETE) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MOST_DISCRETE:
+        raise ValueError(f"got {value!r:.80}; allowed: an integer from {least} below 2**62")
+    return value
