@@ -72,9 +72,9 @@ def grafana(
         ),
     ] = None,
 ) -> None:
-    """Write Grafana dashboards of each policy optimizer."""
+    """Write Grafana dashboards of each policy optimizer, and alert rules."""
     with bad_input():
-        from polopt.dashboards.grafana import write_dashboards
+        from polopt.dashboards.grafana import write_alerts, write_dashboards
         from polopt.optimizers.registry import OPTIMIZERS
         from polopt.trainers.tab_file import tab_of
 
@@ -94,11 +94,17 @@ def grafana(
                 say(f"note        {error}")
         try:
             written = write_dashboards(target, tabs)
+            alerts = target if given else metrics / "grafana" / "provisioning" / "alerting"
+            write_alerts(
+                alerts / "polopt_alert_rules.yaml",
+                os.environ.get("RAY_PROMETHEUS_NAME", "Prometheus"),
+            )
         except OSError as error:
-            raise ConfigError(f"{target}: {error.strerror or error}") from None
+            raise ConfigError(f"{error.filename or target}: {error.strerror or error}") from None
     if session and not given:
         say(f"session     {session}")
     say(f"dashboards  {target} ({len(written)} files)")
+    say(f"alerts      {'polopt_alert_rules.yaml, beside them' if given else alerts}")
     for line in _NEXT.splitlines():
         say(line.format(metrics=metrics))
 
