@@ -1,7 +1,8 @@
-"""Grafana dashboards: one for all optimizers, and one for each optimizer."""
+"""Grafana dashboards, one for all optimizers and one for each optimizer, and alert rules."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,14 +30,17 @@ class View:
         text: what it answers.
         metrics: names of metrics of one unit, each shown by trial and by its tag.
         stacked: shares by tag, as the mean over the trials.
+        where: matcher of the tag in Prometheus' language; empty: all its values.
     """
 
     title: str
     text: str
     metrics: tuple[str, ...]
     stacked: bool = False
+    where: str = ""
 
 
+_LEARNER = ("polopt_learner",)
 VIEWS = (
     View("Return", "Mean of the last 100 episodes.", ("polopt_episode_return",)),
     View("Environment steps/s", "Sampled, since the last result.", ("polopt_env_steps_per_s",)),
@@ -96,10 +100,140 @@ VIEWS = (
         ),
     ),
     View("Healthy workers", "Now.", ("polopt_healthy_workers",)),
-    View("Learner", "Losses, entropy, KL, gradient norm, learning rate.", ("polopt_learner",)),
+    # Each axis has values of one size: the learning rate would be a flat line beside the losses.
+    View(
+        "Losses",
+        "As they are minimised; mean_kl_loss is the KL divergence.",
+        _LEARNER,
+        where='statistic=~".*loss"',
+    ),
+    View(
+        "Entropy and other statistics of the learner",
+        "Entropy near 0: exploration has ended. Clip fraction above 0.3: updates are too large.",
+        _LEARNER,
+        where='statistic!~".*loss|grad_norm|.*learning_rate"',
+    ),
+    View("Gradient norm", "Before clipping.", _LEARNER, where='statistic="grad_norm"'),
+    View("Learning rate", "As scheduled.", _LEARNER, where='statistic=~".*learning_rate"'),
 )
 #: The place of an optimizer's own views: after the shares of time.
 _OWN_AT = 4
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert rule, for every trial.
+
+    Attributes:
+        uid: its identifier.
+        title: shown.
+        text: what has happened, and what to look at; `{trial}` is the trial.
+        expr: query of Prometheus; the alert fires while it has a value above 0.
+        minutes: for which it has to do so.
+    """
+
+    uid: str
+    title: str
+    text: str
+    expr: str
+    minutes: int = 0
+
+
+def _of_trial(expr: str) -> str:
+    return f"max by (optimizer, trial) ({expr})"
+
+
+def _rise(name: str) -> str:
+    """How much a total rose within ten minutes. `delta` and `increase` extrapolate."""
+    return f"(ray_{name} - min_over_time(ray_{name}[10m]))"
+
+
+ALERTS = (
+    Alert(
+        "polopt-workers-lost",
+        "polopt: fewer healthy workers than before",
+        "Workers of trial {trial} are gone, and none has replaced them for 3 minutes.",
+        _of_trial("max_over_time(ray_polopt_healthy_workers[15m]) - ray_polopt_healthy_workers"),
+        3,
+    ),
+    Alert(
+        "polopt-restarts",
+        "polopt: workers restart again and again",
+        "More than three workers of trial {trial} restarted within ten minutes.",
+        _of_trial(f"{_rise('polopt_worker_restarts')} > 3"),
+    ),
+    Alert(
+        "polopt-env-faults",
+        "polopt: environments raise",
+        "Environments of trial {trial} raised within the last ten minutes.",
+        _of_trial(_rise("polopt_env_faults")),
+    ),
+    Alert(
+        "polopt-non-finite",
+        "polopt: data or gradients are not finite",
+        "Trial {trial} dropped data or skipped updates within the last ten minutes.",
+        # Not a sum: an optimizer may have only one of them.
+        _of_trial(f"{_rise('polopt_non_finite')} > 0 or {_rise('polopt_skipped_updates')} > 0"),
+    ),
+    Alert(
+        "polopt-driver-busy",
+        "polopt: the driver cannot keep up",
+        "The driver of trial {trial} waits in less than 15 percent of its time, and workers are "
+        "idle for more than 20: larger fragments or fewer workers.",
+        # As the rule of this name in metrics/diagnosis.py. A result for each trial, if both hold.
+        _of_trial('ray_polopt_workers_share{part="idle"} > 0.2')
+        + " and "
+        + _of_trial('ray_polopt_driver_share{phase="wait"} < 0.15'),
+        10,
+    ),
+)
+
+
+def write_alerts(path: Path, source: str) -> None:
+    """Writes the alert rules as a file for Grafana's provisioning (`provisioning/alerting`).
+
+    Args:
+        path: the YAML file; its folder is made if it does not exist.
+        source: name of the data source of Prometheus in Grafana, which Ray provisions.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rules = [_alert_rule(alert, _uid_of_source(source)) for alert in ALERTS]
+    group = {"orgId": 1, "name": "polopt", "folder": "polopt", "interval": "1m", "rules": rules}
+    # YAML contains JSON.
+    path.write_text(json.dumps({"apiVersion": 1, "groups": [group]}, indent=1) + "\n")
+
+
+def _uid_of_source(name: str) -> str:
+    """The identifier that Grafana gives a provisioned data source without one, as Ray's is."""
+    return f"P{hashlib.sha256(name.encode()).hexdigest()[:16]}".upper()
+
+
+def _alert_rule(alert: Alert, source: str) -> dict[str, Any]:
+    query = {"refId": "A", "expr": alert.expr, "instant": True}
+    above = {"evaluator": {"type": "gt", "params": [0]}}
+    condition = {"refId": "B", "type": "threshold", "expression": "A", "conditions": [above]}
+    models = {source: query, "__expr__": condition}
+    return {
+        "uid": alert.uid,
+        "title": alert.title,
+        "condition": "B",
+        "for": f"{alert.minutes}m",
+        "noDataState": "OK",  # no trial, or none with a fault
+        "execErrState": "Error",
+        "annotations": {"summary": alert.text.format(trial="{{ $labels.trial }}")},
+        "data": [
+            {
+                "refId": model["refId"],
+                "relativeTimeRange": {"from": 900, "to": 0},
+                "datasourceUid": uid,
+                "model": model,
+            }
+            for uid, model in models.items()
+        ],
+    }
 
 
 def write_dashboards(folder: Path, tabs: Iterable[OptimizerTab]) -> list[Path]:
@@ -233,7 +367,8 @@ _HEAT_MAP: Mapping[str, Any] = {
 
 
 def _target(metric: Metric, view: View, selector: str) -> dict[str, Any]:
-    value = f"{metric.series}{{{selector}}}"
+    chosen = f"{selector},{view.where}" if view.where else selector
+    value = f"{metric.series}{{{chosen}}}"
     if metric.kind == "histogram":
         expr = f"sum by (le) (increase({value}[$__rate_interval]))"
         return {"expr": expr, "format": "heatmap", "legendFormat": "{{le}}"}

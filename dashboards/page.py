@@ -1,6 +1,10 @@
 """The live page: a Streamlit script that `polopt dashboard` runs.
 
 Streamlit runs it from the top for each interaction; results stay in memory between the runs.
+
+What a user chooses is in the page's address, under the keys of the widgets: a link shows what was
+seen. Anyone may write such a link: Streamlit drops values that a widget does not have or allow
+(`bind="query-params"`), and `_focus` those that are no run.
 """
 
 from __future__ import annotations
@@ -75,23 +79,37 @@ def _choices(runs: Sequence[Run]) -> Filters:
     optimizers = sorted({trial.optimizer for trial in trials if trial.optimizer})
     chosen_experiments: list[str] = []
     if len(experiments) > 1:
-        chosen_experiments = st.multiselect("Experiment", experiments, placeholder="all")
+        chosen_experiments = _several("Experiment", experiments, "experiment")
     chosen_optimizers: list[str] = []
     if len(optimizers) > 1:
-        chosen_optimizers = st.multiselect("Optimizer", optimizers, placeholder="all")
+        chosen_optimizers = _several("Optimizer", optimizers, "optimizer")
     differing = differing_keys(trials)
     config: dict[str, frozenset[str]] = {}
     for key in (TASK_KEY, SEED_KEY):
         if key in differing:
             label = "Task" if key == TASK_KEY else "Seed"
-            config[key] = frozenset(st.multiselect(label, differing.pop(key), placeholder="all"))
+            config[key] = frozenset(_several(label, differing.pop(key), label.lower()))
     offered = [key for key, values in differing.items() if len(values) <= _MOST_VALUES]
     if offered:
-        keys = st.multiselect("Filter by config key", offered, placeholder="keys that differ")
+        keys = _several("Filter by config key", offered, "keys", placeholder="keys that differ")
         for key in keys:
-            picked = st.multiselect(_plain(key), differing[key], placeholder="all", key=f"c-{key}")
-            config[key] = frozenset(picked)
+            config[key] = frozenset(_several(_plain(key), differing[key], f"config-{key}"))
     return Filters(frozenset(chosen_experiments), frozenset(chosen_optimizers), config)
+
+
+def _several(label: str, options: Sequence[str], key: str, placeholder: str = "all") -> list[str]:
+    """A choice of several options."""
+    return st.multiselect(label, options, key=key, placeholder=placeholder, bind="query-params")
+
+
+def _number(label: str, key: str, step: float, lowest: float | None = None) -> float | None:
+    """A number, or None where the page chooses one."""
+    value = st.number_input(
+        label, value=None, min_value=lowest, step=step, placeholder="automatic",
+        help="Without a number: what at least half of the runs of each group have reached.",
+        key=key, bind="query-params",
+    )  # fmt: skip
+    return float(value) if value is not None else None
 
 
 def _show(panel: Panel, tab: str) -> None:
@@ -121,19 +139,37 @@ def _unique(names: Sequence[str]) -> list[str]:
     return [f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names)]
 
 
-def _panels(tab: Tab, selection: Selection) -> None:
+def _focus(tab: Tab, runs: Sequence[Run], root: Path) -> str:
+    """The directory of the run that a tab shows in detail, as chosen by the user.
+
+    The address names it by its path below `root`, because labels change when runs arrive.
+    """
+    by_name = {_path_below(root, run.trial.folder): run for run in runs}
+    names, key = list(by_name), f"focus-{tab.key}"
+    before = st.query_params.get(key)
+    selected = st.selectbox(
+        "Run whose shares and histograms are shown",
+        names,
+        index=names.index(before) if before in by_name else 0,
+        format_func=lambda name: f"{by_name[name].label} ({name})",
+        key=f"select-{key}",
+    )
+    chosen = selected or names[0]
+    if chosen != before:
+        st.query_params[key] = chosen
+    return str(by_name[chosen].trial.folder)
+
+
+def _path_below(root: Path, folder: Path) -> str:
+    """Path of a trial below the results directory; its name if it is that directory."""
+    is_below = folder != root and folder.is_relative_to(root)
+    return str(folder.relative_to(root)) if is_below else folder.name
+
+
+def _panels(tab: Tab, selection: Selection, root: Path) -> None:
     if tab.optimizer:
         runs = selection.of([tab.optimizer]).runs
-        by_folder = {str(run.trial.folder): run for run in runs}
-        focus = st.selectbox(
-            "Run whose shares and histograms are shown",
-            list(by_folder),
-            format_func=lambda folder: (
-                f"{by_folder[folder].label} ({by_folder[folder].trial.name})"
-            ),
-            key=f"focus-{tab.key}",
-        )
-        selection = replace(selection, focus=focus or "")
+        selection = replace(selection, focus=_focus(tab, runs, root))
     with st.container(key="panels"):
         for panel in _built(tab, selection):
             kind = "wide" if panel.wide else "panel"
@@ -162,11 +198,12 @@ def _content(directory: ResultsDirectory, filters: Filters, options: Selection) 
         st.info("No trials are selected. Clear a filter in the side bar.")
         return
     tabs = tabs_of(runs)
-    shown = st.tabs([tab.title for tab in tabs], key="tabs", on_change="rerun")
+    titles = [tab.title for tab in tabs]
+    shown = st.tabs(titles, key="tab", on_change="rerun", bind="query-params")
     for place, tab in zip(shown, tabs, strict=True):
         if place.open:
             with place:
-                _panels(tab, replace(options, runs=runs))
+                _panels(tab, replace(options, runs=runs), directory.folder)
     took = time.perf_counter() - begun
     running = sum(run.trial.state == "running" for run in runs)
     st.caption(
@@ -177,29 +214,24 @@ def _content(directory: ResultsDirectory, filters: Filters, options: Selection) 
 def _options(runs: Sequence[Run]) -> Selection:
     """The axis of curves, and what is compared."""
     axis = st.segmented_control(
-        "Axis of curves", ["seconds", "steps"], default="seconds", required=True
-    )
+        "Axis of curves", ["seconds", "steps"], default="seconds", required=True,
+        key="axis", bind="query-params",
+    )  # fmt: skip
     startup = st.toggle(
         "Count start-up",
         help="Whether seconds, rates and shares contain the time before the first result of a "
         "worker: starting processes, importing libraries, making environments.",
+        key="startup",
+        bind="query-params",
     )
-    budget = st.number_input(
-        "Rank groups after so many steps", value=None, min_value=0.0, step=10_000.0,
-        placeholder="automatic",
-        help="Without a number: what at least half of the runs of each group have reached.",
-    )  # fmt: skip
+    budget = _number("Rank groups after so many steps", "budget", 10_000.0, 0.0)
     tasks = sorted({run.task for run in runs})
     targets = {}
     for task in tasks:
         label = "Return to reach" if len(tasks) == 1 else f"Return to reach: {_plain(task)}"
-        target = st.number_input(
-            label, value=None, step=10.0, placeholder="automatic",
-            help="Without a number: what at least half of the runs of each group have reached.",
-            key=f"target-{task}",
-        )  # fmt: skip
+        target = _number(label, f"target-{task}", 10.0)
         if target is not None:
-            targets[task] = float(target)
+            targets[task] = target
     return Selection((), str(axis), startup, targets, budget)
 
 
@@ -212,7 +244,9 @@ def main(folder: str) -> None:
     with st.sidebar:
         st.markdown("### polopt")
         st.text(folder)
-        automatic = st.toggle("Refresh automatically", value=True)
+        automatic = st.toggle(
+            "Refresh automatically", value=True, key="refresh", bind="query-params"
+        )
         runs = make_runs(directory.trials)
         filters = _choices(runs)
         options = _options([run for run in runs if filters.passes(run.trial)])

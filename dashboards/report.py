@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 from polopt.common.config import ConfigError
 from polopt.dashboards.data.results import Progress, ResultsDirectory
 from polopt.dashboards.data.selection import Run, Selection, make_runs
+from polopt.dashboards.server import existing_directory
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
 
@@ -67,11 +68,9 @@ def write_report(
         Notes for the user, such as why PNG files could not be written.
 
     Raises:
-        ConfigError: if there are no trials or a file cannot be written.
+        ConfigError: if there are no trials, the directory is none, or a file cannot be written.
     """
-    folder = results_dir.expanduser()
-    if not folder.is_dir():
-        raise ConfigError(f"results directory does not exist; got {str(results_dir)!r}")
+    folder = existing_directory(results_dir)
     directory = ResultsDirectory(folder)
     directory.refresh(progress)
     runs = make_runs(directory.trials)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -22,6 +24,36 @@ def check_installed(*modules: str) -> None:
             raise ConfigError(f"{module} is not installed; {_EXTRA}")
 
 
+def existing_directory(results_dir: Path) -> Path:
+    """The directory of results, with the user's home in place of `~`.
+
+    Raises:
+        ConfigError: it does not exist, or is a file.
+    """
+    folder = results_dir.expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigError(
+            f"{str(results_dir)!r} is a file. Allowed: the directory of a run, or of experiments"
+        )
+    raise ConfigError(f"results directory does not exist; got {str(results_dir)!r}")
+
+
+def _check_port(port: int) -> None:
+    """Raises a ConfigError if a server cannot listen on a port of the loopback address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "is taken by another program" if taken else f"cannot be used: {error.strerror}"
+            raise ConfigError(
+                f"port {port} {why}. Allowed: another --port, or none for the first free one"
+            ) from None
+
+
 def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> None:
     """Replaces this process by the server of the live page. Does not return.
 
@@ -35,12 +67,11 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
         browser: whether a browser is opened where there is one.
 
     Raises:
-        ConfigError: if the directory does not exist or the extra is not installed.
+        ConfigError: if the directory does not exist or is a file, the port is taken, or the extra
+            is not installed.
     """
     check_installed("streamlit", "plotly")
-    folder = results_dir.expanduser()
-    if not folder.is_dir():
-        raise ConfigError(f"results directory does not exist; got {str(results_dir)!r}")
+    folder = existing_directory(results_dir)
     command = [sys.executable, "-m", "streamlit", "run", str(Path(__file__).with_name("page.py"))]
     options = {
         "server.address": "127.0.0.1",
@@ -52,6 +83,7 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
         "client.toolbarMode": "viewer",
     }
     if port is not None:
+        _check_port(port)
         options["server.port"] = str(port)
     if not browser or not _has_browser():
         options["server.headless"] = "true"

@@ -168,6 +168,37 @@ def test_running_experiment_grows(browser: Browser, address: str, results: Path)
     assert browser.errors == []
 
 
+def test_address_holds_what_is_shown_and_reload_keeps_it(browser: Browser, address: str) -> None:
+    browser.look(*LOOKS[0])
+    browser.open(address)
+    click_tab(browser, "SyncSamples")
+    drawn_plots(browser)
+    browser.wait_for(
+        "(() => { const steps = [...document.querySelectorAll('[data-testid=stSidebar] button')]"
+        ".find(b => b.textContent === 'steps'); if (steps) steps.click(); return !!steps; })()"
+    )
+    browser.wait_for("location.search.includes('axis=steps')")
+    seen = drawn_plots(browser)
+    search = browser.run("location.search")
+    assert "tab=SyncSamples" in search
+    assert "focus-sync-samples=" in search
+    state = """JSON.stringify([
+        document.querySelector('[role=tab][aria-selected=true]')?.textContent,
+        [...document.querySelectorAll('.js-plotly-plot')].map(
+            p => p._fullLayout?.xaxis?.title?.text)])"""
+    before = browser.run(state)
+    for again in (address + "/" + search, address):
+        browser.open(again)
+        browser.wait_for("!!document.querySelector('[role=tab][aria-selected=true]')")
+        assert drawn_plots(browser)
+        assert (browser.run(state) == before) == (again != address)
+    browser.open(address + "/" + search)
+    assert drawn_plots(browser) == seen
+    assert browser.run("location.search") == search
+    assert "environment steps" in before
+    assert browser.errors == []
+
+
 def test_server_listens_on_loopback_only(address: str) -> None:
     port = int(address.rsplit(":", 1)[1])
     with urllib.request.urlopen(address, timeout=30) as answer:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from polopt.dashboards.grafana import dashboards
+from polopt.dashboards.grafana import ALERTS, dashboards
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.trainers.tab_file import tab_of
 
@@ -196,6 +196,23 @@ def test_every_query_of_every_panel_returns_data(
                     empty.append((uid, panel["title"], query))
     assert empty == []
     assert asked > 40
+
+
+def test_no_alert_fires_for_runs_without_faults(
+    scraped: tuple[Ask, dict[str, dict[str, Any]]],
+) -> None:
+    ask, trials = scraped
+    for trial in trials.values():
+        found = {  # a wrong query raises
+            alert.uid: ask(alert.expr, trial["begin_s"], trial["end_s"] + 1)
+            for alert in ALERTS
+            if alert.minutes == 0
+        }
+        values = {
+            uid: [float(value) for one in series for _, value in one["values"]]
+            for uid, series in found.items()
+        }
+        assert {uid for uid, numbers in values.items() if max(numbers, default=0.0) > 0.0} == set()
 
 
 def test_counters_hold_the_totals_of_the_last_result(

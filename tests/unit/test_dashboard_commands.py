@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,45 @@ def test_missing_directory_is_one_error(command: str, tmp_path: Path) -> None:
     assert "results directory does not exist" in done.output
 
 
+def error_of(*arguments: str) -> str:
+    """What a command with bad input prints: one line."""
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2, done.output
+    (line,) = done.output.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("command", ["report", "dashboard"])
+def test_file_in_place_of_a_directory_is_named(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("streamlit", reason="the extra polopt[dashboard] is not installed")
+    (tmp_path / "file").touch()
+    line = error_of(command, str(tmp_path / "file"))
+    assert line.startswith(f"error: '{tmp_path / 'file'}' is a file. Allowed: the directory of")
+
+
+def test_port_that_is_taken_is_one_error(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("streamlit", reason="the extra polopt[dashboard] is not installed")
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("the server was started"))
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        line = error_of("dashboard", str(results), "--port", str(port))
+    assert line.startswith(f"error: port {port} is taken by another program. Allowed: another")
+
+
+def test_missing_trace_is_one_true_sentence(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("text")
+    (tmp_path / "list").write_text("[]")
+    assert error_of("trace", str(tmp_path / "none")).startswith(
+        f"error: '{tmp_path / 'none'}' does not exist"
+    )
+    assert "is there after a run with trace=true" in error_of("trace", str(tmp_path))
+    for name in ("text", "list"):
+        assert f"{str(tmp_path / name)!r} is not a trace of polopt" in error_of(
+            "trace", str(tmp_path / name)
+        )
+
+
 @pytest.mark.parametrize("command", ["report", "dashboard"])
 def test_missing_extra_is_one_error(
     command: str, results: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,12 +125,14 @@ def test_server_binds_loopback_without_telemetry(
     monkeypatch.setenv("DISPLAY", display)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setattr("sys.platform", "linux")
-    done = CliRunner().invoke(app, ["dashboard", str(results), "--port", "8765"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = CliRunner().invoke(app, ["dashboard", str(results), "--port", str(port)])
     assert done.exit_code == 0, done.output
     assert started[-2:] == ["--", str(results)]
     assert {
         "--server.address=127.0.0.1",
         "--browser.gatherUsageStats=false",
-        "--server.port=8765",
+        f"--server.port={port}",
     } <= set(started)
     assert ("--server.headless=true" in started) == (display == "")

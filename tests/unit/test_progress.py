@@ -42,10 +42,12 @@ def result(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_line_has_labels_and_fits_80_columns() -> None:
+def test_line_has_units_and_fits_100_columns() -> None:
     text = line(cells(result(), {"num_env_steps_sampled_lifetime": 1_000_000}))
-    assert text == "return 85.0  steps 15,758  steps/s 12,346  left 1m20s  lag 0.9  wait 60%"
-    assert len(text) <= 80
+    assert text == (
+        "return 85.0  steps 15,758  steps/s 12,346  left 1m20s  lag 0.9 updates  driver: wait 60%"
+    )
+    assert len(text) <= 100
 
 
 def test_line_names_missing_workers() -> None:
@@ -126,6 +128,80 @@ def test_end_of_a_run_says_what_is_wrong(
     assert capsys.readouterr().out == (
         "diagnosis   7 environment faults: ValueError: boom\n"
         "            -> mend the environment; each fault ends an episode that is lost\n"
+    )
+
+
+def test_time_is_shown_while_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("polopt.trainers.command_line.progress.time.monotonic", lambda: now_s[0])
+    out = io.StringIO()
+    with Progress(Console(file=out), "title", {}, tmp_path / "log") as progress:
+        progress.say("starting workers")
+        for _ in range(75):
+            now_s[0] += 1.0
+            progress.on_step_begin(1, [])
+        progress.on_trial_start(1, [], None)
+        now_s[0] += 100.0
+        progress.on_step_begin(2, [])
+        progress.on_trial_start(1, [], None)  # a trial that goes on after a failure
+    assert out.getvalue().splitlines() == [
+        "title",
+        "starting workers",
+        "starting workers, 30s",
+        "starting workers, 1m00s",
+        "training (started in 1m15s); Ctrl-C stops and saves",
+        "training; Ctrl-C stops and saves",
+    ]
+
+
+def test_terminal_shows_the_time_while_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("polopt.trainers.command_line.progress.time.monotonic", lambda: now_s[0])
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    with Progress(console, "title", {}, tmp_path / "log") as progress:
+        progress.say("starting workers")
+        now_s[0] += 12.0
+        console.print(progress._view())
+        assert "starting workers, 12s" in out.getvalue()
+        progress.on_trial_start(1, [], None)
+        console.print(progress._view())
+    assert "training (started in 12s); Ctrl-C stops and saves" in out.getvalue()
+
+
+def learning(rise: float, steps_between: int) -> list[dict[str, Any]]:
+    """Twelve results whose return rises by `rise` each."""
+    return [
+        result(
+            env_runners={
+                "episode_return_mean": 20.0 + rise * number,
+                "episode_return_min": 10.0,
+                "episode_return_max": 40.0,
+            },
+            num_env_steps_sampled_lifetime=steps_between * (number + 1),
+            training_iteration=number + 1,
+        )
+        for number in range(12)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rise", "steps_between", "remarks"), [(0.0, 30_000, 1), (5.0, 30_000, 0), (0.0, 5_000, 0)]
+)
+def test_many_steps_that_change_nothing_are_remarked_once(
+    tmp_path: Path, rise: float, steps_between: int, remarks: int
+) -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out), "title", {}, tmp_path / "log") as progress:
+        for one in learning(rise, steps_between):
+            progress.on_trial_result(1, [], None, one)
+    found = [text for text in out.getvalue().splitlines() if text.startswith("remark: ")]
+    assert len(found) == remarks
+    assert all(
+        "steps changed nothing: return 20 before, 20 now -> raise or lower lr" in text
+        for text in found
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +16,10 @@ from typing import Any
 
 import pytest
 import ray
+import yaml
 from typer.testing import CliRunner
 
-from polopt.dashboards.grafana import VIEWS, dashboards, views_of
+from polopt.dashboards.grafana import ALERTS, VIEWS, dashboards, views_of, write_alerts
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
 from polopt.metrics.tab import OptimizerTab
 from polopt.optimizers.registry import OPTIMIZERS
@@ -231,6 +234,105 @@ def test_names_and_panels_are_unique_and_complete() -> None:
         assert len(set(identifiers)) == len(set(places)) == len(identifiers)
 
 
+def test_alert_rules_read_metrics_that_are_exported(tmp_path: Path) -> None:
+    write_alerts(tmp_path / "alerting" / "rules.yaml", "Prometheus")
+    (group,) = yaml.safe_load((tmp_path / "alerting" / "rules.yaml").read_text())["groups"]
+    known = {metric.series for metric in METRICS}
+    assert [rule["uid"] for rule in group["rules"]] == [alert.uid for alert in ALERTS]
+    for rule in group["rules"]:
+        query, threshold = rule["data"]
+        # What Grafana gives a provisioned source of this name.
+        assert query["datasourceUid"] == "PBFA97CFB590B2093"
+        assert set(re.findall(r"ray_polopt_\w+", query["model"]["expr"])) <= known
+        assert threshold["model"]["expression"] == query["refId"] == "A"
+        assert rule["condition"] == threshold["refId"]
+        assert "{{ $labels.trial }}" in rule["annotations"]["summary"]
+        assert len(rule["uid"]) <= 40
+
+
+# Values each minute, of a run that has the fault and of one that has not, in promtool's notation.
+ALERT_CASES = {
+    "polopt-workers-lost": ({"healthy_workers": "4x9 3x20"}, {"healthy_workers": "4x9 3 4x20"}),
+    "polopt-restarts": ({"worker_restarts": "0x9 4x20"}, {"worker_restarts": "7x9 10x20"}),
+    "polopt-env-faults": ({"env_faults": "2x14 3x15"}, {"env_faults": "620x30"}),
+    "polopt-non-finite": (
+        {"non_finite": "0x30", "skipped_updates": "0x14 1x15"},
+        {"non_finite": "3x30", "skipped_updates": "1x30"},
+    ),
+    "polopt-driver-busy": (
+        {'driver_share{phase="wait"}': "0.05x30", 'workers_share{part="idle"}': "0.5x30"},
+        {'driver_share{phase="wait"}': "0.05x30", 'workers_share{part="idle"}': "0.1x30"},
+    ),
+}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_alerts_fire_for_runs_with_the_fault_only(tmp_path: Path) -> None:
+    rules = [
+        {"alert": alert.uid, "expr": f"({alert.expr}) > 0", "for": f"{alert.minutes}m"}
+        for alert in ALERTS
+    ]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "p", "rules": rules}]}))
+    tests = []
+    for uid, runs in ALERT_CASES.items():
+        series = [
+            {"series": labelled(name, trial), "values": values}
+            for trial, run in zip(("bad", "good"), runs, strict=True)
+            for name, values in run.items()
+        ]
+        fires = [{"exp_labels": {"optimizer": "sync_samples", "trial": "bad"}}]
+        asked = [
+            {"eval_time": "18m", "alertname": alert.uid, "exp_alerts": fires if is_it else []}
+            for alert in ALERTS
+            for is_it in [alert.uid == uid]
+        ]
+        # A worker that is replaced in time is none that is lost.
+        asked.append({"eval_time": "10m", "alertname": "polopt-workers-lost", "exp_alerts": []})
+        tests.append({"interval": "1m", "input_series": series, "alert_rule_test": asked})
+    content = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(json.dumps(content))
+    command = ["promtool", "test", "rules", str(tmp_path / "tests.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(ALERT_CASES) == {alert.uid for alert in ALERTS}
+
+
+def labelled(name: str, trial: str) -> str:
+    """A series as Ray exports it: with the process's own label."""
+    name, _, tag = name.partition("{")
+    labels = f'optimizer="sync_samples",trial="{trial}",WorkerId="{trial}"'
+    return f"ray_polopt_{name}{{{labels}{',' if tag else ''}{tag or '}'}"
+
+
+def test_learning_rate_is_not_on_one_axis_with_losses() -> None:
+    statistics = (
+        "policy_loss",
+        "q_loss",
+        "entropy",
+        "grad_norm",
+        "default_optimizer_learning_rate",
+    )
+    (losses, *others) = [view for view in VIEWS if view.metrics == ("polopt_learner",)]
+    shown = {
+        view.title: [name for name in statistics if matches(view.where, name)]
+        for view in (losses, *others)
+    }
+    assert shown == {
+        "Losses": ["policy_loss", "q_loss"],
+        "Entropy and other statistics of the learner": ["entropy"],
+        "Gradient norm": ["grad_norm"],
+        "Learning rate": ["default_optimizer_learning_rate"],
+    }
+    (panel,) = [p for p in dashboards()["polopt"]["panels"] if p["title"] == "Losses"]
+    assert f",{losses.where}}}" in panel["targets"][0]["expr"]
+
+
+def matches(where: str, value: str) -> bool:
+    """Whether a matcher of Prometheus, which is anchored at both ends, takes a value."""
+    operator, pattern = re.fullmatch(r'statistic(=|=~|!~)"(.*)"', where).groups()  # type: ignore[union-attr]
+    return (re.fullmatch(pattern, value) is not None) == (operator != "!~")
+
+
 def test_own_metrics_of_an_optimizer_are_recorded(recorded: Any) -> None:
     (tab,) = [tab for tab in TABS if tab.name == "decentralized_allreduce"]
     exporter = PrometheusExporter()
@@ -258,8 +360,9 @@ def test_command_writes_dashboards_where_ray_looks(
     monkeypatch.setenv("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR", str(tmp_path / "boards"))
     done = CliRunner().invoke(app, ["grafana"])
     assert done.exit_code == 0, done.output
-    written = {json.loads(path.read_text())["uid"] for path in (tmp_path / "boards").iterdir()}
-    assert written == board_names()
+    files = (tmp_path / "boards").glob("*.json")
+    assert {json.loads(path.read_text())["uid"] for path in files} == board_names()
+    assert (tmp_path / "boards" / "polopt_alert_rules.yaml").exists()
     assert max(map(len, done.output.splitlines()[1:])) <= 80
 
 
@@ -312,6 +415,8 @@ def test_command_takes_a_session_that_runs_and_says_which(ray_tmpdir: Path) -> N
         assert "session     session_1, your only one that runs" in done.output
         with running_session(ray_tmpdir, "session_2") as second:
             done = CliRunner().invoke(app, ["grafana"])
+            alerting = second / "metrics" / "grafana" / "provisioning" / "alerting"
+            assert [path.name for path in alerting.iterdir()] == ["polopt_alert_rules.yaml"]
             assert "session_2, the newest of 2 of yours that run" in done.output
             assert len(list((second / "metrics/grafana/dashboards").iterdir())) == len(
                 board_names()

@@ -72,9 +72,9 @@ def grafana(
         ),
     ] = None,
 ) -> None:
-    """Write Grafana dashboards of each policy optimizer."""
+    """Write Grafana dashboards of each policy optimizer, and alert rules."""
     with bad_input():
-        from polopt.dashboards.grafana import write_dashboards
+        from polopt.dashboards.grafana import write_alerts, write_dashboards
         from polopt.optimizers.registry import OPTIMIZERS
         from polopt.trainers.tab_file import tab_of
 
@@ -94,11 +94,17 @@ def grafana(
                 say(f"note        {error}")
         try:
             written = write_dashboards(target, tabs)
+            alerts = target if given else metrics / "grafana" / "provisioning" / "alerting"
+            write_alerts(
+                alerts / "polopt_alert_rules.yaml",
+                os.environ.get("RAY_PROMETHEUS_NAME", "Prometheus"),
+            )
         except OSError as error:
-            raise ConfigError(f"{target}: {error.strerror or error}") from None
+            raise ConfigError(f"{error.filename or target}: {error.strerror or error}") from None
     if session and not given:
         say(f"session     {session}")
     say(f"dashboards  {target} ({len(written)} files)")
+    say(f"alerts      {'polopt_alert_rules.yaml, beside them' if given else alerts}")
     for line in _NEXT.splitlines():
         say(line.format(metrics=metrics))
 
@@ -157,11 +163,13 @@ def trace(
     """Show where the time of the recorded steps went, of runs with trace=true."""
     with bad_input():
         folder = trial.expanduser()
+        if not folder.exists():
+            raise ConfigError(f"{str(trial)!r} does not exist. Allowed: a trace, or a directory")
         paths = [folder] if folder.is_file() else sorted(folder.rglob(TRACE_FILE))
         if not paths:
             raise ConfigError(
-                f"no {TRACE_FILE} in {str(trial)!r}. Allowed: a trial that ran with trace=true for "
-                "trace_first_step + trace_num_steps - 1 optimizer steps"
+                f"no {TRACE_FILE} in {str(trial)!r}: it is there after a run with trace=true whose "
+                "optimizer made trace_first_step + trace_num_steps - 1 steps"
             )
         for path in paths:
             _show(path)
@@ -172,15 +180,10 @@ def _show(path: Path) -> None:
     try:
         recorded = json.loads(read_regular(path, _MOST_TRACE_BYTES))
         steps, shares = recorded["otherData"], percentages(recorded)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        ZeroDivisionError,
-        RecursionError,
-    ) as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error!r}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is not a trace of polopt: {error!r}") from error
     say(f"trace       {path}")
     last = steps["first_step"] + steps["num_steps"] - 1
     say(f"steps       {steps['first_step']} to {last}, {steps['duration_s']:.3f} s")

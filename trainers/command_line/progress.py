@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from polopt.common.files import printable
-from polopt.metrics.diagnosis import History
+from polopt.metrics.diagnosis import Finding, History, diagnose
 
 _logger = logging.getLogger("polopt")
 #: Rows of the table.
 _ROWS = 8
+#: Environment steps between two looks for learning, and seconds between two lines while starting.
+_REMARK_STEPS, _STARTING_S = 100_000, 30.0
 COLUMNS = ("return", "steps", "steps/s", "left", "workers", "lag", "longest phase")
 
 
@@ -69,12 +72,13 @@ def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, s
 
 
 def line(row: Mapping[str, str]) -> str:
-    """Returns a row as labelled text of at most about 80 characters."""
+    """Returns a row as labelled text of at most about 100 characters."""
     up, _, wanted = row["workers"].partition("/")
     labels = [f"{key} {row[key]}" for key in ("return", "steps", "steps/s")]
     labels += [f"left {row['left']}"] if row["left"] != "-" else []
     labels += [f"workers {row['workers']}"] if up not in (wanted, "-") else []
-    return "  ".join([*labels, f"lag {row['lag']}", row["longest phase"]])
+    lag, phase = f"lag {row['lag']} updates", f"driver: {row['longest phase']}"
+    return "  ".join([*labels, lag, phase])
 
 
 def duration(seconds: float) -> str:
@@ -104,6 +108,7 @@ class Progress(tune.Callback):
         num_results: results shown.
         history: of the results, for the diagnosis.
         stopping: text that replaces the state once a stop is requested; empty before.
+        remarks: rules of findings that were shown while the run went on.
     """
 
     def __init__(
@@ -114,11 +119,15 @@ class Progress(tune.Callback):
         self._rows: deque[dict[str, str]] = deque(maxlen=_ROWS)
         self._live: Live | None = None
         self._state = "starting"
+        self._is_starting = True
+        self._begun_s = self._said_s = time.monotonic()
+        self._looked_at_steps: float | None = None
         self._log_position = 0
         self._handler = _Handler(self)
         self.num_results = 0
         self.history = History()
         self.stopping = ""
+        self.remarks: set[str] = set()
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._arguments
@@ -127,6 +136,7 @@ class Progress(tune.Callback):
         self.__init__(Console(), *arguments)  # type: ignore[misc]
 
     def __enter__(self) -> Progress:
+        self._begun_s = self._said_s = time.monotonic()
         _logger.addHandler(self._handler)
         if self._console.is_terminal:
             self._live = Live(
@@ -165,12 +175,18 @@ class Progress(tune.Callback):
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Called by Tune several times a second."""
         self._follow_log()
+        now_s = time.monotonic()
+        if self._is_starting and self._live is None and now_s - self._said_s >= _STARTING_S:
+            self._said_s = now_s
+            self.note(self._state_text())
         if self.stopping and self._state != self.stopping:
             self.say(self.stopping)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Called by Tune once workers have started."""
-        self.say("training; Ctrl-C stops and saves")
+        started = f" (started in {self._elapsed()})" if self._is_starting else ""
+        self._is_starting = False
+        self.say(f"training{started}; Ctrl-C stops and saves")
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -181,6 +197,25 @@ class Progress(tune.Callback):
         self._rows.append(cells(result, self._arguments[1]))
         if self._live is None:
             self.note(line(self._rows[-1]))
+        self._look_for_learning(result["num_env_steps_sampled_lifetime"])
+
+    def _look_for_learning(self, steps: float) -> None:
+        """Says once that many steps changed nothing, so that the run can be ended early."""
+        if self._looked_at_steps is None:
+            self._looked_at_steps = steps
+        if steps - self._looked_at_steps < _REMARK_STEPS:
+            return
+        self._looked_at_steps = steps
+        for finding in diagnose(self.history.results()):
+            if finding.rule in _REMARKS and finding.rule not in self.remarks:
+                self.remarks.add(finding.rule)
+                self.note(_remark(finding))
+
+    def _elapsed(self) -> str:
+        return duration(time.monotonic() - self._begun_s)
+
+    def _state_text(self) -> str:
+        return f"{self._state}, {self._elapsed()}" if self._is_starting else self._state
 
     def _follow_log(self) -> None:
         """Prints what the trial has logged since the last call."""
@@ -204,8 +239,16 @@ class Progress(tune.Callback):
             table.add_row(*row.values())
         parts: list[Any] = [table] if self._rows else [title]
         if self._state:
-            parts.append(Spinner("dots", Text(self._state, style="dim")))
+            parts.append(Spinner("dots", Text(self._state_text(), style="dim")))
         return Group(*parts)
+
+
+#: Rules of metrics/diagnosis.py that are checked while a run goes on.
+_REMARKS = ("no-learning", "no-reward")
+
+
+def _remark(finding: Finding) -> str:
+    return f"remark: {finding.text} -> {finding.change}"
 
 
 class _Handler(logging.Handler):

@@ -1,0 +1,132 @@
+"""The live page opens as its address says, and ignores what no widget has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboard_results import write_trial
+
+pytest.importorskip("streamlit", reason="the extra polopt[dashboard] is not installed")
+pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not installed")
+
+from streamlit.testing.v1 import AppTest
+
+
+def _script(folder: str) -> None:
+    from polopt.dashboards.page import main
+
+    main(folder)
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for seed in range(3):
+        write_trial(tmp_path / "results" / "one", "async_gradients", seed, 4)
+        write_trial(tmp_path / "results" / "two", "sync_samples", seed, 4, params={"lr": 0.1})
+    return tmp_path / "results"
+
+
+def opened(results: Path, **address: Any) -> AppTest:
+    page = AppTest.from_function(_script, args=(str(results),), default_timeout=60)
+    for key, value in address.items():
+        page.query_params[key] = value
+    page.run()
+    assert not page.exception
+    return page
+
+
+def shown(page: AppTest) -> dict[str, Any]:
+    """What the widgets hold, by key."""
+    widgets = [
+        *page.multiselect, *page.number_input, *page.toggle, *page.selectbox, *page.button_group
+    ]  # fmt: skip
+    return {widget.key: widget.value for widget in widgets}
+
+
+def titles(page: AppTest) -> set[str]:
+    """Titles of the panels of the open tab."""
+    return {text.value.strip("*") for text in page.markdown}
+
+
+ADDRESS = {
+    "tab": "AsyncGradients",
+    "experiment": ["one", "two"],
+    "optimizer": "async_gradients",
+    "seed": ["1", "2"],
+    "keys": "lr",
+    "config-lr": "0.002",
+    "axis": "steps",
+    "startup": "true",
+    "refresh": "false",
+    "budget": "2000",
+    "target-CartPole-v1": "12.5",
+}
+
+
+def test_address_opens_the_page_as_it_was(results: Path) -> None:
+    page = opened(results, **ADDRESS)
+    focus = page.query_params["focus-async-gradients"]
+    assert shown(page) == {
+        "experiment": ["one", "two"],
+        "optimizer": ["async_gradients"],
+        "seed": ["1", "2"],
+        "keys": ["lr"],
+        "config-lr": ["0.002"],
+        "axis": "steps",
+        "startup": True,
+        "refresh": False,
+        "budget": 2000.0,
+        "target-CartPole-v1": 12.5,
+        "select-focus-async-gradients": focus,
+    }
+    assert "Gradient lag" in titles(page)
+    assert page.caption[-1].value.startswith("2 trials")
+
+
+def test_focus_of_the_address_is_kept_when_labels_change(results: Path) -> None:
+    page = opened(results, tab="AsyncGradients")
+    page.selectbox[0].select_index(2).run()
+    chosen = page.query_params["focus-async-gradients"]
+    assert chosen.startswith("one/A3C_")
+    page.run()
+    assert page.selectbox[0].value == chosen
+    # The label of its group now has the learning rate, and it is one of four.
+    write_trial(results / "three", "async_gradients", 9, 4, params={"lr": 0.5})
+    again = opened(results, **{"tab": "AsyncGradients", "focus-async-gradients": chosen})
+    assert again.selectbox[0].value == chosen
+    assert "lr 0.002" in again.selectbox[0].options[again.selectbox[0].index]
+
+
+HOSTILE = "<script>window.attacked=1</script>"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        {"tab": HOSTILE, "optimizer": [HOSTILE, "../../etc/passwd"], "experiment": "three"},
+        {"tab": ["Compare", HOSTILE], "seed": "17", "keys": ["__class__", HOSTILE]},
+        {"config-lr": "0.1", "axis": HOSTILE, "startup": "maybe", "refresh": "7"},
+        {"budget": "nan", "target-CartPole-v1": "inf", "target-Other-v1": "5", HOSTILE: HOSTILE},
+        {"budget": "-1", "target-CartPole-v1": "1e999"},
+        {"budget": "many", "target-CartPole-v1": ["1", HOSTILE]},
+    ],
+)
+def test_unknown_values_of_an_address_are_ignored(results: Path, address: dict[str, Any]) -> None:
+    usual, page = opened(results), opened(results, **address)
+    assert shown(page) == shown(usual)
+    assert titles(page) == titles(usual)
+
+
+@pytest.mark.parametrize("value", ["../../../etc", "/etc/passwd", HOSTILE, ""])
+def test_focus_that_is_no_run_is_the_first_run(results: Path, value: str) -> None:
+    page = opened(results, **{"tab": "AsyncGradients", "focus-async-gradients": value})
+    assert page.selectbox[0].index == 0
+    assert page.query_params["focus-async-gradients"] == page.selectbox[0].value
+
+
+def test_known_values_remain_beside_unknown_ones(results: Path) -> None:
+    page = opened(results, optimizer=["sync_samples", HOSTILE])
+    assert shown(page)["optimizer"] == ["sync_samples"]
