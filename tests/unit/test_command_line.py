@@ -217,7 +217,8 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
     trainer.stop()
     state, experiment = evaluation.load(tmp_path / "c", "test_command_line:normalized_cartpole")
     with evaluation.environment(experiment) as env:
-        policy = evaluation.make_policy(experiment, state, env)
+        policy = policy_of(state, tmp_path / "c")
+        evaluation.check_spaces(policy, env)
         evaluation.restore_statistics(state, env)
         observation, _ = env.reset(seed=7)
         evaluation.play(policy, env, 2, seed=0)
