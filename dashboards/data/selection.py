@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polopt.dashboards.data.colors import Look, looks_of
-from polopt.dashboards.data.results import STARTUP_S, STEPS, TRAINING_S, Trial
+from polopt.dashboards.data.results import RETURN, STARTUP_S, STEPS, TRAINING_S, Trial
 from polopt.dashboards.data.rows import NOT_SET
 
 #: Config keys that tell runs of one group apart.
@@ -153,6 +153,13 @@ class Filters:
         )
 
 
+def last_return(run: Run) -> float:
+    """The last mean return that is a number; minus infinity without one."""
+    returns = run.trial.values(RETURN)
+    finite = np.empty(0) if returns is None else returns[np.isfinite(returns)]
+    return float(finite[-1]) if len(finite) else -np.inf
+
+
 def differing_keys(trials: Iterable[Trial]) -> dict[str, list[str]]:
     """Config keys whose values differ between trials, each with its values in order."""
     configs = [trial.settings for trial in trials]
@@ -177,8 +184,9 @@ def make_runs(trials: Sequence[Trial]) -> list[Run]:
         keys = [key for key in differing if key not in (SEED_KEY, TASK_KEY)]
         variants = {trial.folder: _values(trial, keys) for trial in members}
         telling = _telling_keys(keys, set(variants.values()))
+        varied = _with_others(preset, members, telling, keys)
         for trial in members:
-            labels[id(trial)] = _label(preset, trial, telling)
+            labels[id(trial)] = _label(preset, trial, varied)
     names = sorted(set(labels.values()))
     begun: dict[str, tuple[float, str]] = {}
     for trial in trials:
@@ -223,6 +231,21 @@ def _telling_keys(keys: Sequence[str], variants: set[tuple[str, ...]]) -> list[s
         rest = [index for index in range(len(keys)) if index not in telling]
         telling.append(max(rest, key=lambda index: told_apart([*telling, index])))
     return [keys[index] for index in sorted(telling)]
+
+
+def _with_others(
+    preset: str, trials: Sequence[Trial], telling: Sequence[str], keys: Sequence[str]
+) -> list[str]:
+    """The telling keys, and of the other keys that differ those that fit into all labels: a label
+    says what the user varied, not only what is enough."""
+    chosen = list(telling)
+    for key in keys:
+        wider = sorted({*chosen, key})
+        if key not in chosen and all(
+            len(_label(preset, trial, wider)) <= _LONGEST_LABEL for trial in trials
+        ):
+            chosen = wider
+    return chosen
 
 
 def _label(preset: str, trial: Trial, keys: Sequence[str]) -> str:
