@@ -215,7 +215,7 @@ def _alert_rule(alert: Alert, source: str) -> dict[str, Any]:
     query = {"refId": "A", "expr": alert.expr, "instant": True}
     above = {"evaluator": {"type": "gt", "params": [0]}}
     condition = {"refId": "B", "type": "threshold", "expression": "A", "conditions": [above]}
-    models = {source: query, "__expr__": condition}
+    models: dict[str, dict[str, Any]] = {source: query, "__expr__": condition}
     return {
         "uid": alert.uid,
         "title": alert.title,

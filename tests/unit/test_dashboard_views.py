@@ -334,6 +334,18 @@ def test_labels_say_what_was_varied(results: Path) -> None:
     assert name in by_key(experiments.panels(selection))["best"].columns
 
 
+def test_labels_cut_keys_before_values(results: Path) -> None:
+    for lr in (0.0001, 0.0003):
+        for length in (64, 128):
+            for epochs in (4, 8):
+                params = {"lr": lr, "rollout_fragment_length": length, "num_sgd_iter": epochs}
+                write_trial(results, "sync_samples", 0, 3, params=params)
+    labels = sorted(select(results).groups)
+    assert len(labels) == 8
+    assert labels[0] == "SyncPPO, lr 0.0001, num_sgd_i. 4, rollout_f. 128"
+    assert max(map(len, labels)) == 48
+
+
 def test_best_trials_are_listed_with_their_config(results: Path) -> None:
     write_sweep(results, 12)
     best = by_key(experiments.panels(select(results)))["best"]
