@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from polopt.common.config import ConfigError
 from polopt.dashboards.data.results import Progress, ResultsDirectory
-from polopt.dashboards.data.selection import Run, Selection, make_runs
+from polopt.dashboards.data.selection import Run, Selection, last_return, make_runs
 from polopt.dashboards.server import existing_directory
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
@@ -84,18 +84,32 @@ def write_report(
         raise ConfigError(f"cannot write {error.filename or output}: {error.strerror}") from error
 
 
+#: Groups of one optimizer whose shares and histograms are in a report: its length is bounded.
+_MOST_GROUPS = 6
+
+
 def _sections(runs: Sequence[Run]) -> Iterator[tuple[Tab, Run | None, list[Panel]]]:
     """Tabs with their panels. Where an optimizer has runs of several groups, what depends on the
-    run in focus is repeated for the first run of each group."""
+    run in focus is repeated for the first run of each group; of many groups for those with the
+    highest return."""
     for tab in tabs_of(runs):
         groups = Selection(runs).of([tab.optimizer]).groups if tab.optimizer else {}
         if not groups:
             yield tab, None, tab.panels(Selection(runs))
-        for number, members in enumerate(groups.values()):
+        shown = list(groups.values())
+        if len(shown) > _MOST_GROUPS:
+            shown = sorted(shown, key=lambda members: -max(map(last_return, members)))
+        for number, members in enumerate(shown[:_MOST_GROUPS]):
             focus = str(members[0].trial.folder)
             panels = tab.panels(Selection(runs, focus=focus))
             if number:
                 panels = [panel for panel in panels if panel.run]
+            if number == _MOST_GROUPS - 1 and len(shown) > _MOST_GROUPS:
+                why = (
+                    f"Shares and histograms of {len(shown) - _MOST_GROUPS} groups with lower "
+                    "returns are left out; polopt dashboard shows those of every run"
+                )
+                panels.append(Panel("other-groups", "Other groups", "", missing=why, wide=True))
             yield tab, members[0], panels
 
 

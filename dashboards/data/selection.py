@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from polopt.dashboards.data.colors import Look, looks_of
-from polopt.dashboards.data.results import STARTUP_S, STEPS, TRAINING_S, Trial
+from polopt.dashboards.data.results import RETURN, STARTUP_S, STEPS, TRAINING_S, Trial
 from polopt.dashboards.data.rows import NOT_SET
 
 #: Config keys that tell runs of one group apart.
 SEED_KEY, TASK_KEY = "seed", "env"
 _NO_PRESET = "PolicyOptimizerTrainer"
-_LONGEST_LABEL = 48
+_LONGEST_LABEL, _SHORTEST_KEY = 48, 6
 _CLASS_OR_FUNCTION = re.compile(r"<(?:class '|function )(?:[^'<> ]*\.)?(?P<name>\w+)\b[^<>]*>$")
 
 
@@ -153,6 +153,13 @@ class Filters:
         )
 
 
+def last_return(run: Run) -> float:
+    """The last mean return that is a number; minus infinity without one."""
+    returns = run.trial.values(RETURN)
+    finite = np.empty(0) if returns is None else returns[np.isfinite(returns)]
+    return float(finite[-1]) if len(finite) else -np.inf
+
+
 def differing_keys(trials: Iterable[Trial]) -> dict[str, list[str]]:
     """Config keys whose values differ between trials, each with its values in order."""
     configs = [trial.settings for trial in trials]
@@ -177,8 +184,10 @@ def make_runs(trials: Sequence[Trial]) -> list[Run]:
         keys = [key for key in differing if key not in (SEED_KEY, TASK_KEY)]
         variants = {trial.folder: _values(trial, keys) for trial in members}
         telling = _telling_keys(keys, set(variants.values()))
+        varied = _with_others(preset, telling, keys, set(variants.values()))
+        short = _short_keys(preset, varied, keys, set(variants.values()))
         for trial in members:
-            labels[id(trial)] = _label(preset, trial, telling)
+            labels[id(trial)] = _label(preset, short, _values(trial, varied))
     names = sorted(set(labels.values()))
     begun: dict[str, tuple[float, str]] = {}
     for trial in trials:
@@ -225,8 +234,46 @@ def _telling_keys(keys: Sequence[str], variants: set[tuple[str, ...]]) -> list[s
     return [keys[index] for index in sorted(telling)]
 
 
-def _label(preset: str, trial: Trial, keys: Sequence[str]) -> str:
-    parts = (f"{key} {value}" for key, value in zip(keys, _values(trial, keys), strict=True))
+def _with_others(
+    preset: str, telling: Sequence[str], keys: Sequence[str], variants: set[tuple[str, ...]]
+) -> list[str]:
+    """The telling keys, and of the other keys that differ those that fit into all labels: a label
+    says what the user varied, not only what is enough. Arguments as of `_telling_keys`."""
+    chosen = list(telling)
+    for key in keys:
+        wider = [other for other in keys if other in chosen or other == key]
+        if key not in chosen and _fits(preset, wider, wider, keys, variants):
+            chosen = wider
+    return chosen
+
+
+def _short_keys(
+    preset: str, chosen: Sequence[str], keys: Sequence[str], variants: set[tuple[str, ...]]
+) -> list[str]:
+    """The chosen keys, cut so far that labels fit with all values, and never to the same text; the
+    keys themselves where that is not possible."""
+    for length in range(max(map(len, chosen), default=0), _SHORTEST_KEY - 1, -1):
+        short = [key if len(key) <= length else f"{key[: length - 1]}." for key in chosen]
+        if len(set(short)) == len(short) and _fits(preset, short, chosen, keys, variants):
+            return short
+    return list(chosen)
+
+
+def _fits(
+    preset: str,
+    shown: Sequence[str],
+    chosen: Sequence[str],
+    keys: Sequence[str],
+    variants: set[tuple[str, ...]],
+) -> bool:
+    """Whether labels with the chosen keys, shown as `shown`, fit into a legend."""
+    places = [keys.index(key) for key in chosen]
+    labels = (_label(preset, shown, [values[place] for place in places]) for values in variants)
+    return all(len(label) <= _LONGEST_LABEL for label in labels)
+
+
+def _label(preset: str, keys: Sequence[str], values: Sequence[str]) -> str:
+    parts = (f"{key} {value}" for key, value in zip(keys, values, strict=True))
     return ", ".join([preset, *parts])
 
 

@@ -19,6 +19,7 @@ from polopt.dashboards.views.drawing import (
     new_figure,
     not_in_results,
     pixel_columns,
+    set_rows,
     transparent,
 )
 from polopt.dashboards.views.faults import add_fault_marks
@@ -207,9 +208,6 @@ def strips(
                 showlegend=False,
                 name=f"{escaped(name)}, median",
             )
-    names = [escaped(name) for name in groups]
-    figure.update_yaxes(
-        categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4]
-    )
+    set_rows(figure, [escaped(name) for name in groups])
     figure.update_xaxes(rangemode="tozero")
     return Panel(*panel, figure=figure)

@@ -40,6 +40,7 @@ from polopt.dashboards.views.drawing import (
     new_figure,
     not_in_results,
     pixel_columns,
+    set_rows,
 )
 from polopt.dashboards.views.faults import add_fault_marks
 
@@ -200,9 +201,7 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
             showlegend=False,
             hovertemplate=f"{label}<br>{interval_text(found)}<extra></extra>",
         )
-    figure.update_yaxes(
-        categoryorder="array", categoryarray=labels[::-1], range=[-0.6, len(labels) - 0.4]
-    )
+    set_rows(figure, labels)
     return [Panel(*final, figure=figure), _pairs(pairs, scores)]
 
 
@@ -355,17 +354,22 @@ def _reach_cells(found: Sequence[float]) -> tuple[str, str]:
 
 
 def config_table(selection: Selection) -> Panel:
-    """Config keys that differ between the selected runs, one column for each group."""
+    """Config keys that differ between the selected runs, one column for each group; one row for
+    each group where there are more groups than keys."""
     panel = ("config-differences", "Config differences", "Keys that differ between these runs.")
     differing = differing_keys([run.trial for run in selection.runs])
     groups = selection.groups
     if not differing:
         return Panel(*panel, missing="All selected runs have the same config", wide=True)
-    rows = []
+    rows: list[list[str]] = []
     for key in differing:
         cells = []
         for runs in groups.values():
             texts = {run.trial.settings.get(key, NOT_SET) for run in runs}
             cells.append(", ".join(sorted(texts)))
         rows.append([key, *cells])
+    if len(groups) > len(differing):
+        turned = list(zip(*rows, strict=True))
+        by_group = [[name, *cells] for name, cells in zip(groups, turned[1:], strict=True)]
+        return Panel(*panel, columns=("group", *turned[0]), rows=by_group, wide=True)
     return Panel(*panel, columns=("key", *groups), rows=rows, wide=True)

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from polopt.dashboards.data.downsample import downsample
 
 HEIGHT = 360  # px, with a legend of few rows
+_ROW_HEIGHT, _AROUND_ROWS = 20, 100  # px of a plot with a row for each group
 # Of legends: characters of a row and of a symbol, px of a row, rows that fit into `HEIGHT`.
 _LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
 _POINTS = 20_000  # in one figure, over all of its curves
@@ -57,7 +58,7 @@ class Panel:
             characters = sum(len(name) + _LEGEND_SYMBOL for name in names)
             rows = -(-characters // _LEGEND_ROW)
             height = HEIGHT + _LEGEND_ROW_HEIGHT * max(0, rows - _FREE_LEGEND_ROWS)
-            self.figure.update_layout(height=height)
+            self.figure.update_layout(height=max(height, self.figure.layout.height or 0))
 
 
 def escaped(text: str) -> str:
@@ -93,6 +94,15 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
     figure.update_xaxes(title_text=x_title, gridcolor=grid, zeroline=False, automargin=True)
     figure.update_yaxes(title_text=y_title, gridcolor=grid, zeroline=False, automargin=True)
     return figure
+
+
+def set_rows(figure: go.Figure, names: Sequence[str]) -> None:
+    """Names the rows of a plot of one row for each group, from the top, and makes it high enough
+    for their names."""
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4]
+    )
+    figure.update_layout(height=max(HEIGHT, _ROW_HEIGHT * len(names) + _AROUND_ROWS))
 
 
 def transparent(color: str, alpha: float) -> str:

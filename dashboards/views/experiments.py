@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from polopt.dashboards.data.results import RETURN, STARTUP_S, STEPS
-from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.data.rows import NOT_SET
+from polopt.dashboards.data.selection import (
+    SEED_KEY,
+    TASK_KEY,
+    Run,
+    Selection,
+    differing_keys,
+    last_return,
+)
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.fault_tab import total_faults
@@ -19,6 +27,10 @@ _COLUMNS = (
     "state", "group", "task", "seed", "optimizer", "best return", "steps", "seconds", "start-up, s",
     "steps/s", "faults", "experiment", "trial",
 )  # fmt: skip
+
+
+#: Trials in the table of the best, of each task; config keys that are its columns.
+_BEST, _MOST_KEYS = 10, 12
 
 
 def panels(selection: Selection) -> list[Panel]:
@@ -32,7 +44,10 @@ def panels(selection: Selection) -> list[Panel]:
     help_ = (
         f"All selected trials, those without results included. Seconds, steps/s: {selection.since}"
     )
-    listed = [Panel("trials", _counted(selection), help_, columns=_COLUMNS, rows=rows, wide=True)]
+    listed = [
+        *_best(selection),
+        Panel("trials", _counted(selection), help_, columns=_COLUMNS, rows=rows, wide=True),
+    ]
     if problems:
         listed.append(
             Panel(
@@ -61,6 +76,35 @@ def panels(selection: Selection) -> list[Panel]:
         )
     )
     return listed
+
+
+def _best(selection: Selection) -> list[Panel]:
+    """The trials with the highest return and what was varied; nothing where no config differs."""
+    trials = [run.trial for run in selection.runs]
+    keys = [key for key in differing_keys(trials) if key not in (SEED_KEY, TASK_KEY)]
+    if not keys:
+        return []
+    shown, rows = keys[:_MOST_KEYS], []
+    for task in selection.tasks:
+        of_task = [run for run in selection.runs if run.task == task]
+        with_returns = [run for run in of_task if math.isfinite(last_return(run))]
+        best = sorted(with_returns, key=lambda run: -last_return(run))[:_BEST]
+        for rank, run in enumerate(best, start=1):
+            values = [run.trial.settings.get(key, NOT_SET) for key in shown]
+            numbers = [rank, round(last_return(run), 2), _whole(run.trial.last(STEPS))]
+            state = run.trial.state
+            rows.append([task, *numbers, state, run.seed, *values, run.group, run.trial.name])
+    if not rows:
+        return []
+    more = f" {len(keys) - len(shown)} more keys differ." if len(keys) > len(shown) else ""
+    help_ = (
+        "By the last mean return of a trial, wherever it ended. The columns after the seed are the "
+        f"config keys that differ between the selected trials.{more}"
+    )
+    columns = ("task", "rank", "return", "steps", "state", "seed", *shown, "group", "trial")
+    of_each = " of each task" if len(selection.tasks) > 1 else ""
+    title = f"Highest returns{of_each}: at most {_BEST} of {len(trials)} trials"
+    return [Panel("best", title, help_, columns=columns, rows=rows, wide=True)]
 
 
 def _counted(selection: Selection) -> str:

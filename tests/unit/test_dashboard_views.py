@@ -304,11 +304,105 @@ def test_groups_differ_by_config_and_not_by_seed(results: Path) -> None:
             params = {"lr": lr, "model": {"fcnet_hiddens": [32] if lr == 0.1 else [64]}}
             write_trial(results, "sync_samples", seed, 3, params=params)
     selection = select(results)
-    assert sorted(selection.groups) == ["SyncPPO, lr 0.1", "SyncPPO, lr 0.2"]
+    assert sorted(selection.groups) == [
+        "SyncPPO, lr 0.1, model.fcnet_hiddens [32]",
+        "SyncPPO, lr 0.2, model.fcnet_hiddens [64]",
+    ]
     trials = [run.trial for run in selection.runs]
     assert set(differing_keys(trials)) == {"lr", "model.fcnet_hiddens", "seed"}
     table = by_key(compare.panels(selection))["config-differences"]
     assert ["model.fcnet_hiddens", "[32]", "[64]"] in table.rows
+
+
+def write_sweep(results: Path, trials: int) -> None:
+    """One trial for each learning rate; the later, the higher its return."""
+    for number in range(trials):
+        params = {"lr": round(0.001 * (number + 1), 3), "num_sgd_iter": 4 + number % 2}
+        write_trial(results, "sync_samples", 0, 3, level=100.0 + 20 * number, params=params)
+
+
+def test_labels_say_what_was_varied(results: Path) -> None:
+    write_sweep(results, 4)  # the learning rate alone tells all apart
+    labels = sorted(select(results).groups)
+    assert labels[0] == "SyncPPO, lr 0.001, num_sgd_iter 4"
+    # A key that does not fit is left out of all labels; it is in the tables.
+    name = "a_key_with_a_name_that_is_too_long_for_a_legend"
+    write_trial(results, "sync_samples", 1, 3, params={"lr": 0.5, "num_sgd_iter": 4, name: 1})
+    selection = select(results)
+    assert labels[0] in selection.groups
+    assert "SyncPPO, lr 0.5, num_sgd_iter 4" in selection.groups
+    assert name in by_key(experiments.panels(selection))["best"].columns
+
+
+def test_labels_cut_keys_before_values(results: Path) -> None:
+    for lr in (0.0001, 0.0003):
+        for length in (64, 128):
+            for epochs in (4, 8):
+                params = {"lr": lr, "rollout_fragment_length": length, "num_sgd_iter": epochs}
+                write_trial(results, "sync_samples", 0, 3, params=params)
+    labels = sorted(select(results).groups)
+    assert len(labels) == 8
+    assert labels[0] == "SyncPPO, lr 0.0001, num_sgd_i. 4, rollout_f. 128"
+    assert max(map(len, labels)) == 48
+
+
+def test_best_trials_are_listed_with_their_config(results: Path) -> None:
+    write_sweep(results, 12)
+    best = by_key(experiments.panels(select(results)))["best"]
+    assert best.title == "Highest returns: at most 10 of 12 trials"
+    assert list(best.columns[6:8]) == ["lr", "num_sgd_iter"]
+    returns = [row[2] for row in best.rows]
+    assert len(returns) == 10
+    assert returns == sorted(returns, reverse=True)
+    by_trial = {run.trial.name: run.trial for run in select(results).runs}
+    assert max(trial.last(RETURN) for trial in by_trial.values()) == pytest.approx(
+        returns[0], abs=0.01
+    )
+    for row in best.rows:
+        config = by_trial[row[-1]].config
+        assert row[6:8] == [str(config["lr"]), str(config["num_sgd_iter"])]
+
+
+def test_best_trials_are_ranked_within_their_task(results: Path) -> None:
+    for task, level in (("CartPole-v1", 400.0), ("Acrobot-v1", 50.0)):
+        for lr in (0.1, 0.2):
+            write_trial(results, "sync_samples", 0, 3, level=level, params={"env": task, "lr": lr})
+    best = by_key(experiments.panels(select(results)))["best"]
+    assert [row[:2] for row in best.rows] == [
+        ["Acrobot-v1", 1], ["Acrobot-v1", 2], ["CartPole-v1", 1], ["CartPole-v1", 2]
+    ]  # fmt: skip
+
+
+def test_runs_of_one_config_have_no_table_of_the_best(results: Path) -> None:
+    for seed in range(3):
+        write_trial(results, "sync_samples", seed, 3)
+    assert "best" not in by_key(experiments.panels(select(results)))
+
+
+def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
+    write_sweep(results, 30)
+    panels = by_key(compare.panels(select(results)))
+    for key in ("throughput", "final-score", "target-steps"):
+        assert panels[key].figure.layout.height >= 30 * 16 + 60, key
+    table = panels["config-differences"]
+    assert list(table.columns) == ["group", "lr", "num_sgd_iter"]
+    assert len(table.rows) == 30
+    assert table.rows[0] == ["SyncPPO, lr 0.001, num_sgd_iter 4", "0.001", "4"]
+
+
+def test_length_of_a_report_is_bounded(results: Path, tmp_path: Path) -> None:
+    plots = {}
+    for trials in (6, 7, 12):
+        write_sweep(results, trials)
+        report.write_report(results, tmp_path / "report.html")
+        text = (tmp_path / "report.html").read_text()
+        plots[trials] = text.count("draw('p")
+        assert ("groups with lower returns are left out" in text) == (trials > 6)
+        titles = set(re.findall(r'<h2 id="s\d+">SyncSamples: ([^<]*)', text))
+        lowest = (trials - 6) * 0.001 + 0.0005
+        kept = {run.group for run in select(results).runs if run.trial.config["lr"] > lowest}
+        assert titles == kept
+    assert plots[6] == plots[7] == plots[12] > 20
 
 
 def test_filters_choose_by_optimizer_config_and_seed(results: Path) -> None:

@@ -172,7 +172,7 @@ def test_terminal_shows_the_time_while_starting(
 
 
 def learning(rise: float, steps_between: int) -> list[dict[str, Any]]:
-    """Twelve results whose return rises by `rise` each."""
+    """Twenty results whose return rises by `rise` each."""
     return [
         result(
             env_runners={
@@ -183,7 +183,7 @@ def learning(rise: float, steps_between: int) -> list[dict[str, Any]]:
             num_env_steps_sampled_lifetime=steps_between * (number + 1),
             training_iteration=number + 1,
         )
-        for number in range(12)
+        for number in range(20)
     ]
 
 
