@@ -129,6 +129,10 @@ class ActorCriticPolicy(Policy):
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         return self._backend.action_params(obs)
 
+    def action_params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
+        params: Tensor = network.action_params(obs)
+        return params
+
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`."""
         return self._backend.value(obs)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import Space
-from torch import nn
+from torch import Tensor, nn
 
 from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
@@ -22,6 +24,7 @@ from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
+from polopt.policies.onnx_export import write_onnx
 from polopt.policies.spaces import ObservationEncoder
 
 #: Options that are fixed once the policy exists.
@@ -176,6 +179,35 @@ class Policy(ABC):
         encoded, is_batch = self.encoder.encode_some(observations)
         actions, _ = self.compute_actions(encoded, explore=not deterministic, rng=rng)
         return (actions if is_batch else actions[0]), None
+
+    def action_params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
+        """Optional, for `export_onnx`: as `action_params`, computed by torch operations.
+
+        Args:
+            network: a copy of `model` on the CPU.
+            obs: encoded observations `[N, ...]`.
+
+        Raises:
+            ConfigError: the policy does not have it.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} cannot be exported: it does not define action_params_in_torch"
+        )
+
+    def export_onnx(self, path: str | Path) -> None:
+        """Writes the policy as an ONNX model that acts deterministically, as `predict`.
+
+        Inputs are batches `[N, ...]` in the dtype of the observation space: `observations`; of a
+        Dict or Tuple space one for each part, such as `observations.position` (Discrete and
+        MultiDiscrete: int64). Outputs are `actions` `[N, ...]` for the environment and
+        `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free.
+
+        Raises:
+            ConfigError: the extra `onnx` is not installed, the policy cannot be exported, or the
+                file cannot be written.
+        """
+        network = copy.deepcopy(self.model).cpu()
+        write_onnx(path, self.encoder.space, self.dist, self.action_params_in_torch, network)
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Prepares a sample `[T, N]` in the worker that made it, while the weights are those that

@@ -60,6 +60,17 @@ class ActionDistribution(ABC):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """`[N, *shape of the action space]` for the environment."""
 
+    def mode_for_env(self, params: Tensor) -> Tensor:
+        """As `to_env(sample(params, None))`, in torch, for the export of policies.
+
+        Args:
+            params: `[N, P]`.
+
+        Raises:
+            ConfigError: the distribution does not have it.
+        """
+        raise ConfigError(f"{type(self).__name__} actions cannot be exported: no mode_for_env")
+
     @abstractmethod
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         """`[B]` log-probability (density for Box) of `actions` `[B, *action_shape]`."""

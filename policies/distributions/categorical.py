@@ -33,6 +33,9 @@ class Categorical(ActionDistribution):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         return actions if self._start == 0 else actions + self._start
 
+    def mode_for_env(self, params: Tensor) -> Tensor:
+        return params.argmax(-1) + self._start
+
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         return F.log_softmax(params, dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 

@@ -56,6 +56,14 @@ class DiagGaussian(ActionDistribution):
         clipped = np.minimum(np.maximum(actions, self._low), self._high)
         return clipped.reshape(-1, *self._space_shape).astype(self._env_dtype, copy=False)
 
+    def mode_for_env(self, params: Tensor) -> Tensor:
+        return self._clipped(params[..., : self._size])
+
+    def _clipped(self, actions: Tensor) -> Tensor:
+        low, high = torch.from_numpy(self._low), torch.from_numpy(self._high)
+        clipped = torch.minimum(torch.maximum(actions.to(low.dtype), low), high)
+        return clipped.reshape(-1, *self._space_shape)
+
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         mean, log_std = params.chunk(2, dim=-1)
         z = (actions - mean) * torch.exp(-log_std)

@@ -44,6 +44,11 @@ class MultiCategorical(ActionDistribution):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         return (actions + self._start).reshape(-1, *self._space_shape)
 
+    def mode_for_env(self, params: Tensor) -> Tensor:
+        parts = [scores.argmax(-1) for scores in params.split(self.sizes, dim=-1)]
+        actions = torch.stack(parts, dim=-1) + torch.from_numpy(self._start.astype(np.int64))
+        return actions.reshape(-1, *self._space_shape)
+
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         parts = [
             F.log_softmax(logits, dim=-1).gather(-1, actions[..., i : i + 1]).squeeze(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,6 +56,11 @@ class SquashedGaussian(DiagGaussian):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         squashed = self._middle + self._half_width * np.tanh(actions)
         return super().to_env(squashed)
+
+    def mode_for_env(self, params: Tensor) -> Tensor:
+        half_width, middle = torch.from_numpy(self._half_width), torch.from_numpy(self._middle)
+        squashed = torch.tanh(params[..., : self._size]).to(middle.dtype)
+        return self._clipped(middle + half_width * squashed)
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not overflow.

@@ -36,5 +36,5 @@ class MLPNetwork(ActorCriticNetwork):
 
     def prepare(self, obs: Tensor) -> Tensor:
         """`[B, D]` float32."""
-        # -1 does not work for zero rows.
-        return obs.reshape(len(obs), math.prod(obs.shape[1:])).float()
+        # -1 does not work for zero rows; `len(obs)` would be a constant of an exported graph.
+        return obs.reshape(obs.shape[0], math.prod(obs.shape[1:])).float()

@@ -1,4 +1,5 @@
-"""The command line: `polopt train`, `evaluate`, `list`, and the commands that show results.
+"""The command line: `polopt train`, `evaluate`, `export`, `list`, and the commands that show
+results.
 
 Each command imports what it needs, so that `--help` loads neither Ray nor torch.
 """
@@ -153,6 +154,29 @@ def evaluate(
         say(f"{name:<11} {evaluation.summary(values)}  ({episodes} episodes)")
     if video is not None:
         say(f"video       {video}")
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint, or a directory of which the newest is used.")
+    ],
+    output: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Is written.")],
+    policy: Annotated[str | None, _POLICY_OPTION] = None,
+) -> None:
+    """Write a trained policy as an ONNX model."""
+    with bad_input():
+        if policy is not None:
+            _import_from_working_directory()
+        from polopt.trainers.command_line.evaluation import named_policy
+        from polopt.trainers.loading import policy_of, read_whole
+        from polopt.trainers.restoring import find_checkpoint
+
+        policy_class = named_policy(policy)
+        found = find_checkpoint(checkpoint.expanduser())
+        policy_of(read_whole(found), found, policy_class).export_onnx(output)
+    say(f"checkpoint  {found}")
+    say(f"model       {output}")
 
 
 @app.command("list")

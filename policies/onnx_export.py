@@ -1,0 +1,168 @@
+"""Export of a policy to ONNX: observations in, actions out, for any runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from polopt.common.config import ConfigError
+
+if TYPE_CHECKING:
+    from polopt.policies.distributions.base import ActionDistribution
+
+#: What `torch.onnx.export` imports; the extra `onnx` installs it.
+_NEEDED = ("onnx", "onnxscript")
+#: Rows of the example batch: sizes of 0 and 1 would become constants of the graph.
+_ROWS = 2
+
+
+def write_onnx(
+    path: str | Path,
+    observation_space: Space[Any],
+    dist: ActionDistribution,
+    action_params: Callable[[nn.Module, Tensor], Tensor],
+    network: nn.Module,
+) -> None:
+    """Writes an ONNX model of a policy that acts deterministically; see `Policy.export_onnx`.
+
+    Args:
+        path: of the file; it is complete or not there.
+        observation_space: observation space of one environment.
+        dist: the policy's action distribution.
+        action_params: of `network` and encoded observations `[N, ...]`: distribution parameters
+            `[N, P]`.
+        network: on the CPU.
+
+    Raises:
+        ConfigError: packages are missing, torch cannot export the network, or the file cannot be
+            written.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"export to ONNX needs {', '.join(missing)}, which is not installed: "
+            "pip install 'polopt[onnx]'"
+        )
+    parts = list(_parts(observation_space, "observations"))
+    names = [name for name, _ in parts]
+    if len(set(names)) < len(names):  # keys that differ only in other characters
+        names = [f"{name}.{i}" for i, name in enumerate(names)]
+    model = _Acting([space for _, space in parts], dist, action_params, network).eval()
+    examples = tuple(_example(space) for _, space in parts)
+    batch = torch.export.Dim("batch", min=1)
+    with torch.no_grad():
+        model(*examples)  # an error of the policy's own reaches the user unchanged
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                model,
+                examples,
+                input_names=names,
+                output_names=["actions", "action_dist_inputs"],
+                dynamic_shapes={"observations": tuple({0: batch} for _ in parts)},
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise ConfigError(f"torch cannot export {type(network).__name__}: {error}") from error
+    assert program is not None
+    target = Path(path).expanduser()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        program.save(str(temporary), external_data=False)
+        temporary.replace(target)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{target} cannot be written: {reason}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notes about packages that a policy does not need, and about torch's
+    own use of deprecated functions."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+class _Acting(nn.Module):
+    """Actions and distribution parameters of observations: what is exported."""
+
+    def __init__(
+        self,
+        parts: list[Space[Any]],
+        dist: ActionDistribution,
+        action_params: Callable[[nn.Module, Tensor], Tensor],
+        network: nn.Module,
+    ) -> None:
+        super().__init__()
+        self._parts = parts
+        self._dist = dist
+        self._action_params = action_params
+        self.network = network  # registered: its parameters become those of the model
+
+    def forward(self, *observations: Tensor) -> tuple[Tensor, Tensor]:
+        params = self._action_params(self.network, self._encoded(observations))
+        return self._dist.mode_for_env(params), params
+
+    def _encoded(self, observations: tuple[Tensor, ...]) -> Tensor:
+        """As `ObservationEncoder.encode`."""
+        if len(self._parts) == 1 and isinstance(self._parts[0], spaces.Box):
+            return observations[0]
+        pairs = zip(self._parts, observations, strict=True)
+        return torch.cat([_flat(space, part) for space, part in pairs], dim=1)
+
+
+def _parts(space: Space[Any], name: str) -> Iterator[tuple[str, Space[Any]]]:
+    """Yields name and space of each input, in the order in which they are flattened."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in named:
+            yield from _parts(part, f"{name}.{re.sub('[^A-Za-z0-9_]', '_', str(key))}")
+    else:
+        yield name, space
+
+
+def _example(space: Space[Any]) -> Tensor:
+    if isinstance(space, spaces.Box):
+        return torch.from_numpy(np.zeros((_ROWS, *space.shape), space.dtype))
+    start = np.broadcast_to(np.asarray(space.start), space.shape or ())  # type: ignore[attr-defined]
+    return torch.from_numpy(np.stack([start] * _ROWS).astype(np.int64))
+
+
+def _flat(space: Space[Any], values: Tensor) -> Tensor:
+    """`[N, D]` float32 of a batch of one space."""
+    if isinstance(space, spaces.Box):
+        return values.flatten(1).float() if space.shape else values[:, None].float()
+    if isinstance(space, spaces.Discrete):
+        return _one_hot(values - int(space.start), int(space.n))
+    assert isinstance(space, spaces.MultiDiscrete)
+    columns = (values - torch.from_numpy(np.asarray(space.start, np.int64))).flatten(1)
+    sizes = space.nvec.reshape(-1).tolist()
+    return torch.cat([_one_hot(columns[:, i], n) for i, n in enumerate(sizes)], dim=1)
+
+
+def _one_hot(values: Tensor, size: int) -> Tensor:
+    return (values[:, None] == torch.arange(size)).float()

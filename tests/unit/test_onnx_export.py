@@ -1,0 +1,138 @@
+"""ONNX models of policies act as `predict`, for batches of every size."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from test_checkpoints import SMALL
+from test_loading import ACTIONS, OBSERVATIONS
+from typer.testing import CliRunner
+
+import polopt
+from polopt.common.config import ConfigError
+from polopt.policies.policy import Policy
+from polopt.policies.registry import POLICIES
+from polopt.trainers.command_line.cli import app
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnxruntime", "onnxscript")),
+    reason="onnxruntime or onnxscript is not installed: pip install 'polopt[dev]'",
+)
+SPACES = {
+    **OBSERVATIONS,
+    "odd keys": spaces.Dict({"a b": spaces.Discrete(2), "a_b": spaces.Discrete(3)}),
+}
+
+
+def moved_policy(name: str, observations: str, actions: str, **model: Any) -> Policy:
+    cls = POLICIES.get(name)
+    config = cls.config_class.parse({"model": model})
+    policy = cls(SPACES[observations], ACTIONS[actions], config)
+    noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        policy.flat.params.add_(0.05 * noise)
+    return policy
+
+
+def leaves(batch: Any) -> list[np.ndarray]:
+    if isinstance(batch, dict):
+        return [leaf for part in batch.values() for leaf in leaves(part)]
+    if isinstance(batch, tuple):
+        return [leaf for part in batch for leaf in leaves(part)]
+    return [batch]
+
+
+def batch_of(space: Any, rows: int) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: batch_of(part, rows) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(batch_of(part, rows) for part in space.spaces)
+    return np.stack([space.sample() for _ in range(rows)])
+
+
+def check_model(policy: Policy, path: Path) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path))
+    inputs = [node.name for node in session.get_inputs()]
+    space = policy.encoder.space
+    space.seed(3)
+    for rows in (1, 2, 7):
+        batch = batch_of(space, rows)
+        feed = dict(zip(inputs, leaves(batch), strict=True))
+        actions, params = session.run(["actions", "action_dist_inputs"], feed)
+        expected, _ = policy.predict(batch)
+        assert actions.dtype == expected.dtype
+        assert actions.shape == expected.shape == (rows, *policy.action_space.shape)
+        np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
+        exact = policy.action_params(policy.encoder.encode(batch))
+        np.testing.assert_allclose(params, exact, rtol=1e-5, atol=1e-5)
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("name", "observations", "actions", "model"),
+    [
+        ("a3c", "box", "discrete", {}),
+        ("a2c", "float64", "box", {"free_log_std": False}),
+        ("ppo", "dict", "multi", {"vf_share_layers": True}),
+        ("impala", "image", "discrete", {}),
+        ("appo", "multi", "box", {"squash_actions": True}),
+        ("decoupled_ppo", "discrete", "float32", {"fcnet_activation": "relu"}),
+        ("ppo", "scalar", "float32", {"fcnet_hiddens": []}),
+        ("ppo", "odd keys", "discrete", {}),
+    ],
+)
+def test_onnx_model_acts_as_predict(
+    name: str, observations: str, actions: str, model: dict[str, Any], tmp_path: Path
+) -> None:
+    policy = moved_policy(name, observations, actions, **model)
+    before = policy.predict(SPACES[observations].sample())
+    weights = policy.get_weights().flat
+    policy.export_onnx(tmp_path / "policy.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.onnx"]
+    check_model(policy, tmp_path / "policy.onnx")
+    np.testing.assert_array_equal(policy.get_weights().flat, weights)
+    assert before is not None
+
+
+@needs_onnx
+def test_export_command_writes_what_load_returns(tmp_path: Path) -> None:
+    made = PolicyOptimizerTrainer({**SMALL, "lr": 0.05})
+    made.train()
+    made.save(str(tmp_path / "c"))
+    made.stop()
+    model = tmp_path / "policy.onnx"
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "c"), str(model)])
+    assert done.exit_code == 0, done.output
+    assert str(model) in done.stdout
+    check_model(polopt.load(tmp_path / "c"), model)
+    unwritable = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "no" / "p.onnx")])
+    assert unwritable.exit_code == 2
+    assert "cannot be written: No such file" in unwritable.stderr
+
+
+def test_export_names_what_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"onnx, onnxscript.*pip install 'polopt\[onnx\]'"):
+        moved_policy("ppo", "box", "box").export_onnx(tmp_path / "p.onnx")
+
+
+@needs_onnx
+def test_policy_without_torch_operations_is_one_error(tmp_path: Path) -> None:
+    class Opaque(POLICIES.get("ppo")):  # type: ignore[misc]
+        action_params_in_torch = Policy.action_params_in_torch
+
+    policy = Opaque(SPACES["box"], ACTIONS["box"], Opaque.config_class.parse({}))
+    with pytest.raises(ConfigError, match="Opaque cannot be exported"):
+        policy.export_onnx(tmp_path / "p.onnx")
+    assert not list(tmp_path.iterdir())
