@@ -28,7 +28,7 @@ def check_batch(value: Any) -> None:
 
 
 def num_fragments(optimizer: PolicyOptimizer, default: int) -> int:
-    """Number of fragments in a batch of `train_batch_size` rows; `default` where that is 0."""
+    """Number of fragments in a batch of `train_batch_size` rows; `default` where that is None."""
     config: Any = optimizer.config
     rollout = optimizer.workers.config.rollout
     rows = rollout.num_envs_per_worker * rollout.rollout_fragment_length
