@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
 
@@ -13,6 +13,10 @@ C = TypeVar("C", bound="Config")
 _MOST_SHOWN = 6
 #: Characters of a value that an error message quotes.
 _MOST_QUOTED = 200
+
+
+#: Type of an option whose default, None, stands for an automatic value. 0 is accepted for it.
+Automatic = Annotated[int | None, pydantic.AfterValidator(lambda value: value or None)]
 
 
 class ConfigError(ValueError):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pydantic
 
-from polopt.common.config import ConfigError
+from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
@@ -34,7 +34,7 @@ class AsyncSamplesConfig(OptimizerConfig):
     """Options of `AsyncSamples`.
 
     Attributes:
-        train_batch_size: environment steps of one batch, rounded up to whole fragments. 0: one
+        train_batch_size: environment steps of one batch, rounded up to whole fragments. None: one
             fragment.
         max_rollout_lag: maximum lag of a fragment, in batches learned between the weights that
             sampled it and the batch that it is learned in. Workers wait instead of exceeding it;
@@ -44,7 +44,7 @@ class AsyncSamplesConfig(OptimizerConfig):
             worker samples the next one while the driver learns.
     """
 
-    train_batch_size: int = pydantic.Field(0, ge=0, le=10**8)
+    train_batch_size: Automatic = pydantic.Field(None, ge=0, le=10**8)
     max_rollout_lag: int | None = pydantic.Field(None, ge=0, le=1000)
     max_requests_in_flight_per_worker: int = pydantic.Field(2, ge=1, le=1000)
 

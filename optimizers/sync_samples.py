@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pydantic
 
-from polopt.common.config import ConfigError
+from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.metrics import plots
@@ -33,14 +33,14 @@ class SyncSamplesConfig(OptimizerConfig):
 
     Attributes:
         train_batch_size: environment steps of one batch, rounded up to whole fragments; rows lost
-            to next-step resets are not made up for. 0: one fragment of each worker.
+            to next-step resets are not made up for. None: one fragment of each worker.
         fraction_workers: once this share of the workers has sampled all its fragments, the others
             stop early; their samples are used. 1: waits for all, and only then do results not
             depend on timing.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
-    train_batch_size: int = pydantic.Field(0, ge=0, le=10**8)
+    train_batch_size: Automatic = pydantic.Field(None, ge=0, le=10**8)
     fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
     fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
 
@@ -62,7 +62,7 @@ def check_batch(value: Any) -> None:
 
 
 def num_fragments(optimizer: PolicyOptimizer, default: int) -> int:
-    """Number of fragments in a batch of `train_batch_size` rows; `default` where that is 0."""
+    """Number of fragments in a batch of `train_batch_size` rows; `default` where that is None."""
     config: Any = optimizer.config
     rollout = optimizer.workers.config.rollout
     rows = rollout.num_envs_per_worker * rollout.rollout_fragment_length

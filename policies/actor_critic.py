@@ -12,6 +12,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
+from polopt.common.config import Automatic
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.metrics.learner import LEARNER_KEYS
@@ -46,7 +47,8 @@ class ActorCriticConfig(PolicyConfig):
         vf_loss_coeff: weight of the value loss, which is half the mean squared error.
         entropy_coeff: weight of the entropy bonus; a number or a schedule like `lr`.
         num_sgd_iter: epochs over each batch.
-        sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); 0: all rows.
+        sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
+            all rows.
         standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
     """
 
@@ -55,7 +57,7 @@ class ActorCriticConfig(PolicyConfig):
     vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0, le=1e6)
     entropy_coeff: ScheduleValue = 0.01
     num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
-    sgd_minibatch_size: int = pydantic.Field(0, ge=0)
+    sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
     standardize_advantages: bool = False
 
     aliases: ClassVar[Mapping[str, str]] = {

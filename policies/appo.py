@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pydantic
 
+from polopt.common.config import Automatic
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate
@@ -32,7 +33,7 @@ class AppoConfig(VTraceConfig, PPOConfig):
     lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
     grad_clip: float | None = pydantic.Field(40.0, gt=0.0)
     num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
-    sgd_minibatch_size: int = pydantic.Field(0, ge=0)
+    sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
     standardize_advantages: bool = False
     clip_param: float = pydantic.Field(0.4, gt=0.0, le=1e6)
     target_network_update_freq: int = pydantic.Field(2, ge=1, le=10**9)

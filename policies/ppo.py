@@ -10,6 +10,7 @@ import pydantic
 import torch
 from torch import Tensor
 
+from polopt.common.config import Automatic
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 from polopt.policies.fast_cpu.loss_gradients import LossGradients, clip, closed_form_of, mean
@@ -38,7 +39,7 @@ class PPOConfig(ActorCriticConfig):
     lambda_: float = pydantic.Field(0.95, ge=0.0, le=1.0, alias="lambda")
     grad_clip: float | None = pydantic.Field(0.5, gt=0.0)
     num_sgd_iter: int = pydantic.Field(10, ge=1, le=10**6)
-    sgd_minibatch_size: int = pydantic.Field(128, ge=0)
+    sgd_minibatch_size: Automatic = pydantic.Field(128, ge=0)
     standardize_advantages: bool = True
     clip_param: float = pydantic.Field(0.2, gt=0.0, le=1e6)
     vf_clip_param: float | None = pydantic.Field(None, gt=0.0, le=1e18)

@@ -151,6 +151,22 @@ class Experiment:
         self.optimizer_class.check_options(self.rollout, self.optimizer)
 
 
+def with_keywords(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config dict with the keyword arguments given beside it.
+
+    Raises:
+        ConfigError: a key is given in both, or `config` is not a dict.
+    """
+    _check_mapping(config)
+    for key in options:
+        if key in config:
+            raise ConfigError(
+                f"key {key!r}: got {shown(config[key])} in config and {shown(options[key])} as a "
+                "keyword argument. Allowed: one of them"
+            )
+    return {**config, **options} if options else config
+
+
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
     """Returns aliases and the keys they stand for, for the chosen optimizer and policy.
 

@@ -19,7 +19,7 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.config import Experiment
+from polopt.trainers.config import Experiment, with_keywords
 from polopt.trainers.notebooks import show_named_metrics
 from polopt.trainers.prometheus import PrometheusExporter
 from polopt.trainers.restoring import (
@@ -68,7 +68,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         ).fit()
 
     Also works without Tune: `trainer = PolicyOptimizerTrainer(config); trainer.train()`. With
-    `num_workers=0` that needs no Ray either.
+    `num_workers=0` that needs no Ray either. Options may be given as keyword arguments, beside the
+    dict or instead of it: `PolicyOptimizerTrainer(env="CartPole-v1", num_workers=0)`.
 
     Checkpoints hold weights, torch optimizer, schedules, counters and random generators, and can be
     restored under another optimizer. `get_state` of each optimizer documents what a resumed run
@@ -107,11 +108,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _earlier_s = 0.0
 
     def __init__(
-        self, config: dict[str, Any] | None = None, *, storage: Any = None, **others: Any
+        self, config: dict[str, Any] | None = None, *, storage: Any = None, **options: Any
     ) -> None:
         self._storage_of_trial = storage  # None without Tune
         # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
-        super().__init__(config or {}, storage=storage, **others)
+        others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
+        super().__init__(with_keywords(config or {}, options), storage=storage, **others)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune

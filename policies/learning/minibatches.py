@@ -28,12 +28,12 @@ def as_tensor(array: np.ndarray, device: torch.device | None = None) -> Tensor:
     return torch.as_tensor(array if array.flags.writeable else array.copy(), device=device)
 
 
-def num_minibatches(rows: int, world_size: int, minibatch_size: int) -> int:
+def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> int:
     """Number of minibatches of `rows` rows of `world_size` learners.
 
-    The mean size per learner is at most `minibatch_size`; 0 means a single minibatch.
+    The mean size per learner is at most `minibatch_size`; None means a single minibatch.
     """
-    if minibatch_size == 0 or rows == 0:
+    if not minibatch_size or rows == 0:
         return 1
     return max(1, -(-rows // (world_size * minibatch_size)))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 import torch
 
-from polopt.common.config import Config
+from polopt.common.config import Automatic, Config
 from polopt.rollouts.sampling.sample_request import Exploration
 
 
@@ -29,8 +29,8 @@ class CollectingConfig(Config):
 
     Attributes:
         frames_per_batch: environment steps in one batch, rounded up to whole steps of all
-            environments: of all collectors together if `sync`, else of the one it is from. 0: one
-            fragment as long as the workers' `rollout_fragment_length`.
+            environments: of all collectors together if `sync`, else of the one it is from. None:
+            one fragment as long as the workers' `rollout_fragment_length`.
         total_frames: the iterator ends after the batch with which this many environment steps
             have been returned; -1: never.
         sync: each batch holds a fragment of every collector, in their order; else each is one
@@ -55,7 +55,7 @@ class CollectingConfig(Config):
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
-    frames_per_batch: int = pydantic.Field(0, ge=0, le=10**9)
+    frames_per_batch: Automatic = pydantic.Field(None, ge=0, le=10**9)
     total_frames: int = pydantic.Field(-1, ge=-1, lt=2**63)
     sync: bool = False
     init_random_frames: int = pydantic.Field(-1, ge=-1, lt=2**63)

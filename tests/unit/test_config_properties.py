@@ -137,7 +137,7 @@ def is_small(experiment: Experiment) -> bool:
     options: dict[str, Any] = {}
     for part in (experiment.trainer, experiment.rollout, experiment.policy, experiment.optimizer):
         options |= part.to_dict()
-    quick = all(options.get(key, 0) <= most for key, most in LARGEST.items())
+    quick = all((options.get(key) or 0) <= most for key, most in LARGEST.items())
     return quick and options["vectorization_mode"] != "async"
 
 

@@ -189,3 +189,53 @@ def test_error_comes_before_ray_starts(
     monkeypatch.setattr("polopt.trainers.trainer.make_workers", refuse)
     with pytest.raises(ConfigError, match=said):
         preset({**ENV, **options})
+
+
+# ---- keyword arguments, automatic values --------------------------------------------------------
+
+
+def test_keyword_arguments_stand_beside_the_dict() -> None:
+    small = {"num_envs_per_worker": 2, "model": {"fcnet_hiddens": [4]}}
+    trainers = [
+        SyncPPO({**small, "env": "CartPole-v1", "num_workers": 0, "lambda": 0.5, "seed": 1}),
+        SyncPPO(small, env="CartPole-v1", num_workers=0, lambda_=0.5, seed=1),
+        SyncPPO(**small, env="CartPole-v1", num_workers=0, lambda_=0.5, seed=1),
+    ]
+    configs = [trainer.experiment.to_dict() for trainer in trainers]
+    for trainer in trainers:
+        trainer.stop()
+    assert configs[0] == configs[1] == configs[2]
+    assert "num_workers" not in small
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        ({"lr": 1e-3}, {"lr": 1e-3}, r"key 'lr': got 0\.001 in config and 0\.001 as a keyword"),
+        ({"num_env_runners": 1}, {"num_workers": 0}, "two names"),
+        ({}, {"nun_workers": 0}, r"did you mean 'num_workers'\?"),
+        ([("lr", 1e-3)], {}, "Allowed: a dict"),
+    ],
+)
+def test_wrong_keyword_arguments_are_one_error(config: Any, options: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SyncPPO(config, env="CartPole-v1", **options)
+
+
+@pytest.mark.parametrize(
+    ("key", "preset"),
+    [
+        ("sgd_minibatch_size", A2C.preset),
+        ("train_batch_size", A2C.preset),
+        ("train_batch_size", {"optimizer": "async_samples"}),
+    ],
+)
+def test_automatic_options_are_none(key: str, preset: dict[str, Any]) -> None:
+    for options in ({}, {key: None}, {key: 0}):
+        found = parse(options, preset)
+        values = {**found.policy.to_dict(), **found.optimizer.to_dict()}
+        assert values[key] is None
+    with pytest.raises(ConfigError, match=rf"'{key}': got -1"):
+        parse({key: -1}, preset)
+    with pytest.raises(ConfigError, match=rf"'{key}': got True"):
+        parse({key: True}, preset)
