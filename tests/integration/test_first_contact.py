@@ -52,10 +52,10 @@ def test_readme_runs_as_printed_on_two_cpus(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     blocks = done.stdout.split("BLOCK\n")[1:]
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     ended = [set(re.findall(r"(\w+_0000\d) +TERMINATED", block)) for block in blocks]
-    assert [len(trials) for trials in ended] == [1, 3, 0, 0]
-    assert blocks[3].endswith("END\n")
+    assert [len(trials) for trials in ended] == [1, 3, 0, 0, 0]
+    assert blocks[4].endswith("END\n")
     assert "requests" not in done.stderr, "no warning about resources"
 
 
