@@ -142,8 +142,14 @@ class ActorCriticPolicy(Policy):
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, `advantages` and `value_targets`, computed with the current weights, which
         must be those that chose the actions."""
-        gae.add_advantages(batch, self.value, self.config.gamma, self.config.lambda_)
+        values, following = self.state_values(batch)
+        gae.add_advantages(batch, values, following, self.config.gamma, self.config.lambda_)
         return batch
+
+    def state_values(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Values of a batch's observations and of their true next observations, `[T, N]` each; 0
+        after `terminated`."""
+        return gae.state_values(batch, self.value)
 
     def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
         """Distribution parameters `[T, N, P]` of a batch's observations.

@@ -76,7 +76,7 @@ class AppoPolicy(PPOPolicy):
         (in the paper: `min(mu / target, rho) pi / mu`)."""
         params = self.dist_inputs(batch, self._target)
         target, acted = self.log_prob(batch, params), batch["action_logp"]
-        prepared = with_vtrace(batch, target - acted, self.value, self.config)
+        prepared = with_vtrace(batch, target - acted, *self.state_values(batch), self.config)
         prepared["action_dist_inputs"] = params
         prepared["action_logp"] = np.maximum(target, acted - math.log(_MAX_BEHAVIOUR_RATIO))
         return prepared

@@ -89,17 +89,17 @@ def advantages(
 
 
 def add_advantages(
-    batch: SampleBatch, value: Callable[[np.ndarray], np.ndarray], gamma: float, lambda_: float
+    batch: SampleBatch, values: np.ndarray, following: np.ndarray, gamma: float, lambda_: float
 ) -> None:
     """Adds `values`, `advantages` and `value_targets` `[T, N]` to a batch.
 
     Args:
         batch: `[T, N]`.
-        value: values `[B]` of encoded observations `[B, ...]`.
+        values: `[T, N]` values of the observations.
+        following: `[T, N]` from `next_values`.
         gamma: discount factor.
         lambda_: see `advantages`.
     """
-    values, following = state_values(batch, value)
     batch["values"] = values
     batch["advantages"] = advantages(batch, values, following, gamma, lambda_)
     batch["value_targets"] = batch["advantages"] + batch["values"]
