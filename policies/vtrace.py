@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+
 import numpy as np
 import pydantic
 
