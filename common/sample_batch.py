@@ -11,6 +11,8 @@ import numpy as np
 from polopt.common.compression import LOSSY, Packed, pack, unpack
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.moments import Moments
+from polopt.common.scaling import Scaling
 
 
 @dataclass(slots=True)
@@ -41,6 +43,11 @@ class SampleBatch:
         faults: exceptions of environments, and non-finite values.
         compress: codec of `polopt.common.compression` for sending it to another process.
         column_versions: `[N]` versions of each column; None: all are `version`.
+        scaling: how the policy that acted normalised observations and rewards, which are stored as
+            the environment returned them; None: it did not, or they are normalised already (see
+            `Normalizer.normalized`).
+        moments: of the transitions, until the worker counts them; None: the policy does not
+            normalise, or they are counted.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -54,6 +61,8 @@ class SampleBatch:
     faults: DataFaults = NO_FAULTS
     compress: str = "none"
     column_versions: np.ndarray | None = None  # [N] int64
+    scaling: Scaling | None = None  # of N columns
+    moments: Moments | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.compress == "none":
@@ -131,6 +140,7 @@ class SampleBatch:
             version=self.version,
             worker_index=self.worker_index,
             column_versions=self.column_versions,
+            scaling=self.scaling,
         )
 
     def select(self, envs: np.ndarray) -> SampleBatch:
@@ -149,6 +159,7 @@ class SampleBatch:
             successor_obs=self.successor_obs[kept],
             version=self.version,
             worker_index=self.worker_index,
+            scaling=None if self.scaling is None else self.scaling.select(envs),
         )
 
     def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -187,6 +198,9 @@ class SampleBatch:
         Shorter batches are padded with rows that are not `valid`. Their last observation becomes a
         successor, so that bootstrapping after concatenation stays exact. `version` is the oldest.
         A single batch is returned without a copy.
+
+        Raises:
+            ValueError: some are normalised already, and others are not.
         """
         if len(batches) == 1:
             return batches[0]
@@ -199,6 +213,9 @@ class SampleBatch:
             index.append(t * width + offset + n)
             offset += batch.shape[1]
         names = padded[0].columns.keys()
+        scalings = [batch.scaling for batch in batches if batch.scaling is not None]
+        if 0 < len(scalings) < len(batches):
+            raise ValueError("either all batches or none must have a scaling")
         return SampleBatch(
             all_obs=np.concatenate([b.all_obs for b in padded], axis=1),
             columns={n: np.concatenate([b.columns[n] for b in padded], axis=1) for n in names},
@@ -210,6 +227,7 @@ class SampleBatch:
             episodes=EpisodeStats.concat(batch.episodes for batch in batches),
             device=batches[0].device,
             faults=DataFaults.concat(batch.faults for batch in batches),
+            scaling=Scaling.concat(scalings) if scalings else None,
         )
 
 
@@ -238,6 +256,7 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         episodes=batch.episodes,
         faults=batch.faults,
         column_versions=batch.column_versions,
+        scaling=batch.scaling,
     )
 
 
@@ -257,7 +276,7 @@ def _packed(batch: SampleBatch) -> _PackedBatch:
         for name, column in batch.columns.items()
     }
     names = ["successor_index", "version", "worker_index", "episodes", "device", "faults"]
-    names += ["column_versions"]
+    names += ["column_versions", "scaling"]
     return observations, columns, {name: getattr(batch, name) for name in names}
 
 

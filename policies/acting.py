@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
 
 
@@ -15,11 +16,13 @@ class ActingPolicy(Protocol):
 
     Attributes:
         encoder: converts observations of the environment to arrays.
+        normalizer: normalises observations and rewards; None: the policy does not.
         dist: samples actions from parameters and noise, and converts them for the environment.
         version: version of the weights; written to each batch.
     """
 
     encoder: ObservationEncoder
+    normalizer: Normalizer | None
     dist: ActionDistribution
     version: int
 

@@ -19,6 +19,7 @@ from polopt.common.weights import Weights
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.factory import make_distribution
 from polopt.policies.distributions.fixed import PassThroughActions, UniformActions
+from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
 
 
@@ -46,6 +47,7 @@ class NonLearningPolicy:
 
     Attributes:
         encoder: converts observations of the environment to arrays.
+        normalizer: None.
         dist: the action distribution.
         version: version of the weights.
         env_steps: environment steps sampled so far by all workers.
@@ -64,6 +66,7 @@ class NonLearningPolicy:
     ) -> None:
         self.config = config
         self.encoder = ObservationEncoder(observation_space)
+        self.normalizer: Normalizer | None = None
         self.device = torch.device(device)
         self.shuffle = np.random.default_rng(seed)
         self.version = 0

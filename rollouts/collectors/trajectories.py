@@ -59,4 +59,5 @@ def _part(batch: SampleBatch, start: int, stop: int, env: int) -> SampleBatch:
         worker_index=batch.worker_index,
         episodes=EpisodeStats.empty(),
         device=batch.device,
+        scaling=None if batch.scaling is None else batch.scaling.select(np.array([env])),
     )

@@ -21,6 +21,7 @@ from polopt.rollouts.envs.saving import (
     set_env_state,
     set_env_statistics,
 )
+from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
 from polopt.rollouts.sampling.fault_handling import SamplerFaults, has_sub_envs, seed_argument
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
@@ -100,6 +101,7 @@ class VectorSampler:
         integers = range_check(self.env.single_observation_space) is not None
         self._checks_each_step = integers and not has_sub_envs(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
+        self._returns = DiscountedReturns(self.env.num_envs)
 
     def sample(
         self,
@@ -137,7 +139,7 @@ class VectorSampler:
             self._resets_next = rows.mark_resets(sampled, self._resets_next)
         rows.discard_lost()
         columns = rows.columns(sampled)
-        return SampleBatch(
+        batch = SampleBatch(
             all_obs=rows.all_obs[: sampled + 1],
             columns=columns,
             **rows.successors(),
@@ -145,6 +147,12 @@ class VectorSampler:
             episodes=self._episodes.add(columns),
             faults=self.faults.take(),
         )
+        normalizer = self.policy.normalizer
+        if normalizer is not None:
+            batch.scaling = normalizer.scaling(envs)
+            returns = self._returns.add(columns, normalizer.gamma)
+            batch.moments = normalizer.moments_of(batch, returns)
+        return batch
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Steps all environments once and records row `t` and the observations after it, which are
@@ -211,6 +219,7 @@ class VectorSampler:
         self._obs = np.where(mask, self.policy.encoder.encode(raw), self._obs)
         self._resets_next = self._resets_next & ~envs
         self._episodes.discard(envs)
+        self._returns.discard(envs)
 
     def get_state(self) -> dict[str, Any] | None:
         """State of the environments (see `polopt.rollouts.envs.saving`), of the current episodes
@@ -223,6 +232,7 @@ class VectorSampler:
             "obs": self._obs.copy(),
             "resets_next": self._resets_next.copy(),
             **self._episodes.get_state(),
+            "discounted_returns": self._returns.get_state(),
             "rng": self._rng.bit_generator.state,
         }
 
@@ -232,6 +242,8 @@ class VectorSampler:
         self._obs = np.asarray(state["obs"])
         self._resets_next = np.asarray(state["resets_next"])
         self._episodes.set_state(state)
+        if "discounted_returns" in state:  # not in states of version 0.2
+            self._returns.set_state(state["discounted_returns"])
         self._rng.bit_generator.state = state["rng"]
 
     def get_statistics(self) -> dict[str, Any]:
