@@ -18,7 +18,6 @@ from torch import Tensor
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
-from polopt.common.scaling import Scaling
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.spaces import ObservationEncoder
 
@@ -102,19 +101,19 @@ class Normalizer:
         # Without rows the variance is 1.
         variance = moments.variance if moments.rows else np.ones(size)
         inverse_std = 1.0 / np.sqrt(variance + (_EPSILON if moments.rows else 0.0))
-        self._mean = self._inverse_std = self._reward_scale = None
+        self._present: dict[str, np.ndarray] = {}
         if self.clip_observations is not None:
             used = len(self._elements)
-            self._mean = self._of_elements(moments.mean[:used], other=0.0)
-            self._inverse_std = self._of_elements(inverse_std[:used], other=1.0)
+            self._present["obs_mean"] = self._of_elements(moments.mean[:used], other=0.0)
+            self._present["obs_inverse_std"] = self._of_elements(inverse_std[:used], other=1.0)
         if self.clip_rewards is not None:
-            self._reward_scale = inverse_std[-1:].astype(np.float32)
+            self._present["reward_scale"] = inverse_std[-1].astype(np.float32)
 
     def _of_elements(self, values: np.ndarray, other: float) -> np.ndarray:
-        """`[1, ...]`, in the shape of observations."""
+        """An array in the shape of an observation, of the values of normalised elements."""
         whole = np.full(int(np.prod(self._shape)), other)
         whole[self._elements] = values
-        return whole.astype(self._dtype).reshape(1, *self._shape)
+        return whole.astype(self._dtype).reshape(self._shape)
 
     @np.errstate(over="ignore", invalid="ignore")  # the caller checks that numbers are finite
     def moments_of(self, batch: SampleBatch, returns: np.ndarray) -> Moments:
@@ -135,16 +134,16 @@ class Normalizer:
 
     # ---- normalisation --------------------------------------------------------------------------
 
-    def scaling(self, columns: int) -> Scaling:
-        """The scaling that follows from the present moments, for a batch of so many columns."""
-        index = np.zeros(columns, dtype=np.int64)
-        return Scaling(self._mean, self._inverse_std, self._reward_scale, index)
+    def per_env(self, envs: int) -> dict[str, np.ndarray]:
+        """What a batch of N environments needs for `normalized`, from the present moments: by name
+        `[N, ...]`."""
+        return {name: np.repeat(one[None], envs, axis=0) for name, one in self._present.items()}
 
     def observations(self, obs: np.ndarray) -> np.ndarray:
         """`[N, ...]` float32 of encoded observations `[N, ...]`, by the present moments."""
-        if self._mean is None or self._inverse_std is None:
+        if self.clip_observations is None:
             return obs
-        return self._apply(obs, self._mean, self._inverse_std)
+        return self._apply(obs, self._present["obs_mean"], self._present["obs_inverse_std"])
 
     def _apply(self, obs: np.ndarray, mean: np.ndarray, inverse_std: np.ndarray) -> np.ndarray:
         result = obs - mean
@@ -154,34 +153,33 @@ class Normalizer:
         return result.astype(np.float32, copy=False)
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """The batch with normalised observations and rewards, by the scaling that acted; without
-        one, the batch itself. Other columns are shared. The result has no scaling, so that it is
-        not normalised again."""
-        scaling = batch.scaling
-        if scaling is None:
-            return batch
-        all_obs, successors, columns = batch.all_obs, batch.successor_obs, dict(batch.columns)
-        if scaling.mean is not None and scaling.inverse_std is not None:
-            parts = [scaling.per_column(part) for part in (scaling.mean, scaling.inverse_std)]
-            all_obs = self._apply(all_obs, *parts)
-            places = batch.successor_index % batch.shape[1]
-            successors = self._apply(
-                successors, *(part if len(part) == 1 else part[places] for part in parts)
-            )
-        if scaling.reward_scale is not None and self.clip_rewards is not None:
-            scaled = columns["rewards"] * scaling.per_column(scaling.reward_scale)
-            limit = np.float32(self.clip_rewards)
+        """The batch with observations and rewards normalised by the moments that each environment's
+        actions were chosen with; one that is normalised already is returned itself. Other columns
+        are shared."""
+        per_env, columns = dict(batch.per_env), dict(batch.columns)
+        all_obs, successors = batch.all_obs, batch.successor_obs
+        if "obs_mean" in per_env:
+            mean, inverse_std = per_env.pop("obs_mean"), per_env.pop("obs_inverse_std")
+            all_obs = self._apply(all_obs, mean, inverse_std)
+            envs = batch.successor_index % batch.shape[1]
+            successors = self._apply(successors, mean[envs], inverse_std[envs])
+        if self.clip_rewards is not None and "reward_scale" in per_env:
+            scaled, limit = columns["rewards"] * per_env.pop("reward_scale"), self.clip_rewards
             columns["rewards"] = np.clip(scaled, -limit, limit)
+        if len(per_env) == len(batch.per_env):
+            return batch
         return dataclasses.replace(
-            batch, all_obs=all_obs, successor_obs=successors, columns=columns, scaling=None
+            batch, all_obs=all_obs, successor_obs=successors, columns=columns, per_env=per_env
         )
 
     def in_torch(self) -> Callable[[Tensor], Tensor]:
         """`observations` as a function of tensors on the CPU, for export; its constants are the
         present moments."""
-        if self._mean is None or self._inverse_std is None:
+        if self.clip_observations is None:
             return lambda obs: obs
-        mean, inverse_std = torch.from_numpy(self._mean), torch.from_numpy(self._inverse_std)
+        mean, inverse_std = (
+            torch.from_numpy(self._present[name]) for name in ("obs_mean", "obs_inverse_std")
+        )
         limit = torch.as_tensor(self._limit)
         return lambda obs: torch.clamp((obs - mean) * inverse_std, -limit, limit).float()
 

@@ -115,7 +115,7 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         version=first.version,
         episodes=EpisodeStats.concat([first.episodes, second.episodes]),
         faults=DataFaults.concat([first.faults, second.faults]),
-        scaling=first.scaling,
+        per_env=first.per_env,
         moments=merged(first.moments, second.moments),
     )
 
