@@ -204,7 +204,7 @@ class Normalizer:
             ValueError: it is of other observations, or no moments have these values.
         """
         rows = int(state["rows"])
-        mean, m2 = (np.array(state[name], dtype=np.float64) for name in ("mean", "m2"))
+        mean, m2 = (state[name].double().numpy().copy() for name in ("mean", "m2"))
         if rows < 0 or (m2 < 0.0).any():
             raise ValueError(f"moments must not be negative; got {rows} rows and m2 {m2}")
         self.moments = Moments(rows, mean, m2)

@@ -450,6 +450,8 @@ class Policy(ABC):
                 f"{kinds_of(moments)}"
             )
         flat = self.flat.params_of(state)
+        if self.normalizer is not None:
+            self.normalizer.set_state(state["moments"])
         configured, before = self._configured_coefficients(), state["configured_coefficients"]
         adapted = {
             name: value
@@ -458,8 +460,6 @@ class Policy(ABC):
         }
         coefficients = {**self.coefficients, **configured, **adapted}
         self.set_weights(Weights(flat, state["version"], state["env_steps"], coefficients))
-        if self.normalizer is not None:
-            self.normalizer.set_state(state["moments"])
         self._updater.set_state(state)
         self.shuffle.bit_generator.state = state["shuffle"]
 
