@@ -454,5 +454,5 @@ def error_of_chain(**options: Any) -> float:
 
 def test_large_rewards_need_normalisation() -> None:
     """Values are between 1000 and 4095."""
-    assert error_of_chain(normalize_rewards=True) < 20.0
+    assert error_of_chain(normalize_rewards=True) < 1.0
     assert error_of_chain() > 500.0
