@@ -71,7 +71,8 @@ class GradientWorker(RolloutWorker):
     def _count(self, reply: Reply) -> None:
         """Counts a reply of a worker below as this worker's own."""
         self.record.add(reply.counts)
-        self.new_moments = merged(self.new_moments, reply.counts.moments)
+        if reply.worker.index > 0:  # this worker's own are there already
+            self.new_moments = merged(self.new_moments, reply.counts.moments)
 
     def _config_below(self) -> WorkerConfig:
         config = self.config
