@@ -149,6 +149,15 @@ def test_joined_fragment_has_the_moments_of_all_its_rows() -> None:
     assert_equal_moments(batch.moments, Moments.of(np.array(rows)))
 
 
+def test_reset_environments_begin_their_returns_again() -> None:
+    env = SyncVectorEnv([lambda i=i: Ramp(i, 9, "terminated") for i in range(2)])
+    sampler = make_sampler(env, make_policy("a2c", env, gamma=GAMMA, **BOTH), 3)
+    sampler.sample()
+    sampler.reset_some(np.array([True, False]))
+    rows = [*rows_of_ramp(0, 9, 3, 0), *list(rows_of_ramp(1, 9, 6, 0))[3:]]
+    assert_equal_moments(sampler.sample().moments, Moments.of(np.array(rows)))
+
+
 def test_discarded_episodes_do_not_discount_into_the_next() -> None:
     returns = DiscountedReturns(2)
     columns = {"rewards": np.ones((2, 2), np.float32)}
@@ -322,17 +331,19 @@ def test_advantages_and_targets_are_those_of_normalised_rewards() -> None:
 
 @pytest.mark.parametrize("name", ["impala", "appo"])
 def test_vtrace_of_columns_of_different_versions(name: str) -> None:
+    """The shorter fragments are padded: their last observation is a separate successor."""
     policy: Any = with_moments(small_policy(name, **BOTH))
     batches = []
-    for seed in (1, 2, 3):
-        batches.append(batch_of(policy, seed=seed))
+    for seed, steps in ((1, 6), (2, 4), (3, 5)):
+        batches.append(batch_of(policy, steps, seed=seed))
         with_moments(policy, seed=10 + seed)
     moved(policy)
     together = policy.prepare_batch(SampleBatch.concat(batches))
     parts = [policy.prepare_batch(batch) for batch in batches]
     for column in ("values", "value_targets", "advantages"):
-        apart = np.concatenate([part[column] for part in parts], axis=1)
-        np.testing.assert_allclose(together[column], apart, atol=1e-5)
+        for i, part in enumerate(parts):
+            joined = together[column][: part.shape[0], 4 * i : 4 * i + 4]
+            np.testing.assert_allclose(joined, part[column], atol=1e-5)
 
 
 @every_policy
