@@ -97,17 +97,18 @@ class Normalizer:
                 f"moments must have shape [{size}]; got {list(moments.mean.shape)} and "
                 f"{list(moments.m2.shape)}: they belong to another policy"
             )
-        self._moments = moments
         # Without rows the variance is 1.
         variance = moments.variance if moments.rows else np.ones(size)
         inverse_std = 1.0 / np.sqrt(variance + (_EPSILON if moments.rows else 0.0))
-        self._present: dict[str, np.ndarray] = {}
+        present: dict[str, np.ndarray] = {}
         if self.clip_observations is not None:
             used = len(self._elements)
-            self._present["obs_mean"] = self._of_elements(moments.mean[:used], other=0.0)
-            self._present["obs_inverse_std"] = self._of_elements(inverse_std[:used], other=1.0)
+            present["obs_mean"] = self._of_elements(moments.mean[:used], other=0.0)
+            present["obs_inverse_std"] = self._of_elements(inverse_std[:used], other=1.0)
         if self.clip_rewards is not None:
-            self._present["reward_scale"] = inverse_std[-1].astype(np.float32)
+            present["reward_scale"] = inverse_std[-1].astype(np.float32)
+        # Whole dicts: another thread may collect with the policy.
+        self._moments, self._present = moments, present
 
     def _of_elements(self, values: np.ndarray, other: float) -> np.ndarray:
         """An array in the shape of an observation, of the values of normalised elements."""

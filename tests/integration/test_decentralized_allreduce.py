@@ -123,6 +123,14 @@ def test_ranks_share_the_moments_of_all_their_samples(worker_pool: Pool) -> None
     assert optimizer.stats()["num_checksums"] == optimizer.num_rounds
     assert optimizer.stats()["num_resynchronized"] == 0
 
+    def disturb(worker: Any) -> None:
+        normalizer = worker.policy.normalizer
+        normalizer.moments = normalizer.moments._replace(m2=1.01 * normalizer.moments.m2)
+
+    run_on(optimizer.group.ranks[:1], disturb)
+    with pytest.raises(RuntimeError, match="different weights in round 4, relative difference 0"):
+        optimizer.step()
+
 
 def disturb_first_rank(optimizer: DecentralizedAllReduce, factor: float) -> None:
     """Multiplies the largest weight of one rank."""
