@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import pydantic
 from about import about
-from scipy import stats
+from intervals import interquartile_mean, interval
 
 import polopt
 
@@ -129,17 +129,6 @@ def run(task: str, policy: str, lag: int, seed: int, env_steps: int) -> dict[str
         "lag": largest,
         "seconds": round(time.perf_counter() - started_s, 1),
     }
-
-
-def interquartile_mean(values: Any, axis: int = 0) -> Any:
-    """Mean of the middle half."""
-    return stats.trim_mean(values, 0.25, axis=axis)
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """95 percent interval of the interquartile mean, percentile bootstrap with a fixed seed."""
-    found = stats.bootstrap((values,), interquartile_mean, method="percentile", rng=0)
-    return found.confidence_interval
 
 
 def key(task: str, policy: str, lag: int, seed: int) -> str:

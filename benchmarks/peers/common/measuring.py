@@ -170,6 +170,49 @@ class GoalClock:
         }
 
 
+class BudgetClock:
+    """Records the learning curve up to a number of environment steps. Create it when all is built.
+
+    Args:
+        env_steps: the budget.
+    """
+
+    def __init__(self, env_steps: int) -> None:
+        self._budget = env_steps
+        self._made_s = time.perf_counter()
+        self._took_s = 0.0
+        self._curve: list[list[float]] = []
+        self._steps = 0
+
+    def tick(self, steps: int, mean_return: float | None) -> bool:
+        """Call after each round with the environment steps since the start of the run and the mean
+        return of the last `EPISODES` episodes (None: there are fewer). Returns whether it is over.
+        """
+        self._took_s = time.perf_counter() - self._made_s
+        self._steps = steps
+        if mean_return is not None:
+            self._curve.append([steps, float(mean_return)])
+        return steps >= self._budget
+
+    def result(self) -> dict[str, Any]:
+        """The last mean return, `[steps, mean return]` of each round, steps, and seconds.
+
+        Raises:
+            RuntimeError: the run ended before the budget, or without `EPISODES` episodes.
+        """
+        if self._steps < self._budget or not self._curve:
+            raise RuntimeError(
+                f"the run ended after {self._steps} of {self._budget} environment steps, with "
+                f"{len(self._curve)} mean returns"
+            )
+        return {
+            "return": self._curve[-1][1],
+            "curve": self._curve,
+            "env_steps": self._steps,
+            "seconds": self._took_s,
+        }
+
+
 def main(
     doc: str | None,
     cases: dict[str, Callable[[argparse.Namespace], dict[str, Any]]],
@@ -188,6 +231,7 @@ def main(
         "--seconds", type=float, default=5.0, help="time to measure, or limit for learning"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--env-steps", type=int, default=0, help="budget of a `result-` case")
     parser.add_argument("--turns", action="store_true", help="see `RateClock`")
     args = parser.parse_args()
     result = cases[args.case](args)

@@ -9,6 +9,9 @@ setting; `subproc` steps each environment in a process of its own. The faster ca
 - `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows per update, as a gradient of A3C;
   `a2c-16x20`: 320 rows, as a batch of A2C. Its default, 8 x 5, is slower. RMSprop.
 - `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256.
+- `result-*`: returns at a budget, see `benchmarks/results.py`. Hyper-parameters of RL Baselines3
+  Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, schedules over the budget; for MinAtar's Breakout,
+  which it does not have, those for Atari, with the CNN of MinAtar's paper.
 - `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1; its PPO learns
   for 100,000 steps with a falling learning rate and clip range.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import measuring  # first: it starts the clock of start-up
 
 # isort: split
+import gymnasium
 import torch
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 FOREVER = 10**9
 MODEL = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh}
@@ -40,14 +46,19 @@ PPO_OPTIONS: dict[str, Any] = {"n_epochs": 4, "batch_size": 256, "learning_rate"
 class Ticks(BaseCallback):
     """Reports each round, a rollout and its update, to a clock."""
 
-    def __init__(self, clock: measuring.RateClock | measuring.GoalClock) -> None:
+    def __init__(
+        self, clock: measuring.RateClock | measuring.GoalClock | measuring.BudgetClock
+    ) -> None:
         super().__init__()
         self._clock = clock
         self._over = False
 
     def _on_rollout_start(self) -> None:
-        if self.num_timesteps == 0:
-            return
+        if self.num_timesteps > 0:
+            self.report()
+
+    def report(self) -> None:
+        """Reports the round that is over."""
         if isinstance(self._clock, measuring.RateClock):
             self._over = self._clock.tick(self.num_timesteps)
             return
@@ -60,7 +71,7 @@ class Ticks(BaseCallback):
         return not self._over
 
 
-def make_envs(env: str, number: int, seed: int, subproc: bool = False) -> Any:
+def make_envs(env: Any, number: int, seed: int, subproc: bool = False) -> Any:
     """A vector environment with episode statistics."""
     return make_vec_env(
         env,
@@ -118,6 +129,121 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
     return clock.result()
 
 
+class MinAtarCNN(BaseFeaturesExtractor):
+    """The convolution and the hidden layer of MinAtar's paper (Young and Tian, 2019)."""
+
+    def __init__(self, observation_space: Any) -> None:
+        super().__init__(observation_space, features_dim=128)
+        height, width, channels = observation_space.shape
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(channels, 16, 3),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(16 * (height - 2) * (width - 2), 128),
+            torch.nn.ReLU(),
+        )
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.layers(observations.float().permute(0, 3, 1, 2))
+
+
+def falling(start: float) -> Callable[[float], float]:
+    """A schedule from `start` to 0, linear in what is left of the budget."""
+    return lambda left: start * left
+
+
+def halfcheetah(seed: int, env_steps: int) -> Any:
+    """PPO on HalfCheetah-v5 with Zoo's settings for HalfCheetah-v4."""
+    envs = VecNormalize(make_envs("HalfCheetah-v5", 1, seed), gamma=0.98)
+    relu = torch.nn.ReLU
+    network = {"net_arch": {"pi": [256, 256], "vf": [256, 256]}, "activation_fn": relu}
+    return PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=512,
+        batch_size=64,
+        gamma=0.98,
+        learning_rate=2.0633e-05,
+        ent_coef=0.000401762,
+        clip_range=0.1,
+        n_epochs=20,
+        gae_lambda=0.92,
+        max_grad_norm=0.8,
+        vf_coef=0.58096,
+        policy_kwargs={**network, "log_std_init": -2, "ortho_init": False},
+        seed=seed,
+        device="cpu",
+    )
+
+
+def stateless_cartpole(seed: int, env_steps: int) -> Any:
+    """RecurrentPPO on CartPole-v1 without velocities with Zoo's settings for CartPoleNoVel-v1."""
+    from sb3_contrib import RecurrentPPO
+
+    return RecurrentPPO(
+        "MlpLstmPolicy",
+        make_envs(positions_only, 8, seed),
+        n_steps=32,
+        batch_size=256,
+        gae_lambda=0.8,
+        gamma=0.98,
+        n_epochs=20,
+        ent_coef=0.0,
+        learning_rate=falling(1e-3),
+        clip_range=falling(0.2),
+        seed=seed,
+        device="cpu",
+    )
+
+
+def positions_only(**options: Any) -> gymnasium.Env[Any, Any]:
+    """CartPole-v1 whose observations are the positions of cart and pole."""
+    env = gymnasium.make("CartPole-v1", **options)
+    space = env.observation_space
+    box = gymnasium.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=space.dtype)
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[[0, 2]], box)
+
+
+def breakout(seed: int, env_steps: int) -> Any:
+    """PPO on MinAtar's Breakout."""
+    from minatar.gym import register_envs
+
+    register_envs()
+    return PPO(
+        "MlpPolicy",
+        make_envs("MinAtar/Breakout-v1", 8, seed),
+        n_steps=128,
+        batch_size=256,
+        n_epochs=4,
+        learning_rate=falling(2.5e-4),
+        clip_range=falling(0.1),
+        vf_coef=0.5,
+        ent_coef=0.01,
+        policy_kwargs={
+            "features_extractor_class": MinAtarCNN,
+            "net_arch": [],
+            "activation_fn": torch.nn.ReLU,
+        },
+        seed=seed,
+        device="cpu",
+    )
+
+
+def reach_budget(args: argparse.Namespace) -> dict[str, Any]:
+    """The learning curve up to `--env-steps`."""
+    model = RESULTS[args.case](args.seed, args.env_steps)
+    clock = measuring.BudgetClock(args.env_steps)
+    ticks = Ticks(clock)
+    model.learn(args.env_steps, callback=ticks)
+    ticks.report()  # the last round
+    return clock.result()
+
+
+RESULTS = {
+    "result-halfcheetah": halfcheetah,
+    "result-stateless-cartpole": stateless_cartpole,
+    "result-breakout": breakout,
+}
 RATES = (
     "a2c-8x20",
     "a2c-16x10",
@@ -130,7 +256,12 @@ RATES = (
     "ppo-16-subproc",
     "ppo-16-pendulum",
 )
-CASES = {**dict.fromkeys(RATES, train), "learn-ppo": learn, "learn-a2c": learn}
+CASES = {
+    **dict.fromkeys(RATES, train),
+    **dict.fromkeys(RESULTS, reach_budget),
+    "learn-ppo": learn,
+    "learn-a2c": learn,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
