@@ -19,7 +19,14 @@ _COUNTS = (
     "env_runners/num_env_steps_sampled_lifetime",
 )
 #: Blocks whose keys depend on the optimizer and the policy.
-_OPEN_BLOCKS = ("optimizer/", "timers/", "learners/", "info/", "fault_tolerance/")
+_OPEN_BLOCKS = (
+    "optimizer/",
+    "timers/",
+    "learners/",
+    "info/",
+    "fault_tolerance/",
+    "evaluation/",
+)
 #: Keys of RLlib's old API stack, and the keys that replace them.
 RENAMED_KEYS = {
     "episode_reward_mean": "env_runners/episode_return_mean",

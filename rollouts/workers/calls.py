@@ -364,7 +364,7 @@ class Calls:
 
     def receive_ended(self) -> None:
         """Keeps the replies of calls that have ended already; does not wait. Errors as `first`."""
-        while self._calls:
+        while self._calls or self._backlog.keys() - {0}:
             self._wait(0.0)
             reply = self.next_within(0.0)
             if reply is None:

@@ -193,6 +193,17 @@ class RolloutWorker:
         """Whether this worker samples itself, or would if its environments could be made."""
         return self.sampler is not None or self._env_error is not None
 
+    def get_sampler(self) -> VectorSampler:
+        """The sampler of this worker's environments.
+
+        Raises:
+            EnvironmentFailedError: environments cannot be made.
+            RuntimeError: the worker has none.
+        """
+        if self.sampler is None:
+            raise self._env_error or RuntimeError(f"worker {self.index} has no environments")
+        return self.sampler
+
     def next_batch(self) -> SampleBatch:
         """What this worker learns from next: here, a fragment `[T, N]` of its own environments,
         made with its weights and postprocessed. All its values are finite.
@@ -209,14 +220,13 @@ class RolloutWorker:
         Args:
             request: how to sample; None: as the config says.
         """
-        if self.sampler is None:
-            raise self._env_error or RuntimeError(f"worker {self.index} has no environments")
+        sampler = self.get_sampler()
         request = request or SampleRequest()
         while True:
             with self.phase("sample"):
-                batch = self._sample(self.sampler, request)
+                batch = self._sample(sampler, request)
             if not batch.faults.non_finite:
-                steps = request.steps or self.sampler.fragment_length
+                steps = request.steps or sampler.fragment_length
                 self.record.sampled(batch, early_stopped=batch.shape[0] < steps)
                 self.finite("fragments")
                 return batch

@@ -37,6 +37,7 @@ class WorkerConfig:
             other random numbers than the run before it.
         device: where the policy learns.
         postproc: applied to each batch of a `Collector`'s worker, after everything else.
+        in_evaluation: the worker plays episodes for evaluation, and none to learn from.
     """
 
     rollout: RolloutConfig
@@ -50,6 +51,7 @@ class WorkerConfig:
     restore_count: int = 0
     device: str = "cpu"
     postproc: Callable[[SampleBatch], SampleBatch] | None = None
+    in_evaluation: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles with the import path of this process, which `sys.path` gets before the rest is
