@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from polopt.common.episodes import EpisodeStats
 from polopt.common.tracing import TRACER
+from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
@@ -54,6 +55,7 @@ class OptimizerStats:
         gradient_lag: lag of the weights that gradients were computed with.
         rollouts: versions at which rollouts were completely learned from.
         episodes: statistics of the last episodes.
+        custom_metrics: what callbacks have returned for episodes.
         learner: statistics of the learner.
         timers: by phase, those of the workers after the driver's.
         worker_times: the workers' own times.
@@ -78,6 +80,7 @@ class OptimizerStats:
         self.gradient_lag = LagMeter()
         self.rollouts = LearnedVersions()
         self.episodes = EpisodeWindow()
+        self.custom_metrics = CustomMetrics()
         self.learner = LearnerStats()
         self._driver_phases = (*phases, REPORT, EVALUATION)
         every_phase = (*self._driver_phases, *worker_phases)

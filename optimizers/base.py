@@ -135,6 +135,7 @@ class PolicyOptimizer(ABC):
         counts, metrics = reply.counts, self.metrics
         metrics.add_samples(counts.env_steps, counts.episodes)
         metrics.num_env_steps_discarded += counts.env_steps_discarded
+        metrics.custom_metrics.merge(counts.custom_metrics)
         self.policy.env_steps = metrics.num_env_steps_sampled
         metrics.worker_times.add(reply.worker.index, counts.seconds, counts.env_steps)
         if reply.worker.index > 0:

@@ -19,6 +19,7 @@ from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.resources import Amount
+from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 
 
@@ -51,6 +52,8 @@ class TrainerConfig(Config):
             and training waits. RLlib: `evaluation_num_env_runners`.
         evaluation_config: how evaluation acts. RLlib: `evaluation_config`, where `explore` is True
             unless it is given.
+        callbacks: functions of the user that are called at the end of episodes and with results: a
+            subclass of `polopt.Callbacks`, or `module:Class` of one. RLlib: `callbacks`.
         trace: record some optimizer steps in the driver and in all workers, and write them to
             `trace.json` in `Trainable.logdir`, which Tune copies to the trial's results with
             `SyncConfig(sync_artifacts=True)`; `polopt trace` shows it.
@@ -66,6 +69,7 @@ class TrainerConfig(Config):
     evaluation_duration: int = pydantic.Field(10, ge=1, le=1_000_000)
     evaluation_num_workers: int = pydantic.Field(0, ge=0, le=10_000)
     evaluation_config: EvaluationConfig = EvaluationConfig()
+    callbacks: Any = None
     trace: bool = False
     trace_first_step: int = pydantic.Field(5, ge=1, le=2**62)
     trace_num_steps: int = pydantic.Field(3, ge=1, le=100_000)
@@ -164,9 +168,11 @@ class Experiment:
         """Returns what workers are made from; makes and closes one environment and one policy.
 
         Raises:
-            ConfigError: unknown environment, one that cannot be made, or an unsupported space.
+            ConfigError: unknown environment, one that cannot be made, an unsupported space, or
+                callbacks that are none.
         """
-        return make_worker_config(self.rollout, self.policy_class, self.policy)
+        callbacks = resolve_callbacks(self.trainer.callbacks)
+        return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)
 
     @property
     def num_remote_workers(self) -> int:

@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 
 from polopt.common.episodes import EpisodeStats, episodes_of
 from polopt.common.weights import Weights
+from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.rollouts.envs.random_state import kept_global_generators, seed_global_generators
 from polopt.rollouts.envs.saving import set_evaluation_statistics
 from polopt.rollouts.sampling.seeding import Seeds, evaluation_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
-from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.config import TrainerConfig
+from polopt.trainers.results import custom_block
 
 logger = logging.getLogger("polopt")
 
@@ -83,15 +85,18 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
                 set_evaluation_statistics(sampler.env, part.statistics)
             playing = WholeEpisodes(sampler, part.num_episodes, part.explore)
             worker.state["evaluation"] = part.serial, playing
-        while not playing.done and time.perf_counter() < ends_s:
+        while True:
             faults = playing.play()
             if faults.non_finite:
                 worker.not_finite("fragments", faults)
             else:
                 worker.record.fault(faults)
                 worker.finite("fragments")
+            if playing.done or time.perf_counter() >= ends_s:
+                break
     if not playing.done:
         return None
+    worker.end_episodes(playing.episodes)
     returns = [episode.episode_return for episode in playing.episodes]
     return episodes_of(returns, [episode.episode_len for episode in playing.episodes])
 
@@ -181,7 +186,8 @@ class Evaluation:
     def __init__(self, config: TrainerConfig, workers: WorkerSet) -> None:
         self._config = config
         self.workers = workers
-        self._calls = Calls(workers, "evaluation")
+        self._calls = Calls(workers, "evaluation", count=self._count)
+        self._custom_metrics = CustomMetrics()
         self._serials = itertools.count()
         self._running: _Running | None = None
         self._num_reported = 0
@@ -301,22 +307,27 @@ class Evaluation:
         self._running = None
         return True
 
+    def _count(self, reply: Reply) -> None:
+        self._custom_metrics.merge(reply.counts.custom_metrics)
+
     def drop(self) -> None:
         """Drops the evaluation that is under way."""
         self._calls.clear()
+        self._custom_metrics.report()  # of workers that had done their part
         self._running = None
 
     def report(self) -> dict[str, Any]:
         """The block `evaluation/` of a result. `env_runners/` is of the evaluation that has ended
         since the last report, and NaN if none has."""
         last = self.last
-        window = EpisodeWindow(self._config.evaluation_duration)
+        window, custom = EpisodeWindow(self._config.evaluation_duration), {}
         if last is not None and self.num_evaluations > self._num_reported:
             window.add(last.episodes)
+            custom = custom_block(self._custom_metrics)
         self._num_reported = self.num_evaluations
         episodes = window.report()
         return {
-            "env_runners": {key: episodes[key] for key in EPISODE_KEYS},
+            "env_runners": {key: episodes[key] for key in EPISODE_KEYS} | custom,
             "policy_version": 0 if last is None else last.policy_version,
             "policy_env_steps": 0 if last is None else last.policy_env_steps,
             "duration_s": math.nan if last is None else last.duration_s,

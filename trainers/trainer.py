@@ -20,6 +20,7 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
 from polopt.rollouts.envs.random_state import kept_global_generators
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
+from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
@@ -107,6 +108,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     optimizer: Any = None
     evaluation: Evaluation | None = None
     _best: BestCheckpoint
+    _callbacks: CallbackCaller
     _run: RunContext | None = None
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
@@ -182,6 +184,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
+        self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_workers := experiment.num_remote_workers:
             attach_or_start(num_workers * experiment.rollout.num_cpus_per_worker, num_workers)
         self.workers = make_workers(worker_config, device)
@@ -246,6 +249,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # name is the one after which it was saved.
         checkpoint = next_checkpoint(self)
         result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
+        self._callbacks.call("on_train_result", trainer=self, result=result)
         self._exporter.add(result, self.trial_id)
         return result
 
@@ -395,6 +399,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self.optimizer.stop()
         self._stop_evaluation()
         worker_config = self.experiment.make_worker_config()
+        self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if not self.workers.reconfigure(worker_config, device):
             self.workers.stop()
             self.workers = make_workers(worker_config, device)

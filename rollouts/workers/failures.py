@@ -11,6 +11,7 @@ import ray
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
 from polopt.rollouts.transport.rpc_client import RpcError, UndecodableAnswerError
+from polopt.rollouts.workers.callbacks import CallbackError
 from polopt.rollouts.workers.counts import Counts
 
 logger = logging.getLogger("polopt")
@@ -50,11 +51,12 @@ class CallError(NamedTuple):
     Attributes:
         kind: `function`: the function cannot be imported there, or its value cannot be sent;
             `exception`: it raised; `environment`: an environment keeps failing; `api`: one breaks
-            Gymnasium's API; `non_finite`: too much data in a row was not finite.
+            Gymnasium's API; `non_finite`: too much data in a row was not finite; `callback`: a
+            user's callback raised.
         message: cause, with the traceback from the user's code on.
     """
 
-    kind: Literal["function", "exception", "environment", "api", "non_finite"]
+    kind: Literal["function", "exception", "environment", "api", "non_finite", "callback"]
     message: str
 
     @classmethod
@@ -68,6 +70,8 @@ class CallError(NamedTuple):
             return cls("non_finite", str(error))
         if isinstance(error, FunctionError):
             return cls("function", str(error))
+        if isinstance(error, CallbackError):
+            return cls("callback", str(error))
         head = f"{type(error).__name__}: {error}"
         return cls("exception", f"{head}\n{traceback_of(error)}")
 
