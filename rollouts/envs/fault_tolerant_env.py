@@ -24,6 +24,8 @@ from polopt.rollouts.envs.saving import copy_statistics
 
 #: Key of `infos` with an `EnvFault` for each environment that had one.
 FAULT_KEY = "polopt_fault"
+#: Key of `infos` with an `EpisodeInfo` for each environment whose episode has ended.
+INFO_KEY = "polopt_info"
 #: Types of rewards that need no conversion.
 _PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
 
@@ -42,6 +44,17 @@ class EnvFault:
     lost_step: bool
     count: int
     traceback: str
+
+
+@dataclass(frozen=True)
+class EpisodeInfo:
+    """Keeps Gymnasium's vectors from merging the infos of several environments.
+
+    Attributes:
+        info: of the last step of an episode.
+    """
+
+    info: dict[str, Any]
 
 
 class EnvPlace(NamedTuple):
@@ -71,8 +84,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Also seeds what `reset(seed=...)` does not: the spaces, and the global generators of a process
     that belongs to this environment. Converts rewards to plain numbers and copies last observations
-    (environments may reuse their arrays). Drops the environment's infos: nothing reads them, and
-    batching those of HalfCheetah-v5 takes a vector a tenth of its step.
+    (environments may reuse their arrays). Drops the environment's infos: batching those of
+    HalfCheetah-v5 takes a vector a tenth of its step. Callbacks read those of last steps.
 
     Args:
         make: makes the environment.
@@ -81,6 +94,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             error.
         env: the first environment, if it has been made.
         process: seed of the process, for the environments of an `AsyncVectorEnv`.
+        keep_infos: return the infos of last steps, as `EpisodeInfo`.
 
     Raises:
         EnvironmentFailedError: after `max_failures` exceptions; from `__init__`, `step`, `reset`.
@@ -94,7 +108,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         max_failures: int,
         env: Any = None,
         process: ProcessSeed | None = None,
+        keep_infos: bool = False,
     ) -> None:
+        self._keep_infos = keep_infos
         self._owns_process = process is not None and process.applies_here
         if process is not None and self._owns_process:
             seed_global_generators(process.seed)
@@ -135,9 +151,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raised = error  # handled below, where it is not the context of other exceptions
         else:
             self._steps += 1
-            observation, reward, terminated, truncated, _ = result
+            observation, reward, terminated, truncated, info = result
             if terminated or truncated:
                 observation = deepcopy(observation)
+                if self._keep_infos:
+                    last = {INFO_KEY: EpisodeInfo(deepcopy(info))}
+                    return observation, reward, terminated, truncated, last
             return observation, reward, terminated, truncated, {}
         fault, observation = self._replace(raised)
         return observation, 0.0, False, False, {FAULT_KEY: fault}

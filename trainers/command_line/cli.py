@@ -150,7 +150,8 @@ def evaluate(
             evaluation.restore_statistics(state, single_env)
             played = evaluation.play(loaded, single_env, episodes, stochastic, seed)
     say(f"checkpoint  {found}")
-    for name, values in (("return", played.returns), ("length", played.lengths)):
+    returns = [episode.episode_return for episode in played]
+    for name, values in (("return", returns), ("length", [one.episode_len for one in played])):
         say(f"{name:<11} {evaluation.summary(values)}  ({episodes} episodes)")
     if video is not None:
         say(f"video       {video}")
