@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from polopt.common.action_mask import ActionMask
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.spaces import ObservationEncoder
 
@@ -16,11 +17,13 @@ class ActingPolicy(Protocol):
     Attributes:
         encoder: converts observations of the environment to arrays.
         dist: samples actions from parameters and noise, and converts them for the environment.
+        mask: where observations say which actions are allowed; None: they do not.
         version: version of the weights; written to each batch.
     """
 
     encoder: ObservationEncoder
     dist: ActionDistribution
+    mask: ActionMask | None
     version: int
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
+from polopt.common.action_mask import find_action_mask
 from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
@@ -47,6 +48,7 @@ class NonLearningPolicy:
     Attributes:
         encoder: converts observations of the environment to arrays.
         dist: the action distribution.
+        mask: where observations say which actions are allowed; None: they do not.
         version: version of the weights.
         env_steps: environment steps sampled so far by all workers.
     """
@@ -64,6 +66,7 @@ class NonLearningPolicy:
     ) -> None:
         self.config = config
         self.encoder = ObservationEncoder(observation_space)
+        self.mask = find_action_mask(observation_space, action_space)
         self.device = torch.device(device)
         self.shuffle = np.random.default_rng(seed)
         self.version = 0
@@ -92,15 +95,18 @@ class NonLearningPolicy:
 
 
 class RandomPolicy(NonLearningPolicy):
-    """Chooses actions uniformly from the action space."""
+    """Chooses actions uniformly from the action space, or from those that a mask allows."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.dist = UniformActions(args[1])
+        space = args[1]
+        self.dist = UniformActions(space) if self.mask is None else make_distribution(space)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """`[N, 0]`: the distribution has no parameters."""
-        return np.empty((len(obs), 0), dtype=np.float32)
+        """Logits `[N, P]` with a mask, else `[N, 0]`: the distribution has no parameters."""
+        if self.mask is None:
+            return np.empty((len(obs), 0), dtype=np.float32)
+        return self.mask.masked(0.0, obs)
 
 
 class CallablePolicy(NonLearningPolicy):
@@ -155,7 +161,7 @@ class ModulePolicy(NonLearningPolicy):
                 f"{[len(obs), self.dist.num_params]}; got {list(params.shape)}. A module that "
                 "returns actions can be passed as a callable (its forward method)"
             )
-        return params
+        return params if self.mask is None else self.mask.masked(params, obs)
 
     def get_weights(self) -> Weights:
         """A copy of parameters and buffers, `[P]`."""

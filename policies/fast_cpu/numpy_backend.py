@@ -26,9 +26,11 @@ _LossGradientsOf = Callable[
 
 
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
-    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` on the CPU, but no subclass, which
-    may compute something else."""
-    return type(network) is MLPNetwork and next(network.parameters()).device.type == "cpu"
+    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` with tanh or ReLU on the CPU, but
+    no subclass, which may compute something else."""
+    if type(network) is not MLPNetwork or next(network.parameters()).device.type != "cpu":
+        return False
+    return all(isinstance(m, nn.Linear | nn.Tanh | nn.ReLU) for m in network.policy_trunk)
 
 
 class NumpyBackend:

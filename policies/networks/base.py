@@ -1,9 +1,10 @@
-"""`ActorCriticNetwork`: trunks and heads for policy and value."""
+"""`Network`: what a policy calls; `ActorCriticNetwork`: trunks and heads for policy and value."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,25 @@ from polopt.policies.networks.config import ModelConfig
 from polopt.policies.networks.layers import linear
 
 
-class ActorCriticNetwork(nn.Module, ABC):
+class Network(nn.Module, ABC):
+    """Computes distribution parameters and values of encoded observations."""
+
+    @abstractmethod
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[B, P]` and values `[B]` of observations `[B, ...]`."""
+
+    def action_params(self, obs: Tensor) -> Tensor:
+        """Distribution parameters `[B, P]` only, for acting."""
+        params: Tensor = self(obs)[0]
+        return params
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Values `[B]` only."""
+        values: Tensor = self(obs)[1]
+        return values
+
+
+class ActorCriticNetwork(Network):
     """Trunks and linear heads for policy and value, orthogonally initialised.
 
     Gains are those of Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01 for the policy head,
@@ -28,7 +47,7 @@ class ActorCriticNetwork(nn.Module, ABC):
 
     def __init__(
         self,
-        make_trunk: Callable[[], tuple[nn.Sequential, int]],
+        make_trunk: Callable[[], tuple[nn.Module, int]],
         num_params: int,
         gaussian: bool,
         shared: bool,
@@ -50,22 +69,19 @@ class ActorCriticNetwork(nn.Module, ABC):
         self.shared = shared
 
     @abstractmethod
-    def prepare(self, obs: Tensor) -> Tensor:
+    def prepare(self, obs: Tensor) -> Any:
         """Input of the trunks for encoded observations `[B, ...]`."""
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[B, P]` and values `[B]` of observations `[B, ...]`."""
-        obs = self.prepare(obs)
-        hidden = self.policy_trunk(obs)
-        value_hidden = hidden if self.shared else self.value_trunk(obs)
+        inputs = self.prepare(obs)
+        hidden = self.policy_trunk(inputs)
+        value_hidden = hidden if self.shared else self.value_trunk(inputs)
         return self._with_log_std(self.policy_head(hidden)), self.value_head(value_hidden)[:, 0]
 
     def action_params(self, obs: Tensor) -> Tensor:
-        """Distribution parameters `[B, P]` only, for acting."""
         return self._with_log_std(self.policy_head(self.policy_trunk(self.prepare(obs))))
 
     def value(self, obs: Tensor) -> Tensor:
-        """Values `[B]` only."""
         values: Tensor = self.value_head(self.value_trunk(self.prepare(obs)))
         return values[:, 0]
 

@@ -72,6 +72,7 @@ class VectorSampler:
         self._next_step = self._mode == AutoresetMode.NEXT_STEP
         self.keep_steps: int | None = None
         self.faults = faults or SamplerFaults()
+        self.faults.mask = policy.mask
         self.restart(seeds)
 
     def restart(self, seeds: Seeds) -> None:
@@ -91,6 +92,7 @@ class VectorSampler:
             seed_spaces(self.env, seeds[0])
         try:
             obs, infos = self.env.reset(seed=given)
+            self.faults.check_masks(self.env, obs)
         except Exception as error:
             self.env, obs, infos = self.faults.rebuild(self.env, error, self._seeds)
         self.faults.check(self.env, obs)
@@ -112,7 +114,8 @@ class VectorSampler:
         Args:
             explore: how actions are chosen; True is `random`, False is `mode`.
             steps: T, instead of `fragment_length`.
-            uniform: ignore the policy; actions are uniform over the action space. Their
+            uniform: ignore the policy; actions are uniform over the action space, or over those
+                that a mask allows. Their
                 `action_dist_inputs` are 0 (for categories: the parameters of that distribution).
 
         Returns:
@@ -160,6 +163,8 @@ class VectorSampler:
                 ended = np.flatnonzero(over)
                 last_obs, raw = self._finish(ended, raw, infos)
                 rows.add_last_observations(t, ended, last_obs)
+            goes_on = ~(terminated[t] | truncated[t]) if self._next_step else True
+            self.faults.check_masks(self.env, raw, goes_on)
         except Exception as error:
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
             rewards[t], terminated[t], truncated[t] = 0.0, False, False
@@ -203,6 +208,7 @@ class VectorSampler:
             else:
                 envs = np.ones_like(envs)
                 raw, infos = self.env.reset()
+            self.faults.check_masks(self.env, raw, envs)
         except Exception as error:
             envs = np.ones_like(envs)
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds)
