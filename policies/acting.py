@@ -19,12 +19,20 @@ class ActingPolicy(Protocol):
         dist: samples actions from parameters and noise, and converts them for the environment.
         mask: where observations say which actions are allowed; None: they do not.
         version: version of the weights; written to each batch.
+        state_size: S, size of the policy's memory of one environment; 0 without memory.
     """
 
     encoder: ObservationEncoder
     dist: ActionDistribution
     mask: ActionMask | None
     version: int
+    state_size: int
 
-    def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
+    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`, and the
+        memory `[N, S]` float32 after them.
+
+        Args:
+            obs: `[N, ...]`.
+            state: memory `[N, S]` before; zeros at the start of an episode.
+        """

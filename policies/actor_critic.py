@@ -24,15 +24,15 @@ from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
 from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.minibatches import (
-    as_tensor,
     num_minibatches,
     shuffled,
     shuffled_columns,
+    shuffled_sequences,
     valid_rows,
 )
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
-from polopt.policies.networks.backend import Backend, TorchBackend
+from polopt.policies.networks.backend import Backend, TorchBackend, as_tensor
 from polopt.policies.networks.base import Network
 from polopt.policies.networks.factory import make_network
 from polopt.policies.networks.masked import MaskedNetwork
@@ -105,6 +105,7 @@ class ActorCriticPolicy(Policy):
         device: str = "cpu",
     ) -> None:
         super().__init__(observation_space, action_space, config, seed, device)
+        self.state_size = self.model.state_size
         closed_form = self.loss_gradients if has_closed_form(type(self)) else None
         self._backend = self.make_backend(self.model, closed_form)
 
@@ -138,14 +139,25 @@ class ActorCriticPolicy(Policy):
         return NumpyBackend(network, loss_terms_of(self.dist), closed_form, torch_backend)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
+        if self.state_size:
+            return self.act(obs, np.zeros((len(obs), self.state_size), np.float32))[0]
         return self._backend.action_params(obs)
 
-    def action_params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
-        params: Tensor = network.action_params(obs)
-        return params
+    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not self.state_size:
+            return self._backend.action_params(obs), state
+        params, _, states = self._backend.unroll(obs[None], state)
+        return params[0], states[0]
+
+    def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.state_size:
+            return network.action_params(obs), state
+        params, _, states = network.unroll(obs[None], state)
+        return params[0], states[0]
 
     def value(self, obs: np.ndarray) -> np.ndarray:
-        """Values `[N]` float32 of encoded observations `[N, ...]`."""
+        """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory; see
+        `state_values`."""
         return self._backend.value(obs)
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
@@ -158,7 +170,16 @@ class ActorCriticPolicy(Policy):
     def state_values(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
         """Values of a batch's observations and of their true next observations, `[T, N]` each; 0
         after `terminated`."""
-        return gae.state_values(batch, self.value)
+        if not self.state_size:
+            return gae.state_values(batch, self.value)
+        starts = gae.episode_starts(batch)
+        _, values, states = self._backend.unroll(batch.all_obs, batch.per_env["state"], starts)
+        successors = np.zeros(0, np.float32)
+        if len(batch.successor_index):
+            rows = zip(*np.divmod(batch.successor_index, batch.shape[1]), strict=True)
+            after = np.stack([states[int(t)][n] for t, n in rows])
+            successors = self._backend.unroll(batch.successor_obs[None], after)[1][0]
+        return values[:-1], gae.next_values(batch, values, successors)
 
     def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
         """Distribution parameters `[T, N, P]` of a batch's observations.
@@ -167,7 +188,11 @@ class ActorCriticPolicy(Policy):
             batch: `[T, N]`; N may be 0.
             backend: of another network than `model`.
         """
-        params = (backend or self._backend).action_params(batch.flat("obs"))
+        backend = backend or self._backend
+        if self.state_size:
+            starts = gae.episode_starts(batch)[:-1]
+            return backend.unroll(batch.obs, batch.per_env["state"], starts)[0]
+        params = backend.action_params(batch.flat("obs"))
         return params.reshape(*batch.shape, self.dist.num_params)
 
     def log_prob(self, batch: SampleBatch, params: np.ndarray) -> np.ndarray:
@@ -182,10 +207,18 @@ class ActorCriticPolicy(Policy):
         """The loss, a mean over rows, so that its gradient does not grow with the batch.
 
         Args:
-            rows: `obs` `[B, ...]` and each of `loss_columns` `[B, ...]`; valid rows only.
+            rows: each of `loss_columns` `[B, ...]`, valid rows only, and what `outputs` reads.
 
         Returns: the loss `[]` and learner statistics `[]` (means over the same rows).
         """
+
+    def outputs(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch, which the
+        loss is computed from."""
+        if not self.state_size:
+            return self.model(rows["obs"])
+        params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
+        return params[rows["valid"]], values[rows["valid"]]
 
     def loss_gradients(
         self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
@@ -200,13 +233,26 @@ class ActorCriticPolicy(Policy):
         """The valid rows `[B, ...]` of the columns that `loss` reads, as tensors. If the config
         says so, advantages are standardised over the rows of all learners (see `Reducer`).
 
+        Of a policy with memory, `obs` are whole sequences `[T, N, ...]`, and there are `starts` and
+        `valid` `[T, N]` (the rows B are the valid ones, by time and then by environment) and
+        `state` `[N, S]` before the first step; see `outputs`.
+
         Args:
             batch: from `prepare_batch`.
             reducer: sums over all learners; None for one learner.
         """
-        rows = valid_rows(batch, ("obs", *self.loss_columns), self.device)
+        columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
+        rows = valid_rows(batch, columns, self.device)
         if self.config.standardize_advantages:
             rows["advantages"] = standardized(rows["advantages"], reducer or LocalReducer())
+        if self.state_size:
+            sequences = {
+                "obs": batch.obs,
+                "starts": gae.episode_starts(batch)[:-1],
+                "valid": batch["valid"],
+                "state": batch.per_env["state"],
+            }
+            rows |= {name: as_tensor(array, self.device) for name, array in sequences.items()}
         return rows
 
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
@@ -220,7 +266,7 @@ class ActorCriticPolicy(Policy):
         return gradients._replace(new_rows=gradients.rows, acted=batch.version)
 
     def _gradients_of(self, rows: Mapping[str, Tensor], explained: float) -> Gradients:
-        count = len(rows["obs"])
+        count = len(rows["actions"])
         if count == 0:
             return self.no_gradients()
         buffers = self.flat.get_buffers()
@@ -238,7 +284,7 @@ class ActorCriticPolicy(Policy):
     def num_minibatches(self, batch: SampleBatch) -> tuple[int, int]:
         # All rows count, valid or not, so that workers with whole fragments have the same number.
         parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
-        if self.whole_columns:
+        if self.whole_columns or self.state_size:
             parts = min(parts, batch.shape[1])
         return parts, self.config.num_sgd_iter
 
@@ -292,7 +338,7 @@ class ActorCriticPolicy(Policy):
         Returns:
             learner statistics, means over all learners' rows; empty if there are none.
         """
-        count = len(rows["obs"])
+        count = len(rows["actions"])
         if count == 0 and reducer.world_size == 1:
             return {}
         stats = self.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
@@ -315,10 +361,11 @@ class ActorCriticPolicy(Policy):
 
 
 class _Minibatches:
-    """The minibatches of one batch: rows of the prepared batch in random order, or whole columns.
+    """The minibatches of one batch: rows of the prepared batch in random order, or whole columns,
+    which a policy with memory needs.
 
     Args:
-        policy: prepares the batch, now or, with whole columns, each minibatch.
+        policy: prepares the batch, now or, with `whole_columns`, each minibatch.
         batch: postprocessed.
         reducer: sums over all learners.
 
@@ -336,7 +383,7 @@ class _Minibatches:
         if not policy.whole_columns:
             batch = policy.prepare_batch(batch)
             self._rows = policy.training_rows(batch, reducer)
-            sums = [float(len(self._rows["obs"])), sums[1], *_moments(batch)]
+            sums = [float(len(self._rows["actions"])), sums[1], *_moments(batch)]
         total = torch.tensor(sums, dtype=torch.float64)
         reducer.sum_(total)
         rows, columns, *moments = total.tolist()
@@ -344,7 +391,7 @@ class _Minibatches:
             self._explained = _explained(moments)
         learners = reducer.world_size
         parts = num_minibatches(int(rows), learners, policy.config.sgd_minibatch_size)
-        if policy.whole_columns:
+        if policy.whole_columns or policy.state_size:
             parts = min(parts, -(-int(columns) // learners))
         self.parts = parts if rows else 0
 
@@ -353,7 +400,8 @@ class _Minibatches:
         once."""
         policy = self._policy
         if not policy.whole_columns:
-            for rows in shuffled(self._rows, parts, policy.shuffle):
+            split = shuffled_sequences if policy.state_size else shuffled
+            for rows in split(self._rows, parts, policy.shuffle):
                 yield rows, self._explained
             return
         for part in shuffled_columns(self._batch, parts, policy.shuffle):

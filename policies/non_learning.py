@@ -5,6 +5,7 @@ They adapt a `torch.nn.Module` or a callable, or choose random actions.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ class NonLearningConfig(Config):
     squash_actions: bool = False
 
 
-class NonLearningPolicy:
+class NonLearningPolicy(ABC):
     """A policy that chooses actions and does not learn; it has no weights.
 
     Args:
@@ -51,10 +52,12 @@ class NonLearningPolicy:
         mask: where observations say which actions are allowed; None: they do not.
         version: version of the weights.
         env_steps: environment steps sampled so far by all workers.
+        state_size: 0: it has no memory.
     """
 
     config_class: ClassVar[type[NonLearningConfig]] = NonLearningConfig
     dist: ActionDistribution
+    state_size = 0
 
     def __init__(
         self,
@@ -71,6 +74,14 @@ class NonLearningPolicy:
         self.shuffle = np.random.default_rng(seed)
         self.version = 0
         self.env_steps = 0
+
+    @abstractmethod
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
+
+    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`action_params`, and the state unchanged."""
+        return self.action_params(obs), state
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Returns the batch unchanged."""

@@ -59,12 +59,14 @@ class Policy(ABC):
         coefficients: scalars that learning adapts, which start from the options of the same names;
             they are sent with the weights.
         non_finite_gradients: non-finite gradients computed here while several learners cooperate.
+        state_size: S, size of the memory of one environment, a vector; 0 without memory.
 
     Raises:
         ConfigError: for spaces that are not supported.
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
+    state_size: int = 0
 
     def __init__(
         self,
@@ -131,10 +133,28 @@ class Policy(ABC):
 
     @abstractmethod
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`; of a policy
+        with memory, for environments whose episode begins with them."""
+
+    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distribution parameters of observations, and the memory after them. A policy with memory
+        overrides it, and sets `state_size`.
+
+        Args:
+            obs: encoded observations `[N, ...]`.
+            state: memory `[N, S]` float32 before; zeros at the start of an episode.
+
+        Returns:
+            parameters `[N, P]` float32, and memory `[N, S]` float32.
+        """
+        return self.action_params(obs), state
 
     def compute_actions(
-        self, obs: np.ndarray, explore: bool = True, rng: np.random.Generator | None = None
+        self,
+        obs: np.ndarray,
+        explore: bool = True,
+        rng: np.random.Generator | None = None,
+        state: np.ndarray | None = None,
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Chooses one action for each observation.
 
@@ -142,17 +162,22 @@ class Policy(ABC):
             obs: encoded observations `[N, ...]`.
             explore: sample the actions; False takes the mode.
             rng: source of random numbers; by default a new generator.
+            state: memory `[N, S]`; None: episodes begin.
 
         Returns:
             actions for the environment `[N, ...]`, and `{"action_dist_inputs": [N, P], "actions":
-            [N, ...]}` with the actions as sampled from the distribution.
+            [N, ...], "state": [N, S]}` with the actions as sampled from the distribution, and the
+            memory after them.
         """
-        params = self.action_params(obs)
+        if state is None:
+            state = np.zeros((len(obs), self.state_size), dtype=np.float32)
+        params, state = self.act(obs, state)
         noise = None
         if explore:
             noise = self.dist.draw_noise(rng or np.random.default_rng(), len(obs))
         actions = self.dist.sample(params, noise)
-        return self.dist.to_env(actions), {"action_dist_inputs": params, "actions": actions}
+        extras = {"action_dist_inputs": params, "actions": actions, "state": state}
+        return self.dist.to_env(actions), extras
 
     def predict(
         self,
@@ -166,38 +191,54 @@ class Policy(ABC):
         Args:
             observations: an observation as the environment returns it, or a batch: an array `[N,
                 ...]`, for a Dict or Tuple space a dict or tuple of those. The shape tells which.
-            state: memory of the policy from the call before; None at the start of an episode.
+            state: memory `[S]`, of a batch `[N, S]`, that the call before returned; None: episodes
+                begin. Where one environment of a batch begins an episode, set its row to 0.
             deterministic: take the mode of the distribution; False samples.
             rng: source of random numbers of sampled actions; None: a new generator.
 
         Returns:
             the action for `env.step`, of a batch `[N, ...]`; and the state for the next call, None
-            for policies without memory, which all are now.
+            for policies without memory.
 
         Raises:
-            ValueError: an observation of another structure or shape, an action mask that allows no
-                action, or a state that is not None.
+            ValueError: an observation of another structure or shape; an action mask that allows no
+                action; a state of another shape, or one that is not None for a policy without
+                memory.
         """
-        if state is not None:
+        if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")
         encoded, is_batch = self.encoder.encode_some(observations)
         if self.mask is not None:
             self.mask.check(encoded[:, self.mask.place])
-        actions, _ = self.compute_actions(encoded, explore=not deterministic, rng=rng)
-        return (actions if is_batch else actions[0]), None
+        if state is not None:
+            state = self._checked_state(state, len(encoded), is_batch)
+        actions, extras = self.compute_actions(encoded, not deterministic, rng, state)
+        after = extras["state"] if self.state_size else None
+        if is_batch:
+            return actions, after
+        return actions[0], None if after is None else after[0]
 
-    def action_params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
-        """Optional, for `export_onnx`: as `action_params`, computed by torch operations.
+    def _checked_state(self, state: Any, count: int, is_batch: bool) -> np.ndarray:
+        """A caller's state as `[N, S]`."""
+        array = np.asarray(state, dtype=np.float32)
+        expected = (count, self.state_size) if is_batch else (self.state_size,)
+        if array.shape != expected:
+            raise ValueError(f"state must have shape {list(expected)}; got {list(array.shape)}")
+        return array.reshape(count, self.state_size)
+
+    def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Optional, for `export_onnx`: as `act`, computed by torch operations.
 
         Args:
             network: a copy of `model` on the CPU.
             obs: encoded observations `[N, ...]`.
+            state: memory `[N, S]`.
 
         Raises:
             ConfigError: the policy does not have it.
         """
         raise ConfigError(
-            f"{type(self).__name__} cannot be exported: it does not define action_params_in_torch"
+            f"{type(self).__name__} cannot be exported: it does not define act_in_torch"
         )
 
     def export_onnx(self, path: str | Path) -> None:
@@ -206,14 +247,16 @@ class Policy(ABC):
         Inputs are batches `[N, ...]` in the dtype of the observation space: `observations`; of a
         Dict or Tuple space one for each part, such as `observations.position` (Discrete and
         MultiDiscrete: int64). Outputs are `actions` `[N, ...]` for the environment and
-        `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free.
+        `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free. A policy with
+        memory has the further input `state` and output `next_state`, `[N, S]` float32.
 
         Raises:
             ConfigError: the extra `onnx` is not installed, the policy cannot be exported, or the
                 file cannot be written.
         """
         network = copy.deepcopy(self.model).cpu()
-        write_onnx(path, self.encoder.space, self.dist, self.action_params_in_torch, network)
+        space, size = self.encoder.space, self.state_size
+        write_onnx(path, space, self.dist, self.act_in_torch, network, size)
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Prepares a sample `[T, N]` in the worker that made it, while the weights are those that

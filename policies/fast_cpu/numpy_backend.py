@@ -26,11 +26,14 @@ _LossGradientsOf = Callable[
 
 
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
-    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` with tanh or ReLU on the CPU, but
-    no subclass, which may compute something else."""
-    if type(network) is not MLPNetwork or next(network.parameters()).device.type != "cpu":
+    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` without memory, with tanh or ReLU,
+    on the CPU, but no subclass, which may compute something else."""
+    if type(network) is not MLPNetwork or network.state_size:
         return False
-    return all(isinstance(m, nn.Linear | nn.Tanh | nn.ReLU) for m in network.policy_trunk)
+    on_cpu = next(network.parameters()).device.type == "cpu"
+    return on_cpu and all(
+        isinstance(m, nn.Linear | nn.Tanh | nn.ReLU) for m in network.policy_trunk
+    )
 
 
 class NumpyBackend:
@@ -68,6 +71,12 @@ class NumpyBackend:
     def value(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""
         return self._network.value(obs)
+
+    def unroll(
+        self, obs: np.ndarray, state: np.ndarray, starts: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
+        """See `Backend`."""
+        return self._fallback.unroll(obs, state, starts)
 
     # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
     @np.errstate(over="ignore", invalid="ignore")

@@ -56,6 +56,9 @@ class ModelConfig(Config):
             convolutions for other observations. Empty: no convolutions.
         post_fcnet_hiddens: widths of the layers after the convolutions, with ReLU. None: 512, and
             128 for images below 36 x 36 without `conv_filters`.
+        use_lstm: policy and value have memory: an LSTM between hidden layers and heads. What it
+            reads in one update is a fragment, `rollout_fragment_length` steps.
+        lstm_cell_size: number of its cells.
         vf_share_layers: policy and value share the hidden layers. None: True for convolutions,
             which are most of the cost, False otherwise.
         free_log_std: for Box actions: the log standard deviation is a parameter that does not
@@ -72,6 +75,8 @@ class ModelConfig(Config):
     fcnet_activation: Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"] = "tanh"
     conv_filters: tuple[ConvFilter, ...] | None = None
     post_fcnet_hiddens: _Widths | None = None
+    use_lstm: bool = False
+    lstm_cell_size: _Width = 256
     vf_share_layers: bool | None = None
     free_log_std: bool = True
     initial_log_std: float = pydantic.Field(0.0, ge=-20.0, le=10.0)
@@ -86,6 +91,10 @@ class ModelConfig(Config):
         "custom_model_config": "custom_options",
     }
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "max_seq_len": "sequences are as long as a fragment: set 'rollout_fragment_length'",
+    }
+
     def named(self) -> dict[str, Any]:
         """The options by key, for JSON: a custom network by its name."""
         options = self.to_dict()
@@ -96,10 +105,16 @@ class ModelConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _resolve_aliases(cls, data: Any) -> Any:
-        return canonical(data, cls.aliases, "model") if isinstance(data, Mapping) else data
+        if not isinstance(data, Mapping):
+            return data
+        options = canonical(data, cls.aliases, "model")
+        cls.check_former_keys(options, "model")
+        return options
 
     @pydantic.model_validator(mode="after")
     def _check_options_have_a_module(self) -> ModelConfig:
         if self.custom_options and self.custom is None:
             raise ValueError("'custom_options' beside 'custom', which is not given")
+        if self.use_lstm and self.custom is not None:
+            raise ValueError("'use_lstm' without 'custom'")
         return self

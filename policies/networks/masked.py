@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polopt.common.action_mask import MASKED_LOGIT, ActionMask
-from polopt.policies.networks.base import Network
+from polopt.policies.networks.base import Network, States
 
 
 class MaskedNetwork(Network):
@@ -28,6 +28,7 @@ class MaskedNetwork(Network):
         self.network = network
         self._place = mask.place
         self._seen = seen
+        self.state_size = network.state_size
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         params, values = self.network(self._rest(obs))
@@ -39,12 +40,18 @@ class MaskedNetwork(Network):
     def value(self, obs: Tensor) -> Tensor:
         return self.network.value(self._rest(obs))
 
+    def unroll(
+        self, obs: Tensor, state: Tensor, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, States]:
+        params, values, states = self.network.unroll(self._rest(obs), state, starts)
+        return self._masked(params, obs), values, states
+
     def _rest(self, obs: Tensor) -> Tensor:
         if self._seen:
             return obs
-        before, after = obs[:, : self._place.start], obs[:, self._place.stop :]
-        return torch.cat([before, after], dim=1)
+        before, after = obs[..., : self._place.start], obs[..., self._place.stop :]
+        return torch.cat([before, after], dim=-1)
 
     def _masked(self, params: Tensor, obs: Tensor) -> Tensor:
         fill: Any = MASKED_LOGIT
-        return params.masked_fill(obs[:, self._place] <= 0.5, fill)
+        return params.masked_fill(obs[..., self._place] <= 0.5, fill)

@@ -38,6 +38,9 @@ class VectorSampler:
       successor of the row that ended.
     - *disabled*: as same-step; the sampler resets the environments that ended.
 
+    The policy's memory is 0 at the first observation of each episode. In next-step mode it still
+    reads the last observation of the episode before, in the row that only resets.
+
     An exception of an environment (see `FaultTolerantEnv`) discards its current episode, and at
     most one row, which is not `valid`; the row before is bootstrapped from the observation that it
     led to. An exception of an environment's own vector implementation does so for all N.
@@ -99,6 +102,7 @@ class VectorSampler:
         self.faults.note(infos)
         self._obs = self.policy.encoder.encode(obs).copy()
         self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
+        self._memory = self._no_memory()
         integers = range_check(self.env.single_observation_space) is not None
         self._checks_each_step = integers and not has_sub_envs(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
@@ -127,6 +131,7 @@ class VectorSampler:
         length, envs = steps or self.fragment_length, self.env.num_envs
         choose = action_chooser(self.policy, self._rng, explore, uniform, (length, envs))
         rows = FragmentColumns(length, self._obs, self.policy.dist)
+        per_env = {"state": self._memory.copy()} if self.policy.state_size else {}
         sampled = 0
         while sampled < length:
             if self.keep_steps is not None and sampled >= max(1, self.keep_steps):
@@ -147,13 +152,14 @@ class VectorSampler:
             version=self.policy.version,
             episodes=self._episodes.add(columns),
             faults=self.faults.take(),
+            per_env=per_env,
         )
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Steps all environments once and records row `t` and the observations after it, which are
         returned as the environment returned them."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
-        rows.params[t], actions = choose(t, rows.all_obs[t])
+        rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
         rows.actions[t] = actions
         try:
             raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
@@ -173,7 +179,22 @@ class VectorSampler:
         if self._checks_each_step:  # else once per fragment: integers out of range break encoding
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
+        if self.policy.state_size:
+            self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
+
+    def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
+        """`[N]` bool: row `t`, above 0, begins an episode; in a batch, see `gae.episode_starts`."""
+        if not self._next_step:
+            begins = rows.terminated[t - 1] | rows.truncated[t - 1]
+        elif t == 1:
+            begins = self._resets_next
+        else:
+            begins = rows.terminated[t - 2] | rows.truncated[t - 2]
+        return begins | rows.lost[t - 1] if t - 1 in rows.lost else begins
+
+    def _no_memory(self) -> np.ndarray:
+        return np.zeros((self.env.num_envs, self.policy.state_size), dtype=np.float32)
 
     def _finish(
         self, ended: np.ndarray, raw: Any, infos: Mapping[str, Any]
@@ -216,6 +237,7 @@ class VectorSampler:
         mask = envs.reshape(-1, *[1] * (self._obs.ndim - 1))
         self._obs = np.where(mask, self.policy.encoder.encode(raw), self._obs)
         self._resets_next = self._resets_next & ~envs
+        self._memory = np.where(envs[:, None], np.float32(0.0), self._memory)
         self._episodes.discard(envs)
 
     def get_state(self) -> dict[str, Any] | None:
@@ -228,6 +250,7 @@ class VectorSampler:
             "env": env_state,
             "obs": self._obs.copy(),
             "resets_next": self._resets_next.copy(),
+            "memory": self._memory.copy(),
             **self._episodes.get_state(),
             "rng": self._rng.bit_generator.state,
         }
@@ -237,6 +260,7 @@ class VectorSampler:
         set_env_state(self.env, state["env"])
         self._obs = np.asarray(state["obs"])
         self._resets_next = np.asarray(state["resets_next"])
+        self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)
         self._rng.bit_generator.state = state["rng"]
 

@@ -114,6 +114,7 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         version=first.version,
         episodes=EpisodeStats.concat([first.episodes, second.episodes]),
         faults=DataFaults.concat([first.faults, second.faults]),
+        per_env=first.per_env,
     )
 
 

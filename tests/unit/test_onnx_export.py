@@ -66,13 +66,17 @@ def check_model(policy: Policy, path: Path) -> None:
     space.seed(3)
     for rows in (1, 2, 7):
         batch = batch_of(space, rows)
-        feed = dict(zip(inputs, leaves(batch), strict=True))
-        actions, params = session.run(["actions", "action_dist_inputs"], feed)
-        expected, _ = policy.predict(batch)
+        states = np.random.default_rng(rows).normal(size=(rows, policy.state_size))
+        memory = [states.astype(np.float32)] if policy.state_size else []
+        feed = dict(zip(inputs, [*leaves(batch), *memory], strict=True))
+        actions, params, *after = session.run(None, feed)
+        expected, state = policy.predict(batch, memory[0] if memory else None)
+        if memory:
+            np.testing.assert_allclose(after[0], state, rtol=1e-5, atol=1e-5)
         assert actions.dtype == expected.dtype
         assert actions.shape == expected.shape == (rows, *policy.action_space.shape)
         np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
-        exact = policy.action_params(policy.encoder.encode(batch))
+        exact = policy.act(policy.encoder.encode(batch), states.astype(np.float32))[0]
         np.testing.assert_allclose(params, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -88,6 +92,8 @@ def check_model(policy: Policy, path: Path) -> None:
         ("decoupled_ppo", "discrete", "float32", {"fcnet_activation": "relu"}),
         ("ppo", "scalar", "float32", {"fcnet_hiddens": []}),
         ("ppo", "odd keys", "discrete", {}),
+        ("ppo", "dict", "multi", {"use_lstm": True, "lstm_cell_size": 5}),
+        ("impala", "box", "box", {"use_lstm": True, "lstm_cell_size": 5, "vf_share_layers": True}),
     ],
 )
 def test_onnx_model_acts_as_predict(
@@ -130,7 +136,7 @@ def test_export_names_what_is_not_installed(
 @needs_onnx
 def test_policy_without_torch_operations_is_one_error(tmp_path: Path) -> None:
     class Opaque(POLICIES.get("ppo")):  # type: ignore[misc]
-        action_params_in_torch = Policy.action_params_in_torch
+        act_in_torch = Policy.act_in_torch
 
     policy = Opaque(SPACES["box"], ACTIONS["box"], Opaque.config_class.parse({}))
     with pytest.raises(ConfigError, match="Opaque cannot be exported"):
