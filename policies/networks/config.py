@@ -20,19 +20,23 @@ ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padd
 
 
 def _network_class(value: Any) -> type[nn.Module] | None:
-    """The class that the value of `custom` names."""
-    if value is None:
-        return None
-    try:
-        found: type[nn.Module] = NETWORKS.get(value)
-    except ConfigError as error:
-        if isinstance(value, str) and value in NETWORKS.names():  # it cannot be imported
-            raise
-        names = f": {', '.join(NETWORKS.names())}" if NETWORKS.names() else ""
-        raise ValueError(
-            f"a subclass of torch.nn.Module, or a name given to polopt.register_network{names}"
-        ) from error
-    return found
+    """The class that the value of `custom` names. A class that is not registered gets no name: a
+    notebook may define several of one name, and a checkpoint must not find another one."""
+    if value is None or (isinstance(value, type) and issubclass(value, nn.Module)):
+        return value
+    names = NETWORKS.names()
+    if isinstance(value, str):
+        try:
+            found: type[nn.Module] = NETWORKS.get(value)
+        except ConfigError:
+            if value in names:  # it cannot be imported
+                raise
+        else:
+            return found
+    known = f": {', '.join(names)}" if names else ""
+    raise ValueError(
+        f"a subclass of torch.nn.Module, or a name given to polopt.register_network{known}"
+    )
 
 
 def _json_options(options: dict[str, Any]) -> dict[str, Any]:
