@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 import polopt
 from polopt.common.config import ConfigError
 from polopt.policies.a2c import A2CPolicy
+from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.networks.observations import split
 from polopt.policies.networks.registry import NETWORKS
-from polopt.policies.policy import Policy
+from polopt.policies.policy import Policy, reduce_gradient
 from polopt.policies.spaces import ObservationEncoder
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.cli import app
@@ -231,6 +232,15 @@ def test_modules_train_only_while_they_learn(name: str) -> None:
     assert modes == [False]
 
 
+def test_network_of_a_subclass_begins_in_evaluation_mode() -> None:
+    class Plugin(A2CPolicy):
+        def make_network(self) -> Any:
+            return super().make_network().train()
+
+    policy = Plugin(BOX, THREE, Plugin.config_class.parse({}))
+    assert not policy.model.training
+
+
 def statistics(policy: Policy) -> list[Tensor]:
     norm = policy.model.module.body[1]
     return [norm.running_mean.clone(), norm.running_var.clone()]
@@ -320,6 +330,14 @@ def test_buffers_of_several_learners_are_their_mean(shares: tuple[float, ...]) -
     rows = np.array([batch["valid"].sum() for batch in batches])
     expected = sum(rows[i] * alone[i] for i in range(len(rows)) if rows[i]) / rows.sum()
     np.testing.assert_allclose(weights[0][-16:], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_buffers_of_learners_without_rows_stay() -> None:
+    policy = policy_with(Normalised)
+    policy.learn_on_batch(batch_for(policy))
+    before = statistics(policy)
+    reduce_gradient(policy, 0, {}, LocalReducer())
+    assert all(map(torch.equal, statistics(policy), before))
 
 
 def test_gradients_refuse_statistics_that_they_do_not_hold() -> None:
