@@ -199,6 +199,23 @@ def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
         assert set(batch.episodes.lengths.tolist()) == {5}
 
 
+@every_kind
+@pytest.mark.parametrize("name", ["ppo", "appo"])
+def test_policies_with_memory_have_the_mask(kind: str, name: str) -> None:
+    vector = guarded([lambda: Masked(kind)] * 4, "next_step")
+    memory = {**SMALL, "use_lstm": True, "lstm_cell_size": 4}
+    policy = make_policy(name, vector, model=memory, lr=0.1)
+    sampler = make_sampler(vector, policy, 20)
+    for _ in range(3):
+        batch = sampler.sample()
+        assert batch.faults.env_faults == 0
+        masks = batch.all_obs[:-1, :, policy.mask.place]
+        logits = policy.dist_inputs(batch)
+        np.testing.assert_array_equal(logits == np.float32(MASKED_LOGIT), masks == 0.0)
+        stats = policy.learn_on_batch(policy.postprocess(batch))
+        assert np.isfinite(list(stats.values())).all()
+
+
 @every_mode
 def test_sampling_without_the_mask_is_wrong(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MaskedNetwork, "_masked", lambda self, params, obs: params)

@@ -214,6 +214,17 @@ def test_each_image_of_a_dict_has_its_own_convolutions() -> None:
     torch.testing.assert_close(values, model.value_head(hidden)[:, 0])
 
 
+def test_images_of_a_dict_have_memory() -> None:
+    space = spaces.Dict(
+        image=spaces.Box(0, 1, (5, 5, 2), np.bool_), speed=spaces.Box(-1.0, 1.0, (2,))
+    )
+    model = network_of(space, use_lstm=True, lstm_cell_size=4)
+    obs = torch.rand(3, 6, 52).round()
+    params, values, states = model.unroll(obs, torch.zeros(6, model.state_size))
+    assert (params.shape, values.shape) == ((3, 6, 6), (3, 6))
+    assert states[2].shape == (6, model.state_size)
+
+
 @pytest.mark.parametrize("name", ["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"])
 def test_activation_follows_each_hidden_layer(name: str) -> None:
     model = network_for((4,), FLOATS, fcnet_activation=name, fcnet_hiddens=[3])
