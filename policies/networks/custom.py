@@ -45,7 +45,8 @@ class CustomNetwork(Network):
     def __repr__(self) -> str:
         """Names and shapes of parameters and buffers, which checkpoints compare: the rest of a
         module may change."""
-        shapes = [f"{name} {list(t.shape)}" for name, t in self.module.state_dict().items()]
+        state = self.module.state_dict().items()
+        shapes = [f"{name} {list(t.shape)}" for name, t in state if isinstance(t, Tensor)]
         return f"{type(self).__name__}({', '.join(shapes)})"
 
 

@@ -88,7 +88,8 @@ class Collector:
             `(name or class, options)`; a `torch.nn.Module` from observations `[N, ...]` to action
             parameters `[N, P]`, or `(module, {"outputs": "actions"})` to actions; a
             `TensorDictModule` to the key `action`; a callable from observations to actions `[N,
-            ...]`; or None, for random actions. Where polopt makes the policy, it is `collector.policy`.
+            ...]`; or None, for random actions. Where polopt makes the policy, it is
+            `collector.policy`.
         options: see `CollectorConfig`.
 
     Raises:
