@@ -11,6 +11,7 @@ import numpy as np
 from polopt.common.compression import LOSSY, Packed, pack, unpack
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.moments import Moments
 
 
 @dataclass(slots=True)
@@ -42,7 +43,12 @@ class SampleBatch:
         compress: codec of `polopt.common.compression` for sending it to another process.
         column_versions: `[N]` versions of each column; None: all are `version`.
         per_env: by name `[N, ...]`: what each environment's column began with or was made with.
-            `state`: memory of the policy before the first step.
+            `state`: memory of the policy before the first step. `obs_mean`, `obs_inverse_std`
+            and `reward_scale`: how the policy that acted normalised observations and rewards, which
+            are stored as the environment returned them. They are missing if it did not, and if the
+            batch is normalised already (`Normalizer.normalized`).
+        moments: of the transitions, until the worker counts them; None: the policy does not
+            normalise, or they are counted.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -57,6 +63,7 @@ class SampleBatch:
     compress: str = "none"
     column_versions: np.ndarray | None = None  # [N] int64
     per_env: dict[str, np.ndarray] = field(default_factory=dict)  # name -> [N, ...]
+    moments: Moments | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.compress == "none":

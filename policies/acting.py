@@ -8,6 +8,7 @@ import numpy as np
 
 from polopt.common.action_mask import ActionMask
 from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
 
 
@@ -16,6 +17,7 @@ class ActingPolicy(Protocol):
 
     Attributes:
         encoder: converts observations of the environment to arrays.
+        normalizer: normalises observations and rewards; None: the policy does not.
         dist: samples actions from parameters and noise, and converts them for the environment.
         mask: where observations say which actions are allowed; None: they do not.
         version: version of the weights; written to each batch.
@@ -23,6 +25,7 @@ class ActingPolicy(Protocol):
     """
 
     encoder: ObservationEncoder
+    normalizer: Normalizer | None
     dist: ActionDistribution
     mask: ActionMask | None
     version: int

@@ -36,6 +36,7 @@ from polopt.policies.networks.backend import Backend, TorchBackend, as_tensor
 from polopt.policies.networks.base import Network
 from polopt.policies.networks.factory import make_network
 from polopt.policies.networks.masked import MaskedNetwork
+from polopt.policies.normalization import Normalizer
 from polopt.policies.policy import Policy, reduce_gradient
 
 
@@ -51,6 +52,13 @@ class ActorCriticConfig(PolicyConfig):
         sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
             all rows.
         standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
+        normalize_observations: each element of an observation by its running mean and standard
+            deviation over all samples so far; see `Normalizer`.
+        clip_observations: bound of normalised observations.
+        normalize_rewards: divide rewards by the running standard deviation of the discounted
+            return; values and value targets are those of these rewards. Returns in results are not
+            divided.
+        clip_rewards: bound of normalised rewards.
     """
 
     gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
@@ -60,7 +68,12 @@ class ActorCriticConfig(PolicyConfig):
     num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
     sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
     standardize_advantages: bool = False
+    normalize_observations: bool = False
+    clip_observations: float = pydantic.Field(10.0, gt=0.0, le=1e6)
+    normalize_rewards: bool = False
+    clip_rewards: float = pydantic.Field(10.0, gt=0.0, le=1e6)
 
+    renamed: ClassVar[Mapping[str, str]] = {"observation_filter": "normalize_observations"}
     aliases: ClassVar[Mapping[str, str]] = {
         **PolicyConfig.aliases,
         "lambda_": "lambda",
@@ -69,12 +82,24 @@ class ActorCriticConfig(PolicyConfig):
         "entropy_coeff_schedule": "entropy_coeff",
     }
 
+    @pydantic.model_validator(mode="after")
+    def _refuse_bound_of_nothing(self) -> ActorCriticConfig:
+        for what in ("observations", "rewards"):
+            bound, default = f"clip_{what}", type(self).model_fields[f"clip_{what}"].default
+            if getattr(self, bound) != default and not getattr(self, f"normalize_{what}"):
+                raise ValueError(
+                    f"key {bound!r}: got {getattr(self, bound)} with normalize_{what}=False. "
+                    f"Allowed: {default}, or normalize_{what}=True"
+                )
+        return self
+
 
 class ActorCriticPolicy(Policy):
     """Learns by minibatch SGD on advantages and value targets.
 
     A subclass provides `loss`, and optionally `config_class`, `loss_columns`, `whole_columns`,
     `make_network`, `postprocess`, `prepare_batch`, `on_epoch`, `on_learned` and `loss_gradients`.
+    Where it reads `obs` or `rewards` of a batch itself, it reads those of `normalized(batch)`.
 
     Args:
         observation_space: observation space of one environment.
@@ -112,6 +137,19 @@ class ActorCriticPolicy(Policy):
     def make_segments(self) -> dict[str, Segment]:
         return {"network": Segment(self.masked(self.make_network()))}
 
+    def make_normalizer(self) -> Normalizer | None:
+        config = self.config
+        observations = config.clip_observations if config.normalize_observations else None
+        rewards = config.clip_rewards if config.normalize_rewards else None
+        if observations is None and rewards is None:
+            return None
+        return Normalizer(self.encoder, observations, rewards, config.gamma)
+
+    def set_option(self, name: str, value: Any) -> None:
+        super().set_option(name, value)
+        if self.normalizer is not None:
+            self.normalizer.gamma = self.config.gamma
+
     def make_network(self) -> Network:
         """A new network for `encoder`, `mask`, `dist` and `config.model`, with random weights."""
         gaussian = isinstance(self.dist, DiagGaussian)
@@ -141,15 +179,18 @@ class ActorCriticPolicy(Policy):
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         if self.state_size:
             return self.act(obs, np.zeros((len(obs), self.state_size), np.float32))[0]
-        return self._backend.action_params(obs)
+        return self._backend.action_params(self._normalized_obs(obs))
 
     def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        obs = self._normalized_obs(obs)
         if not self.state_size:
             return self._backend.action_params(obs), state
         params, _, states = self._backend.unroll(obs[None], state)
         return params[0], states[0]
 
     def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if self.normalizer is not None:
+            obs = self.normalizer.in_torch()(obs)
         if not self.state_size:
             return network.action_params(obs), state
         params, _, states = network.unroll(obs[None], state)
@@ -157,21 +198,34 @@ class ActorCriticPolicy(Policy):
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory; see
-        `state_values`."""
-        return self._backend.value(obs)
+        `state_values`. Where the policy normalises rewards, they are those of normalised ones."""
+        return self._backend.value(self._normalized_obs(obs))
+
+    def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
+        return obs if self.normalizer is None else self.normalizer.observations(obs)
+
+    def normalized(self, batch: SampleBatch) -> SampleBatch:
+        """The batch with observations and rewards as network and loss use them: normalised as when
+        its actions were chosen. A batch that is normalised already, and any batch of a policy that
+        does not normalise, is returned itself."""
+        return batch if self.normalizer is None else self.normalizer.normalized(batch)
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, `advantages` and `value_targets`, computed with the current weights, which
         must be those that chose the actions."""
-        values, following = self.state_values(batch)
-        gae.add_advantages(batch, values, following, self.config.gamma, self.config.lambda_)
+        used = self.normalized(batch)
+        values, following = self.state_values(used)
+        gae.add_advantages(used, values, following, self.config.gamma, self.config.lambda_)
+        for name in ("values", "advantages", "value_targets"):
+            batch[name] = used[name]
         return batch
 
     def state_values(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
         """Values of a batch's observations and of their true next observations, `[T, N]` each; 0
         after `terminated`."""
+        batch = self.normalized(batch)
         if not self.state_size:
-            return gae.state_values(batch, self.value)
+            return gae.state_values(batch, self._backend.value)
         starts = gae.episode_starts(batch)
         _, values, states = self._backend.unroll(batch.all_obs, batch.per_env["state"], starts)
         successors = np.zeros(0, np.float32)
@@ -188,7 +242,7 @@ class ActorCriticPolicy(Policy):
             batch: `[T, N]`; N may be 0.
             backend: of another network than `model`.
         """
-        backend = backend or self._backend
+        batch, backend = self.normalized(batch), backend or self._backend
         if self.state_size:
             starts = gae.episode_starts(batch)[:-1]
             return backend.unroll(batch.obs, batch.per_env["state"], starts)[0]
@@ -241,6 +295,7 @@ class ActorCriticPolicy(Policy):
             batch: from `prepare_batch`.
             reducer: sums over all learners; None for one learner.
         """
+        batch = self.normalized(batch)
         columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
         rows = valid_rows(batch, columns, self.device)
         if self.config.standardize_advantages:

@@ -22,6 +22,7 @@ from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.factory import make_distribution
 from polopt.policies.distributions.fixed import PassThroughActions, UniformActions
 from polopt.policies.networks.observations import split
+from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
 
 
@@ -51,6 +52,7 @@ class NonLearningPolicy(ABC):
 
     Attributes:
         encoder: converts observations of the environment to arrays.
+        normalizer: None.
         dist: the action distribution.
         mask: where observations say which actions are allowed; None: they do not.
         version: version of the weights.
@@ -73,6 +75,7 @@ class NonLearningPolicy(ABC):
         self.config = config
         self.encoder = ObservationEncoder(observation_space)
         self.mask = find_action_mask(observation_space, action_space)
+        self.normalizer: Normalizer | None = None
         self.device = torch.device(device)
         self.shuffle = np.random.default_rng(seed)
         self.version = 0

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from polopt.common.action_mask import find_action_mask
 from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
+from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
@@ -25,11 +26,20 @@ from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
+from polopt.policies.normalization import Normalizer, kinds_of, sum_moments
 from polopt.policies.onnx_export import write_onnx
 from polopt.policies.spaces import ObservationEncoder
 
 #: Options that are fixed once the policy exists.
-_FIXED_OPTIONS = ("model", "torch_optimizer", "fast_cpu")
+_FIXED_OPTIONS = (
+    "model",
+    "torch_optimizer",
+    "fast_cpu",
+    "normalize_observations",
+    "clip_observations",
+    "normalize_rewards",
+    "clip_rewards",
+)
 
 
 class Policy(ABC):
@@ -47,6 +57,7 @@ class Policy(ABC):
 
     Attributes:
         encoder: converts observations of the environment to arrays.
+        normalizer: normalises observations and rewards; None: the policy does not.
         action_space: of one environment.
         dist: the action distribution.
         mask: where observations say which actions are allowed; None: they do not.
@@ -100,6 +111,7 @@ class Policy(ABC):
         """Sets what `make_segments` needs."""
         self.config = config
         self.encoder = ObservationEncoder(observation_space)
+        self.normalizer = self.make_normalizer()
         self.action_space = action_space
         self.dist = make_distribution(action_space, config.model.squash_actions)
         self.mask = find_action_mask(observation_space, action_space)
@@ -128,6 +140,15 @@ class Policy(ABC):
     def make_segments(self) -> dict[str, Segment]:
         """New modules with random weights, by name; `network` is the one that acts. Called once,
         when `encoder`, `dist` and `config` are there."""
+
+    def make_normalizer(self) -> Normalizer | None:
+        """A new normaliser for `encoder` and `config`; None: observations and rewards are used as
+        they are. A policy that returns one calls its methods where it uses either.
+
+        Raises:
+            ConfigError: for observations that cannot be normalised.
+        """
+        return None
 
     # ---- acting and sampling --------------------------------------------------------------------
 
@@ -366,20 +387,41 @@ class Policy(ABC):
     # ---- weights and state ----------------------------------------------------------------------
 
     def get_weights(self) -> Weights:
-        """A copy of the weights `[P]`, with the arguments of schedules and losses."""
+        """A copy of the weights `[P]`, with the arguments of schedules and losses, and the moments
+        of the normaliser."""
         flat = self.flat.get_params()
-        return Weights(flat, self.version, self.env_steps, dict(self.coefficients))
+        moments = None if self.normalizer is None else self.normalizer.moments
+        return Weights(flat, self.version, self.env_steps, dict(self.coefficients), moments)
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies weights, their version, environment steps and coefficients.
+        """Copies weights, their version, environment steps, coefficients and, if they have any,
+        moments.
 
         Raises:
             ValueError: if the weights belong to another network.
         """
+        if weights.moments is not None:
+            if self.normalizer is None:
+                raise ValueError("the weights have moments, and this policy does not normalise")
+            self.normalizer.moments = weights.moments
         self.flat.set_params(weights.flat)
         self.version = weights.version
         self.env_steps = weights.env_steps
         self.coefficients = dict(weights.coefficients)
+
+    def add_moments(self, moments: Moments | None, reducer: Reducer | None = None) -> None:
+        """Adds the moments of new samples to those of the normaliser, if the policy has one.
+
+        Args:
+            moments: of the samples of this learner; None: there are none.
+            reducer: sums over all learners, which have the same moments, and add those of the
+                samples of all; None for one learner.
+        """
+        if self.normalizer is not None:
+            moments = moments or Moments.zero(len(self.normalizer.moments.mean))
+            if reducer is not None:
+                moments = sum_moments(moments, reducer)
+            self.normalizer.moments = self.normalizer.moments.merge(moments)
 
     def get_state(self) -> dict[str, Any]:
         """The state of learning: tensors, numbers, strings, and lists and dicts of these."""
@@ -392,6 +434,7 @@ class Policy(ABC):
             "coefficients": dict(self.coefficients),
             "configured_coefficients": self._configured_coefficients(),
             "shuffle": self.shuffle.bit_generator.state,
+            "moments": None if self.normalizer is None else self.normalizer.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -401,10 +444,20 @@ class Policy(ABC):
         otherwise the config's value is used, because it was changed since.
 
         Raises:
-            ValueError: if it belongs to another network or another torch optimizer.
+            ValueError: if it belongs to another network or another torch optimizer, or normalises
+                something else.
         """
         self.check_network(state["network"])
+        moments = state.get("moments")  # not in states of version 0.2
+        own = "nothing" if self.normalizer is None else self.normalizer.kinds
+        if kinds_of(moments) != own:
+            raise ValueError(
+                f"the state must be of a policy that normalises {own}; got one that normalises "
+                f"{kinds_of(moments)}"
+            )
         flat = self.flat.params_of(state)
+        if self.normalizer is not None:
+            self.normalizer.set_state(state["moments"])
         configured, before = self._configured_coefficients(), state["configured_coefficients"]
         adapted = {
             name: value

@@ -21,6 +21,7 @@ from polopt.rollouts.envs.saving import (
     set_env_state,
     set_env_statistics,
 )
+from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
 from polopt.rollouts.sampling.fault_handling import SamplerFaults, has_sub_envs, seed_argument
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
@@ -106,6 +107,7 @@ class VectorSampler:
         integers = range_check(self.env.single_observation_space) is not None
         self._checks_each_step = integers and not has_sub_envs(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
+        self._returns = DiscountedReturns(self.env.num_envs)
 
     def sample(
         self,
@@ -145,7 +147,10 @@ class VectorSampler:
             self._resets_next = rows.mark_resets(sampled, self._resets_next)
         rows.discard_lost()
         columns = rows.columns(sampled)
-        return SampleBatch(
+        normalizer = self.policy.normalizer
+        if normalizer is not None:
+            per_env |= normalizer.per_env(envs)
+        batch = SampleBatch(
             all_obs=rows.all_obs[: sampled + 1],
             columns=columns,
             **rows.successors(),
@@ -154,6 +159,10 @@ class VectorSampler:
             faults=self.faults.take(),
             per_env=per_env,
         )
+        if normalizer is not None:
+            returns = self._returns.add(columns, normalizer.gamma)
+            batch.moments = normalizer.moments_of(batch, returns)
+        return batch
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Steps all environments once and records row `t` and the observations after it, which are
@@ -239,6 +248,7 @@ class VectorSampler:
         self._resets_next = self._resets_next & ~envs
         self._memory = np.where(envs[:, None], np.float32(0.0), self._memory)
         self._episodes.discard(envs)
+        self._returns.discard(envs)
 
     def get_state(self) -> dict[str, Any] | None:
         """State of the environments (see `polopt.rollouts.envs.saving`), of the current episodes
@@ -252,6 +262,7 @@ class VectorSampler:
             "resets_next": self._resets_next.copy(),
             "memory": self._memory.copy(),
             **self._episodes.get_state(),
+            "discounted_returns": self._returns.get_state(),
             "rng": self._rng.bit_generator.state,
         }
 
@@ -262,6 +273,8 @@ class VectorSampler:
         self._resets_next = np.asarray(state["resets_next"])
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)
+        if "discounted_returns" in state:  # not in states of version 0.2
+            self._returns.set_state(state["discounted_returns"])
         self._rng.bit_generator.state = state["rng"]
 
     def get_statistics(self) -> dict[str, Any]:

@@ -216,6 +216,36 @@ def test_policies_with_memory_have_the_mask(kind: str, name: str) -> None:
         assert np.isfinite(list(stats.values())).all()
 
 
+def test_masks_and_images_keep_their_values_in_normalisation() -> None:
+    """A network gets bytes as bytes, and masks are 0 and 1, whatever the moments are."""
+
+    class Painted(Masked):
+        def __init__(self) -> None:
+            super().__init__()
+            parts = dict(self.observation_space.spaces)
+            parts["image"] = spaces.Box(0, 255, (3, 3, 1), np.uint8)
+            self.observation_space = spaces.Dict(parts)
+
+        def observe(self) -> dict[str, Any]:
+            image = self.np_random.integers(0, 256, (3, 3, 1), dtype=np.uint8)
+            return {**super().observe(), "image": image}
+
+    vector = guarded([Painted] * 2, "same_step")
+    policy = make_policy("ppo", vector, model=SMALL, normalize_observations=True)
+    sampler = make_sampler(vector, policy, 20)
+    batch = sampler.sample()
+    policy.normalizer.moments = policy.normalizer.moments_of(batch, batch["rewards"])
+    seen = policy.normalizer.observations(batch.flat("obs"))
+    raw = batch.flat("obs")
+    numeric = [name for name in range(raw.shape[1]) if (seen[:, name] != raw[:, name]).any()]
+    space = policy.encoder.space
+    assert [len(numeric), *space.spaces] == [2, "a", "action_mask", "image", "z"]
+    assert numeric == [0, 1]
+    batch = policy.postprocess(sampler.sample())
+    assert batch.faults.env_faults == 0
+    assert np.isfinite(list(policy.learn_on_batch(batch).values())).all()
+
+
 @every_mode
 def test_sampling_without_the_mask_is_wrong(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MaskedNetwork, "_masked", lambda self, params, obs: params)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.common.moments import Moments
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.trainers.command_line.cli import app
@@ -31,9 +32,11 @@ SPACES = {
 }
 
 
-def moved_policy(name: str, observations: str, actions: str, **model: Any) -> Policy:
+def moved_policy(
+    name: str, observations: str, actions: str, normalizes: bool = False, **model: Any
+) -> Policy:
     cls = POLICIES.get(name)
-    config = cls.config_class.parse({"model": model})
+    config = cls.config_class.parse({"model": model, "normalize_observations": normalizes})
     policy = cls(SPACES[observations], ACTIONS[actions], config)
     noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -107,6 +110,19 @@ def test_onnx_model_acts_as_predict(
     check_model(policy, tmp_path / "policy.onnx")
     np.testing.assert_array_equal(policy.get_weights().flat, weights)
     assert before is not None
+
+
+@needs_onnx
+@pytest.mark.parametrize("observations", ["float64", "dict", "scalar"])
+def test_onnx_model_normalises_as_predict(observations: str, tmp_path: Path) -> None:
+    policy = moved_policy("ppo", observations, "box", normalizes=True)
+    space = policy.encoder.space
+    space.seed(1)
+    rows = policy.encoder.encode(batch_of(space, 50)).reshape(50, -1) * 0.3 + 0.1
+    size = len(policy.get_weights().moments.mean)
+    policy.add_moments(Moments.of(rows[:, -size:] if observations != "dict" else rows[:, 3:7]))
+    policy.export_onnx(tmp_path / "policy.onnx")
+    check_model(policy, tmp_path / "policy.onnx")
 
 
 @needs_onnx
