@@ -154,12 +154,17 @@ class Experiment:
     def to_dict(self) -> dict[str, Any]:
         """Returns a flat config of JSON values that `parse` accepts.
 
-        Values that JSON cannot hold (a callable environment) are left out.
+        Values that JSON cannot hold (a callable environment) are left out; a class of a network
+        becomes its name.
         """
         flat: dict[str, Any] = {
             **self.trainer.to_dict(),
             **self.rollout.to_dict(),
-            "policy": {"name": self.policy_name, **self.policy.to_dict()},
+            "policy": {
+                "name": self.policy_name,
+                **self.policy.to_dict(),
+                "model": self.policy.model.named(),
+            },
             "optimizer": {"name": self.optimizer_name, **self.optimizer.to_dict()},
         }
         return {key: value for key, value in flat.items() if _is_json(value)}

@@ -200,7 +200,7 @@ def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
         saved_model = {}
     different = [
         f"{key}: checkpoint {saved_model[key]!r:.60}, config {value!r:.60}"
-        for key, value in policy.config.model.to_dict().items()
+        for key, value in policy.config.model.named().items()
         if key in saved_model and _plain(saved_model[key]) != _plain(value)
     ]
     why = "; ".join(different) or "other observation or action space"

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from polopt.common.action_mask import MASK_KEY, find_action_mask
 from polopt.rollouts.envs.checking import check_reset, check_step, range_check, reward_of
 from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.errors import (
@@ -127,6 +128,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
         self._shape = space.shape if array else ()
         self._in_range = range_check(space)
+        self._mask = find_action_mask(space, self.env.action_space)
         self._type: Any = None  # type and dtype of the last observation that passed all checks
         self._dtype: Any = None
 
@@ -147,6 +149,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 or (self._in_range is not None and not self._in_range(result[0]))
             ):
                 result = self._checked(result)
+            if self._mask is not None:
+                self._check_mask(result[0], needed=not (result[2] or result[3]))
         except Exception as error:
             raised = error  # handled below, where it is not the context of other exceptions
         else:
@@ -176,7 +180,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         raised = fault = None
         try:
             result = self.env.reset(seed=seed, options=options)
-            check_reset(result, self.env.observation_space)
+            self._check_first(result)
             observation = result[0]
         except Exception as error:
             raised = error
@@ -198,6 +202,16 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._type = type(observation)
         self._dtype = getattr(observation, "dtype", None)
         return observation, reward_of(reward), terminated, truncated, info
+
+    def _check_first(self, result: Any) -> None:
+        """Checks the result of `reset`."""
+        check_reset(result, self.env.observation_space)
+        self._check_mask(result[0])
+
+    def _check_mask(self, observation: Any, needed: bool = True) -> None:
+        """Raises `ValueError` for a wrong action mask, a fault like an exception of `step`."""
+        if self._mask is not None:
+            self._mask.check(np.asarray(observation[MASK_KEY])[None], needed)
 
     def _first(self) -> Any:
         count = 0
@@ -226,7 +240,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 if seed is not None:
                     seed_spaces(fresh, seed)
                 result = self.env.reset(seed=seed)
-                check_reset(result, self.env.observation_space)
+                self._check_first(result)
             except Exception as another:
                 error, method = another, "reset"
                 continue

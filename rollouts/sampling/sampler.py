@@ -80,6 +80,7 @@ class VectorSampler:
         self.keep_steps: int | None = None
         self.ended: list[Episode] | None = None
         self.faults = faults or SamplerFaults()
+        self.faults.mask = policy.mask
         self.restart(seeds)
 
     def restart(self, seeds: Seeds) -> None:
@@ -99,6 +100,7 @@ class VectorSampler:
             seed_spaces(self.env, seeds[0])
         try:
             obs, infos = self.env.reset(seed=given)
+            self.faults.check_masks(self.env, obs)
         except Exception as error:
             self.env, obs, infos = self.faults.rebuild(self.env, error, self._seeds)
         self.faults.check(self.env, obs)
@@ -122,7 +124,8 @@ class VectorSampler:
         Args:
             explore: how actions are chosen; True is `random`, False is `mode`.
             steps: T, instead of `fragment_length`.
-            uniform: ignore the policy; actions are uniform over the action space. Their
+            uniform: ignore the policy; actions are uniform over the action space, or over those
+                that a mask allows. Their
                 `action_dist_inputs` are 0 (for categories: the parameters of that distribution).
 
         Returns:
@@ -181,15 +184,11 @@ class VectorSampler:
             raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
                 self.policy.dist.to_env(actions)
             )
-            if (not self._next_step or self.ended is not None) and np.count_nonzero(
-                over := terminated[t] | truncated[t]
-            ):
-                ended = np.flatnonzero(over)
-                if self.ended is not None:
-                    rows.last_infos |= {(t, n): self._last_info(infos, n) for n in ended.tolist()}
-                if not self._next_step:
-                    last_obs, raw = self._finish(ended, raw, infos)
-                    rows.add_last_observations(t, ended, last_obs)
+            if not self._next_step or self.ended is not None:
+                raw = self._end_episodes(t, rows, raw, infos)
+            if self.faults.mask is not None:
+                needed = ~(terminated[t] | truncated[t]) if self._next_step else True
+                self.faults.check_masks(self.env, raw, needed)
         except Exception as error:
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
             rewards[t], terminated[t], truncated[t] = 0.0, False, False
@@ -200,6 +199,20 @@ class VectorSampler:
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
         if self.policy.state_size:
             self._memory[self._begins(t + 1, rows)] = 0.0
+        return raw
+
+    def _end_episodes(self, t: int, rows: FragmentColumns, raw: Any, infos: Any) -> Any:
+        """Records the last infos and, unless the next step resets, the last observations of the
+        episodes that ended at step `t`. Returns the observations to go on with."""
+        over = rows.terminated[t] | rows.truncated[t]
+        if not np.count_nonzero(over):
+            return raw
+        ended = np.flatnonzero(over)
+        if self.ended is not None:
+            rows.last_infos |= {(t, n): self._last_info(infos, n) for n in ended.tolist()}
+        if not self._next_step:
+            last_obs, raw = self._finish(ended, raw, infos)
+            rows.add_last_observations(t, ended, last_obs)
         return raw
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
@@ -271,6 +284,7 @@ class VectorSampler:
             else:
                 envs = np.ones_like(envs)
                 raw, infos = self.env.reset()
+            self.faults.check_masks(self.env, raw, envs)
         except Exception as error:
             envs = np.ones_like(envs)
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds)

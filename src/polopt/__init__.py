@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
     from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
     from polopt.policies.learning.config import PolicyConfig as PolicyConfig
+    from polopt.policies.networks.registry import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
     from polopt.rollouts.collectors.collector import Collector as Collector
@@ -118,6 +119,7 @@ _MODULE_OF = {
     "load": "polopt.trainers.loading",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
+    "register_network": "polopt.policies.networks.registry",
     "register_optimizer": "polopt.optimizers.registry",
     "register_policy": "polopt.policies.registry",
     "scheme_config": "polopt.optimizers.scheme",

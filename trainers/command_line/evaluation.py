@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TransformReward
+from torch import nn
 
 from polopt.common.config import ConfigError
 from polopt.common.episodes import Episode
@@ -224,18 +225,27 @@ def named(name: str, option: str) -> Any:
     return name
 
 
-def named_policy(name: str | None) -> type[Policy] | None:
-    """Returns the class that `--policy` names, None without a name.
+def named_classes(
+    policy: str | None, network: str | None
+) -> tuple[type[Policy] | None, type[nn.Module] | None]:
+    """Returns the classes that `--policy` and `--network` name, None without a name.
 
     Raises:
         ConfigError: there is no such class.
     """
-    found = None if name is None else named(name, "--policy")
-    if found is None or (isinstance(found, type) and issubclass(found, Policy)):
+    return (
+        _named_class(policy, "--policy", Policy, "polopt.Policy"),
+        _named_class(network, "--network", nn.Module, "torch.nn.Module"),
+    )
+
+
+def _named_class(name: str | None, option: str, base: Any, base_name: str) -> Any:
+    found = None if name is None else named(name, option)
+    if found is None or (isinstance(found, type) and issubclass(found, base)):
         return found
     raise ConfigError(
-        f"--policy {name}: got {found!r:.100}. Allowed: module:Class or FILE.py:Class, a subclass "
-        "of polopt.Policy"
+        f"{option} {name}: got {found!r:.100}. Allowed: module:Class or FILE.py:Class, a subclass "
+        f"of {base_name}"
     )
 
 
