@@ -1,11 +1,29 @@
-"""Returns and lengths of the episodes that ended within one fragment."""
+"""Episodes that have ended: one with what a user may ask of it, and statistics of many."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Episode(NamedTuple):
+    """One episode that has ended.
+
+    Attributes:
+        env_index: of its environment in the worker.
+        episode_return: undiscounted sum of rewards.
+        episode_len: length in environment steps.
+        terminated: how it ended; False: it was truncated.
+        info: the environment's infos of the last step; empty where they are not kept.
+    """
+
+    env_index: int
+    episode_return: float
+    episode_len: int
+    terminated: bool
+    info: Mapping[str, Any] = {}
 
 
 class EpisodeStats(NamedTuple):

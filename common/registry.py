@@ -1,4 +1,4 @@
-"""`Registry`: policy or optimizer classes by name."""
+"""`Registry`: classes of policies, optimizers or networks by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Registry:
     """Classes by name: built in, registered by a call, or found under an entry point.
 
     Args:
-        kind: `"policy"` or `"optimizer"`, for error messages.
+        kind: `"policy"`, `"optimizer"` or `"network"`, for error messages.
         entry_point_group: entry-point group in which installed packages list their classes.
         base: `module:Class` that registered classes must derive from.
         builtin: `{name: "module:Class"}`; a class is imported when it is first requested.
@@ -78,7 +78,9 @@ class Registry:
             elif name not in self._known:
                 self._load_entry_point(name)
         if name not in self._known:
-            raise ConfigError(f"key {self._kind!r}: got {name!r}{nearest_of(name, self.names())}")
+            known = self.names()
+            others = nearest_of(name, known) if known else ". None is registered"
+            raise ConfigError(f"key {self._kind!r}: got {name!r}{others}")
         found = self._known[name]
         return _load(found) if isinstance(found, str) else found
 

@@ -43,6 +43,7 @@ class View:
 _LEARNER = ("polopt_learner",)
 VIEWS = (
     View("Return", "Mean of the last 100 episodes.", ("polopt_episode_return",)),
+    View("Return of evaluation", "Mean of the last evaluation.", ("polopt_evaluation_return",)),
     View("Environment steps/s", "Sampled, since the last result.", ("polopt_env_steps_per_s",)),
     View(
         "Driver's time",

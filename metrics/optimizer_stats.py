@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from polopt.common.episodes import EpisodeStats
 from polopt.common.tracing import TRACER
+from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.machine import MachineMeter
-from polopt.metrics.timers import REPORT, STARTUP, PhaseTimer
+from polopt.metrics.timers import EVALUATION, REPORT, STARTUP, PhaseTimer
 from polopt.metrics.worker_times import WorkerTimes
 
 
@@ -36,11 +37,12 @@ class OptimizerStats:
 
     Start-up is the time from the construction until the worker that answers first begins the work
     of that answer: processes start, environments are made, libraries are imported. It is no part of
-    the other phases, of rates, or of the training time.
+    the other phases, of rates, or of the training time. The phase `evaluation`, in which training
+    stands still, is no part of rates and of the training time either.
 
     Args:
-        phases: names of the driver's timed phases of a step, which do not overlap. `report` is
-            added to them.
+        phases: names of the driver's timed phases of a step, which do not overlap. `report` and
+            `evaluation` are added to them.
         worker_phases: names of phases that the driver does not spend its own time in.
 
     Attributes:
@@ -53,12 +55,14 @@ class OptimizerStats:
         gradient_lag: lag of the weights that gradients were computed with.
         rollouts: versions at which rollouts were completely learned from.
         episodes: statistics of the last episodes.
+        custom_metrics: what callbacks have returned for episodes.
         learner: statistics of the learner.
         timers: by phase, those of the workers after the driver's.
         worker_times: the workers' own times.
         machine: use of the driver's machine.
         startup_s: seconds of start-up so far, those before a restore included.
-        training_s: seconds since the end of start-up, those before a restore included.
+        training_s: seconds since the end of start-up without evaluation, those before a restore
+            included.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
         num_gradients: gradients of workers that were taken.
         num_gradients_accepted: of them, gradients of workers that were applied, alone or in a mean.
@@ -76,8 +80,9 @@ class OptimizerStats:
         self.gradient_lag = LagMeter()
         self.rollouts = LearnedVersions()
         self.episodes = EpisodeWindow()
+        self.custom_metrics = CustomMetrics()
         self.learner = LearnerStats()
-        self._driver_phases = (*phases, REPORT)
+        self._driver_phases = (*phases, REPORT, EVALUATION)
         every_phase = (*self._driver_phases, *worker_phases)
         self.timers = {phase: PhaseTimer(name=phase) for phase in every_phase}
         self.worker_times = WorkerTimes(worker_phases, self._end_startup)
@@ -91,6 +96,7 @@ class OptimizerStats:
         self._created_s = time.perf_counter()
         self._begun_s: float | None = None  # training, after start-up
         self._earlier_startup_s = self._earlier_training_s = 0.0  # before a restore
+        self._earlier_evaluation_s = 0.0  # of this process, before a restore
         self._begin_interval()
 
     def _begin_interval(self) -> None:
@@ -113,8 +119,10 @@ class OptimizerStats:
 
     @property
     def training_s(self) -> float:
-        this_s = 0.0 if self._begun_s is None else time.perf_counter() - self._begun_s
-        return self._earlier_training_s + this_s
+        if self._begun_s is None:
+            return self._earlier_training_s
+        evaluation_s = self.timers[EVALUATION].total_s - self._earlier_evaluation_s
+        return self._earlier_training_s + time.perf_counter() - self._begun_s - evaluation_s
 
     def begin_iteration(self) -> None:
         """Ends the phase `report`, which began with the last report: Tune has taken the result, its
@@ -194,7 +202,8 @@ class OptimizerStats:
         then_s, sampled, updates = self._reported
         interval_s = max(now_s - then_s, 1e-9)
         startup_s = (now_s if self._begun_s is None else max(self._begun_s, then_s)) - then_s
-        training_s = max(interval_s - startup_s, 1e-9)
+        evaluation_s = self.timers[EVALUATION].interval_s
+        training_s = max(interval_s - startup_s - evaluation_s, 1e-9)
         report = {
             "num_env_steps_sampled": self.num_env_steps_sampled,
             "num_env_steps_discarded": self.num_env_steps_discarded,
@@ -230,7 +239,7 @@ class OptimizerStats:
             for timer in timers.values():
                 timer.restart(time.perf_counter())
         measured_s = {phase: timer.interval_s for phase, timer in timers.items()}
-        total_s = max(training_s, sum(measured_s.values())) + startup_s
+        total_s = max(training_s + measured_s[EVALUATION], sum(measured_s.values())) + startup_s
         measured_s[STARTUP] = startup_s
         share = {phase: duration_s / total_s for phase, duration_s in measured_s.items()}
         percentiles = {phase: timer.take_percentiles_ms() for phase, timer in timers.items()}
@@ -262,6 +271,7 @@ class OptimizerStats:
         self._earlier_training_s = float(state.get("training_s", 0.0))
         if self._begun_s is not None:
             self._created_s = self._begun_s = time.perf_counter()
+            self._earlier_evaluation_s = self.timers[EVALUATION].total_s
         self.rollouts.clear()
         self.worker_times.clear()
         self._begin_interval()

@@ -68,6 +68,12 @@ METRICS = (
         "env_runners/episode_return_mean",
         "mean of the last 100 episodes",
     ),
+    _gauge(
+        "polopt_evaluation_return",
+        "return",
+        "evaluation/env_runners/episode_return_mean",
+        "mean of the last evaluation",
+    ),
     _gauge("polopt_env_steps_per_s", _RATE, _OPT + "env_steps_per_s", "sampled in the interval"),
     _gauge("polopt_updates_per_s", "updates/s", _OPT + "updates_per_s", "in the interval"),
     _gauge(

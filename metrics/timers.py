@@ -12,6 +12,9 @@ from polopt.common.tracing import TRACER
 
 #: The driver's phase between a result and the next iteration.
 REPORT = "report"
+#: The driver's phase between two iterations in which it plays episodes for evaluation, or requests
+#: them of workers, and saves the best policy.
+EVALUATION = "evaluation"
 #: The time before the first answer of a worker, which no other phase contains.
 STARTUP = "startup"
 #: Percentiles are over the last so many durations of an interval, which bounds memory.

@@ -113,6 +113,12 @@ class PolicyOptimizer(ABC):
         cls.check(rollout, config)
 
     @classmethod
+    def check_evaluation(cls, config: Any) -> None:
+        """Refuses options with which `policy` does not have the weights to evaluate during
+        training; arguments and errors as `check_options`."""
+        return
+
+    @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
         """Further checks of a strategy; arguments and errors as `check_options`."""
         return
@@ -130,6 +136,7 @@ class PolicyOptimizer(ABC):
         counts, metrics = reply.counts, self.metrics
         metrics.add_samples(counts.env_steps, counts.episodes)
         metrics.num_env_steps_discarded += counts.env_steps_discarded
+        metrics.custom_metrics.merge(counts.custom_metrics)
         self.policy.env_steps = metrics.num_env_steps_sampled
         self.policy.add_moments(counts.moments)
         metrics.worker_times.add(reply.worker.index, counts.seconds, counts.env_steps)
@@ -244,11 +251,20 @@ class PolicyOptimizer(ABC):
         wrappers: tensors, numbers, strings, lists and dicts. `set_state` of any other optimizer
         accepts it."""
         self.drain()
+        return {**self.get_driver_state(), "workers": self.worker_states()}
+
+    def get_driver_state(self) -> dict[str, Any]:
+        """As `get_state`, of what the driver has at this moment: drains nothing and calls no
+        worker, so that training goes on as without it. Of the wrappers it has the statistics that
+        replies carried last."""
+        statistics = dict(self.workers.env_statistics)
+        if own := self.workers.local.get_statistics():
+            statistics[0] = own
         return {
             **self.metrics.get_state(),
             "restore_count": self.workers.config.restore_count,
             "policy": self.policy.get_state(),
-            "workers": self.worker_states(),
+            "workers": {str(index): {"statistics": one} for index, one in statistics.items()},
         }
 
     def worker_states(self) -> dict[str, Any]:

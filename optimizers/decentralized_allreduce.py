@@ -174,6 +174,14 @@ class DecentralizedAllReduce(PolicyOptimizer):
             compress_gradients=(rollout.compress_gradients, "none"),
         )
 
+    @classmethod
+    def check_evaluation(cls, config: Any) -> None:
+        if not config.keep_local_weights_in_sync:
+            raise ConfigError(
+                "key 'keep_local_weights_in_sync': got False with evaluation_interval: the driver "
+                "would not have the weights to evaluate. Allowed: True"
+            )
+
     def message_bytes(self) -> int:
         return super().message_bytes() if self.config.keep_local_weights_in_sync else 0
 

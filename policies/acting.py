@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from polopt.common.action_mask import ActionMask
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
@@ -18,6 +19,7 @@ class ActingPolicy(Protocol):
         encoder: converts observations of the environment to arrays.
         normalizer: normalises observations and rewards; None: the policy does not.
         dist: samples actions from parameters and noise, and converts them for the environment.
+        mask: where observations say which actions are allowed; None: they do not.
         version: version of the weights; written to each batch.
         state_size: S, size of the policy's memory of one environment; 0 without memory.
     """
@@ -25,6 +27,7 @@ class ActingPolicy(Protocol):
     encoder: ObservationEncoder
     normalizer: Normalizer | None
     dist: ActionDistribution
+    mask: ActionMask | None
     version: int
     state_size: int
 

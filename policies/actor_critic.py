@@ -12,7 +12,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from polopt.common.config import Automatic
+from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.metrics.learner import LEARNER_KEYS
@@ -33,8 +33,9 @@ from polopt.policies.learning.minibatches import (
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
 from polopt.policies.networks.backend import Backend, TorchBackend, as_tensor
-from polopt.policies.networks.base import ActorCriticNetwork
+from polopt.policies.networks.base import Network
 from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.normalization import Normalizer
 from polopt.policies.policy import Policy, reduce_gradient
 
@@ -113,7 +114,7 @@ class ActorCriticPolicy(Policy):
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
     config: ActorCriticConfig
-    model: ActorCriticNetwork
+    model: Network
     #: Columns of a prepared batch that `loss` reads, besides `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
     #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right
@@ -134,7 +135,7 @@ class ActorCriticPolicy(Policy):
         self._backend = self.make_backend(self.model, closed_form)
 
     def make_segments(self) -> dict[str, Segment]:
-        return {"network": Segment(self.make_network())}
+        return {"network": Segment(self.masked(self.make_network()))}
 
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
@@ -149,13 +150,21 @@ class ActorCriticPolicy(Policy):
         if self.normalizer is not None:
             self.normalizer.gamma = self.config.gamma
 
-    def make_network(self) -> ActorCriticNetwork:
-        """A new network for `encoder`, `dist` and `config.model`, with random weights."""
+    def make_network(self) -> Network:
+        """A new network for `encoder`, `mask`, `dist` and `config.model`, with random weights."""
         gaussian = isinstance(self.dist, DiagGaussian)
-        encoder, model = self.encoder, self.config.model
-        return make_network(encoder.shape, encoder.dtype, self.dist.num_params, gaussian, model)
+        spaces = self.encoder.space, self.action_space
+        num_params = self.dist.num_params
+        return make_network(*spaces, self.mask, num_params, gaussian, self.config.model)
 
-    def make_backend(self, network: ActorCriticNetwork, closed_form: Any = None) -> Backend:
+    def masked(self, network: Network) -> Network:
+        """The network with the action mask of the observations, if there is one. A network of a
+        subclass's `make_network` may have no mask of its own; it sees whole observations."""
+        if self.mask is None or isinstance(network, MaskedNetwork):
+            return network
+        return MaskedNetwork(network, self.mask, seen=True)
+
+    def make_backend(self, network: Network, closed_form: Any = None) -> Backend:
         """Computes the outputs of a network of `make_network`, and gradients of `loss`.
 
         Args:
@@ -315,7 +324,15 @@ class ActorCriticPolicy(Policy):
         count = len(rows["actions"])
         if count == 0:
             return self.no_gradients()
+        buffers = self.flat.get_buffers()
         stats = self.backward(rows)
+        if not np.array_equal(buffers, self.flat.get_buffers(), equal_nan=True):
+            raise ConfigError(
+                f"learning changes buffers of {type(self.model).__name__}, such as running "
+                "statistics of batch normalisation, and a gradient does not hold them. Allowed: an "
+                "optimizer that learns from samples (sync_samples, async_samples, "
+                "decentralized_allreduce), or a network without (LayerNorm)"
+            )
         stats["vf_explained_var"] = explained
         return Gradients(self.flat.get_grads(), self.version, count, stats)
 

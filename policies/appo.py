@@ -59,7 +59,7 @@ class AppoPolicy(PPOPolicy):
         self._target = self.make_backend(target)
 
     def make_segments(self) -> dict[str, Segment]:
-        network = self.make_network()
+        network = self.masked(self.make_network())
         target = Segment(copy.deepcopy(network), copy_of="network")
         return {"network": Segment(network), "target": target}
 

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from gymnasium import Space
+from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from polopt.common.action_mask import find_action_mask
 from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.factory import make_distribution
 from polopt.policies.distributions.fixed import PassThroughActions, UniformActions
+from polopt.policies.networks.observations import split
 from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
 
@@ -29,10 +31,12 @@ class NonLearningConfig(Config):
 
     Attributes:
         actor: a `torch.nn.Module`, a callable, or None.
+        outputs: what a module returns: `params`, of the action distribution, or `actions`.
         squash_actions: squash Box actions of a module with tanh instead of clipping them.
     """
 
     actor: Any = None
+    outputs: Literal["params", "actions"] = "params"
     squash_actions: bool = False
 
 
@@ -50,6 +54,7 @@ class NonLearningPolicy(ABC):
         encoder: converts observations of the environment to arrays.
         normalizer: None.
         dist: the action distribution.
+        mask: where observations say which actions are allowed; None: they do not.
         version: version of the weights.
         env_steps: environment steps sampled so far by all workers.
         state_size: 0: it has no memory.
@@ -69,6 +74,7 @@ class NonLearningPolicy(ABC):
     ) -> None:
         self.config = config
         self.encoder = ObservationEncoder(observation_space)
+        self.mask = find_action_mask(observation_space, action_space)
         self.normalizer: Normalizer | None = None
         self.device = torch.device(device)
         self.shuffle = np.random.default_rng(seed)
@@ -106,15 +112,18 @@ class NonLearningPolicy(ABC):
 
 
 class RandomPolicy(NonLearningPolicy):
-    """Chooses actions uniformly from the action space."""
+    """Chooses actions uniformly from the action space, or from those that a mask allows."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.dist = UniformActions(args[1])
+        space = args[1]
+        self.dist = UniformActions(space) if self.mask is None else make_distribution(space)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """`[N, 0]`: the distribution has no parameters."""
-        return np.empty((len(obs), 0), dtype=np.float32)
+        """Logits `[N, P]` with a mask, else `[N, 0]`: the distribution has no parameters."""
+        if self.mask is None:
+            return np.empty((len(obs), 0), dtype=np.float32)
+        return self.mask.masked(0.0, obs)
 
 
 class CallablePolicy(NonLearningPolicy):
@@ -166,10 +175,10 @@ class ModulePolicy(NonLearningPolicy):
         if params.shape != (len(obs), self.dist.num_params):
             raise ValueError(
                 f"the module must return {type(self.dist).__name__} parameters of shape "
-                f"{[len(obs), self.dist.num_params]}; got {list(params.shape)}. A module that "
-                "returns actions can be passed as a callable (its forward method)"
+                f"{[len(obs), self.dist.num_params]}; got {list(params.shape)}. For a module that "
+                'returns actions: policy=(module, {"outputs": "actions"})'
             )
-        return params
+        return params if self.mask is None else self.mask.masked(params, obs)
 
     def get_weights(self) -> Weights:
         """A copy of parameters and buffers, `[P]`."""
@@ -202,8 +211,87 @@ class ModulePolicy(NonLearningPolicy):
         return [t for t in self.module.state_dict().values() if isinstance(t, Tensor)]
 
 
-def adapter_for(policy: nn.Module | Callable[[np.ndarray], Any] | None) -> type[NonLearningPolicy]:
+class ActionModulePolicy(ModulePolicy):
+    """Chooses actions with a module `obs [N, ...] -> actions [N, ...]`, or with a
+    `TensorDictModule` that has the out-key `action`.
+
+    A `TensorDictModule` gets the observation for its one in-key, or, of a Dict space, the parts
+    that its in-keys name; tensors as of `split`. Its actions may be one-hot vectors for Discrete,
+    as TorchRL's are. Whether it samples is its own matter. It is called with tensors, as
+    `tensordict.nn.dispatch` allows, so that polopt does not import tensordict.
+
+    Raises:
+        ConfigError: a `TensorDictModule` without `action`, or with in-keys that are not those of
+            the observation space.
+    """
+
+    dist: PassThroughActions
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.dist = PassThroughActions(args[1])
+        module: Any = self.module
+        self._in_keys: list[Any] | None = None
+        self._out_keys = ["action"]
+        if hasattr(module, "in_keys"):
+            self._in_keys, self._out_keys = list(module.in_keys), list(module.out_keys)
+            self._check_keys(args[0])
+
+    def _check_keys(self, observation_space: Space[Any]) -> None:
+        assert self._in_keys is not None
+        name = type(self.module).__name__
+        if "action" not in self._out_keys:
+            raise ConfigError(
+                f"key 'policy': got {name} with out_keys {self._out_keys}. Allowed: with 'action'"
+            )
+        if isinstance(observation_space, spaces.Dict):
+            known = [*observation_space.spaces]
+            right = all(key in known for key in self._in_keys)
+            allowed = f"of {known}"
+        else:
+            right, allowed = len(self._in_keys) == 1, "one key"
+        if not right:
+            raise ConfigError(
+                f"key 'policy': got {name} with in_keys {self._in_keys} for observations of "
+                f"{observation_space}. Allowed: {allowed}"
+            )
+
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        """The actions, flattened: `[N, A]`.
+
+        Raises:
+            ValueError: if the module returns actions of another shape.
+        """
+        with torch.inference_mode():
+            given = self.module(*self._inputs(torch.as_tensor(obs, device=self.device)))
+        several = len(self._out_keys) > 1
+        actions: Tensor = given[self._out_keys.index("action")] if several else given
+        space = self.dist.space
+        if isinstance(space, spaces.Discrete) and actions.shape == (len(obs), int(space.n)):
+            actions = actions.argmax(-1) + int(space.start)
+        wanted = (len(obs), *self.dist.action_shape)
+        if actions.shape != wanted:
+            raise ValueError(
+                f"{type(self.module).__name__} must return actions of shape {[*wanted]}; got "
+                f"{[*actions.shape]}"
+            )
+        return actions.float().cpu().numpy().reshape(len(obs), self.dist.num_params)
+
+    def _inputs(self, obs: Tensor) -> list[Tensor]:
+        if self._in_keys is None:
+            return [obs]
+        parts = split(self.encoder.space, obs)
+        return [parts[key] for key in self._in_keys] if isinstance(parts, dict) else [parts]
+
+
+def adapter_for(
+    policy: nn.Module | Callable[[np.ndarray], Any] | None, outputs: str = "params"
+) -> type[NonLearningPolicy]:
     """The policy class for `policy`, as a user gave it.
+
+    Args:
+        policy: a module, a callable, or None.
+        outputs: see `NonLearningConfig`. A `TensorDictModule` returns actions in any case.
 
     Raises:
         ConfigError: if it is neither a module, nor a callable, nor None.
@@ -211,10 +299,11 @@ def adapter_for(policy: nn.Module | Callable[[np.ndarray], Any] | None) -> type[
     if policy is None:
         return RandomPolicy
     if isinstance(policy, nn.Module):
-        return ModulePolicy
+        keys = hasattr(policy, "in_keys") and hasattr(policy, "out_keys")
+        return ActionModulePolicy if keys or outputs == "actions" else ModulePolicy
     if callable(policy) and not isinstance(policy, type):
         return CallablePolicy
     raise ConfigError(
         f"key 'policy': got {policy!r}. Allowed: a polopt Policy, (a Policy class, its options), "
-        "a torch.nn.Module, a callable from observations to actions, or None"
+        "a torch.nn.Module, a TensorDictModule, a callable from observations to actions, or None"
     )

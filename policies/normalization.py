@@ -15,6 +15,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
+from polopt.common.action_mask import MASK_KEY
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
@@ -23,8 +24,6 @@ from polopt.policies.spaces import ObservationEncoder
 
 #: Added to variances.
 _EPSILON = 1e-8
-#: Part of a Dict observation that says which actions are allowed.
-_MASK_KEY = "action_mask"
 
 
 class Normalizer:
@@ -72,8 +71,8 @@ class Normalizer:
             if not numeric.any():
                 raise ConfigError(
                     f"key 'normalize_observations': got True for observation space {encoder.space}"
-                    f" of dtype {encoder.dtype}. Allowed: spaces with a Box of numbers (categories,"
-                    " masks, bool and uint8, which networks scale, are not normalised)"
+                    f" of dtype {encoder.dtype}. Allowed: spaces with a Box of another dtype than"
+                    " uint8 and bool, which networks get as they are, besides categories and masks"
                 )
             self._elements = np.flatnonzero(numeric)
             self._limit = self._dtype.type(clip_observations)
@@ -235,7 +234,7 @@ def sum_moments(moments: Moments, reducer: Reducer) -> Moments:
 def _numeric_elements(space: Space[Any]) -> np.ndarray:
     """`[D]` bool: the elements of an encoded observation, flattened, that are normalised."""
     if isinstance(space, spaces.Dict):
-        parts = [_numeric_elements(part) & (key != _MASK_KEY) for key, part in space.spaces.items()]
+        parts = [_numeric_elements(part) & (key != MASK_KEY) for key, part in space.spaces.items()]
         return np.concatenate(parts)
     if isinstance(space, spaces.Tuple):
         return np.concatenate([_numeric_elements(part) for part in space.spaces])

@@ -162,13 +162,15 @@ def _parts(space: Space[Any], name: str) -> Iterator[tuple[str, Space[Any]]]:
 def _example(space: Space[Any]) -> Tensor:
     if isinstance(space, spaces.Box):
         return torch.from_numpy(np.zeros((_ROWS, *space.shape), space.dtype))
+    if isinstance(space, spaces.MultiBinary):
+        return torch.zeros(_ROWS, *space.shape, dtype=torch.int8)
     start = np.broadcast_to(np.asarray(space.start), space.shape or ())  # type: ignore[attr-defined]
     return torch.from_numpy(np.stack([start] * _ROWS).astype(np.int64))
 
 
 def _flat(space: Space[Any], values: Tensor) -> Tensor:
     """`[N, D]` float32 of a batch of one space."""
-    if isinstance(space, spaces.Box):
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
         return values.flatten(1).float() if space.shape else values[:, None].float()
     if isinstance(space, spaces.Discrete):
         return _one_hot(values - int(space.start), int(space.n))

@@ -14,6 +14,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
+from polopt.common.action_mask import find_action_mask
 from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
@@ -59,6 +60,7 @@ class Policy(ABC):
         normalizer: normalises observations and rewards; None: the policy does not.
         action_space: of one environment.
         dist: the action distribution.
+        mask: where observations say which actions are allowed; None: they do not.
         segments: the modules, by name.
         model: the network that acts, the segment `network`.
         flat: parameters of all segments and their gradients, one tensor each.
@@ -93,7 +95,7 @@ class Policy(ABC):
             torch.default_generator.manual_seed(seed)
             self.segments = self.make_segments()
         for segment in self.segments.values():
-            segment.module.to(self.device)
+            segment.module.to(self.device).eval()
         self.model: nn.Module = self.segments["network"].module
         self.flat = FlatParameters(self.segments, tail=len(LEARNER_KEYS) + 1)
         self._updater = WeightUpdater(self.flat, config)
@@ -112,6 +114,7 @@ class Policy(ABC):
         self.normalizer = self.make_normalizer()
         self.action_space = action_space
         self.dist = make_distribution(action_space, config.model.squash_actions)
+        self.mask = find_action_mask(observation_space, action_space)
 
     @classmethod
     def count_parameters(
@@ -219,12 +222,15 @@ class Policy(ABC):
             for policies without memory.
 
         Raises:
-            ValueError: an observation of another structure or shape; a state of another shape, or
-                one that is not None for a policy without memory.
+            ValueError: an observation of another structure or shape; an action mask that allows no
+                action; a state of another shape, or one that is not None for a policy without
+                memory.
         """
         if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")
         encoded, is_batch = self.encoder.encode_some(observations)
+        if self.mask is not None:
+            self.mask.check(encoded[:, self.mask.place])
         if state is not None:
             state = self._checked_state(state, len(encoded), is_batch)
         actions, extras = self.compute_actions(encoded, not deterministic, rng, state)
@@ -488,9 +494,10 @@ class Policy(ABC):
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
 ) -> dict[str, float]:
-    """Averages `policy.flat.grads` and `stats` over the rows of all learners.
+    """Averages `policy.flat.grads`, the buffers of modules and `stats` over the rows of all
+    learners.
 
-    Row count and statistics are in the buffer's tail: one all-reduce sums them with the gradient.
+    They are in one tensor with the gradient and the row count: one all-reduce sums them.
 
     Args:
         policy: this learner; its gradient is the mean over `count` rows.
@@ -509,10 +516,13 @@ def reduce_gradient(
         # is only known here.
         policy.non_finite_gradients += 1
     flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
+    flat.pack_buffers()
     flat.scale(float(count))
     reducer.sum_(flat.buffer)
     rows, *sums = flat.get_tail()
     flat.scale(1.0 / max(rows, 1.0))
+    if rows:
+        flat.unpack_buffers()
     return {key: total / max(rows, 1.0) for key, total in zip(LEARNER_KEYS, sums, strict=True)}
 
 

@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 
 from polopt.common.config import ConfigError
 
-SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, and Dict and Tuple of those"
+SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
 
 
 class ObservationEncoder:
@@ -122,7 +122,9 @@ def _check(space: Space[Any], whole: Space[Any]) -> None:
         parts = list(space.spaces.values())
     elif isinstance(space, spaces.Tuple):
         parts = list(space.spaces)
-    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
+    elif isinstance(
+        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    ):
         return
     else:
         raise ConfigError(
@@ -167,8 +169,9 @@ def _one_hot(values: np.ndarray, size: int, space: Space[Any]) -> np.ndarray:
 def _leaves(
     space: Space[Any], observation: Any, name: str
 ) -> Iterator[tuple[Space[Any], np.ndarray, str, Any]]:
-    """Yields each Box, Discrete and MultiDiscrete of the space with its part of an observation or
-    of a batch as an array, the part's name in error messages, and the part as it was given.
+    """Yields each Box, Discrete, MultiDiscrete and MultiBinary of the space with its part of an
+    observation or of a batch as an array, the part's name in error messages, and the part as it
+    was given.
 
     Raises:
         ValueError: other keys, another number of parts, or a part that is not of numbers.

@@ -45,7 +45,8 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
         iteration: from 1.
         rng: of the noise.
         **options: `config`, `num_workers`, `level` (return that is reached), `new_keys`
-            (False: without the blocks of shares), `done`, and counters of faults.
+            (False: without the blocks of shares), `done`, counters of faults, and `evaluated`:
+            return and steps of an evaluation by iteration.
     """
     workers = options.get("num_workers", 2)
     steps_per_iteration = _SPEEDS.get(optimizer, 800)
@@ -77,7 +78,13 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
             share = {phase: v * (1 - startup) for phase, v in block["driver"]["share"].items()}
             block["driver"] = {**block["driver"], "share": {**share, "startup": startup}}
         block.update(_counts(optimizer, iteration, rng))
+    evaluation: dict[str, Any] = {}
+    if "evaluated" in options:
+        mean, at = options["evaluated"].get(iteration, (math.nan, 0))
+        block_ = {"env_runners": {"episode_return_mean": mean}, "policy_env_steps": at}
+        evaluation = {"evaluation": block_}
     return {
+        **evaluation,
         "env_runners": {
             "episode_return_mean": math.nan if iteration == 1 else reward,
             "episode_return_min": reward * 0.5,

@@ -180,6 +180,12 @@ class FakeActor:
         for ref in self._refs:
             ref.done = True
 
+    def fail(self, error: Exception) -> None:
+        """Ends all pending calls with an error, independent of the script."""
+        for ref in self._refs:
+            if not ref.done:
+                ref.error, ref.done = error, True
+
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
             raise AttributeError(method)

@@ -23,7 +23,11 @@ MODELS: dict[str, tuple[Space[Any], Space[Any], dict[str, Any]]] = {
     "linear": (spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3), {"fcnet_hiddens": []}),
     "deep": (spaces.Box(-9.0, 9.0, (4,)), spaces.Discrete(3), {"fcnet_hiddens": [8, 16, 4]}),
     "float64": (spaces.Box(-9.0, 9.0, (4,), np.float64), spaces.Discrete(3), {}),
-    "image": (spaces.Box(0, 255, (4, 5, 3), np.uint8), spaces.MultiDiscrete([2, 3]), {}),
+    "image": (
+        spaces.Box(0, 255, (4, 5, 3), np.uint8),
+        spaces.MultiDiscrete([2, 3]),
+        {"conv_filters": []},
+    ),
     "convolutions": (
         spaces.Box(0, 255, (2, 7, 9), np.uint8),
         spaces.Discrete(3),

@@ -19,7 +19,18 @@ from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.resources import Amount
+from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
+
+
+class EvaluationConfig(Config):
+    """How evaluation acts.
+
+    Attributes:
+        explore: sample actions; False takes the mode of the policy's distribution.
+    """
+
+    explore: bool = False
 
 
 class TrainerConfig(Config):
@@ -32,6 +43,17 @@ class TrainerConfig(Config):
             With it, the content of an iteration depends on the speed of the machine.
         num_cpus_for_driver: Ray CPUs of the trainer's process.
         num_gpus: Ray GPUs of the trainer's process; above 0, it learns on CUDA.
+        evaluation_interval: training iterations between two evaluations of the policy; None: it is
+            not evaluated. RLlib: `evaluation_interval`.
+        evaluation_duration: whole episodes of one evaluation; how many each environment plays is
+            fixed in advance. RLlib: `evaluation_duration`, with the unit `episodes`.
+        evaluation_num_workers: Ray actors that play them beside training, each with the resources
+            of a rollout worker except GPUs; 0: the driver's process plays them between iterations,
+            and training waits. RLlib: `evaluation_num_env_runners`.
+        evaluation_config: how evaluation acts. RLlib: `evaluation_config`, where `explore` is True
+            unless it is given.
+        callbacks: functions of the user that are called at the end of episodes and with results: a
+            subclass of `polopt.Callbacks`, or `module:Class` of one. RLlib: `callbacks`.
         trace: record some optimizer steps in the driver and in all workers, and write them to
             `trace.json` in `Trainable.logdir`, which Tune copies to the trial's results with
             `SyncConfig(sync_artifacts=True)`; `polopt trace` shows it.
@@ -43,6 +65,11 @@ class TrainerConfig(Config):
     min_time_s_per_iteration: float = pydantic.Field(0.0, ge=0.0, le=1e9)
     num_cpus_for_driver: Amount = 1.0
     num_gpus: Amount = 0.0
+    evaluation_interval: int | None = pydantic.Field(None, ge=1, le=2**62)
+    evaluation_duration: int = pydantic.Field(10, ge=1, le=1_000_000)
+    evaluation_num_workers: int = pydantic.Field(0, ge=0, le=10_000)
+    evaluation_config: EvaluationConfig = EvaluationConfig()
+    callbacks: Any = None
     trace: bool = False
     trace_first_step: int = pydantic.Field(5, ge=1, le=2**62)
     trace_num_steps: int = pydantic.Field(3, ge=1, le=100_000)
@@ -52,7 +79,23 @@ class TrainerConfig(Config):
         "min_iter_time_s": "min_time_s_per_iteration",
         "num_cpus_for_main_process": "num_cpus_for_driver",
         "num_gpus_per_learner": "num_gpus",
+        "evaluation_num_env_runners": "evaluation_num_workers",
     }
+
+    @pydantic.model_validator(mode="after")
+    def _check_evaluation(self) -> TrainerConfig:
+        workers, episodes = self.evaluation_num_workers, self.evaluation_duration
+        if workers > episodes:
+            raise ValueError(
+                f"key 'evaluation_num_workers': got {workers} with evaluation_duration={episodes}; "
+                "allowed: at most one worker for each episode"
+            )
+        if workers and self.evaluation_interval is None:
+            raise ValueError(
+                f"key 'evaluation_num_workers': got {workers} without evaluation_interval; "
+                "allowed: 0, or an evaluation_interval"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -111,12 +154,17 @@ class Experiment:
     def to_dict(self) -> dict[str, Any]:
         """Returns a flat config of JSON values that `parse` accepts.
 
-        Values that JSON cannot hold (a callable environment) are left out.
+        Values that JSON cannot hold (a callable environment) are left out; a class of a network
+        becomes its name.
         """
         flat: dict[str, Any] = {
             **self.trainer.to_dict(),
             **self.rollout.to_dict(),
-            "policy": {"name": self.policy_name, **self.policy.to_dict()},
+            "policy": {
+                "name": self.policy_name,
+                **self.policy.to_dict(),
+                "model": self.policy.model.named(),
+            },
             "optimizer": {"name": self.optimizer_name, **self.optimizer.to_dict()},
         }
         return {key: value for key, value in flat.items() if _is_json(value)}
@@ -125,9 +173,17 @@ class Experiment:
         """Returns what workers are made from; makes and closes one environment and one policy.
 
         Raises:
-            ConfigError: unknown environment, one that cannot be made, or an unsupported space.
+            ConfigError: unknown environment, one that cannot be made, an unsupported space, or
+                callbacks that are none.
         """
-        return make_worker_config(self.rollout, self.policy_class, self.policy)
+        callbacks = resolve_callbacks(self.trainer.callbacks)
+        return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)
+
+    @property
+    def num_remote_workers(self) -> int:
+        """Worker processes of the run: rollout workers, those below them, evaluation workers."""
+        places = self.rollout.num_workers * (1 + self.rollout.num_workers_below)
+        return places + self.trainer.evaluation_num_workers
 
     def learner_device(self) -> str:
         """Returns the device that the driver learns on.
@@ -149,6 +205,8 @@ class Experiment:
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
         self.optimizer_class.check_options(self.rollout, self.optimizer)
+        if self.trainer.evaluation_interval is not None:
+            self.optimizer_class.check_evaluation(self.optimizer)
 
 
 def with_keywords(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from polopt.common.config import ConfigError
+from polopt.policies.networks.registry import NETWORKS
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.trainers.checkpoints import CheckpointError
@@ -19,25 +22,31 @@ from polopt.trainers.restoring import (
 from polopt.trainers.saved_spaces import space_of
 
 
-def load(checkpoint: Any, policy_class: type[Policy] | None = None, device: str = "cpu") -> Policy:
+def load(
+    checkpoint: Any,
+    policy_class: type[Policy] | None = None,
+    device: str = "cpu",
+    network: type[nn.Module] | None = None,
+) -> Policy:
     """Returns the policy of a checkpoint, which acts as in training: `policy.predict(observation)`.
 
     Starts nothing, and needs neither Ray nor the environment. Nothing that the checkpoint names is
-    imported, except policies that are installed as entry points.
+    imported, except policies and networks that are installed as entry points.
 
     Args:
         checkpoint: a directory that a trainer saved, or one above it, of which the newest is taken;
             or what `trainer.save()` returned, or the `checkpoint` of a Tune result.
         policy_class: the class of the policy, where it is neither built in nor registered.
         device: torch device of the network.
+        network: the class of a custom network, where it is not registered.
 
     Raises:
         CheckpointError: missing, incomplete, damaged, of another network, or without spaces.
-        ConfigError: the policy's class is not known; the message names it.
+        ConfigError: the class of the policy or of the network is not known; the message names it.
     """
     checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
     directory = find_checkpoint(Path(getattr(checkpoint, "path", checkpoint)).expanduser())
-    return policy_of(read_whole(directory), directory, policy_class, device)
+    return policy_of(read_whole(directory), directory, policy_class, network, device)
 
 
 def read_whole(directory: Path) -> dict[str, Any]:
@@ -56,6 +65,7 @@ def policy_of(
     state: Mapping[str, Any],
     directory: Path,
     policy_class: type[Policy] | None = None,
+    network: type[nn.Module] | None = None,
     device: str = "cpu",
 ) -> Policy:
     """Returns the policy of a checkpoint that was read.
@@ -64,6 +74,7 @@ def policy_of(
         state: from `read_whole`.
         directory: of the checkpoint, for messages.
         policy_class: see `load`.
+        network: see `load`.
         device: see `load`.
 
     Raises:
@@ -71,6 +82,7 @@ def policy_of(
     """
     where = f"checkpoint {directory}"
     cls, options = _policy_class(state["config"], where, policy_class)
+    options = _with_network(options, where, network)
     try:
         config = cls.config_class.parse(options, "policy")
         found = _spaces(state)
@@ -109,6 +121,28 @@ def _policy_class(
             f"{where} is of policy {saved['name']!r:.80}, which is not known here: {error}. Give "
             "its class: polopt.load(checkpoint, policy_class=...), --policy module:Class"
         ) from None
+
+
+def _with_network(
+    options: dict[str, Any], where: str, given: type[nn.Module] | None
+) -> dict[str, Any]:
+    """The options of the policy with the class of its custom network, if it has one."""
+    model = options.get("model")
+    saved = model.get("custom") if isinstance(model, Mapping) else None
+    if given is not None:
+        if saved is None:
+            raise ConfigError(f"{where} has no custom network: network={given.__name__} is not its")
+        return {**options, "model": {**model, "custom": given}}  # type: ignore[dict-item]
+    if saved is None:
+        return options
+    try:
+        NETWORKS.get(saved if isinstance(saved, str) else repr(saved))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{where} is of network {saved!r:.80}, which is not known here: {error}. Give its "
+            "class: polopt.load(checkpoint, network=...), --network module:Class"
+        ) from None
+    return options
 
 
 def _spaces(state: Mapping[str, Any]) -> tuple[Any, Any]:

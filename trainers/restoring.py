@@ -28,6 +28,8 @@ logger = logging.getLogger("polopt")
 
 State = dict[str, Any]
 
+#: Directory of the checkpoint with the best evaluation, in that of its trial.
+BEST = "best_checkpoint"
 _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
@@ -74,6 +76,7 @@ def _problems(
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
+    yield from _evaluation_problems(state)
     if _runs(state) != state.get("runs", []):
         yield "runs", state["runs"], "a list of strings"
     policy = optimizer["policy"]
@@ -92,6 +95,29 @@ def _problems(
                 yield field, value, "a tensor of finite real numbers"
         elif isinstance(value, int | float) and not _is_number(value):
             yield field, value, "a finite number of at most 64 bits"
+
+
+def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    counts = state.get("evaluation", {})
+    if not isinstance(counts, Mapping):
+        yield "evaluation", counts, "a mapping"
+        return
+    for key in ("num_begun", "num_evaluations"):
+        value = counts.get(key, 0)
+        if not _is_int(value) or not 0 <= value <= _LARGEST_COUNT:
+            yield f"evaluation/{key}", value, "an integer from 0 to 2**62"
+    best = state.get("best")
+    if best is not None and not _is_score(best):
+        yield "best", best, "null, or a number, a version and a directory"
+
+
+def _is_score(saved: Any) -> bool:
+    """Whether a value is a `Score` of the best checkpoint, as JSON holds it."""
+    keys = ("episode_return_mean", "policy_version", "directory")
+    if not isinstance(saved, Mapping) or set(saved) != set(keys):
+        return False
+    mean, version, directory = (saved[key] for key in keys)
+    return _is_number(mean) and _is_int(version) and isinstance(directory, str)
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -174,7 +200,7 @@ def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
         saved_model = {}
     different = [
         f"{key}: checkpoint {saved_model[key]!r:.60}, config {value!r:.60}"
-        for key, value in policy.config.model.to_dict().items()
+        for key, value in policy.config.model.named().items()
         if key in saved_model and _plain(saved_model[key]) != _plain(value)
     ]
     why = "; ".join(different) or "other observation or action space"
@@ -213,8 +239,8 @@ def check_directory(checkpoint: Any) -> None:
 
 def find_checkpoint(path: Path) -> Path:
     """Returns `path` if it is a checkpoint, else the newest one below it (of a trial's or an
-    experiment's directory). If that cannot be read, the newest one of the same run that can, with a
-    warning for each that is newer.
+    experiment's directory); that of the best evaluation only if there is no other. If it cannot be
+    read, the newest one of the same run that can, with a warning for each that is newer.
 
     Raises:
         CheckpointError: there is none.
@@ -224,12 +250,17 @@ def find_checkpoint(path: Path) -> Path:
     _check_exists(path)
     # An interrupted save leaves no manifest. Other programs, too, write files of this name.
     found = [
-        (manifest.stat().st_mtime_ns, str(manifest.parent), manifest.parent)
+        (
+            manifest.parent.name != BEST,
+            manifest.stat().st_mtime_ns,
+            str(manifest.parent),
+            manifest.parent,
+        )
         for manifest in path.glob("**/manifest.json")
         if manifest.is_file() and any(manifest.with_name(name).exists() for name in FILES)
     ]
     unusable: Path | None = None
-    for _, _, directory in sorted(found, reverse=True):
+    for *_, directory in sorted(found, reverse=True):
         try:
             state = read_checkpoint(directory)
         except CheckpointError as error:

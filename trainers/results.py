@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polopt.common.config import ConfigError, nearest_of
+from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.scheme import scheme_of
@@ -19,7 +20,15 @@ _COUNTS = (
     "env_runners/num_env_steps_sampled_lifetime",
 )
 #: Blocks whose keys depend on the optimizer and the policy.
-_OPEN_BLOCKS = ("optimizer/", "timers/", "learners/", "info/", "fault_tolerance/")
+_OPEN_BLOCKS = (
+    "optimizer/",
+    "timers/",
+    "learners/",
+    "info/",
+    "fault_tolerance/",
+    "env_runners/custom_metrics/",
+    "evaluation/",
+)
 #: Keys of RLlib's old API stack, and the keys that replace them.
 RENAMED_KEYS = {
     "episode_reward_mean": "env_runners/episode_return_mean",
@@ -65,6 +74,7 @@ def make_result(
             **metrics.episodes.report(),
             "num_env_steps_sampled": sampled - sampled_before,
             "num_env_steps_sampled_lifetime": sampled,
+            **custom_block(metrics.custom_metrics),
         },
         "num_env_steps_sampled_lifetime": sampled,
         "num_env_steps_trained_lifetime": trained,
@@ -83,6 +93,12 @@ def make_result(
         "fault_tolerance": optimizer.workers.stats(),
         "optimizer": {**block, **scheme},
     }
+
+
+def custom_block(metrics: CustomMetrics) -> dict[str, dict[str, float]]:
+    """The block of custom metrics since the last result, once there have been any."""
+    report = metrics.report()
+    return {"custom_metrics": report} if report else {}
 
 
 def result_keys() -> list[str]:

@@ -17,7 +17,8 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
     """Returns a description of arrays, numbers and strings, from which `space_of` makes the space.
 
     Args:
-        space: one that policies support: Box, Discrete, MultiDiscrete, or a Dict or Tuple of those.
+        space: one that policies support: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or
+            Tuple of those.
 
     Raises:
         TypeError: for another space.
@@ -35,6 +36,8 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         dtype = np.dtype(space.dtype).name
         return {"type": "MultiDiscrete", "nvec": space.nvec, "start": space.start, "dtype": dtype}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "shape": list(space.shape)}
     if isinstance(space, spaces.Dict):
         # In the order of the space, in which observations are flattened.
         parts = [[key, describe_space(part)] for key, part in space.spaces.items()]
@@ -80,6 +83,9 @@ def _space_of(description: Any, field: str) -> Space[Any]:
         if nvec.dtype.kind not in "iu" or starts.dtype.kind not in "iu":
             raise ValueError("sizes that are not integers")
         return _with_dtype(spaces.MultiDiscrete, description["dtype"], nvec, start=starts)
+    if kind == "MultiBinary":
+        shape = [_integer(size, 1) for size in description["shape"]]
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     if kind == "Dict":
         parts = {}
         for key, part in description["spaces"]:
@@ -93,7 +99,7 @@ def _space_of(description: Any, field: str) -> Space[Any]:
             [space_of(part, f"{field}/{i}") for i, part in enumerate(description["spaces"])]
         )
     raise ValueError(
-        f"got type {kind!r:.80}; allowed: Box, Discrete, MultiDiscrete, Dict and Tuple"
+        f"got type {kind!r:.80}; allowed: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
     )
 
 

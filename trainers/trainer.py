@@ -15,11 +15,18 @@ import ray
 from ray import tune
 
 from polopt.common.threads import limit_threads
+from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.rollouts.envs.random_state import kept_global_generators
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
+from polopt.rollouts.workers.callbacks import CallbackCaller
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.config import Experiment, with_keywords
+from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.notebooks import show_named_metrics
 from polopt.trainers.prometheus import PrometheusExporter
 from polopt.trainers.restoring import (
@@ -81,6 +88,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         experiment: the parsed config.
         workers: the WorkerSet; its local worker holds the policy that is saved.
         optimizer: the policy optimizer; None after `stop`.
+        evaluation: plays episodes with the policy; None without `evaluation_interval`.
 
     Raises:
         ConfigError: before any worker starts.
@@ -98,6 +106,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
     experiment: Experiment
     workers: Any = None
     optimizer: Any = None
+    evaluation: Evaluation | None = None
+    _best: BestCheckpoint
+    _callbacks: CallbackCaller
     _run: RunContext | None = None
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
@@ -126,7 +137,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Returns one bundle for the driver and one for each worker that the run cannot start
-        without, the workers below them included. Warns if the cluster has less.
+        without, the workers below them and those of evaluation included. Warns if the cluster has
+        less.
 
         Raises:
             ConfigError: see `Experiment.parse`.
@@ -141,7 +153,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             **rollout.custom_resources_per_worker,
         }
         places = rollout.workers_needed * (1 + rollout.num_workers_below)
-        bundles = [head, *([worker] * places)]
+        evaluation = [{**worker, "GPU": 0.0}] * driver.evaluation_num_workers
+        bundles = [head, *([worker] * places), *evaluation]
         nonzero = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
         if not any(nonzero):
             nonzero = [{"CPU": 0.001}]  # Tune does not accept an empty request
@@ -171,13 +184,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
-        rollout = experiment.rollout
-        if rollout.num_workers:
-            num_workers = rollout.num_workers * (1 + rollout.num_workers_below)
-            attach_or_start(num_workers * rollout.num_cpus_per_worker, num_workers)
+        self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
+        if num_workers := experiment.num_remote_workers:
+            attach_or_start(num_workers * experiment.rollout.num_cpus_per_worker, num_workers)
         self.workers = make_workers(worker_config, device)
         try:
             self.optimizer = self._make_optimizer()
+            self._make_evaluation(worker_config, device)
         except BaseException:
             self.workers.stop()
             raise
@@ -191,9 +204,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
             write_tab(optimizer, self._storage_of_trial)
         return optimizer
 
+    def _make_evaluation(self, worker_config: WorkerConfig, device: str) -> None:
+        options = self.experiment.trainer
+        self._best = BestCheckpoint(self._storage_of_trial, self.logdir)
+        if options.evaluation_interval is not None:
+            with kept_global_generators():  # environments made here may draw from them
+                workers = WorkerSet(evaluation_config(options, worker_config), device)
+            self.evaluation = Evaluation(options, workers)
+
     def step(self) -> dict[str, Any]:
         """Runs one training iteration: optimizer steps until it holds
-        `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`."""
+        `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`; then evaluates
+        the policy where that is due."""
         limits, metrics = self.experiment.trainer, self.optimizer.metrics
         metrics.begin_iteration()
         started_s, sampled_before = time.perf_counter(), metrics.num_env_steps_sampled
@@ -210,11 +232,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 and elapsed_s >= limits.min_time_s_per_iteration
             ):
                 break
-            if self._run is not None and elapsed_s >= next_check_s:
+            if elapsed_s >= next_check_s:
                 next_check_s = elapsed_s + _STOP_CHECK_S
-                if self._run.stop_file.exists():
+                if self._is_stopped():
                     break
+        if self.evaluation is not None:
+            with self.optimizer.timers[EVALUATION]:
+                self._evaluate(self.evaluation)
         result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
+        if self.evaluation is not None:
+            result["evaluation"] = {**self.evaluation.report(), **self._best.report()}
         # `Trainable.train` keeps what is there already.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
@@ -222,8 +249,31 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # name is the one after which it was saved.
         checkpoint = next_checkpoint(self)
         result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
+        self._callbacks.call("on_train_result", trainer=self, result=result)
         self._exporter.add(result, self.trial_id)
         return result
+
+    def _is_stopped(self) -> bool:
+        return self._run is not None and self._run.stop_file.exists()
+
+    def _evaluate(self, evaluation: Evaluation) -> None:
+        """Takes an evaluation that has ended beside training, and begins one that is due."""
+        if evaluation.poll():
+            self._offer_best(evaluation)
+        iteration, optimizer = self.iteration + 1, self.optimizer
+        if not evaluation.is_due(iteration):
+            return
+        driver_state = optimizer.get_driver_state()
+        statistics = [one["statistics"] for one in driver_state["workers"].values()]
+        state = self._state(driver_state, iteration)
+        evaluation.begin(self.get_policy().get_weights(), state, statistics)
+        if evaluation.in_driver and evaluation.run(self._is_stopped):
+            self._offer_best(evaluation)
+
+    def _offer_best(self, evaluation: Evaluation) -> None:
+        last = evaluation.last
+        assert last is not None
+        self._best.offer(last.mean, last.policy_version, last.state)
 
     @property
     def iteration(self) -> int:
@@ -267,9 +317,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
+        state = self._state(self.optimizer.get_state(), self.iteration)
+        if self.evaluation is not None:
+            state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
+        write_checkpoint(checkpoint_dir, state)
+
+    def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
+        """What a checkpoint holds besides evaluation."""
         # The policy's options may have been changed by `update_algorithm_parameter`.
         experiment = dataclasses.replace(self.experiment, policy=self.get_policy().config)
-        state = {
+        return {
             "trainer": type(self).__name__,
             # With the seed that was drawn, where the config leaves it open.
             "config": experiment.to_dict() | {"seed": self.workers.config.seed},
@@ -277,12 +334,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 "observation": describe_space(self.workers.config.observation_space),
                 "action": describe_space(self.workers.config.action_space),
             },
-            "training_iteration": self.iteration,
+            "training_iteration": iteration,
             "time_total_s": self._counted_s() + self._earlier_s,
             "runs": self._runs,
-            "optimizer": self.optimizer.get_state(),
+            "optimizer": optimizer_state,
         }
-        write_checkpoint(checkpoint_dir, state)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restores a checkpoint of any trainer whose policy has the same network. If it is
@@ -307,6 +363,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}")
         earlier = [run for run in state.get("runs", []) if run != own]
         self._runs = [*earlier[-_MOST_EARLIER_RUNS:], own]
+        if self.evaluation is not None:
+            self.evaluation.set_state(state.get("evaluation", {}))
+            self._best.set_state(state.get("best"))
         self._exporter.restart(restored=True)
         # A checkpoint may lack these two.
         counted, seconds = super().iteration, self._counted_s()
@@ -338,11 +397,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._earlier_iterations, self._earlier_s = 0, 0.0
         device = self.experiment.learner_device()
         self.optimizer.stop()
+        self._stop_evaluation()
         worker_config = self.experiment.make_worker_config()
+        self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if not self.workers.reconfigure(worker_config, device):
             self.workers.stop()
             self.workers = make_workers(worker_config, device)
         self.optimizer = self._make_optimizer()
+        self._make_evaluation(worker_config, device)
         self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
         return True
 
@@ -354,12 +416,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
             if optimizer is not None:
                 optimizer.stop()
             self._exporter.record()
+            self._stop_evaluation()
         finally:
             if self.workers is not None:
                 self.workers.stop()
             if self._log_handler is not None:
                 logging.getLogger("polopt").removeHandler(self._log_handler)
                 self._log_handler.close()
+
+    def _stop_evaluation(self) -> None:
+        evaluation, self.evaluation = self.evaluation, None
+        if evaluation is not None:
+            evaluation.stop()
 
     def get_policy(self) -> Policy:
         """Returns the policy that is learned."""

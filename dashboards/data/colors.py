@@ -23,6 +23,7 @@ PHASE_COLORS = {
     "other": "#dfe4e9",
     "startup": "#4d4d6e",
     "report": "#884422",
+    "evaluation": "#e0c060",
     "apply": "#0072B2",
     "learn": "#0072B2",
     "dispatch": "#E69F00",
@@ -73,6 +74,11 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
         number = place // len(PALETTE)
         looks[name] = Look(PALETTE[place % len(PALETTE)], _DASHES[number], _SYMBOLS[number])
     return looks
+
+
+def evaluation_dash(dash: str) -> str:
+    """The dash of evaluation's curve beside one of training with `dash`."""
+    return "dashdot" if dash == "dot" else "dot"
 
 
 def phase_color(name: str, number: int = 0) -> str:

@@ -21,10 +21,14 @@ from polopt.dashboards.data.trial_rows import TrialRows
 from polopt.dashboards.data.tune_state import STATE_FILES, TuneState, TuneStates, TuneTrial
 from polopt.metrics.diagnosis import Finding, Results, diagnose, is_read
 from polopt.metrics.tab import TAB_FILE, OptimizerTab
-from polopt.metrics.timers import REPORT, STARTUP
+from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 
 RESULT_FILE, PARAMS_FILE, ERROR_FILE = "result.json", "params.json", "error.txt"
 RETURN = "env_runners/episode_return_mean"
+#: Mean return of an evaluation, NaN in results without one, and the environment steps that training
+#: had sampled when the weights were taken.
+EVALUATED_RETURN = "evaluation/env_runners/episode_return_mean"
+EVALUATED_STEPS = "evaluation/policy_env_steps"
 STEPS = "num_env_steps_sampled_lifetime"
 #: Seconds of wall time since the end of start-up, and of start-up itself.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
@@ -107,7 +111,7 @@ class Trial:
             return self.declared
         prefix = "optimizer/driver/share/"
         names = (n.removeprefix(prefix) for n in self.rows.names() if n.startswith(prefix))
-        phases = tuple(sorted(set(names) - {STARTUP, REPORT, "other"}))
+        phases = tuple(sorted(set(names) - {STARTUP, REPORT, EVALUATION, "other"}))
         return OptimizerTab(self.optimizer, self.optimizer, phases)
 
     @property

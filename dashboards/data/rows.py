@@ -19,7 +19,7 @@ CONFIG_CHANGES = "config/num_changes"
 #: Text of a config key that a config lacks.
 NOT_SET = "not set"
 # Other blocks of a row repeat these (`info`, `timers`) or do not change (`config`).
-_BLOCKS = frozenset({"optimizer", "env_runners", "learners", "fault_tolerance"})
+_BLOCKS = frozenset({"optimizer", "env_runners", "learners", "fault_tolerance", "evaluation"})
 _MAX_LIST = 64  # entries of a list that become columns
 _MAX_PROBLEMS = 5
 _MAX_CHANGES = 200  # of the config

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from polopt.dashboards.data.colors import evaluation_dash
 from polopt.dashboards.data.results import RETURN
 from polopt.dashboards.data.rows import NOT_SET
 from polopt.dashboards.data.selection import Selection, differing_keys
@@ -99,11 +100,13 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
     normalised = _is_normalised(scored)
     on_axis = replace(selection, x=axis)
     early = sum(one.ended_early for one in scored)
+    evaluated = any(len(one.evaluated[0]) for one in scored)
     panel = (
         f"return-{axis}",
         f"Return against {on_axis.x_title}",
         f"Interquartile mean over seeds with its 95 percent bootstrap interval; single runs below "
         f"{LEAST_RUNS_FOR_BAND} seeds. Finished runs keep their last return."
+        + (" Other dashes: evaluation, run by run." if evaluated else "")
         + (f" {early} runs that ended early are single lines." if early else "")
         + (" Normalised per task to the lowest and highest return." if normalised else ""),
     )
@@ -131,6 +134,13 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
                 columns=columns, legend=number == 0 and found is None,
                 band=len(scored) <= LEAST_RUNS_FOR_BAND, width=1.0 if one.ended_early else 1.6,
                 dash=one.run.look.dash,
+            )  # fmt: skip
+        for number, one in enumerate(one for one in members if len(one.evaluated[0])):
+            add_curve(
+                figure, *one.evaluated, name=f"{_named(one)}, evaluation",
+                group=f"{name}, evaluation", color=one.run.color, columns=columns,
+                legend=number == 0, band=False, width=1.0,
+                dash=evaluation_dash(one.run.look.dash),
             )  # fmt: skip
     add_fault_marks(figure, on_axis, [one.run for one in scored])
     return Panel(*panel, figure=figure)

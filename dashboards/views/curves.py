@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.data.results import RETURN
+from polopt.dashboards.data.results import EVALUATED_RETURN, EVALUATED_STEPS, RETURN
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
@@ -33,6 +33,8 @@ class Scored:
         y: returns, shape `[R]`; normalised per task where several tasks are selected.
         raw: returns that are not normalised, shape `[R]`.
         holds: whether the run has finished, so that its last return holds from then on.
+        evaluated: steps or seconds, and mean returns, of its evaluations, shape `[E]` each; on the
+            axis of steps where the weights were taken. Normalised as `y`.
     """
 
     run: Run
@@ -40,6 +42,7 @@ class Scored:
     y: Array
     raw: Array
     holds: bool
+    evaluated: tuple[Array, Array]
 
     @property
     def end(self) -> float:
@@ -74,7 +77,8 @@ def scored_runs(selection: Selection, axis: str) -> list[Scored]:
         x, y = on_axis.x_of(run), run.trial.values(RETURN)
         if x is None or y is None or not (np.isfinite(x) & np.isfinite(y)).any():
             continue
-        found.append(Scored(run, x, y, y, run.trial.state == "finished"))
+        evaluated = _evaluated(on_axis, run, x)
+        found.append(Scored(run, x, y, y, run.trial.state == "finished", evaluated))
     tasks: dict[str, list[Scored]] = {}
     for scored in found:
         tasks.setdefault(scored.run.task, []).append(scored)
@@ -82,10 +86,24 @@ def scored_runs(selection: Selection, axis: str) -> list[Scored]:
         return found
     ranges = {task: _range([scored.y for scored in runs]) for task, runs in tasks.items()}
     return [
-        replace(scored, y=(scored.y - low) / (high - low))
+        replace(
+            scored,
+            y=(scored.y - low) / (high - low),
+            evaluated=(scored.evaluated[0], (scored.evaluated[1] - low) / (high - low)),
+        )
         for scored in found
         for low, high in [ranges[scored.run.task]]
     ]
+
+
+def _evaluated(selection: Selection, run: Run, x: Array) -> tuple[Array, Array]:
+    returns = run.trial.values(EVALUATED_RETURN)
+    if returns is None:
+        return np.empty(0), np.empty(0)
+    steps = run.trial.values(EVALUATED_STEPS) if selection.x == "steps" else None
+    at = x if steps is None else steps
+    known = np.isfinite(returns) & np.isfinite(at)
+    return at[known], returns[known]
 
 
 def _range(returns: Sequence[Array]) -> tuple[float, float]:

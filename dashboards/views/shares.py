@@ -14,7 +14,7 @@ from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import named_lines
 from polopt.dashboards.views.drawing import Panel, escaped, new_figure, not_in_results, transparent
 from polopt.dashboards.views.faults import add_fault_marks
-from polopt.metrics.timers import STARTUP
+from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 from polopt.metrics.worker_times import PARTS
 
 INTERVAL_S = "optimizer/interval_s"
@@ -181,7 +181,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
     Args:
         selection: the axis, and the runs of the groups.
         run: the run.
-        phases: in the order of one step; without `report` and `other`.
+        phases: in the order of one step; without `report`, `evaluation` and `other`.
         help_: of the panel of one run.
     """
     return [
@@ -190,7 +190,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
             selection,
             run,
             DRIVER,
-            (*reversed(phases), "report", "other", STARTUP),
+            (*reversed(phases), REPORT, EVALUATION, "other", STARTUP),
         ),
         share_bars(
             (
@@ -200,7 +200,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
             ),
             selection,
             DRIVER,
-            (STARTUP, *phases, "report", "other"),
+            (STARTUP, *phases, REPORT, EVALUATION, "other"),
         ),
     ]
 

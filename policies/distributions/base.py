@@ -45,6 +45,21 @@ class ActionDistribution(ABC):
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
         """`[*leading, *action_shape]`: uniform over the action space."""
 
+    def random_allowed(
+        self, rng: np.random.Generator, logits: np.ndarray
+    ) -> tuple[np.ndarray | float, np.ndarray]:
+        """Uniform over the actions that a mask allows; for categories.
+
+        Args:
+            rng: source of random numbers.
+            logits: `[N, sum of sizes]`, of that distribution.
+
+        Returns:
+            parameters `[N, P]` of it, or 0 if the distribution has none, and actions `[N,
+            *action_shape]`.
+        """
+        return logits, self.sample(logits, self.draw_noise(rng, len(logits)))
+
     def mean(self, params: np.ndarray) -> np.ndarray:
         """Actions `[N, *action_shape]` at the mean of the distribution.
 

@@ -59,6 +59,12 @@ class PassThroughActions(ActionDistribution):
         flat = dist.random(rng, *leading)
         return flat.reshape(shape).astype(self.action_dtype)
 
+    def random_allowed(
+        self, rng: np.random.Generator, logits: np.ndarray
+    ) -> tuple[np.ndarray | float, np.ndarray]:
+        dist = make_distribution(self.space)
+        return 0.0, dist.to_env(dist.random_allowed(rng, logits)[1])
+
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         """Zeros `[B]`: the distribution has a single action."""
         return torch.zeros(len(params))

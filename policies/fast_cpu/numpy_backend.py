@@ -26,10 +26,14 @@ _LossGradientsOf = Callable[
 
 
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
-    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` without memory on the CPU, but no
-    subclass, which may compute something else."""
-    plain = type(network) is MLPNetwork and network.state_size == 0
-    return plain and next(network.parameters()).device.type == "cpu"
+    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` without memory, with tanh or ReLU,
+    on the CPU, but no subclass, which may compute something else."""
+    if type(network) is not MLPNetwork or network.state_size:
+        return False
+    on_cpu = next(network.parameters()).device.type == "cpu"
+    return on_cpu and all(
+        isinstance(m, nn.Linear | nn.Tanh | nn.ReLU) for m in network.policy_trunk
+    )
 
 
 class NumpyBackend:

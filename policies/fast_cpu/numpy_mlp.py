@@ -39,6 +39,7 @@ class NumpyMLP:
         own = slice(len(policy) if network.shared else 0, None)
         self._policy = _Layers([*policy[own], network.policy_head], relu)
         self._value = _Layers([*value[own], network.value_head], relu)
+        self._scale = np.float32(network.scale)
         self._log_std: np.ndarray | None = None
         if network.log_std is not None:
             self._log_std = network.log_std.detach().numpy()
@@ -47,15 +48,15 @@ class NumpyMLP:
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` of observations `[N, ...]`."""
-        return self._with_log_std(self._acting(_flat(obs)))
+        return self._with_log_std(self._acting(self._flat(obs)))
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` of observations `[N, ...]`."""
-        return self._value(self._shared(_flat(obs)))[:, 0]
+        return self._value(self._shared(self._flat(obs)))[:, 0]
 
     def forward(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray, Activations]:
         """Distribution parameters `[B, P]`, values `[B]`, and the activations for `backward`."""
-        shared = self._shared.forward(_flat(obs))
+        shared = self._shared.forward(self._flat(obs))
         policy, value = self._policy.forward(shared[-1]), self._value.forward(shared[-1])
         done = Activations(shared, policy, value)
         return self._with_log_std(policy[-1]), value[-1][:, 0], done
@@ -77,6 +78,12 @@ class NumpyMLP:
         by_value = self._value.backward(done.value, by_values[:, None], needed)
         if needed:
             self._shared.backward(done.shared, by_policy + by_value, needed=False)
+
+    def _flat(self, obs: np.ndarray) -> np.ndarray:
+        if obs.ndim != 2:
+            obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 does not work for zero rows
+        obs = obs.astype(np.float32, copy=False)
+        return obs if self._scale == 1.0 else obs * self._scale
 
     def _with_log_std(self, head: np.ndarray) -> np.ndarray:
         if self._log_std is None:
@@ -156,9 +163,3 @@ class _Layers:
 
 def _linears(trunk: nn.Sequential) -> list[nn.Linear]:
     return [module for module in trunk if isinstance(module, nn.Linear)]
-
-
-def _flat(obs: np.ndarray) -> np.ndarray:
-    if obs.ndim != 2:
-        obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 does not work for zero rows
-    return obs.astype(np.float32, copy=False)

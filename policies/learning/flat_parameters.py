@@ -1,9 +1,10 @@
-"""`FlatParameters`: one tensor of all parameters of a policy, another of their gradients."""
+"""`FlatParameters`: one tensor of all parameters and buffers of a policy, another of the
+gradients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,19 +31,24 @@ class FlatParameters:
     Each parameter becomes a view of `params`, and its `.grad` a view of `grads`, so that getting,
     setting, sending, clipping, all-reducing and updating each operate on one tensor.
 
-    `buffer` has `tail` more elements than the gradient, for scalars that are summed over all
-    learners in the same all-reduce (row counts, learner statistics).
+    Buffers of modules (running statistics, for example) become views of `params`, too. They have no
+    gradient and no torch optimizer. Which: those of float32 that `state_dict` has. Others, such as
+    integers, are constants or counters of one process; they are neither sent nor saved.
+
+    `buffer` has more elements than the gradient, which are summed over all learners in the same
+    all-reduce: `tail` scalars (row counts, learner statistics), and the buffers of modules.
 
     Args:
         segments: modules on one device, by name.
         tail: number of additional elements.
 
     Attributes:
-        params: `[P]`, an `nn.Parameter`: the segments with a gradient, then the copies.
-        grads: `[G]` view of `buffer`, of the first G parameters; P without copies.
+        params: `[P]`, an `nn.Parameter`: the segments with a gradient, the copies, and the buffers
+            of the one and of the other.
+        grads: `[G]` view of `buffer`, of the first G parameters; P without copies and buffers.
         tail: `[tail]` view of `buffer`.
-        buffer: `[G + tail]`.
-        segments: where each segment is in `params`.
+        buffer: `[G + tail + number of buffers of segments with a gradient]`.
+        segments: where each segment is in `params`; its buffers are `NAME.buffers`.
         trained: those of them that have a gradient.
     """
 
@@ -52,10 +58,20 @@ class FlatParameters:
         size = max(part.stop for part in self.trained.values())
         self.segments = {**self.trained, **_places(segments, self._copies, size)}
         total = max(part.stop for part in self.segments.values())
+        owned = {name: list(_buffers(segments[name].module)) for name in self.segments}
+        start = total
+        for name in owned:
+            if owned[name]:
+                end = total + sum(buffer.numel() for _, _, buffer in owned[name])
+                self.segments[f"{name}.buffers"] = slice(total, end)
+                total = end
+        own = sum(buffer.numel() for name in self.trained for _, _, buffer in owned[name])
+        self._own_buffers = slice(start, start + own)
         device = next(next(iter(segments.values())).module.parameters()).device
         flat = torch.empty(total, dtype=torch.float32, device=device)
-        self.buffer = torch.zeros(size + tail, dtype=torch.float32, device=device)
-        for name, part in self.segments.items():
+        self.buffer = torch.zeros(size + tail + own, dtype=torch.float32, device=device)
+        for name in owned:
+            part = self.segments[name]
             offset = part.start
             for parameter in segments[name].module.parameters():
                 end = offset + parameter.numel()
@@ -66,6 +82,14 @@ class FlatParameters:
                 else:
                     parameter.grad = self.buffer[offset:end].view_as(parameter)
                 offset = end
+        # Owner, name, and the tensor that is a view of `params`.
+        self._buffers = [entry for entries in owned.values() for entry in entries]
+        offset = start
+        for _, _, buffer in self._buffers:
+            end = offset + buffer.numel()
+            flat[offset:end].copy_(buffer.reshape(-1))
+            buffer.data = flat[offset:end].view_as(buffer)
+            offset = end
         self.params = nn.Parameter(flat)
         self.grads: Tensor = self.buffer[:size]
         if size == total:
@@ -75,11 +99,38 @@ class FlatParameters:
         self._params: Any = flat.numpy() if on_cpu else flat
         self._all: Any = self.buffer.numpy() if on_cpu else self.buffer
         self._grads: Any = self._all[:size]
-        self._tail: Any = self._all[size:]
+        self._tail: Any = self._all[size : size + tail]
+        self._reduced_buffers: Any = self._all[size + tail :]
 
     def get_params(self) -> np.ndarray:
         """A copy of the parameters, `[P]`."""
+        self._adopt_buffers()
         return _copied(self._params)
+
+    def get_buffers(self) -> np.ndarray:
+        """A copy of the buffers of segments with a gradient."""
+        self._adopt_buffers()
+        return _copied(self._params[self._own_buffers])
+
+    def pack_buffers(self) -> None:
+        """Copies the buffers of segments with a gradient to the end of `buffer`."""
+        if self._buffers:
+            self._adopt_buffers()
+            self._reduced_buffers[:] = self._params[self._own_buffers]
+
+    def unpack_buffers(self) -> None:
+        """Copies them back from there, if they are finite."""
+        if self._buffers and math.isfinite(float(self._reduced_buffers.sum())):
+            self._params[self._own_buffers] = self._reduced_buffers
+
+    def _adopt_buffers(self, copy: bool = True) -> None:
+        """Makes buffers that a module has replaced by other tensors views of `params` again."""
+        for owner, name, buffer in self._buffers:
+            current = getattr(owner, name)
+            if current is not buffer:
+                if copy:
+                    buffer.copy_(current.detach())
+                setattr(owner, name, buffer)
 
     def get_grads(self) -> np.ndarray:
         """A copy of the gradient, `[G]`."""
@@ -96,15 +147,21 @@ class FlatParameters:
                 f"weights must have shape {list(self.params.shape)}; got {list(array.shape)}: they "
                 "belong to another network"
             )
+        self._adopt_buffers(copy=False)
         _copy_into(self._params, array)
 
     def refresh_copies(self) -> None:
         """Makes each copy equal to the segment that it is a copy of."""
+        self._adopt_buffers()
         for name, source in self._copies.items():
             self._params[self.segments[name]] = self._params[self.segments[source]]
+            if f"{name}.buffers" in self.segments:
+                own = self.segments[f"{name}.buffers"]
+                self._params[own] = self._params[self.segments[f"{source}.buffers"]]
 
     def get_state(self) -> dict[str, Any]:
         """`params` on the CPU and `[start, end]` of each segment, for checkpoints."""
+        self._adopt_buffers()
         places = {name: [part.start, part.stop] for name, part in self.segments.items()}
         return {"params": self.params.detach().cpu().clone(), "segments": places}
 
@@ -119,7 +176,9 @@ class FlatParameters:
         found = {name: saved[start:end] for name, (start, end) in state["segments"].items()}
         result = np.empty(len(self.params), dtype=np.float32)
         for name, part in self.segments.items():
-            given = found.get(name, found.get(self._copies.get(name, name)))
+            module = name.removesuffix(".buffers")
+            source = self._copies.get(module, module) + name[len(module) :]
+            given = found.get(name, found.get(source))
             if given is None or len(given) != part.stop - part.start:
                 raise ValueError(
                     f"the state must have {part.stop - part.start} parameters of segment {name!r}; "
@@ -165,6 +224,17 @@ def _places(segments: Mapping[str, Segment], names: Iterable[str], offset: int) 
         places[name] = slice(offset, end)
         offset = end
     return places
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yields owner, name and tensor of each buffer of float32 that `state_dict` has."""
+    saved, seen = module.state_dict(), set()
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            key = f"{prefix}.{name}" if prefix else name
+            if key in saved and buffer.dtype == torch.float32 and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield owner, name, buffer
 
 
 def _copied(numbers: Any) -> np.ndarray:

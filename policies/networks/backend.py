@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polopt.policies.networks.base import ActorCriticNetwork
+from polopt.policies.networks.base import Network
 
 
 class Backend(Protocol):
@@ -52,7 +52,7 @@ class TorchBackend:
 
     def __init__(
         self,
-        model: ActorCriticNetwork,
+        model: Network,
         device: torch.device,
         loss: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
     ) -> None:
@@ -89,9 +89,13 @@ class TorchBackend:
         )
 
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
-        """See `Backend`."""
-        loss, stats = self._loss(rows)
-        loss.backward()
+        """See `Backend`. The network is in training mode meanwhile, and else in evaluation mode."""
+        self._model.train()
+        try:
+            loss, stats = self._loss(rows)
+            loss.backward()
+        finally:
+            self._model.eval()
         stats["total_loss"] = loss
         return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
 

@@ -1,9 +1,10 @@
-"""`ActorCriticNetwork`: trunks, memory and heads for policy and value."""
+"""`Network`: what a policy calls; `ActorCriticNetwork`: trunks, memory and heads."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,47 @@ from polopt.policies.networks.lstm import LSTM
 States = dict[int, Tensor]
 
 
-class ActorCriticNetwork(nn.Module, ABC):
+class Network(nn.Module, ABC):
+    """Computes distribution parameters and values of encoded observations.
+
+    Attributes:
+        state_size: S, size of the memory of one environment; 0 without memory. With memory, only
+            `unroll` computes outputs.
+    """
+
+    state_size: int = 0
+
+    @abstractmethod
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[B, P]` and values `[B]` of observations `[B, ...]`."""
+
+    def action_params(self, obs: Tensor) -> Tensor:
+        """Distribution parameters `[B, P]` only, for acting."""
+        params: Tensor = self(obs)[0]
+        return params
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Values `[B]` only."""
+        values: Tensor = self(obs)[1]
+        return values
+
+    def unroll(
+        self, obs: Tensor, state: Tensor, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, States]:
+        """Outputs for B sequences of T steps, of a network with memory.
+
+        Args:
+            obs: `[T, B, ...]`.
+            state: memory `[B, S]` before the first step.
+            starts: `[T, B]` bool: the memory is 0 before this step; None: nowhere.
+
+        Returns:
+            distribution parameters `[T, B, P]`, values `[T, B]`, and the memory after steps.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no memory")
+
+
+class ActorCriticNetwork(Network):
     """Trunks, memory and linear heads for policy and value, orthogonally initialised.
 
     Gains are those of Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01 for the policy head,
@@ -28,15 +69,11 @@ class ActorCriticNetwork(nn.Module, ABC):
         gaussian: the second half of the parameters are log standard deviations.
         shared: policy and value share one trunk.
         config: options of memory and heads; see `ModelConfig`.
-
-    Attributes:
-        state_size: S, size of the memory of one environment; 0 without memory. With memory, only
-            `unroll` computes outputs.
     """
 
     def __init__(
         self,
-        make_trunk: Callable[[], tuple[nn.Sequential, int]],
+        make_trunk: Callable[[], tuple[nn.Module, int]],
         num_params: int,
         gaussian: bool,
         shared: bool,
@@ -64,38 +101,25 @@ class ActorCriticNetwork(nn.Module, ABC):
         self.shared = shared
 
     @abstractmethod
-    def prepare(self, obs: Tensor) -> Tensor:
+    def prepare(self, obs: Tensor) -> Any:
         """Input of the trunks for encoded observations `[B, ...]`."""
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[B, P]` and values `[B]` of observations `[B, ...]`."""
-        obs = self.prepare(obs)
-        hidden = self.policy_trunk(obs)
-        value_hidden = hidden if self.shared else self.value_trunk(obs)
+        inputs = self.prepare(obs)
+        hidden = self.policy_trunk(inputs)
+        value_hidden = hidden if self.shared else self.value_trunk(inputs)
         return self._with_log_std(self.policy_head(hidden)), self.value_head(value_hidden)[:, 0]
 
     def action_params(self, obs: Tensor) -> Tensor:
-        """Distribution parameters `[B, P]` only, for acting."""
         return self._with_log_std(self.policy_head(self.policy_trunk(self.prepare(obs))))
 
     def value(self, obs: Tensor) -> Tensor:
-        """Values `[B]` only."""
         values: Tensor = self.value_head(self.value_trunk(self.prepare(obs)))
         return values[:, 0]
 
     def unroll(
         self, obs: Tensor, state: Tensor, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor, States]:
-        """Outputs for B sequences of T steps, with memory.
-
-        Args:
-            obs: `[T, B, ...]`.
-            state: memory `[B, S]` before the first step.
-            starts: `[T, B]` bool: the memory is 0 before this step; None: nowhere.
-
-        Returns:
-            distribution parameters `[T, B, P]`, values `[T, B]`, and the memory after steps.
-        """
         assert self.policy_memory is not None
         inputs = self.prepare(obs.flatten(0, 1))
         steps = obs.shape[:2]

@@ -2,18 +2,86 @@
 
 from __future__ import annotations
 
-import torch
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from polopt.common.config import ConfigError
 from polopt.policies.networks.base import ActorCriticNetwork
 from polopt.policies.networks.config import ConvFilter, ModelConfig
 from polopt.policies.networks.layers import initialised, mlp
+from polopt.policies.networks.observations import Part
 
 #: Channels, kernel size and stride of each layer (Mnih et al., 2015).
 NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 #: Smallest height and width that `NATURE_FILTERS` accept.
 NATURE_MIN_SIZE = 36
+#: For smaller images: the layer of Young and Tian (2019) for MinAtar, before 128 units.
+SMALL_FILTERS: tuple[ConvFilter, ...] = ((16, 3, 1),)
+SMALL_MIN_SIZE = 3
+
+
+class ImageEncoder(NamedTuple):
+    """Convolutions and linear layers over one image, with ReLU.
+
+    Attributes:
+        part: the image in encoded observations.
+        filters: of each convolution; see `ModelConfig`.
+        hiddens: widths of the linear layers after them.
+    """
+
+    part: Part
+    filters: tuple[ConvFilter, ...]
+    hiddens: tuple[int, ...]
+
+    @property
+    def image_size(self) -> tuple[int, ...]:
+        """Height and width of the image."""
+        shape = self.part.space.shape
+        assert shape is not None
+        return shape[:2] if self.channels_last else shape[1:]
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the image is `[H, W, C]`: its last dimension is the smallest, or all are equal.
+        Else it is `[C, H, W]`."""
+        shape = self.part.space.shape
+        assert shape is not None
+        return shape[2] < min(shape[:2]) or len({*shape}) == 1
+
+    def image(self, obs: Tensor) -> Tensor:
+        """The image of encoded observations: `[B, C, H, W]` float32; uint8 is scaled to [0, 1]."""
+        image = self.part.scaled(obs)
+        return image.permute(0, 3, 1, 2) if self.channels_last else image
+
+    def make(self) -> tuple[nn.Sequential, int]:
+        """New layers, and their number of output features.
+
+        Raises:
+            ConfigError: if a kernel is larger than its input.
+        """
+        shape = self.part.space.shape
+        assert shape is not None
+        channels = shape[2] if self.channels_last else shape[0]
+        height, width = self.image_size
+        size = f"{height} x {width}"
+        layers: list[nn.Module] = []
+        for filter_ in self.filters:
+            channels_out, kernel, stride, *more = filter_
+            padding = more[0] if more else 0
+            if kernel > min(height, width) + 2 * padding:
+                raise ConfigError(
+                    f"key 'conv_filters': got {list(self.filters)} for an image of {size}; the "
+                    f"input of layer {filter_} is {height} x {width}. Allowed: kernels that are at "
+                    "most as large as their input"
+                )
+            conv = nn.Conv2d(channels, channels_out, kernel, stride, padding)
+            layers += [initialised(conv, gain=2.0**0.5), nn.ReLU()]
+            height = (height + 2 * padding - kernel) // stride + 1
+            width = (width + 2 * padding - kernel) // stride + 1
+            channels = channels_out
+        widths = [channels * height * width, *self.hiddens]
+        return nn.Sequential(*layers, nn.Flatten(), *mlp(widths, nn.ReLU)), widths[-1]
 
 
 class CNNNetwork(ActorCriticNetwork):
@@ -22,9 +90,7 @@ class CNNNetwork(ActorCriticNetwork):
     uint8 images are scaled to [0, 1] here, so that they are stored and sent as uint8.
 
     Args:
-        obs_shape: shape of one image: `[C, H, W]`, or `[H, W, C]` if the last dimension is the
-            smallest.
-        filters: `(channels, kernel, stride)` of each convolution.
+        encoder: the image and its layers.
         num_params: P, number of distribution parameters for one observation.
         gaussian: the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
@@ -33,47 +99,16 @@ class CNNNetwork(ActorCriticNetwork):
         ConfigError: if a kernel is larger than its input.
     """
 
+    policy_trunk: nn.Sequential
+    value_trunk: nn.Sequential
+
     def __init__(
-        self,
-        obs_shape: tuple[int, ...],
-        filters: tuple[ConvFilter, ...],
-        num_params: int,
-        gaussian: bool,
-        config: ModelConfig,
+        self, encoder: ImageEncoder, num_params: int, gaussian: bool, config: ModelConfig
     ) -> None:
-        channels_last = obs_shape[2] < min(obs_shape[:2])
-        image = (obs_shape[2], *obs_shape[:2]) if channels_last else obs_shape
         shared = config.vf_share_layers is not False
-        super().__init__(
-            lambda: _cnn(image, filters, config.post_fcnet_hiddens),
-            num_params,
-            gaussian,
-            shared,
-            config,
-        )
-        self.channels_last = channels_last
+        super().__init__(encoder.make, num_params, gaussian, shared, config)
+        self.encoder = encoder
 
     def prepare(self, obs: Tensor) -> Tensor:
-        """`[B, C, H, W]` float32; uint8 is scaled to [0, 1]."""
-        scaled = obs.float() / 255.0 if obs.dtype == torch.uint8 else obs.float()
-        return scaled.permute(0, 3, 1, 2) if self.channels_last else scaled
-
-
-def _cnn(
-    image: tuple[int, ...], filters: tuple[ConvFilter, ...], hiddens: tuple[int, ...]
-) -> tuple[nn.Sequential, int]:
-    channels, height, width = image
-    layers: list[nn.Module] = []
-    for channels_out, kernel, stride in filters:
-        if kernel > min(height, width):
-            raise ConfigError(
-                f"key 'conv_filters': got {list(filters)} for an image of {image[1]} x {image[2]}; "
-                f"the input of layer ({channels_out}, {kernel}, {stride}) is {height} x {width}. "
-                "Allowed: kernels that are at most as large as their input"
-            )
-        conv = nn.Conv2d(channels, channels_out, kernel, stride)
-        layers += [initialised(conv, gain=2.0**0.5), nn.ReLU()]
-        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        channels = channels_out
-    widths = [channels * height * width, *hiddens]
-    return nn.Sequential(*layers, nn.Flatten(), *mlp(widths, nn.ReLU)), widths[-1]
+        """`[B, C, H, W]` float32."""
+        return self.encoder.image(obs)

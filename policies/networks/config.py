@@ -1,30 +1,65 @@
-"""`ModelConfig`: options of the actor-critic network."""
+"""`ModelConfig`: options of the network."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
+from torch import nn
 
-from polopt.common.config import Config
+from polopt.common.config import Config, ConfigError, canonical
+from polopt.policies.networks.registry import NETWORKS
 
 _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
 _Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
-#: Channels, kernel size and stride of one convolution.
-ConvFilter = tuple[_Width, _Width, _Width]
+_Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
+#: Channels, kernel size and stride of one convolution, and its padding if it is not 0.
+ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
+
+
+def _network_class(value: Any) -> type[nn.Module] | None:
+    """The class that the value of `custom` names. A class that is not registered gets no name: a
+    notebook may define several of one name, and a checkpoint must not find another one."""
+    if value is None or (isinstance(value, type) and issubclass(value, nn.Module)):
+        return value
+    names = NETWORKS.names()
+    if isinstance(value, str):
+        try:
+            found: type[nn.Module] = NETWORKS.get(value)
+        except ConfigError:
+            if value in names:  # it cannot be imported
+                raise
+        else:
+            return found
+    known = f": {', '.join(names)}" if names else ""
+    raise ValueError(
+        f"a subclass of torch.nn.Module, or a name given to polopt.register_network{known}"
+    )
+
+
+def _json_options(options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"values of JSON, which checkpoints can hold ({error})") from None
+    return options
 
 
 class ModelConfig(Config):
-    """Options of the actor-critic network, under RLlib's names.
+    """Options of the network, under RLlib's names.
 
     Attributes:
         fcnet_hiddens: widths of the hidden layers.
-        fcnet_activation: `tanh` or `relu`.
-        conv_filters: `(channels, kernel, stride)` of each convolution over an image `[C, H, W]` or
-            `[H, W, C]`. None: those of Mnih et al. (2015) for uint8 images of at least 36 x 36,
-            their minimum, and no convolutions for other observations. Empty: no convolutions.
-        post_fcnet_hiddens: widths of the layers between convolutions and heads.
+        fcnet_activation: their activation; see `ACTIVATIONS`.
+        conv_filters: `(channels, kernel, stride)` or `(channels, kernel, stride, padding)` of each
+            convolution, with ReLU, over an image `[C, H, W]` or `[H, W, C]`. Each image of a Dict
+            or Tuple has convolutions of its own. None, for images of uint8 and bool: those of Mnih
+            et al. (2015) from 36 x 36 on, their minimum, and 16 of 3 x 3 for smaller ones; no
+            convolutions for other observations. Empty: no convolutions.
+        post_fcnet_hiddens: widths of the layers after the convolutions, with ReLU. None: 512, and
+            128 for images below 36 x 36 without `conv_filters`.
         use_lstm: policy and value have memory: an LSTM between hidden layers and heads. What it
             reads in one update is a fragment, `rollout_fragment_length` steps.
         lstm_cell_size: number of its cells.
@@ -35,19 +70,55 @@ class ModelConfig(Config):
         initial_log_std: initial log standard deviation (the bias, if it depends on the
             observation).
         squash_actions: squash Box actions into the box with tanh instead of clipping them.
+        custom: a `torch.nn.Module` class that replaces the network, or its name; see
+            `CustomNetwork`. The options above have no effect on it, but for `squash_actions`.
+        custom_options: keyword arguments of its constructor.
     """
 
     fcnet_hiddens: _Widths = (64, 64)
-    fcnet_activation: Literal["tanh", "relu"] = "tanh"
+    fcnet_activation: Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"] = "tanh"
     conv_filters: tuple[ConvFilter, ...] | None = None
-    post_fcnet_hiddens: _Widths = (512,)
+    post_fcnet_hiddens: _Widths | None = None
     use_lstm: bool = False
     lstm_cell_size: _Width = 256
     vf_share_layers: bool | None = None
     free_log_std: bool = True
     initial_log_std: float = pydantic.Field(0.0, ge=-20.0, le=10.0)
     squash_actions: bool = False
+    custom: Annotated[Any, pydantic.AfterValidator(_network_class)] = None
+    custom_options: Annotated[dict[str, Any], pydantic.AfterValidator(_json_options)] = (
+        pydantic.Field(default_factory=dict)
+    )
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        "custom_model": "custom",
+        "custom_model_config": "custom_options",
+    }
 
     removed: ClassVar[Mapping[str, str]] = {
         "max_seq_len": "sequences are as long as a fragment: set 'rollout_fragment_length'",
     }
+
+    def named(self) -> dict[str, Any]:
+        """The options by key, for JSON: a custom network by its name."""
+        options = self.to_dict()
+        if self.custom is not None:
+            options["custom"] = NETWORKS.name_of(self.custom) or self.custom.__name__
+        return options
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _resolve_aliases(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        options = canonical(data, cls.aliases, "model")
+        cls.check_former_keys(options, "model")
+        return options
+
+    @pydantic.model_validator(mode="after")
+    def _check_options_have_a_module(self) -> ModelConfig:
+        if self.custom_options and self.custom is None:
+            raise ValueError("'custom_options' beside 'custom', which is not given")
+        if self.use_lstm and self.custom is not None:
+            raise ValueError("'use_lstm' without 'custom'")
+        return self

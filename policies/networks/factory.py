@@ -4,44 +4,93 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from gymnasium import Space, spaces
 
+from polopt.common.action_mask import ActionMask
 from polopt.common.config import ConfigError
-from polopt.policies.networks.base import ActorCriticNetwork
-from polopt.policies.networks.cnn import NATURE_FILTERS, NATURE_MIN_SIZE, CNNNetwork
+from polopt.policies.networks.base import Network
+from polopt.policies.networks.cnn import (
+    NATURE_FILTERS,
+    NATURE_MIN_SIZE,
+    SMALL_FILTERS,
+    SMALL_MIN_SIZE,
+    CNNNetwork,
+    ImageEncoder,
+)
+from polopt.policies.networks.combined import CombinedNetwork
 from polopt.policies.networks.config import ModelConfig
+from polopt.policies.networks.custom import make_custom
+from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.mlp import MLPNetwork
+from polopt.policies.networks.observations import Part, parts_of
 
 
 def make_network(
-    obs_shape: tuple[int, ...],
-    obs_dtype: np.dtype[Any],
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    mask: ActionMask | None,
     num_params: int,
     gaussian: bool,
     config: ModelConfig,
-) -> ActorCriticNetwork:
-    """The network for observations of this shape and dtype.
+) -> Network:
+    """The network of encoded observations of a space.
 
     Args:
-        obs_shape: shape of one encoded observation.
-        obs_dtype: its dtype.
+        observation_space: of one environment.
+        action_space: of one environment.
+        mask: of `find_action_mask`.
         num_params: P, number of distribution parameters for one observation.
         gaussian: the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
 
     Raises:
-        ConfigError: for convolutions over observations that are not images, or over images that
-            are too small.
+        ConfigError: for convolutions over observations that are not images, over images that are
+            too small, or a module of the user's that is no network for the spaces.
     """
-    filters = config.conv_filters
-    is_image = len(obs_shape) == 3 and obs_dtype == np.uint8
-    if filters is None and is_image and sorted(obs_shape)[1] >= NATURE_MIN_SIZE:
-        filters = NATURE_FILTERS
-    if not filters:
-        return MLPNetwork(int(np.prod(obs_shape)), num_params, gaussian, config)
-    if len(obs_shape) != 3:
+    space = observation_space if mask is None else mask.rest
+    if config.custom is None:
+        network = _built_in(space, num_params, gaussian, config)
+    else:
+        options = config.custom_options
+        network = make_custom(config.custom, options, space, action_space, num_params)
+    return network if mask is None else MaskedNetwork(network, mask)
+
+
+def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelConfig) -> Network:
+    parts = parts_of(space)
+    chosen = [(part, _image_encoder(part, config)) for part in parts]
+    images = [encoder for _, encoder in chosen if encoder is not None]
+    others = [part for part, encoder in chosen if encoder is None]
+    if config.conv_filters and not images:
         raise ConfigError(
-            f"key 'conv_filters': got {list(filters)} for observations of shape {obs_shape}. "
-            "Allowed: none, or observations of three dimensions"
+            f"key 'conv_filters': got {list(config.conv_filters)} for observations of shape "
+            f"{_shape(space)}. Allowed: none, or observations of three dimensions"
         )
-    return CNNNetwork(obs_shape, filters, num_params, gaussian, config)
+    if images and len(parts) == 1:
+        return CNNNetwork(images[0], num_params, gaussian, config)
+    if images or (len(parts) > 1 and any(part.scale != 1.0 for part in parts)):
+        return CombinedNetwork(images, others, num_params, gaussian, config)
+    size = sum(part.size for part in parts)
+    return MLPNetwork(size, num_params, gaussian, config, parts[0].scale)
+
+
+def _image_encoder(part: Part, config: ModelConfig) -> ImageEncoder | None:
+    """The convolutions over a part; None if it has none."""
+    shape = part.space.shape or ()
+    if not isinstance(part.space, spaces.Box) or len(shape) != 3:
+        return None
+    filters, hiddens = config.conv_filters, config.post_fcnet_hiddens
+    width = 512
+    if filters is None:
+        size = min(ImageEncoder(part, (), ()).image_size)
+        if not part.is_image or size < SMALL_MIN_SIZE:
+            return None
+        large = size >= NATURE_MIN_SIZE
+        filters, width = (NATURE_FILTERS, 512) if large else (SMALL_FILTERS, 128)
+    if not filters:
+        return None
+    return ImageEncoder(part, filters, (width,) if hiddens is None else hiddens)
+
+
+def _shape(space: Space[Any]) -> tuple[int, ...]:
+    return tuple(space.shape) if isinstance(space, spaces.Box) else (spaces.utils.flatdim(space),)

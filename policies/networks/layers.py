@@ -9,6 +9,15 @@ from typing import TypeVar
 from torch import nn
 
 _Layer = TypeVar("_Layer", nn.Linear, nn.Conv2d)
+#: Values of the config key `fcnet_activation`.
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "silu": nn.SiLU,
+}
 
 
 def initialised(layer: _Layer, gain: float) -> _Layer:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor, nn
 
 from polopt.policies.networks.base import ActorCriticNetwork
 from polopt.policies.networks.config import ModelConfig
-from polopt.policies.networks.layers import mlp
-
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+from polopt.policies.networks.layers import ACTIVATIONS, mlp
+from polopt.policies.networks.observations import flattened
 
 
 class MLPNetwork(ActorCriticNetwork):
@@ -21,11 +18,22 @@ class MLPNetwork(ActorCriticNetwork):
         num_params: P, number of distribution parameters for one observation.
         gaussian: the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
+        scale: factor on the observations.
     """
 
-    def __init__(self, obs_size: int, num_params: int, gaussian: bool, config: ModelConfig) -> None:
+    policy_trunk: nn.Sequential
+    value_trunk: nn.Sequential
+
+    def __init__(
+        self,
+        obs_size: int,
+        num_params: int,
+        gaussian: bool,
+        config: ModelConfig,
+        scale: float = 1.0,
+    ) -> None:
         widths = [obs_size, *config.fcnet_hiddens]
-        activation = _ACTIVATIONS[config.fcnet_activation]
+        activation = ACTIVATIONS[config.fcnet_activation]
         super().__init__(
             lambda: (mlp(widths, activation), widths[-1]),
             num_params,
@@ -33,8 +41,9 @@ class MLPNetwork(ActorCriticNetwork):
             bool(config.vf_share_layers),
             config,
         )
+        self.scale = scale
 
     def prepare(self, obs: Tensor) -> Tensor:
         """`[B, D]` float32."""
-        # -1 does not work for zero rows; `len(obs)` would be a constant of an exported graph.
-        return obs.reshape(obs.shape[0], math.prod(obs.shape[1:])).float()
+        flat = flattened(obs).float()
+        return flat if self.scale == 1.0 else flat * self.scale

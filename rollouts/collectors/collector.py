@@ -86,8 +86,10 @@ class Collector:
             one for each collector.
         policy: a polopt Policy, which is used directly; the name or class of one, or
             `(name or class, options)`; a `torch.nn.Module` from observations `[N, ...]` to action
-            parameters `[N, P]`; a callable from observations to actions `[N, ...]`; or None, for
-            random actions. Where polopt makes the policy, it is `collector.policy`.
+            parameters `[N, P]`, or `(module, {"outputs": "actions"})` to actions; a
+            `TensorDictModule` to the key `action`; a callable from observations to actions `[N,
+            ...]`; or None, for random actions. Where polopt makes the policy, it is
+            `collector.policy`.
         options: see `CollectorConfig`.
 
     Raises:

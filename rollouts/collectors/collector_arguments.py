@@ -146,7 +146,8 @@ def resolve_policy(policy: Any) -> tuple[Any, Config]:
     if isinstance(policy, str) or (isinstance(policy, type) and issubclass(policy, Policy)):
         policy_class = POLICIES.get(policy)
         return policy_class, policy_class.config_class.parse(options, "policy")
-    return adapter_for(policy), NonLearningConfig.parse({"actor": policy, **options}, "policy")
+    config = NonLearningConfig.parse({"actor": policy, **options}, "policy")
+    return adapter_for(policy, config.outputs), config
 
 
 def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from polopt.common.action_mask import MASK_KEY, find_action_mask
 from polopt.rollouts.envs.checking import check_reset, check_step, range_check, reward_of
 from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.errors import (
@@ -24,6 +25,8 @@ from polopt.rollouts.envs.saving import copy_statistics
 
 #: Key of `infos` with an `EnvFault` for each environment that had one.
 FAULT_KEY = "polopt_fault"
+#: Key of `infos` with an `EpisodeInfo` for each environment whose episode has ended.
+INFO_KEY = "polopt_info"
 #: Types of rewards that need no conversion.
 _PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
 
@@ -42,6 +45,17 @@ class EnvFault:
     lost_step: bool
     count: int
     traceback: str
+
+
+@dataclass(frozen=True)
+class EpisodeInfo:
+    """Keeps Gymnasium's vectors from merging the infos of several environments.
+
+    Attributes:
+        info: of the last step of an episode.
+    """
+
+    info: dict[str, Any]
 
 
 class EnvPlace(NamedTuple):
@@ -71,8 +85,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Also seeds what `reset(seed=...)` does not: the spaces, and the global generators of a process
     that belongs to this environment. Converts rewards to plain numbers and copies last observations
-    (environments may reuse their arrays). Drops the environment's infos: nothing reads them, and
-    batching those of HalfCheetah-v5 takes a vector a tenth of its step.
+    (environments may reuse their arrays). Drops the environment's infos: batching those of
+    HalfCheetah-v5 takes a vector a tenth of its step. Callbacks read those of last steps.
 
     Args:
         make: makes the environment.
@@ -81,6 +95,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             error.
         env: the first environment, if it has been made.
         process: seed of the process, for the environments of an `AsyncVectorEnv`.
+        keep_infos: return the infos of last steps, as `EpisodeInfo`.
 
     Raises:
         EnvironmentFailedError: after `max_failures` exceptions; from `__init__`, `step`, `reset`.
@@ -94,7 +109,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         max_failures: int,
         env: Any = None,
         process: ProcessSeed | None = None,
+        keep_infos: bool = False,
     ) -> None:
+        self._keep_infos = keep_infos
         self._owns_process = process is not None and process.applies_here
         if process is not None and self._owns_process:
             seed_global_generators(process.seed)
@@ -111,6 +128,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
         self._shape = space.shape if array else ()
         self._in_range = range_check(space)
+        self._mask = find_action_mask(space, self.env.action_space)
         self._type: Any = None  # type and dtype of the last observation that passed all checks
         self._dtype: Any = None
 
@@ -131,13 +149,18 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 or (self._in_range is not None and not self._in_range(result[0]))
             ):
                 result = self._checked(result)
+            if self._mask is not None:
+                self._check_mask(result[0], needed=not (result[2] or result[3]))
         except Exception as error:
             raised = error  # handled below, where it is not the context of other exceptions
         else:
             self._steps += 1
-            observation, reward, terminated, truncated, _ = result
+            observation, reward, terminated, truncated, info = result
             if terminated or truncated:
                 observation = deepcopy(observation)
+                if self._keep_infos:
+                    last = {INFO_KEY: EpisodeInfo(deepcopy(info))}
+                    return observation, reward, terminated, truncated, last
             return observation, reward, terminated, truncated, {}
         fault, observation = self._replace(raised)
         return observation, 0.0, False, False, {FAULT_KEY: fault}
@@ -157,7 +180,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         raised = fault = None
         try:
             result = self.env.reset(seed=seed, options=options)
-            check_reset(result, self.env.observation_space)
+            self._check_first(result)
             observation = result[0]
         except Exception as error:
             raised = error
@@ -179,6 +202,16 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._type = type(observation)
         self._dtype = getattr(observation, "dtype", None)
         return observation, reward_of(reward), terminated, truncated, info
+
+    def _check_first(self, result: Any) -> None:
+        """Checks the result of `reset`."""
+        check_reset(result, self.env.observation_space)
+        self._check_mask(result[0])
+
+    def _check_mask(self, observation: Any, needed: bool = True) -> None:
+        """Raises `ValueError` for a wrong action mask, a fault like an exception of `step`."""
+        if self._mask is not None:
+            self._mask.check(np.asarray(observation[MASK_KEY])[None], needed)
 
     def _first(self) -> Any:
         count = 0
@@ -207,7 +240,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 if seed is not None:
                     seed_spaces(fresh, seed)
                 result = self.env.reset(seed=seed)
-                check_reset(result, self.env.observation_space)
+                self._check_first(result)
             except Exception as another:
                 error, method = another, "reset"
                 continue

@@ -36,6 +36,7 @@ def make_vector_env(
     worker_index: int = 0,
     num_envs: int | None = None,
     fast: bool = True,
+    keep_infos: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
     """Makes a vector of environments. Each environment that is made singly is a
     `FaultTolerantEnv`.
@@ -47,6 +48,7 @@ def make_vector_env(
         num_envs: N; None: `num_envs_per_worker`.
         fast: environments that are stepped one after another are a `FastSyncVectorEnv`; False:
             Gymnasium's `SyncVectorEnv`. Both return the same.
+        keep_infos: see `FaultTolerantEnv`.
 
     Raises:
         ConfigError: the environment does not support an option.
@@ -56,7 +58,7 @@ def make_vector_env(
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
     if callable(source):
-        return _vector_of_callable(source, config, worker_index, num_envs, fast)
+        return _vector_of_callable(source, config, worker_index, num_envs, fast, keep_infos)
     spec = gymnasium.spec(source) if isinstance(source, str) else source
     limit = config.max_frames_per_traj
     if limit is not None and mode == "vector_entry_point":
@@ -76,7 +78,7 @@ def make_vector_env(
     def make() -> Any:
         return _limited(limit, gymnasium.make(spec, **options))
 
-    return _vector_of([make] * num_envs, source, config, worker_index, fast)
+    return _vector_of([make] * num_envs, source, config, worker_index, fast, keep_infos)
 
 
 def probe_spaces(
@@ -122,7 +124,12 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def _vector_of_callable(
-    make: Callable[..., Any], config: RolloutConfig, worker_index: int, num_envs: int, fast: bool
+    make: Callable[..., Any],
+    config: RolloutConfig,
+    worker_index: int,
+    num_envs: int,
+    fast: bool,
+    keep_infos: bool,
 ) -> VectorEnv[Any, Any, Any]:
     def make_one(vector_index: int) -> Any:
         context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
@@ -137,7 +144,7 @@ def _vector_of_callable(
         close_env(first, f"environment {env_name(make)!r}")
         first = None
     makers = [functools.partial(make_one, i) for i in range(num_envs)]
-    return _vector_of(makers, make, config, worker_index, fast, first)
+    return _vector_of(makers, make, config, worker_index, fast, keep_infos, first)
 
 
 def _vector_of(
@@ -146,6 +153,7 @@ def _vector_of(
     config: RolloutConfig,
     worker_index: int,
     fast: bool,
+    keep_infos: bool,
     first: Any = None,
 ) -> VectorEnv[Any, Any, Any]:
     """A vector of fault-tolerant environments; `first` is the first of them, if it is made."""
@@ -160,6 +168,7 @@ def _vector_of(
             config.max_consecutive_env_faults,
             envs[i],
             seeds[i],
+            keep_infos,
         )
         for i in range(num_envs)
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +48,19 @@ def seed_global_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.manual_seed(seed)
+
+
+@contextmanager
+def kept_global_generators() -> Iterator[None]:
+    """Gives the global generators of `random`, NumPy and torch (of the CPU) in this process the
+    state back that they have at the beginning."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
 
 
 def seed_spaces(env: Any, seed: int) -> None:

@@ -91,24 +91,33 @@ def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
-    """Gives one environment, which is not vectorised, the statistics of several workers'
-    environments together, and freezes them, so that a policy acts on observations as in training.
-    An environment without `NormalizeReward` keeps its own rewards.
+    """Gives environments the statistics of several workers' environments together, and freezes
+    them, so that a policy acts on observations as in training.
 
     Args:
-        env: has the wrappers of the workers' environments.
+        env: a vector of environments, as in the workers; or one environment with their wrappers,
+            without `NormalizeReward` if it is to keep its own rewards.
         parts: results of `get_env_statistics`.
 
     Raises:
         ValueError: the wrappers of observations differ.
     """
     together = merge_env_statistics(parts)
+    if isinstance(env, VectorEnv):
+        set_env_statistics(env, together)
+        for one in (env, *_sub_envs(env)):
+            _freeze(one)
+        return
     saved = [*together["vector"], *(one for chain in together["envs"] for one in chain)]
     targets = list(_statistics(env))
     for name in _STATISTICS:
         named = [(n, target) for n, target in targets if n == name]
         if named or name == "obs_rms":
             _set(named, [one for one in saved if one["name"] == name])
+    _freeze(env)
+
+
+def _freeze(env: Any) -> None:
     for wrapper in _wrappers(env):
         if any(name in vars(wrapper) for name in _STATISTICS):
             wrapper.update_running_mean = False
@@ -152,10 +161,11 @@ def _shown(kinds: list[tuple[str, tuple[int, ...]]]) -> str:
 
 def copy_statistics(old: Any, new: Any) -> None:
     """Copies finite running statistics from the wrappers of one environment to those of another
-    with the same wrappers."""
+    with the same wrappers, and whether they are frozen."""
     for target, source in zip(_wrappers(new), _wrappers(old), strict=False):
         for name in _STATISTICS:
             if type(target) is type(source) and name in vars(source):
+                target.update_running_mean = getattr(source, "update_running_mean", True)
                 statistics = vars(source)[name]
                 if np.isfinite(statistics.mean).all() and np.isfinite(statistics.var).all():
                     setattr(target, name, statistics)

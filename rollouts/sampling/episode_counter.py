@@ -23,8 +23,9 @@ class EpisodeCounter:
         self._lengths = np.zeros(num_envs, dtype=np.int64)
 
     @np.errstate(over="ignore", invalid="ignore")  # the caller checks that numbers are finite
-    def add(self, columns: Mapping[str, np.ndarray]) -> EpisodeStats:
-        """The episodes that end in a fragment, by time and then by environment.
+    def add(self, columns: Mapping[str, np.ndarray]) -> tuple[EpisodeStats, list[tuple[int, int]]]:
+        """The episodes that end in a fragment, by time and then by environment, and the step and
+        the environment of each end.
 
         Args:
             columns: `rewards`, `terminated`, `truncated` and `valid` of the fragment, `[T, N]`. An
@@ -33,17 +34,20 @@ class EpisodeCounter:
         returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)
         lengths = self._lengths + np.cumsum(columns["valid"], axis=0)
         returns_before, lengths_before = [0.0] * self._num_envs, [0] * self._num_envs
-        ended_returns, ended_lengths = [], []
+        ended_returns, ended_lengths, places = [], [], []
         ends = np.nonzero(columns["terminated"] | columns["truncated"])
-        at_ends = (ends[1], returns[ends], lengths[ends], columns["valid"][ends])
-        for n, total, length, valid in zip(*(column.tolist() for column in at_ends), strict=True):
+        at_ends = (*ends, returns[ends], lengths[ends], columns["valid"][ends])
+        for t, n, total, length, valid in zip(
+            *(column.tolist() for column in at_ends), strict=True
+        ):
             if valid:
+                places.append((t, n))
                 ended_returns.append(total - returns_before[n])
                 ended_lengths.append(length - lengths_before[n])
             returns_before[n], lengths_before[n] = total, length
         self._returns = returns[-1] - returns_before
         self._lengths = lengths[-1] - lengths_before
-        return episodes_of(ended_returns, ended_lengths)
+        return episodes_of(ended_returns, ended_lengths), places
 
     def discard(self, envs: np.ndarray) -> None:
         """Discards the current episodes.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from polopt.common.action_mask import MASK_KEY, ActionMask
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.rollouts.envs.checking import check_observation
 from polopt.rollouts.envs.closing import close_env
@@ -35,6 +36,7 @@ class SamplerFaults:
 
     Attributes:
         step: steps sampled before the current fragment.
+        mask: where observations say which actions are allowed; None: they do not.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class SamplerFaults:
         place: str = "vector environment",
     ) -> None:
         self.step = 0
+        self.mask: ActionMask | None = None
         self.place = place
         self._remake = remake
         self._max_failures = max_failures
@@ -104,6 +107,7 @@ class SamplerFaults:
             try:
                 env = self._remake()
                 obs, infos = env.reset(seed=self._fresh_seeds(env, seeds))
+                self.check_masks(env, obs)
             except EnvironmentFailedError:
                 raise
             except Exception as another:
@@ -130,6 +134,16 @@ class SamplerFaults:
             raise EnvironmentAPIError(
                 f"{self.place}, near step {self.step}: {error}\n{traceback_of(error, env)}"
             ) from None
+
+    def check_masks(self, env: _Vector, obs: Any, needed: np.ndarray | bool = True) -> None:
+        """Checks the action masks of a batch of observations of an environment's own vector
+        implementation; see `check` and `ActionMask.check`.
+
+        Raises:
+            ValueError: a mask is wrong, which is a fault of the environment.
+        """
+        if self.mask is not None and not has_sub_envs(env):
+            self.mask.check(np.asarray(obs[MASK_KEY]), needed)
 
     def _count(self, error: Exception, env: _Vector, step: int) -> str:
         trace = traceback_of(error, env)

@@ -27,6 +27,8 @@ class FragmentColumns:
         truncated: `[T, N]` bool.
         valid: `[T, N]` bool; False for rows without a transition.
         lost: by step, `[N]` bool: environments that raised; see `discard_lost`.
+        last_infos: by step and environment: infos of the last steps of episodes, where they are
+            kept.
     """
 
     __slots__ = (
@@ -34,6 +36,7 @@ class FragmentColumns:
         "_final_rows",
         "actions",
         "all_obs",
+        "last_infos",
         "lost",
         "params",
         "rewards",
@@ -53,6 +56,7 @@ class FragmentColumns:
         self.truncated = np.empty((steps, envs), dtype=bool)
         self.valid = np.ones((steps, envs), dtype=bool)
         self.lost: dict[int, np.ndarray] = {}
+        self.last_infos: dict[tuple[int, int], dict[str, Any]] = {}
         self._final_rows: list[int] = []
         self._final_obs: list[np.ndarray] = []
 

@@ -22,7 +22,8 @@ class SampleRequest(NamedTuple):
         frames: environment steps to sample at least: rows lost to next-step resets are made up
             for with further steps; None: T steps, without a minimum.
         exploration: see `Exploration`.
-        uniform: actions are uniform over the action space; the policy is not used.
+        uniform: actions are uniform over the action space, or over those that a mask allows; the
+            policy is not used.
         reset_first: all environments begin new episodes.
     """
 
@@ -52,10 +53,14 @@ def action_chooser(
         policy: computes the parameters of the action distribution.
         rng: generator of the action noise.
         explore: see `Exploration`; True is `random`, False is `mode`.
-        uniform: ignore the policy; actions are uniform over the action space, with parameters 0.
+        uniform: ignore the policy; actions are uniform over the action space, or over those that a
+            mask allows.
         shape: T and N.
     """
     dist = policy.dist
+    mask = policy.mask
+    if uniform and mask is not None:
+        return lambda t, obs, state: (*dist.random_allowed(rng, mask.masked(0.0, obs)), state)
     if uniform:
         drawn = dist.random(rng, *shape)
         return lambda t, obs, state: (0.0, drawn[t], state)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from polopt.common.episodes import Episode
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting import ActingPolicy
 from polopt.rollouts.envs.checking import range_check
 from polopt.rollouts.envs.closing import close_env
-from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, INFO_KEY
 from polopt.rollouts.envs.making import autoreset_mode
 from polopt.rollouts.envs.random_state import seed_spaces
 from polopt.rollouts.envs.saving import (
@@ -56,6 +57,8 @@ class VectorSampler:
     Attributes:
         keep_steps: fragments end early, once they have this many steps and at least 1; None: they
             do not. Another thread may set it while a fragment is sampled.
+        ended: episodes that have ended are added to it, by time and then by environment; None: they
+            are not kept.
 
     Raises:
         EnvironmentFailedError: if the environment cannot be reset.
@@ -75,7 +78,9 @@ class VectorSampler:
         self._mode = autoreset_mode(env)
         self._next_step = self._mode == AutoresetMode.NEXT_STEP
         self.keep_steps: int | None = None
+        self.ended: list[Episode] | None = None
         self.faults = faults or SamplerFaults()
+        self.faults.mask = policy.mask
         self.restart(seeds)
 
     def restart(self, seeds: Seeds) -> None:
@@ -95,6 +100,7 @@ class VectorSampler:
             seed_spaces(self.env, seeds[0])
         try:
             obs, infos = self.env.reset(seed=given)
+            self.faults.check_masks(self.env, obs)
         except Exception as error:
             self.env, obs, infos = self.faults.rebuild(self.env, error, self._seeds)
         self.faults.check(self.env, obs)
@@ -118,7 +124,8 @@ class VectorSampler:
         Args:
             explore: how actions are chosen; True is `random`, False is `mode`.
             steps: T, instead of `fragment_length`.
-            uniform: ignore the policy; actions are uniform over the action space. Their
+            uniform: ignore the policy; actions are uniform over the action space, or over those
+                that a mask allows. Their
                 `action_dist_inputs` are 0 (for categories: the parameters of that distribution).
 
         Returns:
@@ -147,12 +154,18 @@ class VectorSampler:
         normalizer = self.policy.normalizer
         if normalizer is not None:
             per_env |= normalizer.per_env(envs)
+        episodes, places = self._episodes.add(columns)
+        if self.ended is not None:
+            for (t, n), total, length in zip(places, *episodes, strict=True):
+                terminated = bool(columns["terminated"][t, n])
+                info = rows.last_infos.get((t, n), {})
+                self.ended.append(Episode(n, float(total), int(length), terminated, info))
         batch = SampleBatch(
             all_obs=rows.all_obs[: sampled + 1],
             columns=columns,
             **rows.successors(),
             version=self.policy.version,
-            episodes=self._episodes.add(columns),
+            episodes=episodes,
             faults=self.faults.take(),
             per_env=per_env,
         )
@@ -171,10 +184,11 @@ class VectorSampler:
             raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
                 self.policy.dist.to_env(actions)
             )
-            if not self._next_step and np.count_nonzero(over := terminated[t] | truncated[t]):
-                ended = np.flatnonzero(over)
-                last_obs, raw = self._finish(ended, raw, infos)
-                rows.add_last_observations(t, ended, last_obs)
+            if not self._next_step or self.ended is not None:
+                raw = self._end_episodes(t, rows, raw, infos)
+            if self.faults.mask is not None:
+                needed = ~(terminated[t] | truncated[t]) if self._next_step else True
+                self.faults.check_masks(self.env, raw, needed)
         except Exception as error:
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
             rewards[t], terminated[t], truncated[t] = 0.0, False, False
@@ -185,6 +199,20 @@ class VectorSampler:
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
         if self.policy.state_size:
             self._memory[self._begins(t + 1, rows)] = 0.0
+        return raw
+
+    def _end_episodes(self, t: int, rows: FragmentColumns, raw: Any, infos: Any) -> Any:
+        """Records the last infos and, unless the next step resets, the last observations of the
+        episodes that ended at step `t`. Returns the observations to go on with."""
+        over = rows.terminated[t] | rows.truncated[t]
+        if not np.count_nonzero(over):
+            return raw
+        ended = np.flatnonzero(over)
+        if self.ended is not None:
+            rows.last_infos |= {(t, n): self._last_info(infos, n) for n in ended.tolist()}
+        if not self._next_step:
+            last_obs, raw = self._finish(ended, raw, infos)
+            rows.add_last_observations(t, ended, last_obs)
         return raw
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
@@ -221,6 +249,29 @@ class VectorSampler:
         self.faults.note(reset_infos)
         return last_obs, raw
 
+    def _last_info(self, infos: Mapping[str, Any], n: int) -> dict[str, Any]:
+        """The infos of the last step of an episode.
+
+        Args:
+            infos: of the step of all environments.
+            n: index of the environment.
+        """
+        if self._mode == AutoresetMode.SAME_STEP:
+            infos = infos.get("final_info", {})
+        if INFO_KEY in infos:
+            found: dict[str, Any] = infos[INFO_KEY][n].info
+            return found
+        # Of an environment's own vector implementation: arrays [N, ...], and by "_" and their name
+        # [N] bool, which environments have a value.
+        return {
+            key: np.array(values[n])
+            for key, values in infos.items()
+            if isinstance(values, np.ndarray)
+            and len(values) == self.env.num_envs
+            and not key.startswith("_")
+            and infos.get(f"_{key}", {n: True})[n]
+        }
+
     def reset_some(self, envs: np.ndarray) -> None:
         """Starts new episodes in some environments; their current episodes are discarded.
 
@@ -233,6 +284,7 @@ class VectorSampler:
             else:
                 envs = np.ones_like(envs)
                 raw, infos = self.env.reset()
+            self.faults.check_masks(self.env, raw, envs)
         except Exception as error:
             envs = np.ones_like(envs)
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds)

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: First number of the key of evaluation's streams. It is no index of a worker.
+_EVALUATION = 2**31
+
 
 class Seeds(NamedTuple):
     """Seeds of one worker.
@@ -37,8 +40,24 @@ def worker_seeds(
         num_envs: N.
         restore_count: number of restores of the run from a checkpoint.
     """
-    root = np.random.SeedSequence(seed, spawn_key=(worker_index, restart_count, restore_count))
-    envs, actions, shuffle, process = root.spawn(4)
+    return _seeds_of(seed, (worker_index, restart_count, restore_count), num_envs)
+
+
+def evaluation_seeds(seed: int, number: int, worker_index: int, num_envs: int) -> Seeds:
+    """Seeds of one evaluation: others than in training, in each evaluation, worker and environment.
+    A worker that plays its part again plays the same episodes.
+
+    Args:
+        seed: of the run.
+        number: of the evaluation.
+        worker_index: of the evaluation worker; 0 is the driver's.
+        num_envs: N.
+    """
+    return _seeds_of(seed, (_EVALUATION, number, worker_index), num_envs)
+
+
+def _seeds_of(seed: int, key: tuple[int, ...], num_envs: int) -> Seeds:
+    envs, actions, shuffle, process = np.random.SeedSequence(seed, spawn_key=key).spawn(4)
     # Gymnasium's classic environments take non-negative seeds; 31 bits suit any library's.
     env_seeds = (envs.generate_state(num_envs) >> 1).tolist()
     return Seeds(env_seeds, actions, _number(shuffle), _number(process))

@@ -35,6 +35,7 @@ def make_sampler(
     policy: ActingPolicy,
     seeds: Seeds,
     fast: bool,
+    keep_infos: bool = False,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
     """The sampler of the worker with this index, or the error that prevents it.
 
@@ -49,11 +50,14 @@ def make_sampler(
         policy: acts.
         seeds: of environments and action noise.
         fast: see `make_vector_env`.
+        keep_infos: see `FaultTolerantEnv`.
 
     Raises:
         ConfigError: for a mode that the environment does not have.
     """
-    remake = functools.partial(make_vector_env, env, rollout, index, fast=fast)
+    remake = functools.partial(
+        make_vector_env, env, rollout, index, fast=fast, keep_infos=keep_infos
+    )
     place = f"vector environment {env_name(env)!r} (of worker {index})"
     faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)
     try:

@@ -19,6 +19,7 @@ from polopt.rollouts.envs.errors import EnvironmentAPIError
 from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.transport.messages import is_of_signal
 from polopt.rollouts.transport.rpc_client import RpcFuture, TransportError
+from polopt.rollouts.workers.callbacks import CallbackError
 from polopt.rollouts.workers.counts import Counts
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.failures import (
@@ -38,6 +39,12 @@ Function = Callable[..., Any]
 AfterFailure = Literal["send again", "reassign", "drop"]
 
 
+#: Errors of a worker that end the run as they are, by the kind of a `CallError`.
+_ENDING: dict[str, type[RuntimeError]] = {
+    "api": EnvironmentAPIError,
+    "non_finite": NonFiniteError,
+    "callback": CallbackError,
+}
 #: Longest wait while workers are starting, between checks of them.
 START_CHECK_S = 1.0
 
@@ -294,7 +301,8 @@ class Calls:
 
         Raises:
             RuntimeError: nothing is pending: the wait would never end.
-            FunctionError, NonFiniteError, EnvironmentAPIError: another worker would fail the same.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: another worker would
+                fail the same.
             WorkersFailedError: workers keep failing.
             CallsInterrupted: see `interrupt`.
         """
@@ -370,7 +378,7 @@ class Calls:
 
     def receive_ended(self) -> None:
         """Keeps the replies of calls that have ended already; does not wait. Errors as `first`."""
-        while self._calls:
+        while self._calls or self._backlog.keys() - {0}:
             self._wait(0.0)
             reply = self.next_within(0.0)
             if reply is None:
@@ -670,14 +678,14 @@ class Calls:
         """The failure of a worker whose answer is an error.
 
         Raises:
-            FunctionError, NonFiniteError, EnvironmentAPIError: another worker would fail the same.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: another worker would
+                fail the same.
         """
         worker, work = call.worker, call.work
-        if error.kind in ("api", "non_finite"):
+        if error.kind in _ENDING:
             self._workers.faults.add(worker.index, counts)
             self._end(call)
-            kind = EnvironmentAPIError if error.kind == "api" else NonFiniteError
-            raise kind(error.message)
+            raise _ENDING[error.kind](error.message)
         if error.kind == "environment":
             return WorkerFailure("environment", worker.index, error.message)
         message = self._message(work, worker, error.message)

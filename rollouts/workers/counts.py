@@ -12,6 +12,7 @@ from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.tracing import TRACER
+from polopt.metrics.custom_metrics import CustomMetrics, Values
 from polopt.metrics.learner import mean_stats
 
 _NO_EPISODES = EpisodeStats.empty()
@@ -40,6 +41,7 @@ class Counts(NamedTuple):
         updates: that the worker itself has made.
         learned: statistics of the worker's own learning, means over `env_steps_trained`.
         env_statistics: running statistics of the wrappers of environments; None: not this time.
+        custom_metrics: what callbacks have returned for episodes, by name.
     """
 
     seconds: Mapping[str, float] = {}
@@ -58,6 +60,7 @@ class Counts(NamedTuple):
     updates: int = 0
     learned: Mapping[str, float] | None = None
     env_statistics: dict[str, Any] | None = None
+    custom_metrics: Mapping[str, Values] = {}
 
 
 class CallRecord:
@@ -73,6 +76,7 @@ class CallRecord:
         self.num_early_stopped = 0
         self.restarts_below = 0
         self.env_statistics: dict[str, Any] | None = None
+        self.custom_metrics = CustomMetrics()
         self._seconds: dict[str, float] = {}
         self._inner_s = [0.0]  # of the phases within each open phase
         self._episodes: list[EpisodeStats] = []
@@ -137,6 +141,7 @@ class CallRecord:
         self.num_early_stopped += counts.num_early_stopped
         self.restarts_below += counts.restarts_below
         self.fault(counts.faults)
+        self.custom_metrics.merge(counts.custom_metrics)
 
     def counts(self, version: int, value: Any) -> Counts:
         """The counts at the end of the call.
@@ -165,6 +170,7 @@ class CallRecord:
             updates=self.updates,
             learned=mean_stats(self._trained) if self._trained else None,
             env_statistics=self.env_statistics,
+            custom_metrics=self.custom_metrics.values(),
         )
 
 

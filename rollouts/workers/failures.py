@@ -11,6 +11,7 @@ import ray
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
 from polopt.rollouts.transport.rpc_client import RpcError, UndecodableAnswerError
+from polopt.rollouts.workers.callbacks import CallbackError
 from polopt.rollouts.workers.counts import Counts
 
 logger = logging.getLogger("polopt")
@@ -50,11 +51,12 @@ class CallError(NamedTuple):
     Attributes:
         kind: `function`: the function cannot be imported there, or its value cannot be sent;
             `exception`: it raised; `environment`: an environment keeps failing; `api`: one breaks
-            Gymnasium's API; `non_finite`: too much data in a row was not finite.
+            Gymnasium's API; `non_finite`: too much data in a row was not finite; `callback`: a
+            user's callback raised.
         message: cause, with the traceback from the user's code on.
     """
 
-    kind: Literal["function", "exception", "environment", "api", "non_finite"]
+    kind: Literal["function", "exception", "environment", "api", "non_finite", "callback"]
     message: str
 
     @classmethod
@@ -68,6 +70,8 @@ class CallError(NamedTuple):
             return cls("non_finite", str(error))
         if isinstance(error, FunctionError):
             return cls("function", str(error))
+        if isinstance(error, CallbackError):
+            return cls("callback", str(error))
         head = f"{type(error).__name__}: {error}"
         return cls("exception", f"{head}\n{traceback_of(error)}")
 
@@ -117,6 +121,7 @@ class FaultLog:
         max_consecutive_failures: limit without a success in between.
         max_consecutive_non_finite: number of consecutive skipped updates that ends the run; each
             worker counts its fragments and gradients itself.
+        who: what workers are called in messages.
 
     Attributes:
         counts: failures by kind.
@@ -127,7 +132,13 @@ class FaultLog:
         any_success: a worker has succeeded in a call.
     """
 
-    def __init__(self, max_consecutive_failures: int, max_consecutive_non_finite: int = 5) -> None:
+    def __init__(
+        self,
+        max_consecutive_failures: int,
+        max_consecutive_non_finite: int = 5,
+        who: str = "worker",
+    ) -> None:
+        self._who = who
         self._limit = max_consecutive_failures
         self._consecutive = 0
         self._of_worker: dict[int, int] = {}  # consecutive failures, by index
@@ -152,9 +163,10 @@ class FaultLog:
         self._last_non_finite = (0, "")  # worker, what
 
     @classmethod
-    def from_config(cls, rollout: RolloutConfig) -> FaultLog:
+    def from_config(cls, rollout: RolloutConfig, in_evaluation: bool = False) -> FaultLog:
         """An empty log with the limits of a config."""
-        return cls(rollout.max_consecutive_failures, rollout.max_consecutive_non_finite)
+        who = "evaluation worker" if in_evaluation else "worker"
+        return cls(rollout.max_consecutive_failures, rollout.max_consecutive_non_finite, who)
 
     # ---- failures of workers --------------------------------------------------------------------
 
@@ -184,15 +196,16 @@ class FaultLog:
         if min_workers is None or remaining < min_workers:
             needed = "all of them" if min_workers is None else min_workers
             raise WorkersFailedError(
-                f"worker {failure.worker_index} failed {self._limit} times without a success in "
-                "between (max_consecutive_failures) while others succeeded; "
+                f"{self._who} {failure.worker_index} failed {self._limit} times without a success "
+                "in between (max_consecutive_failures) while others succeeded; "
                 f"{remaining} workers remain, min_workers is {needed}. The last failure "
                 f"({failure.kind}):\n{failure.message}"
             )
         self.num_given_up += 1
         logger.error(
-            "worker %d failed %d times without a success in between (max_consecutive_failures); "
+            "%s %d failed %d times without a success in between (max_consecutive_failures); "
             "the run continues without it",
+            self._who,
             failure.worker_index,
             self._of_worker.pop(failure.worker_index, 0),
         )
@@ -215,18 +228,16 @@ class FaultLog:
             self._without_fragment += 1
         at_start = failure.at_start or failure.kind == "environment"
         if at_start and not self.any_success:
-            raise WorkersFailedError(f"worker {index}: {failure.message}")
+            raise WorkersFailedError(f"{self._who} {index}: {failure.message}")
         in_a_row = max(self._consecutive, self._without_fragment)
         if in_a_row >= self._limit:
             raise WorkersFailedError(
                 f"{in_a_row} calls to workers failed in a row, without a success in between "
-                f"(max_consecutive_failures={self._limit}). The last, of worker "
+                f"(max_consecutive_failures={self._limit}). The last, of {self._who} "
                 f"{failure.worker_index} ({failure.kind}):\n{failure.message}"
             )
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""
-        logger.warning(
-            "worker %d: %s; it is replaced. %s", failure.worker_index, failure.kind, last_line
-        )
+        logger.warning("%s %d: %s; it is replaced. %s", self._who, index, failure.kind, last_line)
 
     # ---- faults in data -------------------------------------------------------------------------
 
@@ -270,7 +281,7 @@ class FaultLog:
     def _note_non_finite(self, worker_index: int, what: str, count: int = 1) -> None:
         self.num_non_finite += count
         self._last_non_finite = (worker_index, what)
-        logger.warning("worker %d: non-finite values, unused: %s", worker_index, what)
+        logger.warning("%s %d: non-finite values, unused: %s", self._who, worker_index, what)
 
     def _note_env_faults(self, worker: int, env_index: int, traceback: str, count: int) -> None:
         """Counts exceptions of an environment, and logs them now or together with later ones."""
@@ -282,7 +293,8 @@ class FaultLog:
         if few or now_s - self._logged_s >= LOG_INTERVAL_S:
             lines = traceback.strip().splitlines() or [""]
             logger.warning(
-                "worker %d: environment raised and was replaced (%d new, %d in total): %s %s",
+                "%s %d: environment raised and was replaced (%d new, %d in total): %s %s",
+                self._who,
                 worker,
                 self._unlogged,
                 self.num_env_faults,

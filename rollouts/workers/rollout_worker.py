@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from ray import cloudpickle
 
 from polopt.common.data_faults import DataFaults
+from polopt.common.episodes import Episode
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
@@ -30,6 +31,7 @@ from polopt.rollouts.sampling.seeding import Seeds, seeds_from, worker_seeds
 from polopt.rollouts.sampling.worker_sampler import check_batch, make_sampler, sample_frames
 from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.rpc_server import RpcServer
+from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.counts import CallRecord, Counts
 from polopt.rollouts.workers.early_stop import EarlyStop
 from polopt.rollouts.workers.failures import CallError, NonFiniteError
@@ -87,8 +89,18 @@ class RolloutWorker:
             spaces = (config.observation_space, config.action_space)
             # Policies that only act have options of their own.
             fast = getattr(config.policy, "fast_cpu", True)
-            made = make_sampler(rollout, config.env, spaces, index, self.policy, seeds, fast)
+            made = make_sampler(
+                rollout,
+                config.env,
+                spaces,
+                index,
+                self.policy,
+                seeds,
+                fast,
+                keep_infos=config.callbacks is not None,
+            )
             self.sampler, self._env_error = made
+        self._callbacks = CallbackCaller(config.callbacks, f"worker {index}")
         self.state: dict[str, Any] = {}
         self.record = CallRecord()
         self.new_moments: Moments | None = None
@@ -196,6 +208,17 @@ class RolloutWorker:
         """Whether this worker samples itself, or would if its environments could be made."""
         return self.sampler is not None or self._env_error is not None
 
+    def get_sampler(self) -> VectorSampler:
+        """The sampler of this worker's environments.
+
+        Raises:
+            EnvironmentFailedError: environments cannot be made.
+            RuntimeError: the worker has none.
+        """
+        if self.sampler is None:
+            raise self._env_error or RuntimeError(f"worker {self.index} has no environments")
+        return self.sampler
+
     def next_batch(self) -> SampleBatch:
         """What this worker learns from next: here, a fragment `[T, N]` of its own environments,
         made with its weights and postprocessed. All its values are finite.
@@ -203,6 +226,7 @@ class RolloutWorker:
         Raises:
             EnvironmentFailedError: environments cannot be made, or keep failing.
             NonFiniteError: too many fragments in a row held values that were not finite.
+            CallbackError: a callback raised.
         """
         return self.sample()
 
@@ -212,21 +236,33 @@ class RolloutWorker:
         Args:
             request: how to sample; None: as the config says.
         """
-        if self.sampler is None:
-            raise self._env_error or RuntimeError(f"worker {self.index} has no environments")
+        sampler = self.get_sampler()
         request = request or SampleRequest()
         while True:
+            sampler.ended = None if self.config.callbacks is None else []
             with self.phase("sample"):
-                batch = self._sample(self.sampler, request)
+                batch = self._sample(sampler, request)
             moments, batch.moments = batch.moments, None
             if not batch.faults.non_finite:
-                steps = request.steps or self.sampler.fragment_length
+                steps = request.steps or sampler.fragment_length
                 self.record.sampled(batch, moments, early_stopped=batch.shape[0] < steps)
                 self.new_moments = merged(self.new_moments, moments)
                 self.finite("fragments")
+                self.end_episodes(sampler.ended or ())
                 return batch
             self.record.env_steps_discarded += batch.env_steps
             self.not_finite("fragments", batch.faults)
+
+    def end_episodes(self, episodes: Iterable[Episode]) -> None:
+        """Calls the user's callbacks for episodes that have ended, and counts their metrics.
+
+        Raises:
+            CallbackError: a callback raised.
+        """
+        if self.config.callbacks is not None:
+            with self.phase("callbacks"):
+                for episode in episodes:
+                    self.record.custom_metrics.add(self._callbacks.episode_ended(episode, self))
 
     def _sample(self, sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
         if request.reset_first:

@@ -17,6 +17,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.making import ENV_KEYS, probe_spaces
 from polopt.rollouts.envs.resolving import EnvSource, resolve_env
+from polopt.rollouts.workers.callbacks import Callbacks
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class WorkerConfig:
             other random numbers than the run before it.
         device: where the policy learns.
         postproc: applied to each batch of a `Collector`'s worker, after everything else.
+        callbacks: class of the user's callbacks; None: there are none.
+        in_evaluation: the worker plays episodes for evaluation, and none to learn from.
     """
 
     rollout: RolloutConfig
@@ -50,6 +53,8 @@ class WorkerConfig:
     restore_count: int = 0
     device: str = "cpu"
     postproc: Callable[[SampleBatch], SampleBatch] | None = None
+    callbacks: type[Callbacks] | None = None
+    in_evaluation: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles with the import path of this process, which `sys.path` gets before the rest is
@@ -74,6 +79,7 @@ def make_worker_config(
     keys: tuple[str, str, str] = ENV_KEYS,
     device: str | None = None,
     postproc: Callable[[SampleBatch], SampleBatch] | None = None,
+    callbacks: type[Callbacks] | None = None,
 ) -> WorkerConfig:
     """Checks that environment and policy fit together, and makes the config of all workers.
 
@@ -88,6 +94,7 @@ def make_worker_config(
         keys: see `polopt.rollouts.envs.making.ENV_KEYS`.
         device: where the policy learns; None: `cuda` for workers with a GPU, else `cpu`.
         postproc: see `WorkerConfig`.
+        callbacks: see `WorkerConfig`.
 
     Raises:
         ConfigError: unknown environment, an environment that cannot be made, or spaces that the
@@ -106,6 +113,7 @@ def make_worker_config(
         seed=secrets.randbits(31) if rollout.seed is None else rollout.seed,
         device=device or ("cuda" if rollout.num_gpus_per_worker else "cpu"),
         postproc=postproc,
+        callbacks=callbacks,
     )
 
 

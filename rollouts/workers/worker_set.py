@@ -140,7 +140,7 @@ class WorkerSet:
         self.config = config
         self.ray = ray
         self.clock = clock
-        self.faults = FaultLog.from_config(config.rollout)
+        self.faults = FaultLog.from_config(config.rollout, config.in_evaluation)
         self._processes = WorkerProcesses(ray, self.actor_class, specs)
         own = dataclasses.replace(self._processes.config_of(config, 1), device=learner_device)
         self.owns_local = local is None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polopt.common.compression import unpack_gradients as unpack_gradients
     from polopt.common.config import Config as Config
     from polopt.common.config import ConfigError as ConfigError
+    from polopt.common.episodes import Episode as Episode
     from polopt.common.sample_batch import SampleBatch as SampleBatch
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
     from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
     from polopt.policies.learning.config import PolicyConfig as PolicyConfig
+    from polopt.policies.networks.registry import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
     from polopt.rollouts.collectors.collector import Collector as Collector
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from polopt.rollouts.collectors.gradient_worker import GradientWorker as GradientWorker
     from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet as GradientWorkerSet
     from polopt.rollouts.config import RolloutConfig as RolloutConfig
+    from polopt.rollouts.workers.callbacks import CallbackError as CallbackError
+    from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
     from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.calls import Calls as Calls
     from polopt.rollouts.workers.calls import Reply as Reply
@@ -71,6 +75,8 @@ _MODULE_OF = {
     "APPO": "polopt.trainers.presets",
     "ActorCriticConfig": "polopt.policies.actor_critic",
     "ActorCriticPolicy": "polopt.policies.actor_critic",
+    "CallbackError": "polopt.rollouts.workers.callbacks",
+    "Callbacks": "polopt.rollouts.workers.callbacks",
     "Calls": "polopt.rollouts.workers.calls",
     "Collector": "polopt.rollouts.collectors.collector",
     "CollectorEnded": "polopt.rollouts.collectors.collector_thread",
@@ -78,6 +84,7 @@ _MODULE_OF = {
     "Config": "polopt.common.config",
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
+    "Episode": "polopt.common.episodes",
     "FunctionError": "polopt.rollouts.workers.failures",
     "GradientPacker": "polopt.common.compression",
     "GradientWorker": "polopt.rollouts.collectors.gradient_worker",
@@ -112,6 +119,7 @@ _MODULE_OF = {
     "load": "polopt.trainers.loading",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
+    "register_network": "polopt.policies.networks.registry",
     "register_optimizer": "polopt.optimizers.registry",
     "register_policy": "polopt.policies.registry",
     "scheme_config": "polopt.optimizers.scheme",

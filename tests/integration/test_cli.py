@@ -106,6 +106,19 @@ def test_output_is_labelled_lines(trained: tuple[Path, list[str]]) -> None:
     runs_as_printed(lines, folder)
 
 
+def test_best_evaluation_is_printed_and_evaluated_next(tmp_path: Path) -> None:
+    evaluation = ["evaluation_interval=1", "evaluation_duration=2", "evaluation_num_workers=1"]
+    stop = "stop.evaluation/num_evaluations=1"
+    lines = train(small(tmp_path), stop, *evaluation, cwd=tmp_path)
+    assert any("  evaluation " in line for line in lines)
+    best = Path(line_of(lines, "best"))
+    assert best == Path(line_of(lines, "results")) / "best_checkpoint"
+    state = read_trainer_state(best)
+    assert state["best"]["policy_version"] == state["optimizer"]["policy"]["version"]
+    assert str(best) in line_of(lines, "next")
+    runs_as_printed(lines, tmp_path)
+
+
 def test_result_of_a_trial_directory_has_its_checkpoints(
     trained: tuple[Path, list[str]],
 ) -> None:

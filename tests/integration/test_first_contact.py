@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from printed_code import blocks_of, run_blocks
 from ray import tune
 
 from polopt.trainers.presets import A2C, A3C, PolicyOptimizerTrainer
@@ -28,34 +28,14 @@ SHOWN = {
     "num_env_steps_sampled_per_second",
     "optimizer/policy_lag/mean",
 }
-#: Runs each block of Python as a program of its own, on a Ray that is there already.
-BLOCKS = """
-import pathlib, re, ray
-ray.init(num_cpus=2, include_dashboard=False)
-for block in re.findall(r"```python\\n(.*?)```", pathlib.Path(README).read_text(), re.DOTALL):
-    print("BLOCK", flush=True)
-    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
-print("END")
-"""
 
 
 @pytest.mark.timeout(1200)
 def test_readme_runs_as_printed_on_two_cpus(tmp_path: Path) -> None:
-    code = BLOCKS.replace("README)", f"{str(Path(__file__).parents[2] / 'README.md')!r})")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path)},  # of the results
-        capture_output=True,
-        text=True,
-        timeout=1100,
-    )
-    assert done.returncode == 0, done.stderr
-    blocks = done.stdout.split("BLOCK\n")[1:]
+    blocks, done = run_blocks(blocks_of("README.md"), tmp_path, num_cpus=2)
     assert len(blocks) == 5
     ended = [set(re.findall(r"(\w+_0000\d) +TERMINATED", block)) for block in blocks]
     assert [len(trials) for trials in ended] == [1, 3, 0, 0, 0]
-    assert blocks[4].endswith("END\n")
     assert "requests" not in done.stderr, "no warning about resources"
 
 

@@ -64,8 +64,8 @@ class SecondWaits(Drift):
 def assert_sums(stats: dict[str, Any], phases: tuple[str, ...]) -> None:
     """Shares of the driver and of the workers sum to 1, and are those of the contract."""
     driver, workers = stats["driver"], stats["workers"]
-    assert set(driver["share"]) == {"startup", *phases, "report", "other"}
-    assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == {*phases, "report"}
+    assert set(driver["share"]) == {"startup", *phases, "report", "evaluation", "other"}
+    assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == {*phases, "report", "evaluation"}
     assert tuple(workers["share"]) == tuple(workers["p50_ms"]) == tuple(workers["p99_ms"]) == PARTS
     for share in (driver["share"], workers["share"]):
         assert all(0.0 <= value <= 1.0 for value in share.values())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from collector_toys import Reach, local_collector, logits_for, pushing_right
 from gymnasium.wrappers import NormalizeObservation
+from masked_env import Masked
 from toy_envs import AUTORESET, Clock, Drift, make_policy
 
 from polopt.common.config import ConfigError
@@ -83,6 +84,99 @@ def test_all_state_of_a_module_travels() -> None:
     assert (two.module[0].running_mean == 7.0).all()
     with pytest.raises(ValueError, match="another network"):
         two.set_weights(one.get_weights()._replace(flat=np.zeros(2, np.float32)))
+
+
+class KeyedModule(torch.nn.Module):
+    """Keys and calls with tensors as `tensordict.nn.TensorDictModule` has them."""
+
+    def __init__(self, module: Any, in_keys: list[str], out_keys: list[str]) -> None:
+        super().__init__()
+        self.module = module
+        self.in_keys = in_keys
+        self.out_keys = out_keys
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.module(*inputs)
+
+
+def fixed(weight: float, size: int = 2) -> torch.nn.Module:
+    """A linear module of `Reach`'s observations that returns its bias."""
+    layer = torch.nn.Linear(2, size)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.fill_(weight)
+    return layer
+
+
+def test_a_module_that_returns_actions_is_called_with_tensors() -> None:
+    for policy in (
+        (fixed(2.5), {"outputs": "actions"}),
+        KeyedModule(fixed(2.5), ["observation"], ["action"]),
+        KeyedModule(lambda obs: (obs, fixed(2.5)(obs)), ["anything"], ["hidden", "action"]),
+    ):
+        collector = local_collector(Reach, policy)
+        assert (next(collector)["actions"] == 2.5).all()
+    low = local_collector(Reach, (fixed(-9.0), {"outputs": "actions"}))
+    assert (next(low)["rewards"] == -1.0).all(), "clipped to the box"
+
+
+def test_weights_of_a_module_that_returns_actions_are_sent() -> None:
+    module = KeyedModule(fixed(2.5), ["observation"], ["action"])
+    collector = local_collector(Reach, module)
+    next(collector)
+    with torch.no_grad():
+        module.module.bias.fill_(0.5)
+    assert collector.update_policy_weights_() == 1
+    assert (next(collector)["actions"] == 0.5).all()
+
+
+def test_one_hot_actions_are_those_of_the_space() -> None:
+    """`Drift` has three actions, from -1 on."""
+    one_hot = KeyedModule(lambda obs: torch.eye(3)[[2] * len(obs)], ["observation"], ["action"])
+    assert (next(local_collector(policy=one_hot))["actions"] == 1).all()
+    index = KeyedModule(lambda obs: torch.zeros(len(obs)).long(), ["observation"], ["action"])
+    assert (next(local_collector(policy=index))["actions"] == 0).all()
+
+
+def test_in_keys_are_parts_of_a_dict() -> None:
+    seen: list[Any] = []
+
+    def act(z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        seen.append((z.shape, a.shape))
+        return torch.zeros(len(z)).long()
+
+    next(local_collector(Masked, KeyedModule(act, ["z", "a"], ["action"])))
+    assert set(seen) == {((2, 2), (2, 2))}
+    with pytest.raises(ConfigError, match=r"in_keys \['b'\].*Allowed: of \['a', 'action_mask'"):
+        local_collector(Masked, KeyedModule(act, ["b"], ["action"]))
+
+
+@pytest.mark.parametrize(
+    ("in_keys", "out_keys", "said"),
+    [
+        (["observation"], ["loc"], r"out_keys \['loc'\]. Allowed: with 'action'"),
+        (["a", "b"], ["action"], r"in_keys \['a', 'b'\].*Allowed: one key"),
+    ],
+)
+def test_keys_of_a_module_that_do_not_fit_are_refused(
+    in_keys: list[str], out_keys: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        local_collector(Reach, KeyedModule(fixed(1.0), in_keys, out_keys))
+
+
+def test_actions_of_another_shape_are_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"Linear must return actions of shape \[2, 2\]; got \[2, 3\]"
+    ):
+        next(local_collector(Reach, (fixed(1.0, size=3), {"outputs": "actions"})))
+
+
+def test_a_tensordict_module_gives_actions() -> None:
+    """TorchRL's own example, on an environment of Gymnasium."""
+    tensordict = pytest.importorskip("tensordict.nn")
+    module = tensordict.TensorDictModule(fixed(2.5), in_keys=["observation"], out_keys=["action"])
+    assert (next(local_collector(Reach, module))["actions"] == 2.5).all()
 
 
 def test_a_callable_gives_actions() -> None:

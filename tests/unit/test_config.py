@@ -52,7 +52,7 @@ def test_unknown_nested_key_lists_nearest() -> None:
     text = message({"model": {"fcnet_hidden": [3]}})
     assert "'model.fcnet_hidden'" in text
     assert "did you mean 'fcnet_hiddens'?" in text
-    assert "vf_share_layers" in text.partition("Allowed:")[2]
+    assert "post_fcnet_hiddens" in text.partition("Allowed:")[2]
 
 
 def test_non_string_key_is_unknown() -> None:

@@ -27,9 +27,9 @@ SIGHT = {
 XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
 #: Phases that one plot shows.
 TOGETHER = (
-    ("wait", "apply", "dispatch", "report", "startup", "other"),
-    ("broadcast", "sample", "learn", "report", "startup", "other"),
-    ("group", "sample", "learn", "report", "startup", "other"),
+    ("wait", "apply", "dispatch", "report", "evaluation", "startup", "other"),
+    ("broadcast", "sample", "learn", "report", "evaluation", "startup", "other"),
+    ("group", "sample", "learn", "report", "evaluation", "startup", "other"),
     ("sample", "gradient", "learn", "allreduce", "skew", "idle"),
 )
 

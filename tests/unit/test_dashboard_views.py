@@ -56,6 +56,24 @@ def curves(panel: Panel) -> dict[str, Any]:
     return {trace.name: trace for trace in panel.figure.data}
 
 
+def test_evaluation_is_drawn_where_its_weights_were_taken(results: Path) -> None:
+    """In the group's color, with another dash."""
+    evaluated = {3: (100.0, 1500), 6: (300.0, 2500)}
+    write_trial(results / "e", "sync_samples", 0, 8, evaluated=evaluated)
+    write_trial(results / "e", "async_gradients", 0, 8)
+    panels = by_key(compare.panels(select(results)))
+    for key, x in (("return-steps", [1500, 2500]), ("return-seconds", [1.5, 3.0])):
+        found = curves(panels[key])
+        drawn = [trace for name, trace in found.items() if name.endswith("evaluation")]
+        (trace,) = drawn
+        np.testing.assert_array_equal(trace.x, x)
+        np.testing.assert_array_equal(trace.y, [100.0, 300.0])
+        training = found[next(n for n in found if trace.name.startswith(n.partition(" (n=")[0]))]
+        assert trace.line.color == training.line.color
+        assert trace.line.dash != training.line.dash
+    assert "evaluation" in panels["return-steps"].help
+
+
 def test_every_panel_has_data_with_all_keys(results: Path) -> None:
     write_examples(results, seeds=5, iterations=12)
     write_trial(

@@ -7,19 +7,37 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import Space, spaces
 from torch import nn
 
 from polopt.common.config import ConfigError
 from polopt.policies.networks.cnn import NATURE_FILTERS, NATURE_MIN_SIZE, CNNNetwork
+from polopt.policies.networks.combined import CombinedNetwork
 from polopt.policies.networks.config import ModelConfig
 from polopt.policies.networks.factory import make_network
 from polopt.policies.networks.mlp import MLPNetwork
 
-BYTES, FLOATS = np.dtype(np.uint8), np.dtype(np.float32)
+BYTES, FLOATS, BOOLEANS = np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.bool_)
+
+
+def network_of(space: Space[Any], **options: Any) -> Any:
+    config = ModelConfig(**options)
+    return make_network(space, spaces.Discrete(6), None, 6, False, config)
 
 
 def network_for(shape: tuple[int, ...], dtype: np.dtype[Any] = BYTES, **options: Any) -> Any:
-    return make_network(shape, dtype, 6, False, ModelConfig(**options))
+    high = 255 if dtype == BYTES else 1
+    return network_of(spaces.Box(0, high, shape, dtype.type), **options)
+
+
+def layers_of(trunk: Any) -> list[str]:
+    return [
+        f"{m.out_channels} of {m.kernel_size[0]} by {m.stride[0]}"
+        if isinstance(m, nn.Conv2d)
+        else str(m.out_features)
+        for m in trunk.modules()
+        if isinstance(m, nn.Conv2d | nn.Linear)
+    ]
 
 
 def test_uint8_images_use_nature_cnn() -> None:
@@ -41,7 +59,8 @@ def test_uint8_images_use_nature_cnn() -> None:
     [
         ((4, 84, 84), FLOATS, {}),
         ((4, 84, 84), BYTES, {"conv_filters": []}),
-        ((3, 35, 35), BYTES, {}),
+        ((2, 2, 3), BYTES, {}),
+        ((4, 4, 2), FLOATS, {}),
         ((84, 84), BYTES, {}),
         ((4,), BYTES, {}),
     ],
@@ -97,3 +116,119 @@ def test_unsuitable_filters_are_refused() -> None:
         network_for((4,), conv_filters=NATURE_FILTERS)
     with pytest.raises(ConfigError, match="conv_filters"):
         ModelConfig.parse({"conv_filters": [[32, 8]]})
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((10, 10, 4), BOOLEANS),  # MinAtar
+        ((10, 10, 10), BOOLEANS),  # MinAtar's Seaquest: channels last
+        ((3, 35, 35), BYTES),
+        ((3, 3, 1), BYTES),
+    ],
+)
+def test_small_images_use_the_network_of_minatar(
+    shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> None:
+    model = network_for(shape, dtype)
+    assert isinstance(model, CNNNetwork)
+    assert layers_of(model.policy_trunk) == ["16 of 3 by 1", "128"]
+    assert model.shared
+    assert model(torch.zeros(2, *shape, dtype=torch.bool))[0].shape == (2, 6)
+
+
+def test_large_images_of_booleans_use_nature_cnn() -> None:
+    model = network_for((40, 40, 2), BOOLEANS)
+    assert layers_of(model.policy_trunk)[-2:] == ["64 of 3 by 1", "512"]
+
+
+def test_cube_of_booleans_has_its_channels_last() -> None:
+    model = network_for((10, 10, 10), BOOLEANS)
+    image = torch.zeros(1, 10, 10, 10, dtype=torch.bool)
+    image[0, 1, 2, 3] = True
+    assert model.prepare(image)[0, 3, 1, 2] == 1.0
+    assert model.prepare(image).sum() == 1.0
+
+
+def test_width_after_given_filters_is_512() -> None:
+    model = network_for((10, 10, 4), BOOLEANS, conv_filters=[[8, 3, 1]])
+    assert layers_of(model.policy_trunk) == ["8 of 3 by 1", "512"]
+    given = network_for((10, 10, 4), BOOLEANS, post_fcnet_hiddens=[7])
+    assert layers_of(given.policy_trunk) == ["16 of 3 by 1", "7"]
+
+
+def test_padding_keeps_the_size_of_an_image() -> None:
+    padded = [[4, 3, 1, 1], [5, 5, 1, 2]]
+    model = network_for((3, 10, 9), conv_filters=padded, post_fcnet_hiddens=[])
+    assert model.policy_head.in_features == 5 * 10 * 9
+    with pytest.raises(ConfigError, match=r"\(4, 7, 1, 1\) is 4 x 5"):
+        network_for((3, 4, 5), conv_filters=[[4, 7, 1, 1]])
+
+
+@pytest.mark.parametrize("options", [{}, {"conv_filters": []}])
+def test_bytes_of_images_are_scaled(options: dict[str, Any]) -> None:
+    """Alone or in a Dict, with convolutions or without."""
+    image = spaces.Box(0, 255, (4, 5, 3), np.uint8)
+    pair = spaces.Dict(image=image, speed=spaces.Box(-1.0, 1.0, (2,)))
+    alone, both = network_of(image, **options), network_of(pair, **options)
+    obs = torch.full((2, 4, 5, 3), 255, dtype=torch.uint8)
+    assert torch.equal(alone.prepare(obs), torch.ones_like(alone.prepare(obs)))
+    flat = torch.cat([obs.flatten(1).float(), torch.full((2, 2), 7.0)], dim=1)
+    *images, rest = both.prepare(flat)
+    assert len(images) == (0 if options else 1)
+    assert all(torch.equal(image, torch.ones(2, 3, 4, 5)) for image in images)
+    assert rest[:, -2:].eq(7.0).all()
+    assert rest[:, :-2].eq(1.0).all()
+
+
+def test_each_image_of_a_dict_has_its_own_convolutions() -> None:
+    """The features equal those of the images' networks alone, and of the vectors."""
+    space = spaces.Dict(
+        [
+            ("large", spaces.Box(0, 255, (3, 40, 36), np.uint8)),
+            ("kind", spaces.Discrete(3)),
+            ("small", spaces.Box(0, 1, (10, 10, 4), np.bool_)),
+            ("speed", spaces.Tuple([spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(2)])),
+        ]
+    )
+    model = network_of(space, fcnet_hiddens=[9], fcnet_activation="silu")
+    assert isinstance(model, CombinedNetwork)
+    assert model.shared
+    large, small = model.policy_trunk.images
+    assert layers_of(large)[-1] == "512"
+    assert layers_of(small) == ["16 of 3 by 1", "128"]
+    rng = np.random.default_rng(0)
+    bytes_ = torch.as_tensor(rng.integers(0, 256, (2, 3, 40, 36)))
+    bits = torch.as_tensor(rng.integers(0, 2, (2, 10, 10, 4)))
+    vectors = torch.as_tensor(rng.normal(size=(2, 7)), dtype=torch.float32)
+    parts = [bytes_.flatten(1), vectors[:, :3], bits.flatten(1), vectors[:, 3:]]
+    params, values = model(torch.cat([part.float() for part in parts], dim=1))
+    features = [
+        large(bytes_.float() / 255.0),
+        small(bits.float().permute(0, 3, 1, 2)),
+        vectors,
+    ]
+    joint = model.policy_trunk.joint
+    hidden = nn.functional.silu(joint[0](torch.cat(features, dim=1)))
+    torch.testing.assert_close(params, model.policy_head(hidden))
+    torch.testing.assert_close(values, model.value_head(hidden)[:, 0])
+
+
+def test_images_of_a_dict_have_memory() -> None:
+    space = spaces.Dict(
+        image=spaces.Box(0, 1, (5, 5, 2), np.bool_), speed=spaces.Box(-1.0, 1.0, (2,))
+    )
+    model = network_of(space, use_lstm=True, lstm_cell_size=4)
+    obs = torch.rand(3, 6, 52).round()
+    params, values, states = model.unroll(obs, torch.zeros(6, model.state_size))
+    assert (params.shape, values.shape) == ((3, 6, 6), (3, 6))
+    assert states[2].shape == (6, model.state_size)
+
+
+@pytest.mark.parametrize("name", ["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"])
+def test_activation_follows_each_hidden_layer(name: str) -> None:
+    model = network_for((4,), FLOATS, fcnet_activation=name, fcnet_hiddens=[3])
+    obs = torch.randn(5, 4)
+    function = getattr(torch, name, None) or getattr(nn.functional, name)
+    expected = model.policy_head(function(model.policy_trunk[0](obs)))
+    torch.testing.assert_close(model(obs)[0], expected)

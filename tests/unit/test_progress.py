@@ -50,6 +50,20 @@ def test_line_has_units_and_fits_100_columns() -> None:
     assert len(text) <= 100
 
 
+def test_last_evaluation_is_shown_until_the_next() -> None:
+    def evaluated(mean: float) -> dict[str, Any]:
+        return result(evaluation={"env_runners": {"episode_return_mean": mean}})
+
+    console = Console(file=io.StringIO(), width=120)
+    with Progress(console, "t", {}, Path("none")) as progress:
+        for mean in (math.nan, 250.0, math.nan):
+            progress.on_trial_result(0, [], None, evaluated(mean))
+    lines = console.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
+    shown = [text.partition("evaluation ")[2].split()[0] for text in lines]
+    assert shown == ["-", "250.0", "250.0"]
+    assert "evaluation" not in line(cells(result(), {}))
+
+
 def test_line_names_missing_workers() -> None:
     text = line(cells(result(fault_tolerance={"num_healthy_workers": 1}), {}))
     assert "workers 1/2" in text

@@ -18,6 +18,8 @@ FLATTENED = {
     "discrete": spaces.Discrete(4),
     "offset": spaces.Discrete(4, start=-2),
     "multi": spaces.MultiDiscrete([2, 5, 3]),
+    "binary": spaces.MultiBinary(3),
+    "binary grid": spaces.MultiBinary([2, 3]),
     "grid": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, -1], [0, 5]]),
     "tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2, 2), np.float64)]),
     "dict": spaces.Dict(
@@ -92,7 +94,6 @@ def test_list_observation_of_integer_box_gets_its_dtype() -> None:
 
 
 UNSUPPORTED = [
-    spaces.MultiBinary(3),
     spaces.Text(4),
     spaces.Graph(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2)),
     spaces.Sequence(spaces.Discrete(2)),
@@ -109,7 +110,9 @@ def test_unsupported_space_error_names_the_space(space: Space[Any], nested: bool
         ObservationEncoder(whole)
     assert str(space) in str(error.value)
     assert str(whole) in str(error.value)
-    assert "Box, Discrete, MultiDiscrete, and Dict and Tuple of those" in str(error.value)
+    assert "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those" in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize("key", ["discrete", "offset", "multi", "grid"])

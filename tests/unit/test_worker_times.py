@@ -16,6 +16,9 @@ from polopt.metrics.optimizer_stats import OptimizerStats
 from polopt.metrics.timers import MAX_DURATIONS, LoadMeter, PhaseTimer
 from polopt.metrics.worker_times import PARTS, WorkerTimes
 
+#: Phases that these tests do not time.
+NONE = {"evaluation": 0.0}
+
 
 class Clock:
     """`time.perf_counter` that only moves when the test says so."""
@@ -68,7 +71,7 @@ def test_startup_is_a_phase_of_its_own(clock: Clock) -> None:
         clock.now_s += 1.0
     spend(clock, stats.timers["apply"], 5.0)
     report = stats.report()
-    share = {"startup": 0.5, "wait": 3 / 16, "apply": 5 / 16, "report": 0.0, "other": 0.0}
+    share = {"startup": 0.5, "wait": 3 / 16, "apply": 5 / 16, "report": 0.0, **NONE, "other": 0.0}
     assert report["driver"]["share"] == pytest.approx(share)
     assert (report["startup_s"], report["training_s"], report["interval_s"]) == (8.0, 8.0, 16.0)
     assert report["driver"]["p99_ms"]["wait"] == pytest.approx(3000.0)
@@ -84,7 +87,7 @@ def test_startup_ends_within_the_phase_that_has_just_ended(clock: Clock) -> None
     with clock.passing(1.0, stats.timers["apply"]):
         stats.worker_times.add(1, {"sample": 4.0})
     share = stats.report()["driver"]["share"]
-    expected = {"startup": 0.6, "wait": 0.3, "apply": 0.1, "report": 0.0, "other": 0.0}
+    expected = {"startup": 0.6, "wait": 0.3, "apply": 0.1, "report": 0.0, **NONE, "other": 0.0}
     assert share == pytest.approx(expected)
 
 
@@ -105,7 +108,7 @@ def test_all_time_is_start_up_before_the_first_answer(clock: Clock) -> None:
     spend(clock, stats.timers["wait"], 5.0)
     for _ in range(2):
         share = stats.report()["driver"]["share"]
-        expected = {"startup": 1.0, "wait": 0.0, "report": 0.0, "other": 0.0}
+        expected = {"startup": 1.0, "wait": 0.0, "report": 0.0, **NONE, "other": 0.0}
         assert share == pytest.approx(expected, abs=1e-6)
         clock.now_s += 1.0
     stats.worker_times.add(1, {"sample": 30.0})  # begun before the last report
@@ -155,7 +158,7 @@ def test_driver_shares_are_of_wall_time_and_sum_to_one(clock: Clock) -> None:
     stats.timers["skew"].push(100.0)  # not the driver's own time
     clock.now_s += 2.0
     share = stats.report()["driver"]["share"]
-    expected = {"startup": 0.0, "wait": 0.3, "apply": 0.5, "report": 0.0, "other": 0.2}
+    expected = {"startup": 0.0, "wait": 0.3, "apply": 0.5, "report": 0.0, **NONE, "other": 0.2}
     assert share == pytest.approx(expected)
 
 
@@ -166,9 +169,9 @@ def test_driver_shares_are_since_the_last_report(clock: Clock) -> None:
     spend(clock, stats.timers["apply"], 3.0)
     clock.now_s += 1.0
     driver = stats.report()["driver"]
-    share = {"startup": 0.0, "wait": 0.0, "apply": 0.75, "report": 0.0, "other": 0.25}
+    share = {"startup": 0.0, "wait": 0.0, "apply": 0.75, "report": 0.0, **NONE, "other": 0.25}
     assert driver["share"] == pytest.approx(share)
-    assert driver["p50_ms"] == pytest.approx({"wait": 0.0, "apply": 3000.0, "report": 0.0})
+    assert driver["p50_ms"] == pytest.approx({"wait": 0.0, "apply": 3000.0, "report": 0.0, **NONE})
 
 
 def test_time_between_iterations_is_the_phase_report(clock: Clock) -> None:
@@ -180,7 +183,7 @@ def test_time_between_iterations_is_the_phase_report(clock: Clock) -> None:
     spend(clock, stats.timers["wait"], 1.0)
     clock.now_s += 1.0
     driver = stats.report()["driver"]
-    share = {"startup": 0.0, "wait": 0.25, "report": 0.5, "other": 0.25}
+    share = {"startup": 0.0, "wait": 0.25, "report": 0.5, **NONE, "other": 0.25}
     assert driver["share"] == pytest.approx(share)
     assert driver["p50_ms"]["report"] == pytest.approx(2000.0)
 
@@ -190,7 +193,7 @@ def test_overlapping_phases_still_sum_to_one(clock: Clock) -> None:
     with stats.timers["outer"]:
         spend(clock, stats.timers["inner"], 4.0)
     share = stats.report()["driver"]["share"]
-    expected = {"startup": 0.0, "outer": 0.5, "inner": 0.5, "report": 0.0, "other": 0.0}
+    expected = {"startup": 0.0, "outer": 0.5, "inner": 0.5, "report": 0.0, **NONE, "other": 0.0}
     assert share == pytest.approx(expected)
 
 
@@ -343,3 +346,23 @@ def test_percentiles_equal_those_of_numpy() -> None:
     durations_s = np.random.default_rng(0).exponential(size=37).tolist()
     expected = 1000.0 * np.percentile(durations_s, (50, 99))
     assert timers.percentiles_ms(durations_s) == pytest.approx(tuple(expected))
+
+
+# ---- evaluation -------------------------------------------------------------------------------
+
+
+def test_evaluation_is_no_training_time(clock: Clock) -> None:
+    stats = started("sample")
+    with clock.passing(2.0, stats.timers["sample"]):
+        stats.add_samples(100, EpisodeStats.empty())
+    spend(clock, stats.timers["evaluation"], 6.0)
+    report = stats.report()
+    assert report["env_steps_per_s"] == pytest.approx(50.0)
+    assert (report["training_s"], report["interval_s"]) == (2.0, 8.0)
+    expected = {"startup": 0.0, "sample": 0.25, "report": 0.0, "evaluation": 0.75, "other": 0.0}
+    assert report["driver"]["share"] == pytest.approx(expected)
+    spend(clock, stats.timers["evaluation"], 3.0)
+    assert stats.get_state()["training_s"] == 2.0
+    stats.set_state(stats.get_state())
+    spend(clock, stats.timers["sample"], 5.0)
+    assert stats.training_s == 7.0

@@ -36,6 +36,10 @@ _POLICY_OPTION = typer.Option(
     help="Class of the policy, module:Class or FILE.py:Class, where it is neither built in nor "
     "installed.",
 )
+_NETWORK_OPTION = typer.Option(
+    metavar="CLASS",
+    help="Class of the custom network, module:Class or FILE.py:Class, where it is not installed.",
+)
 #: Read by Ray when it is imported.
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # and the notice about it
@@ -131,26 +135,28 @@ def evaluate(
         int | None, typer.Option(min=0, help="Seed of the environment and of the actions.")
     ] = None,
     policy: Annotated[str | None, _POLICY_OPTION] = None,
+    network: Annotated[str | None, _NETWORK_OPTION] = None,
 ) -> None:
     """Play episodes with a trained policy."""
     with bad_input():
         # Otherwise the current directory may be one that somebody else has filled.
-        if ":" in (env or "") or policy is not None:
+        if ":" in (env or "") or policy is not None or network is not None:
             _import_from_working_directory()
         from polopt.trainers.command_line import evaluation
         from polopt.trainers.loading import policy_of
         from polopt.trainers.restoring import find_checkpoint
 
-        policy_class = evaluation.named_policy(policy)
+        classes = evaluation.named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
         state, experiment = evaluation.load(found, env)
-        loaded = policy_of(state, found, policy_class)
+        loaded = policy_of(state, found, *classes)
         with evaluation.environment(experiment, video) as single_env:
             evaluation.check_spaces(loaded, single_env)
             evaluation.restore_statistics(state, single_env)
             played = evaluation.play(loaded, single_env, episodes, stochastic, seed)
     say(f"checkpoint  {found}")
-    for name, values in (("return", played.returns), ("length", played.lengths)):
+    returns = [episode.episode_return for episode in played]
+    for name, values in (("return", returns), ("length", [one.episode_len for one in played])):
         say(f"{name:<11} {evaluation.summary(values)}  ({episodes} episodes)")
     if video is not None:
         say(f"video       {video}")
@@ -163,18 +169,19 @@ def export(
     ],
     output: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Is written.")],
     policy: Annotated[str | None, _POLICY_OPTION] = None,
+    network: Annotated[str | None, _NETWORK_OPTION] = None,
 ) -> None:
     """Write a trained policy as an ONNX model."""
     with bad_input():
-        if policy is not None:
+        if policy is not None or network is not None:
             _import_from_working_directory()
-        from polopt.trainers.command_line.evaluation import named_policy
+        from polopt.trainers.command_line.evaluation import named_classes
         from polopt.trainers.loading import policy_of, read_whole
         from polopt.trainers.restoring import find_checkpoint
 
-        policy_class = named_policy(policy)
+        classes = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
-        policy_of(read_whole(found), found, policy_class).export_onnx(output)
+        policy_of(read_whole(found), found, *classes).export_onnx(output)
     say(f"checkpoint  {found}")
     say(f"model       {output}")
 

@@ -1,4 +1,4 @@
-"""Evaluation: plays episodes with the policy of a checkpoint, without Ray."""
+"""`polopt evaluate`: plays episodes with the policy of a checkpoint, without Ray."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import importlib
 import importlib.util
 import inspect
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TransformReward
+from torch import nn
 
 from polopt.common.config import ConfigError
+from polopt.common.episodes import Episode
 from polopt.policies.policy import Policy
 from polopt.policies.spaces import ObservationEncoder
 from polopt.rollouts.envs.checking import reward_of
@@ -27,22 +30,12 @@ from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.resolving import env_name, resolve_env
 from polopt.rollouts.envs.saving import set_evaluation_statistics
+from polopt.rollouts.sampling.sampler import VectorSampler
+from polopt.rollouts.sampling.seeding import seeds_from
+from polopt.rollouts.sampling.whole_episodes import WholeEpisodes
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.config import Experiment
 from polopt.trainers.loading import read_whole
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """Episodes that were played.
-
-    Attributes:
-        returns: undiscounted sum of rewards of each episode.
-        lengths: environment steps of each episode.
-    """
-
-    returns: list[float]
-    lengths: list[int]
 
 
 def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Experiment]:
@@ -159,29 +152,33 @@ def _make(source: Any, env_config: dict[str, Any], video: Path | None) -> Any:
 
 def play(
     policy: Policy, env: Any, episodes: int, stochastic: bool = False, seed: int | None = None
-) -> Episodes:
-    """Plays complete episodes.
+) -> list[Episode]:
+    """Plays complete episodes, as evaluation during training does.
 
     Args:
         policy: of the checkpoint.
-        env: not vectorised.
+        env: not vectorised; not closed.
         episodes: number of episodes.
         stochastic: sample actions; else the mode of the policy's distribution.
-        seed: of the environment and of the actions.
+        seed: of the environment and of the actions; None draws one.
+
+    Raises:
+        ConfigError: the environment returned values that are not finite.
     """
-    rng = np.random.default_rng(seed)
-    returns, lengths = [], []
-    for episode in range(episodes):
-        observation, _ = env.reset(seed=seed if episode == 0 else None)
-        total, length, over = 0.0, 0, False
-        while not over:
-            action, _ = policy.predict(observation, deterministic=not stochastic, rng=rng)
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total, length = total + reward_of(reward), length + 1
-            over = terminated or truncated
-        returns.append(total)
-        lengths.append(length)
-    return Episodes(returns, lengths)
+    # Reset by the step after an end, and stepped one by one: no episode begins that is not played,
+    # which a video would show.
+    single = TransformReward(env, reward_of)
+    vector = SyncVectorEnv([lambda: single], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+    seeds = seeds_from([secrets.randbits(31) if seed is None else seed], 0)
+    playing = WholeEpisodes(VectorSampler(vector, policy, 1, seeds), episodes, explore=stochastic)
+    try:
+        while not playing.done:
+            problem = playing.play().non_finite
+            if problem:
+                raise ConfigError(f"the environment cannot be evaluated: {problem}")
+    finally:
+        vector.closed = True  # its finalizer would close the environment
+    return playing.episodes
 
 
 def summary(values: Sequence[float]) -> str:
@@ -228,18 +225,27 @@ def named(name: str, option: str) -> Any:
     return name
 
 
-def named_policy(name: str | None) -> type[Policy] | None:
-    """Returns the class that `--policy` names, None without a name.
+def named_classes(
+    policy: str | None, network: str | None
+) -> tuple[type[Policy] | None, type[nn.Module] | None]:
+    """Returns the classes that `--policy` and `--network` name, None without a name.
 
     Raises:
         ConfigError: there is no such class.
     """
-    found = None if name is None else named(name, "--policy")
-    if found is None or (isinstance(found, type) and issubclass(found, Policy)):
+    return (
+        _named_class(policy, "--policy", Policy, "polopt.Policy"),
+        _named_class(network, "--network", nn.Module, "torch.nn.Module"),
+    )
+
+
+def _named_class(name: str | None, option: str, base: Any, base_name: str) -> Any:
+    found = None if name is None else named(name, option)
+    if found is None or (isinstance(found, type) and issubclass(found, base)):
         return found
     raise ConfigError(
-        f"--policy {name}: got {found!r:.100}. Allowed: module:Class or FILE.py:Class, a subclass "
-        "of polopt.Policy"
+        f"{option} {name}: got {found!r:.100}. Allowed: module:Class or FILE.py:Class, a subclass "
+        f"of {base_name}"
     )
 
 

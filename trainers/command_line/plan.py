@@ -65,7 +65,7 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
         check_stop_key(key)
     if ray_address() == "local":
         experiment.learner_device()
-        check_memory(experiment.rollout.num_workers * (1 + experiment.rollout.num_workers_below))
+        check_memory(experiment.num_remote_workers)
     else:  # the trial may run on another machine
         check_address(ray_address())
     worker_config = experiment.make_worker_config()

@@ -26,6 +26,8 @@ _logger = logging.getLogger("polopt")
 _ROWS = 8
 #: Environment steps between two looks for learning, and seconds between two lines while starting.
 _REMARK_STEPS, _STARTING_S = 100_000, 30.0
+#: Of runs with evaluation: its mean return.
+EVALUATION = "evaluation"
 COLUMNS = ("return", "steps", "steps/s", "left", "workers", "lag", "longest phase")
 
 
@@ -54,13 +56,14 @@ def longest_phase(result: Mapping[str, Any]) -> str:
 
 
 def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, str]:
-    """Returns one row of the table, by column."""
+    """Returns one row of the table, by column. Of a run with evaluation it also has the mean return
+    of the evaluation that has ended in this iteration, `-` if none has."""
     mean = result["env_runners"]["episode_return_mean"]
     faults, config = result["fault_tolerance"], result["config"]
     wanted = config.get("num_workers", config.get("num_env_runners"))
     up = faults["num_healthy_workers"]
     values = (
-        "-" if math.isnan(mean) else f"{mean:.1f}",
+        _number(mean),
         f"{result['num_env_steps_sampled_lifetime']:,}",
         f"{result['num_env_steps_sampled_per_second']:,.0f}",
         duration(time_left_s(result, limits)),
@@ -68,13 +71,22 @@ def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, s
         f"{result['optimizer']['policy_lag']['mean']:.1f}",
         longest_phase(result),
     )
-    return dict(zip(COLUMNS, values, strict=True))
+    row = dict(zip(COLUMNS, values, strict=True))
+    if EVALUATION in result:
+        row[EVALUATION] = _number(result[EVALUATION]["env_runners"]["episode_return_mean"])
+    return row
+
+
+def _number(mean: float) -> str:
+    return "-" if math.isnan(mean) else f"{mean:.1f}"
 
 
 def line(row: Mapping[str, str]) -> str:
     """Returns a row as labelled text of at most about 100 characters."""
     up, _, wanted = row["workers"].partition("/")
+    evaluated = [f"{EVALUATION} {row[EVALUATION]}"] if EVALUATION in row else []
     labels = [f"{key} {row[key]}" for key in ("return", "steps", "steps/s")]
+    labels[1:1] = evaluated
     labels += [f"left {row['left']}"] if row["left"] != "-" else []
     labels += [f"workers {row['workers']}"] if up not in (wanted, "-") else []
     lag, phase = f"lag {row['lag']} updates", f"driver: {row['longest phase']}"
@@ -194,7 +206,10 @@ class Progress(tune.Callback):
         """Called by Tune with each result."""
         self.num_results += 1
         self.history.add(result)
-        self._rows.append(cells(result, self._arguments[1]))
+        row = cells(result, self._arguments[1])
+        if self._rows and row.get(EVALUATION) == "-":
+            row[EVALUATION] = self._rows[-1].get(EVALUATION, "-")  # the last one
+        self._rows.append(row)
         if self._live is None:
             self.note(line(self._rows[-1]))
         self._look_for_learning(result["num_env_steps_sampled_lifetime"])
@@ -232,7 +247,8 @@ class Progress(tune.Callback):
 
     def _view(self) -> Group:
         title = Text(self._arguments[0], style="bold")
-        table = Table(*COLUMNS, title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
+        columns = self._rows[-1] if self._rows else COLUMNS
+        table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
         for column in table.columns:
             column.justify = "right"
         for row in self._rows:

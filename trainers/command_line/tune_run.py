@@ -33,7 +33,7 @@ from polopt.trainers.command_line.ray_thread import RayThread
 from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.command_line.stopping import StopWhen
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import find_checkpoint
+from polopt.trainers.restoring import BEST, find_checkpoint
 from polopt.trainers.run_context import RunContext
 
 #: Checkpoints that a run keeps, the newest ones.
@@ -226,9 +226,17 @@ def _report(folder: Path, env: Any, exists: bool, stopped: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     if checkpoint is not None:
         say(f"checkpoint  {checkpoint}")
-        say(_next_step(checkpoint, env))
+        best = _best_of(folder)
+        if best is not None and best != checkpoint:
+            say(f"best        {best}")
+        say(_next_step(best or checkpoint, env))
     elif stopped:
         say(f"stopped{'' if exists else ' before the first result'}; nothing was saved")
+
+
+def _best_of(folder: Path) -> Path | None:
+    """The checkpoint of the best evaluation; None: nothing was evaluated."""
+    return next((path.parent for path in folder.glob(f"*/{BEST}/manifest.json")), None)
 
 
 def _next_step(checkpoint: Path, env: Any) -> str:
@@ -266,9 +274,9 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     Ray started here has at least as many logical CPUs as the trial reserves: on a small machine
     processes share CPUs instead of waiting for CPUs that never come.
     """
-    trainer, rollout = planned.experiment.trainer, planned.experiment.rollout
-    places = rollout.num_workers * (1 + rollout.num_workers_below)
-    needed = trainer.num_cpus_for_driver + places * rollout.num_cpus_per_worker
+    experiment = planned.experiment
+    workers = experiment.num_remote_workers * experiment.rollout.num_cpus_per_worker
+    needed = experiment.trainer.num_cpus_for_driver + workers
     num_cpus = max(os.cpu_count() or 1, math.ceil(needed))
     here: dict[str, Any] = {"num_cpus": num_cpus, "include_dashboard": False}
     folder = planned.folder

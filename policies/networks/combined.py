@@ -1,0 +1,82 @@
+"""`CombinedNetwork`: an encoder for each image of an observation, and a trunk over all features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from polopt.policies.networks.base import ActorCriticNetwork
+from polopt.policies.networks.cnn import ImageEncoder
+from polopt.policies.networks.config import ModelConfig
+from polopt.policies.networks.layers import ACTIVATIONS, mlp
+from polopt.policies.networks.observations import Part, flattened
+
+
+class CombinedNetwork(ActorCriticNetwork):
+    """Images pass through convolutions of their own; their features and all other parts of the
+    observation, flattened, are the input of an MLP (as `CombinedExtractor` of Stable-Baselines3).
+
+    Args:
+        images: the parts with convolutions.
+        others: the other parts.
+        num_params: P, number of distribution parameters for one observation.
+        gaussian: the second half of the parameters are log standard deviations.
+        config: see `ModelConfig`.
+
+    Raises:
+        ConfigError: if a kernel is larger than its input.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[ImageEncoder],
+        others: Sequence[Part],
+        num_params: int,
+        gaussian: bool,
+        config: ModelConfig,
+    ) -> None:
+        shared = config.vf_share_layers
+        super().__init__(
+            lambda: _trunk(images, others, config),
+            num_params,
+            gaussian,
+            bool(images) if shared is None else shared,
+            config,
+        )
+        self.images = images
+        self.others = others
+
+    def prepare(self, obs: Tensor) -> list[Tensor]:
+        """The images, each `[B, C, H, W]`, and at the end the other parts `[B, D]`, if there are
+        any; float32."""
+        others = [flattened(part.scaled(obs)) for part in self.others]
+        images = [encoder.image(obs) for encoder in self.images]
+        return [*images, torch.cat(others, dim=1)] if others else images
+
+
+class _Trunk(nn.Module):
+    """Features of images and of other inputs, concatenated, through an MLP."""
+
+    def __init__(self, images: Sequence[nn.Sequential], joint: nn.Sequential) -> None:
+        super().__init__()
+        self.images = nn.ModuleList(images)
+        self.joint = joint
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        given = len(self.images)
+        pairs = zip(self.images, inputs[:given], strict=True)
+        features = [layers(image) for layers, image in pairs]
+        joined: Tensor = self.joint(torch.cat([*features, *inputs[given:]], dim=1))
+        return joined
+
+
+def _trunk(
+    images: Sequence[ImageEncoder], others: Sequence[Part], config: ModelConfig
+) -> tuple[_Trunk, int]:
+    made = [encoder.make() for encoder in images]
+    size = sum(features for _, features in made) + sum(part.size for part in others)
+    widths = [size, *config.fcnet_hiddens]
+    joint = mlp(widths, ACTIVATIONS[config.fcnet_activation])
+    return _Trunk([layers for layers, _ in made], joint), widths[-1]

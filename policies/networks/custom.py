@@ -1,0 +1,147 @@
+"""`CustomNetwork`: a `torch.nn.Module` of the user's as the network of a policy."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from polopt.common.config import ConfigError, shown
+from polopt.policies.networks.base import Network
+from polopt.policies.networks.observations import split
+
+#: Rows of the example batch. Batch normalisation over one row has no variance.
+_ROWS = 2
+#: Frames of the user's code that an error quotes.
+_FRAMES = 3
+
+
+class CustomNetwork(Network):
+    """Passes encoded observations to a module in the structure of their space; see `split`.
+
+    The module is `module_class(observation_space, action_space, num_params, **options)`, and its
+    `forward(obs)` returns distribution parameters `[B, P]` and values `[B]`.
+
+    Args:
+        module: the module.
+        observation_space: observation space of one environment, without an action mask.
+    """
+
+    def __init__(self, module: nn.Module, observation_space: Space[Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.observation_space = observation_space
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        params, values = self.module(split(self.observation_space, obs))
+        return params, values
+
+    def __repr__(self) -> str:
+        """Names and shapes of parameters and buffers, which checkpoints compare: the rest of a
+        module may change."""
+        state = self.module.state_dict().items()
+        shapes = [f"{name} {list(t.shape)}" for name, t in state if isinstance(t, Tensor)]
+        return f"{type(self).__name__}({', '.join(shapes)})"
+
+
+def make_custom(
+    module_class: type[nn.Module],
+    options: Mapping[str, Any],
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    num_params: int,
+) -> CustomNetwork:
+    """A new module of the user's, after checks of its tensors and of its outputs.
+
+    Args:
+        module_class: see `CustomNetwork`.
+        options: keyword arguments of its constructor.
+        observation_space: of one environment, without an action mask.
+        action_space: of one environment.
+        num_params: P, number of distribution parameters for one observation.
+
+    Raises:
+        ConfigError: it raises, or it is no network for these spaces; the message says why.
+        NotImplementedError: on torch's device `meta`, if it needs real numbers.
+    """
+    name = module_class.__name__
+    on_meta = torch.empty(0).device.type == "meta"
+    try:
+        module = module_class(observation_space, action_space, num_params, **options)
+    except Exception as error:  # the user's code may raise anything
+        if on_meta:
+            raise NotImplementedError(f"{name} needs real numbers") from error
+        raise ConfigError(_raised(f"{name}(...)", error)) from error
+    if on_meta:
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            raise NotImplementedError(f"{name} is lazy")
+        return CustomNetwork(module, observation_space)
+    _check_tensors(module, name)
+    network = CustomNetwork(module, observation_space).eval()
+    try:
+        outputs = module(split(observation_space, _example(observation_space)))
+    except Exception as error:  # the user's code may raise anything
+        raise ConfigError(_raised(f"{name}.forward", error)) from error
+    _check_tensors(module, name)  # lazy modules have their tensors now
+    _check_outputs(outputs, name, num_params)
+    return network
+
+
+def _example(space: Space[Any]) -> Tensor:
+    """A batch of encoded observations: zeros."""
+    if isinstance(space, spaces.Box):
+        return torch.from_numpy(np.zeros((_ROWS, *space.shape), space.dtype))
+    return torch.zeros(_ROWS, int(spaces.utils.flatdim(space)))
+
+
+def _check_tensors(module: nn.Module, name: str) -> None:
+    owner_of: dict[int, str] = {}
+    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            continue
+        kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+        is_constant = kind == "buffer" and not tensor.is_floating_point()
+        if tensor.device.type != "cpu" or not (is_constant or tensor.dtype == torch.float32):
+            raise ConfigError(
+                f"key 'model.custom': {kind} {key!r} of {name} is {tensor.dtype} on "
+                f"{tensor.device}. Allowed: float32 on cpu; polopt moves the module to the device"
+            )
+        other = owner_of.setdefault(tensor.untyped_storage().data_ptr(), key)
+        if other != key and tensor.numel():
+            raise ConfigError(
+                f"key 'model.custom': {other!r} and {key!r} of {name} share memory. Allowed: one "
+                "parameter that is used twice, or tensors with memory of their own"
+            )
+
+
+def _check_outputs(outputs: Any, name: str, num_params: int) -> None:
+    wanted = f"action_dist_inputs [B, {num_params}] and values [B], two float32 tensors"
+    is_pair = isinstance(outputs, tuple) and len(outputs) == 2
+    if not is_pair or not all(isinstance(output, Tensor) for output in outputs):
+        raise ConfigError(
+            f"key 'model.custom': {name}.forward returned {shown(outputs)}. Allowed: {wanted}"
+        )
+    params, values = outputs
+    right = params.shape == (_ROWS, num_params) and values.shape == (_ROWS,)
+    if not right or not params.dtype == values.dtype == torch.float32:
+        got = ", ".join(f"{t.dtype} {list(t.shape)}" for t in outputs)
+        raise ConfigError(
+            f"key 'model.custom': {name}.forward returned {got} for {_ROWS} observations. Allowed: "
+            f"{wanted}"
+        )
+    if not (params.requires_grad or values.requires_grad):
+        raise ConfigError(
+            f"key 'model.custom': the outputs of {name}.forward do not depend on a parameter of "
+            "it. Allowed: a module that can learn"
+        )
+
+
+def _raised(where: str, error: Exception) -> str:
+    frames = "".join(traceback.format_exception(type(error), error, error.__traceback__, -_FRAMES))
+    return f"key 'model.custom': {where} raised {type(error).__name__}: {error}\n{frames.strip()}"

@@ -1,0 +1,57 @@
+"""`MaskedNetwork`: gives actions that are not allowed the probability 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polopt.common.action_mask import MASKED_LOGIT, ActionMask
+from polopt.policies.networks.base import Network, States
+
+
+class MaskedNetwork(Network):
+    """A network whose logits are masked by the observation.
+
+    All that acts and learns calls this network, so that acting, log-probability, entropy, KL and
+    exported models have the same mask. Masked logits have no gradient.
+
+    Args:
+        network: of observations without the mask.
+        mask: where the mask is.
+        seen: the network is of whole observations.
+    """
+
+    def __init__(self, network: Network, mask: ActionMask, seen: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self._place = mask.place
+        self._seen = seen
+        self.state_size = network.state_size
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        params, values = self.network(self._rest(obs))
+        return self._masked(params, obs), values
+
+    def action_params(self, obs: Tensor) -> Tensor:
+        return self._masked(self.network.action_params(self._rest(obs)), obs)
+
+    def value(self, obs: Tensor) -> Tensor:
+        return self.network.value(self._rest(obs))
+
+    def unroll(
+        self, obs: Tensor, state: Tensor, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, States]:
+        params, values, states = self.network.unroll(self._rest(obs), state, starts)
+        return self._masked(params, obs), values, states
+
+    def _rest(self, obs: Tensor) -> Tensor:
+        if self._seen:
+            return obs
+        before, after = obs[..., : self._place.start], obs[..., self._place.stop :]
+        return torch.cat([before, after], dim=-1)
+
+    def _masked(self, params: Tensor, obs: Tensor) -> Tensor:
+        fill: Any = MASKED_LOGIT
+        return params.masked_fill(obs[..., self._place] <= 0.5, fill)

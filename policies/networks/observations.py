@@ -1,0 +1,102 @@
+"""Parts of encoded observations as tensors; the inverse of `ObservationEncoder`, in torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+
+class Part(NamedTuple):
+    """One Box, Discrete, MultiDiscrete or MultiBinary of an observation space.
+
+    Attributes:
+        space: that space.
+        place: where it is in an encoded observation `[D]`. None: it is the whole observation space,
+            and a Box, which is not flattened.
+    """
+
+    space: Space[Any]
+    place: slice | None
+
+    @property
+    def is_image(self) -> bool:
+        """A Box of three dimensions, of bytes or booleans."""
+        shape, dtype = self.space.shape or (), self.space.dtype
+        return isinstance(self.space, spaces.Box) and len(shape) == 3 and dtype in _KEPT
+
+    @property
+    def size(self) -> int:
+        """Number of elements once it is encoded."""
+        return int(spaces.utils.flatdim(self.space))
+
+    @property
+    def scale(self) -> float:
+        """Factor with which networks multiply it: 1/255 for images of bytes, else 1."""
+        return 1.0 / 255.0 if self.is_image and self.space.dtype == np.uint8 else 1.0
+
+    def scaled(self, obs: Tensor) -> Tensor:
+        """This part of encoded observations `[B, ...]`, scaled: a Box as `[B, *shape]`, others
+        `[B, d]`; float32."""
+        part = obs if self.place is None else obs[:, self.place]
+        if isinstance(self.space, spaces.Box):
+            part = part.reshape(part.shape[0], *self.space.shape)
+        return part.float() if self.scale == 1.0 else part.float() * self.scale
+
+
+def parts_of(space: Space[Any]) -> list[Part]:
+    """The parts of an observation space, in the order in which they are encoded."""
+    if isinstance(space, spaces.Box):
+        return [Part(space, None)]
+    found, start = [], 0
+    for leaf in _leaves(space):
+        size = int(spaces.utils.flatdim(leaf))
+        found.append(Part(leaf, slice(start, start + size)))
+        start += size
+    return found
+
+
+def split(space: Space[Any], obs: Tensor) -> Any:
+    """Encoded observations `[B, ...]` in the structure of their space: a dict for a Dict, a tuple
+    for a Tuple.
+
+    Returns:
+        tensors: `[B, *shape]` for a Box and a MultiBinary, one-hot vectors `[B, n]` for a Discrete,
+        and concatenated ones for a MultiDiscrete. float32, except Boxes of uint8 and of bool, which
+        keep their dtype.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        keys, parts = zip(*named, strict=True)
+        pieces = obs.split([int(spaces.utils.flatdim(part)) for part in parts], dim=1)
+        found = [split(part, piece) for part, piece in zip(parts, pieces, strict=True)]
+        is_dict = isinstance(space, spaces.Dict)
+        return dict(zip(keys, found, strict=True)) if is_dict else tuple(found)
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        obs = obs.reshape(obs.shape[0], *space.shape)
+    kept = _KEPT.get(space.dtype) if isinstance(space, spaces.Box) else None
+    return obs.to(kept or torch.float32)
+
+
+def flattened(obs: Tensor) -> Tensor:
+    """`[B, D]` of `[B, ...]`."""
+    # -1 does not work for zero rows; `len(obs)` would be a constant of an exported graph.
+    return obs.reshape(obs.shape[0], math.prod(obs.shape[1:]))
+
+
+#: The dtypes of a Box that networks get as they are.
+_KEPT: dict[Any, torch.dtype] = {np.dtype(np.uint8): torch.uint8, np.dtype(np.bool_): torch.bool}
+
+
+def _leaves(space: Space[Any]) -> Iterator[Space[Any]]:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        for part in parts:
+            yield from _leaves(part)
+    else:
+        yield space

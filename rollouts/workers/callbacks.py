@@ -1,0 +1,128 @@
+"""`Callbacks`: a user's functions that are called during a run."""
+
+from __future__ import annotations
+
+import importlib
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from polopt.common.config import ConfigError, shown
+from polopt.common.episodes import Episode
+from polopt.rollouts.envs.errors import traceback_of
+
+_ALLOWED = "a subclass of polopt.Callbacks, 'module:Class' of one, or None"
+
+
+class CallbackError(RuntimeError):
+    """A callback raised, or returned what it may not. The message names class and method, and ends
+    with the user's traceback."""
+
+
+class Callbacks:
+    """Base class of a user's callbacks; a method that is not overridden does nothing.
+
+    Each process has an object of its own: what `on_episode_end` keeps is not seen by
+    `on_train_result`. The names of the methods are RLlib's.
+    """
+
+    def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float] | None:
+        """Called in the process that sampled an episode, before its fragment is sent.
+
+        Args:
+            episode: that has ended, with the infos of its last step.
+            worker: the `RolloutWorker`, with `index`, `policy` and `sampler.env`, the vector of
+                environments; `config.in_evaluation` tells episodes of evaluation.
+
+        Returns:
+            custom metrics by name, of which results have mean, minimum and maximum; None: none.
+        """
+        return None
+
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
+        """Called in the driver with each result, which it may change.
+
+        Args:
+            trainer: the `PolicyOptimizerTrainer`.
+            result: as `trainer.train()` is about to return it, without what Tune adds.
+        """
+        return
+
+
+def resolve_callbacks(value: Any) -> type[Callbacks] | None:
+    """The class that the config key `callbacks` names; imports its module.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    found = value
+    if isinstance(value, str):
+        module, _, name = value.rpartition(":")
+        try:
+            found = getattr(importlib.import_module(module), name) if module else None
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"key 'callbacks': got {value!r}: {error}. Allowed: {_ALLOWED}"
+            ) from None
+    if found is None and value is None:
+        return None
+    if isinstance(found, type) and issubclass(found, Callbacks):
+        return found
+    raise ConfigError(f"key 'callbacks': got {shown(value)}. Allowed: {_ALLOWED}")
+
+
+class CallbackCaller:
+    """Calls a user's callbacks in one process, and names them in errors.
+
+    Args:
+        cls: their class; None: there are none.
+        place: of this process, for messages.
+    """
+
+    def __init__(self, cls: type[Callbacks] | None, place: str) -> None:
+        self._class = cls
+        self._place = place
+        self._callbacks: Callbacks | None = None
+
+    def episode_ended(self, episode: Episode, worker: Any) -> Mapping[str, float]:
+        """Returns the custom metrics of an episode.
+
+        Raises:
+            CallbackError: the callback raised, or returned no metrics.
+        """
+        metrics = self.call("on_episode_end", episode=episode, worker=worker)
+        if metrics is None:
+            return {}
+        if isinstance(metrics, Mapping) and all(
+            isinstance(name, str) and isinstance(value, numbers.Real | np.bool_)
+            for name, value in metrics.items()
+        ):
+            return {name: float(value) for name, value in metrics.items()}
+        raise CallbackError(
+            f"{self._name('on_episode_end')} returned {shown(metrics)}. Allowed: a dict of numbers "
+            "by name, or None"
+        )
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Calls a method; the object is made before the first call.
+
+        Raises:
+            CallbackError: it raised.
+        """
+        if self._class is None:
+            return None
+        name = "__init__"
+        try:
+            if self._callbacks is None:
+                self._callbacks = self._class()
+            name = method
+            return getattr(self._callbacks, method)(**arguments)
+        except Exception as error:  # a user's code may raise anything
+            raise CallbackError(
+                f"{self._name(name)} raised {type(error).__name__}: {error}\n{traceback_of(error)}"
+            ) from error
+
+    def _name(self, method: str) -> str:
+        return f"callback {getattr(self._class, '__qualname__', '')}.{method} ({self._place})"

@@ -1,0 +1,58 @@
+"""docs/migration.md: its polopt code runs as printed, and its tables name keys that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from printed_code import ROOT, blocks_of, run_blocks
+
+from polopt.trainers.config import Experiment, TrainerConfig, aliases_for
+from polopt.trainers.presets import PRESETS
+
+PAGE = "docs/migration.md"
+BLOCKS = blocks_of(PAGE)
+#: In the tables' middle column, besides keys of configs: names of Python and values.
+OTHERS = {"SyncPPO", "A2C", "explore", "trainer.save(path)", "on_episode_end", "on_train_result"}
+OTHERS |= {"[[steps, value], ...]", "adam", "vf_coef", "lambda_"}
+
+
+@pytest.mark.timeout(600)
+def test_code_of_polopt_runs_as_printed(tmp_path: Path) -> None:
+    own = [block for block in BLOCKS if block.startswith("# polopt\n")]
+    outputs, _ = run_blocks(own, tmp_path, num_cpus=4)
+    assert len(outputs) == 3
+    assert float(outputs[0].split()[-1]) > 0.0  # the printed return
+
+
+def test_code_of_the_others_is_python() -> None:
+    others = [block for block in BLOCKS if not block.startswith("# polopt\n")]
+    assert len(others) == 3
+    for block in others:
+        ast.parse(block)
+
+
+def known_keys() -> set[str]:
+    experiment = Experiment.parse({"env": "CartPole-v1"}, {})
+    model = set(type(experiment.policy.model).model_fields)
+    keys = set(experiment.to_dict()) | model | {"train_batch_size"} | set(TrainerConfig.keys())
+    keys |= set(experiment.policy.to_dict()) | set(experiment.optimizer.to_dict())
+    return keys | set(aliases_for({}, {}))
+
+
+def test_keys_of_the_tables_exist() -> None:
+    text = (ROOT / PAGE).read_text()
+    tables = text.partition("## From RLlib")[2]
+    rows = [row.split(" | ")[1] for row in tables.splitlines() if row.startswith("| ")]
+    named = {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
+    assert named - known_keys() - OTHERS == set()
+    assert len(named) > 30
+    defaults = Experiment.parse({"env": "CartPole-v1"}, PRESETS["SyncPPO"].preset)
+    policy, rollout = defaults.policy.to_dict(), defaults.rollout
+    assert (rollout.num_workers, rollout.num_envs_per_worker) == (2, 8)
+    printed = ("lr", "gamma", "lambda", "sgd_minibatch_size", "num_sgd_iter", "clip_param")
+    assert [policy[key] for key in printed] == [1e-3, 0.99, 0.95, 128, 10, 0.2]
+    printed = ("vf_loss_coeff", "vf_clip_param", "entropy_coeff", "kl_coeff", "grad_clip")
+    assert [policy[key] for key in printed] == [0.5, None, 0.01, 0.0, 0.5]

@@ -1,0 +1,340 @@
+"""A user's callbacks: what they get, what reaches results, and their errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from fakes import FakeWorkerSet, make_optimizer, worker_config
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from sampling_helpers import every_mode
+from test_evaluation import SMALL, trainer
+from typer.testing import CliRunner
+
+from polopt import CallbackError, Callbacks, Episode
+from polopt.common.config import ConfigError
+from polopt.metrics.custom_metrics import CustomMetrics
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.callbacks import resolve_callbacks
+from polopt.rollouts.workers.counts import CallRecord
+from polopt.rollouts.workers.failures import CallError
+from polopt.trainers import evaluation
+from polopt.trainers.command_line.cli import app
+from polopt.trainers.config import Experiment
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+
+class Numbered(gymnasium.Env[np.ndarray, int]):
+    """Episode n of the environment with vector index i has n + i + 1 steps of reward 1; infos hold
+    the number of the episode at its end, and of its step before."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.index = getattr(config, "vector_index", 0)
+        self.episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        self.episode += 1
+        self.time = 0
+        return np.zeros(1, np.float32), {"number": -1}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        over = self.time == self.episode + self.index + 1
+        info = {"number": self.episode, "index": self.index, "at": {"time": self.time}}
+        return np.zeros(1, np.float32), 1.0, over and self.episode % 2 == 0, over, info
+
+
+class Recording(Callbacks):
+    """Returns the number of each episode."""
+
+    seen: list[tuple[Episode, int, bool]]
+
+    def __init__(self) -> None:
+        self.seen = SEEN
+
+    def on_episode_end(self, *, episode: Episode, worker: Any) -> dict[str, float]:
+        self.seen.append((episode, worker.index, worker.config.in_evaluation))
+        return {"number": episode.info["number"], "even": np.bool_(episode.terminated)}
+
+
+SEEN: list[tuple[Episode, int, bool]] = []
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    SEEN.clear()
+
+
+@every_mode
+@pytest.mark.parametrize("fragment", [1, 4, 32])
+def test_callback_gets_each_episode_with_its_last_infos(mode: str, fragment: int) -> None:
+    made = trainer(
+        env=Numbered, callbacks=Recording, autoreset_mode=mode, rollout_fragment_length=fragment
+    )
+    result = made.train()
+    made.stop()
+    count = result["env_runners"]["num_episodes"]
+    assert len(SEEN) == count > 4
+    for env_index in (0, 1):
+        own = [episode for episode, _, _ in SEEN if episode.env_index == env_index]
+        for number, episode in enumerate(own):
+            length = number + env_index + 1
+            assert (episode.episode_len, episode.episode_return) == (length, float(length))
+            assert episode.terminated == (number % 2 == 0)
+            expected = {"number": number, "index": env_index, "at": {"time": length}}
+            assert episode.info == expected
+    assert {(worker, evaluates) for _, worker, evaluates in SEEN} == {(0, False)}
+
+
+def test_metrics_reach_results_as_mean_min_and_max() -> None:
+    made = trainer(env=Numbered, callbacks=Recording)
+    before = 0
+    for _ in range(3):
+        block = made.train()["env_runners"]["custom_metrics"]
+        numbers = [episode.info["number"] for episode, _, _ in SEEN[before:]]
+        before = len(SEEN)
+        assert block["number_mean"] == pytest.approx(np.mean(numbers))
+        assert (block["number_min"], block["number_max"]) == (min(numbers), max(numbers))
+        kinds = ("mean", "min", "max")
+        assert set(block) == {f"{name}_{kind}" for name in ("number", "even") for kind in kinds}
+    made.stop()
+
+
+def test_names_stay_in_results_without_episodes() -> None:
+    metrics = CustomMetrics()
+    assert metrics.report() == {}
+    metrics.add({"x": 2.0})
+    metrics.add({"x": 4.0})
+    assert metrics.report() == {"x_mean": 3.0, "x_min": 2.0, "x_max": 4.0}
+    assert all(math.isnan(value) for value in metrics.report().values())
+
+
+def test_metrics_of_workers_are_counted_once() -> None:
+    config = worker_config(env=Numbered, rollout={"rollout_fragment_length": 12})
+    workers = FakeWorkerSet(with_callbacks(config, Recording))
+    optimizer = make_optimizer(SyncSamples, workers)
+    optimizer.step()
+    optimizer.step()
+    values = optimizer.metrics.custom_metrics.values()["number"]
+    assert values.number == len(SEEN) == optimizer.metrics.episodes.lifetime
+    assert values.total == sum(episode.info["number"] for episode, _, _ in SEEN)
+    assert {worker for _, worker, _ in SEEN} == {1, 2}
+
+
+def with_callbacks(config: Any, callbacks: type[Callbacks]) -> Any:
+    return dataclasses.replace(config, callbacks=callbacks)
+
+
+def test_worker_adds_metrics_of_workers_below_it() -> None:
+    below, record = CallRecord(), CallRecord()
+    below.custom_metrics.add({"x": 1.0})
+    record.custom_metrics.add({"x": 5.0})
+    record.add(below.counts(0, None))
+    values = record.counts(0, None).custom_metrics["x"]
+    assert (values.number, values.total, values.least, values.largest) == (2, 6.0, 1.0, 5.0)
+
+
+def test_evaluation_has_custom_metrics_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_CALL_HERE_S", 0.0)  # many calls
+    made = trainer(
+        env=Numbered,
+        callbacks=Recording,
+        evaluation_interval=2,
+        evaluation_duration=4,
+        rollout_fragment_length=1,
+    )
+    results = [made.train() for _ in range(2)]
+    made.stop()
+    numbers = [episode.info["number"] for episode, _, evaluates in SEEN if evaluates]
+    assert len(numbers) == 4
+    assert "custom_metrics" not in results[0]["evaluation"]["env_runners"]
+    block = results[1]["evaluation"]["env_runners"]["custom_metrics"]
+    assert block["number_mean"] == pytest.approx(np.mean(numbers))
+
+
+class OwnVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Two environments with episodes of 2 and 3 steps, stepped by code of their own."""
+
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self) -> None:
+        self.num_envs = 2
+        self.single_observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Box(-1.0, 1.0, (2, 1), np.float32)
+        self.action_space = spaces.MultiDiscrete([2, 2])
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self.time = np.zeros(2, int)
+        return np.zeros((2, 1), np.float32), {}
+
+    def step(self, actions: np.ndarray) -> Any:
+        self.time += 1
+        over = self.time == np.array([2, 3])
+        infos: dict[str, Any] = {}
+        if over.any():
+            final = {"score": 10.0 * self.time, "_score": over, "rare": np.ones(2), "_rare": ~over}
+            infos = {"final_obs": np.zeros((2, 1), np.float32), "final_info": final}
+        self.time[over] = 0
+        return np.zeros((2, 1), np.float32), np.ones(2), over, np.zeros(2, bool), infos
+
+
+class Scores(Recording):
+    def on_episode_end(self, *, episode: Episode, worker: Any) -> dict[str, float]:
+        self.seen.append((episode, 0, False))
+        return {"score": float(episode.info["score"])}
+
+
+def test_infos_of_an_own_vector_implementation() -> None:
+    made = trainer(env=OwnVector, callbacks=Scores)
+    block = made.train()["env_runners"]["custom_metrics"]
+    made.stop()
+    assert (block["score_min"], block["score_max"]) == (20.0, 30.0)
+    assert {episode.env_index: set(episode.info) for episode, _, _ in SEEN} == {
+        0: {"score"},
+        1: {"score"},
+    }
+
+
+# ---- results ----------------------------------------------------------------------------------
+
+
+class Changing(Callbacks):
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
+        result["doubled"] = 2 * result["num_env_steps_sampled_lifetime"]
+        assert trainer.iteration + 1 == result["training_iteration"]
+
+
+def test_callback_may_change_a_result() -> None:
+    made = trainer(callbacks=Changing)
+    result = made.train()
+    made.stop()
+    assert result["doubled"] == 2 * result["num_env_steps_sampled_lifetime"]
+
+
+def test_without_callbacks_nothing_is_kept() -> None:
+    made = trainer(env=Numbered)
+    assert "custom_metrics" not in made.train()["env_runners"]
+    assert made.workers.local.sampler.ended is None
+    made.stop()
+
+
+# ---- errors -----------------------------------------------------------------------------------
+
+
+class Raising(Callbacks):
+    def on_episode_end(self, *, episode: Episode, worker: Any) -> None:
+        SEEN.append((episode, worker.index, False))
+        raise KeyError("no such info")
+
+
+class RaisingOnResult(Callbacks):
+    def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
+        raise ValueError("no such key")
+
+
+class RaisingAtStart(Callbacks):
+    def __init__(self) -> None:
+        raise OSError("no such file")
+
+
+class ReturningText(Callbacks):
+    def on_episode_end(self, *, episode: Episode, worker: Any) -> Any:
+        return {"won": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "said"),
+    [
+        (Raising, r"callback Raising.on_episode_end \(worker 0\) raised KeyError"),
+        (RaisingOnResult, r"callback RaisingOnResult.on_train_result \(driver\) raised ValueError"),
+        (RaisingAtStart, r"callback RaisingAtStart.__init__ \(worker 0\) raised OSError"),
+        (ReturningText, r"ReturningText.on_episode_end \(worker 0\) returned {'won': 'yes'}"),
+    ],
+)
+def test_error_names_the_callback(callbacks: type[Callbacks], said: str) -> None:
+    made = trainer(env=Numbered, callbacks=callbacks)
+    with pytest.raises(CallbackError, match=said):
+        made.train()
+    made.stop()
+
+
+def test_error_is_no_failure_of_the_worker_and_not_repeated() -> None:
+    config = with_callbacks(worker_config(env=Numbered, rollout={"num_workers": 1}), Raising)
+    workers = FakeWorkerSet(config)
+    optimizer = make_optimizer(SyncSamples, workers)
+    said = r"Raising.on_episode_end \(worker 1\) raised KeyError: 'no such info'[\s\S]*test_call"
+    with pytest.raises(CallbackError, match=said):
+        optimizer.step()
+    assert len(SEEN) == 1
+    assert len(workers.actors) == 1
+    assert not any(workers.faults.counts.values())
+
+
+def test_error_below_a_gradient_worker_keeps_its_kind() -> None:
+    assert CallError.of(CallbackError("x")) == CallError("callback", "x")
+
+
+# ---- the key ----------------------------------------------------------------------------------
+
+
+def test_class_is_found_by_its_name() -> None:
+    found = resolve_callbacks("test_callbacks:Changing")
+    assert found is not None
+    assert found.__name__ == "Changing"
+    assert resolve_callbacks(Changing) is Changing
+    assert resolve_callbacks(None) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("Changing", "got 'Changing'. Allowed: a subclass of polopt.Callbacks"),
+        ("no_such_module:X", "No module named 'no_such_module'"),
+        ("test_callbacks:Nothing", "has no attribute 'Nothing'"),
+        ("test_callbacks:Numbered", "got 'test_callbacks:Numbered'. Allowed"),
+        (Numbered, "Allowed: a subclass of polopt.Callbacks"),
+        (Changing(), "Allowed: a subclass of polopt.Callbacks"),
+        (3, "got 3. Allowed"),
+    ],
+)
+def test_wrong_callbacks_are_refused(value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        PolicyOptimizerTrainer({**SMALL, "callbacks": value})
+
+
+def test_module_that_only_a_checkpoint_names_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    good = "import polopt\nclass Mine(polopt.Callbacks): pass\n"
+    (tmp_path / "evilcalls.py").write_text(good)
+    made = trainer(callbacks="evilcalls:Mine")
+    made.train()
+    made.save(str(tmp_path / "c"))
+    made.stop()
+    state = json.loads((tmp_path / "c" / "state.json").read_text())
+    assert state["config"]["callbacks"] == "evilcalls:Mine"
+    monkeypatch.delitem(sys.modules, "evilcalls")
+    (tmp_path / "evilcalls.py").write_text("raise SystemExit('imported')")
+    played = CliRunner().invoke(app, ["evaluate", str(tmp_path / "c"), "--episodes", "1"])
+    assert played.exit_code == 0, played.output
+    again = trainer()
+    again.restore(str(tmp_path / "c"))
+    again.stop()
+
+
+def test_class_is_left_out_of_checkpoints() -> None:
+    config = Experiment.parse({"env": "CartPole-v1", "callbacks": Changing}, {}).to_dict()
+    assert "callbacks" not in config

@@ -1,0 +1,461 @@
+"""Evaluation while training: whole episodes, of the version that is named and saved as the best."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import ray
+import torch
+from fakes import FakeActor, FakeRay, FakeWorkerSet, of_worker, worker_config
+from faulty_envs import crashing_cartpole
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation
+from sampling_helpers import every_mode
+from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
+
+import polopt
+from polopt.common.config import ConfigError
+from polopt.common.weights import Weights
+from polopt.rollouts.sampling.seeding import evaluation_seeds, worker_seeds
+from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.trainers import best_checkpoint
+from polopt.trainers.best_checkpoint import BestCheckpoint
+from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
+from polopt.trainers.config import Experiment, TrainerConfig
+from polopt.trainers.evaluation import Evaluation, evaluation_config
+from polopt.trainers.restoring import find_checkpoint
+from polopt.trainers.run_context import RunContext
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+SMALL = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 8,
+    "min_sample_timesteps_per_iteration": 32,
+    "num_sgd_iter": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 5,
+}
+
+
+def trainer(**changes: Any) -> PolicyOptimizerTrainer:
+    return PolicyOptimizerTrainer({**SMALL, **changes})
+
+
+def returns(playing: WholeEpisodes) -> list[float]:
+    while not playing.done:
+        playing.play()
+    return [episode.episode_return for episode in playing.episodes]
+
+
+# ---- whole episodes ---------------------------------------------------------------------------
+
+
+def test_shares_differ_by_one_at_most() -> None:
+    assert shares(10, 4) == [3, 3, 2, 2]
+    assert shares(2, 3) == [1, 1, 0]
+    assert sum(shares(1001, 7)) == 1001
+
+
+@every_mode
+@pytest.mark.parametrize("fragment", [1, 3, 40])
+def test_short_episodes_do_not_bias_the_mean(mode: str, fragment: int) -> None:
+    env = sync_clocks([2, 30], "terminated", mode)
+    sampler = make_sampler(env, make_policy("a2c", env), fragment)
+    # The first four that end all have a return of 2.
+    assert sorted(returns(WholeEpisodes(sampler, 4))) == [2, 2, 30, 30]
+
+
+@every_mode
+def test_no_more_episodes_are_used_than_asked_for(mode: str) -> None:
+    env = sync_clocks([2, 3, 5], "truncated", mode)
+    sampler = make_sampler(env, make_policy("a2c", env), 64)
+    assert sorted(returns(WholeEpisodes(sampler, 5))) == [2, 2, 3, 3, 5]
+
+
+class BadNumbers(gymnasium.Env[np.ndarray, int]):
+    """Episodes of 4 steps; the first one has a reward that is no number."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        self.episode += 1
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        reward = math.nan if self.episode == 0 else 1.0
+        return np.zeros(1, np.float32), reward, self.time == 4, False, {}
+
+
+@pytest.mark.parametrize("fragment", [3, 10])
+def test_episodes_that_are_not_finite_are_played_again(fragment: int) -> None:
+    env = SyncVectorEnv([BadNumbers, BadNumbers], autoreset_mode=AutoresetMode.SAME_STEP)
+    sampler = make_sampler(env, make_policy("a2c", env), fragment)
+    playing = WholeEpisodes(sampler, 3)
+    assert "reward" in playing.play().non_finite
+    assert returns(playing) == [4.0, 4.0, 4.0]
+
+
+# ---- seeds ------------------------------------------------------------------------------------
+
+
+def test_seeds_of_evaluation_are_its_own() -> None:
+    every = [worker_seeds(0, index, restart, 3) for index in range(4) for restart in range(3)]
+    every += [evaluation_seeds(0, number, index, 3) for number in range(4) for index in range(3)]
+    drawn = [seed for seeds in every for seed in seeds.envs]
+    assert len(set(drawn)) == len(drawn)
+    assert evaluation_seeds(0, 2, 1, 3).envs == evaluation_seeds(0, 2, 1, 3).envs
+
+
+# ---- in the driver ----------------------------------------------------------------------------
+
+
+class FewActions(GlobalRandom):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(3)
+
+
+@pytest.mark.parametrize("env", [Drift, FewActions, "CartPole-v1"])
+def test_evaluation_does_not_change_training(env: Any) -> None:
+    """Also of environments that draw from the global generators of the process."""
+    runs = []
+    for options in ({}, {"evaluation_interval": 1, "evaluation_duration": 3}):
+        made = trainer(env=env, **options)
+        results = [made.train() for _ in range(4)]
+        runs.append((made.get_policy().get_weights().flat, results))
+        made.stop()
+    (alone, without), (beside, with_) = runs
+    np.testing.assert_array_equal(alone, beside)
+    for one, other in zip(without, with_, strict=True):
+        assert one["num_env_steps_sampled_lifetime"] == other["num_env_steps_sampled_lifetime"]
+        one_mean, other_mean = (r["env_runners"]["episode_return_mean"] for r in (one, other))
+        np.testing.assert_equal(one_mean, other_mean)
+        assert "evaluation" not in one
+
+
+def test_result_names_the_version_that_was_evaluated() -> None:
+    made = trainer(evaluation_interval=2, evaluation_duration=5)
+    results = [made.train() for _ in range(5)]
+    blocks = [result["evaluation"] for result in results]
+    counts = [block["env_runners"]["num_episodes"] for block in blocks]
+    assert counts == [0, 5, 0, 5, 0]
+    means = [block["env_runners"]["episode_return_mean"] for block in blocks]
+    assert [math.isnan(mean) for mean in means] == [True, False, True, False, True]
+    assert [block["num_evaluations"] for block in blocks] == [0, 1, 1, 2, 2]
+    updates = [result["optimizer"]["num_updates"] for result in results]
+    versions = [block["policy_version"] for block in blocks]
+    assert versions == [0, updates[1], updates[1], updates[3], updates[3]]
+    steps = [result["num_env_steps_sampled_lifetime"] for result in results]
+    assert [b["policy_env_steps"] for b in blocks] == [0, steps[1], steps[1], steps[3], steps[3]]
+    assert all(block.keys() == blocks[0].keys() for block in blocks)
+    made.stop()
+
+
+def test_evaluation_takes_the_mode_unless_it_explores() -> None:
+    def mean(**options: Any) -> float:
+        made = trainer(evaluation_interval=1, **options)
+        seen: list[Any] = []
+        sample = made.evaluation.workers.local.sampler.sample  # type: ignore[union-attr]
+        made.evaluation.workers.local.sampler.sample = (  # type: ignore[union-attr]
+            lambda explore, steps: seen.append(explore) or sample(explore, steps)  # type: ignore[func-returns-value]
+        )
+        made.train()
+        made.stop()
+        (explore,) = set(seen)
+        return explore  # type: ignore[no-any-return]
+
+    assert mean() is False
+    assert mean(evaluation_config={"explore": True}) is True
+
+
+def test_restored_run_continues_its_intervals(tmp_path: Path) -> None:
+    made = trainer(evaluation_interval=3, evaluation_duration=2)
+    made.train(), made.train()
+    made.save(str(tmp_path / "c"))
+    straight = [made.train()["evaluation"] for _ in range(4)]
+    made.stop()
+    again = trainer(evaluation_interval=3, evaluation_duration=2)
+    again.restore(str(tmp_path / "c"))
+    continued = [again.train()["evaluation"] for _ in range(4)]
+    again.stop()
+    assert [block["num_evaluations"] for block in continued] == [1, 1, 1, 2]
+    for one, other in zip(straight, continued, strict=True):
+        assert one["num_evaluations"] == other["num_evaluations"]
+        assert one["env_runners"]["num_episodes"] == other["env_runners"]["num_episodes"]
+
+
+class Endless(Drift):
+    def step(self, action: int) -> Any:
+        return *super().step(action)[:2], False, False, {}
+
+
+def test_stop_request_ends_an_evaluation_that_goes_on(tmp_path: Path) -> None:
+    """Episodes of this environment do not end; the request is there already."""
+    made = trainer(env=Endless, evaluation_interval=1)
+    made._run = RunContext(tmp_path, tmp_path)
+    made._run.stop_file.touch()
+    result = made.train()
+    assert result["evaluation"]["num_evaluations"] == 0
+    made.stop()
+
+
+def normalized() -> Any:
+    return NormalizeObservation(gymnasium.make("CartPole-v1"))
+
+
+def test_evaluation_normalises_as_training_and_freezes() -> None:
+    made = trainer(env=normalized, evaluation_interval=1)
+    made.train()
+    trained = made.workers.local.sampler.env.envs
+    mean = sum(env.env.obs_rms.mean * env.env.obs_rms.count for env in trained)
+    mean /= sum(env.env.obs_rms.count for env in trained)
+    evaluated = made.evaluation.workers.local.sampler.env.envs  # type: ignore[union-attr]
+    for env in evaluated:
+        np.testing.assert_allclose(env.env.obs_rms.mean, mean, rtol=1e-6)
+        assert not env.env.update_running_mean
+    assert all(env.env.update_running_mean for env in trained)
+    made.stop()
+
+
+# ---- beside training --------------------------------------------------------------------------
+
+
+def beside(
+    kind: Any = None, env: Any = Drift, episodes: int = 3, num_workers: int = 2, **rollout: Any
+) -> tuple[Evaluation, FakeWorkerSet]:
+    """An evaluation with fake workers."""
+    config = TrainerConfig(
+        evaluation_interval=1, evaluation_duration=episodes, evaluation_num_workers=num_workers
+    )
+    own = evaluation_config(config, worker_config(env=env, rollout=rollout))
+    workers = FakeWorkerSet(own, FakeRay())
+    return Evaluation(config, workers), workers
+
+
+def die(actor: FakeActor) -> None:
+    """Ends all calls of an actor with its death."""
+    actor.fail(ray.exceptions.RayActorError())
+
+
+def weights_of(workers: FakeWorkerSet, version: int, value: float = 0.0) -> Weights:
+    flat = workers.local.get_weights().flat
+    return Weights(np.full_like(flat, value), version, 100 * version, {})
+
+
+def finish(evaluation: Evaluation) -> None:
+    for _ in range(100):
+        if evaluation.poll():
+            return
+    raise AssertionError("the evaluation does not end")
+
+
+def test_poll_does_not_wait_for_workers() -> None:
+    evaluation, workers = beside()
+    evaluation.begin(weights_of(workers, 7), {"of": 7}, [])
+    workers.ray.script = of_worker(1)
+    assert not evaluation.poll()
+    assert evaluation.report()["num_evaluations"] == 0
+    for actor in workers.actors:
+        actor.finish()
+    finish(evaluation)
+    last = evaluation.last
+    assert last is not None
+    assert (last.policy_version, last.policy_env_steps, last.state) == (7, 700, {"of": 7})
+    assert len(last.episodes.returns) == 3
+
+
+def test_dead_worker_is_replaced_and_plays_the_same_again() -> None:
+    played = []
+    for dies in (False, True):
+        evaluation, workers = beside(episodes=4)
+        evaluation.begin(weights_of(workers, 1), {}, [])
+        if dies:
+            die(workers.actors[1])
+        for _ in range(3):
+            for actor in workers.actors:
+                actor.finish()
+            if evaluation.poll():
+                break
+        assert evaluation.last is not None
+        played.append(evaluation.last.episodes.returns.tolist())
+        faults = evaluation.report()["fault_tolerance"]
+        assert faults["num_remote_worker_restarts"] == faults["num_worker_deaths"] == dies
+    assert played[0] == played[1]
+
+
+def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    evaluation, workers = beside()
+    evaluation.begin(weights_of(workers, 1), {}, [])
+    die(workers.actors[0])
+    evaluation.poll()
+    assert "evaluation worker 1: death; it is replaced" in caplog.text
+
+
+def test_due_evaluation_waits_for_the_one_under_way() -> None:
+    evaluation, workers = beside()
+    assert evaluation.is_due(1)
+    evaluation.begin(weights_of(workers, 1), {}, [])
+    assert not evaluation.is_due(2)
+    assert not evaluation.is_due(3)
+    for actor in workers.actors:
+        actor.finish()
+    finish(evaluation)
+    assert evaluation.is_due(4), "once, not twice"
+    evaluation.begin(weights_of(workers, 4), {}, [])
+    assert not evaluation.due
+
+
+def test_evaluation_under_way_is_due_again_after_a_restore() -> None:
+    evaluation, workers = beside()
+    evaluation.begin(weights_of(workers, 1), {}, [])
+    state = evaluation.get_state()
+    assert state == {"num_begun": 0, "num_evaluations": 0, "due": True}
+    again, _ = beside()
+    again.set_state(state)
+    assert again.is_due(10**6 + 1)
+
+
+def test_faults_of_evaluation_environments_are_counted() -> None:
+    evaluation, workers = beside(env=crashing_cartpole, env_config={"p_crash": 0.05}, num_workers=1)
+    evaluation.begin(weights_of(workers, 1), {}, [])
+    workers.actors[0].finish()
+    finish(evaluation)
+    assert evaluation.report()["fault_tolerance"]["num_env_faults"] > 0
+    assert len(evaluation.last.episodes.returns) == 3  # type: ignore[union-attr]
+
+
+# ---- the best checkpoint ----------------------------------------------------------------------
+
+
+def test_best_checkpoint_is_the_version_that_was_evaluated() -> None:
+    """Training has gone on to other weights by the time the evaluation ends."""
+    made = trainer()
+    evaluation, workers = beside(env="CartPole-v1", num_workers=1)
+    made.evaluation = evaluation
+    made.experiment = dataclasses.replace(
+        made.experiment, trainer=TrainerConfig(evaluation_interval=1)
+    )
+    made.train()
+    evaluated = made.get_policy().get_weights()
+    made.train()
+    workers.actors[0].finish()
+    result = made.train()
+    assert made.get_policy().version > evaluated.version
+    block = result["evaluation"]
+    assert block["policy_version"] == block["best_policy_version"] == evaluated.version
+    loaded = polopt.load(Path(made.logdir) / "best_checkpoint")
+    assert loaded.version == evaluated.version
+    np.testing.assert_array_equal(loaded.get_weights().flat, evaluated.flat)
+    made.stop()
+
+
+def test_only_a_better_evaluation_replaces_the_best(tmp_path: Path) -> None:
+    best = BestCheckpoint(None, str(tmp_path))
+    for version, mean in enumerate([3.0, 2.0, 3.0, 5.0, 4.0]):
+        best.offer(mean, version, {"version": version, "params": torch.zeros(2)})
+    assert best.report() == {"best_episode_return_mean": 5.0, "best_policy_version": 3}
+    saved = read_checkpoint(tmp_path / "best_checkpoint")
+    assert saved["version"] == 3
+    assert saved["best"]["episode_return_mean"] == 5.0
+
+
+def test_best_of_another_directory_is_not_kept(tmp_path: Path) -> None:
+    best = BestCheckpoint(None, str(tmp_path / "one"))
+    best.offer(3.0, 1, {})
+    again, other = (BestCheckpoint(None, str(tmp_path / name)) for name in ("one", "other"))
+    again.set_state(best.get_state())
+    other.set_state(best.get_state())
+    assert (again.score, other.score) == (best.score, None)
+
+
+def test_best_that_cannot_be_written_names_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(best_checkpoint.fs, "copy_files", full)
+    with pytest.raises(CheckpointError, match=r"best_checkpoint cannot be written: No space left"):
+        BestCheckpoint(None, str(tmp_path)).offer(1.0, 1, {})
+
+
+def test_best_checkpoint_can_be_restored(tmp_path: Path) -> None:
+    made = trainer(evaluation_interval=2, evaluation_duration=2)
+    made.train(), made.train()
+    steps = made.optimizer.metrics.num_env_steps_sampled
+    best = Path(made.logdir) / "best_checkpoint"
+    made.stop()
+    again = trainer()
+    again.restore(str(best))
+    assert again.iteration == 2
+    assert again.optimizer.metrics.num_env_steps_sampled == steps
+    again.train()
+    again.stop()
+
+
+def test_newest_checkpoint_is_found_before_the_best(tmp_path: Path) -> None:
+    made = trainer(evaluation_interval=1, evaluation_duration=1)
+    made.train()
+    made.save(str(tmp_path / "checkpoint_000000"))
+    made._best = BestCheckpoint(None, str(tmp_path))
+    made.train()
+    made.stop()
+    assert (tmp_path / "best_checkpoint" / "manifest.json").exists()
+    assert find_checkpoint(tmp_path) == tmp_path / "checkpoint_000000"
+    assert find_checkpoint(tmp_path / "best_checkpoint") == tmp_path / "best_checkpoint"
+
+
+# ---- options ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"evaluation_interval": 0}, "evaluation_interval"),
+        (
+            {"evaluation_interval": 1, "evaluation_duration": 2, "evaluation_num_workers": 3},
+            "got 3 with evaluation_duration=2",
+        ),
+        ({"evaluation_num_workers": 1}, "got 1 without evaluation_interval"),
+        ({"evaluation_interval": 1, "evaluation_config": {"explor": True}}, "explore"),
+        (
+            {
+                "evaluation_interval": 1,
+                "optimizer": "decentralized_allreduce",
+                "keep_local_weights_in_sync": False,
+            },
+            "'keep_local_weights_in_sync': got False with evaluation_interval",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Experiment.parse({"env": "CartPole-v1", **options}, {})
+
+
+def test_workers_of_evaluation_are_requested_of_tune() -> None:
+    config = {
+        **SMALL,
+        "num_workers": 2,
+        "num_cpus_per_worker": 0.5,
+        "num_gpus_per_worker": 0.25,
+        "evaluation_interval": 1,
+        "evaluation_num_env_runners": 3,
+    }
+    request = PolicyOptimizerTrainer.default_resource_request(config)
+    assert request.required_resources == {"CPU": 1.0 + 2 * 0.5 + 3 * 0.5, "GPU": 0.5}
+    assert Experiment.parse(config, {}).num_remote_workers == 5
