@@ -11,6 +11,7 @@ import numpy as np
 from polopt.common.compression import LOSSY, Packed, pack, unpack
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.moments import Moments
 
 
 @dataclass(slots=True)
@@ -41,6 +42,13 @@ class SampleBatch:
         faults: exceptions of environments, and non-finite values.
         compress: codec of `polopt.common.compression` for sending it to another process.
         column_versions: `[N]` versions of each column; None: all are `version`.
+        per_env: by name `[N, ...]`: what each environment's column began with or was made with.
+            `state`: memory of the policy before the first step. `obs_mean`, `obs_inverse_std`
+            and `reward_scale`: how the policy that acted normalised observations and rewards, which
+            are stored as the environment returned them. They are missing if it did not, and if the
+            batch is normalised already (`Normalizer.normalized`).
+        moments: of the transitions, until the worker counts them; None: the policy does not
+            normalise, or they are counted.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -54,6 +62,8 @@ class SampleBatch:
     faults: DataFaults = NO_FAULTS
     compress: str = "none"
     column_versions: np.ndarray | None = None  # [N] int64
+    per_env: dict[str, np.ndarray] = field(default_factory=dict)  # name -> [N, ...]
+    moments: Moments | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.compress == "none":
@@ -107,9 +117,9 @@ class SampleBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the observations and of all columns, not compressed."""
-        columns = sum(column.nbytes for column in self.columns.values())
-        return int(self.all_obs.nbytes + columns + self.successor_obs.nbytes)
+        """Bytes of all arrays, not compressed."""
+        arrays = [self.all_obs, self.successor_obs, *self.columns.values(), *self.per_env.values()]
+        return sum(array.nbytes for array in arrays)
 
     def flat(self, name: str) -> np.ndarray:
         """`[T * N, ...]`: a column with time and environments flattened; a view."""
@@ -119,9 +129,11 @@ class SampleBatch:
     def steps(self, start: int, stop: int) -> SampleBatch:
         """Steps `start` to `stop` of all environments, `[stop - start, N, ...]`; views.
 
-        `episodes` of the result is empty, because episode statistics cannot be divided.
+        `episodes` of the result is empty, because episode statistics cannot be divided. A policy
+        with memory can learn only from steps that begin at 0: its state after others is not kept.
         """
         envs = self.shape[1]
+        begun = {name: array for name, array in self.per_env.items() if name != "state"}
         inside = (self.successor_index >= start * envs) & (self.successor_index < stop * envs)
         return SampleBatch(
             all_obs=self.all_obs[start : stop + 1],
@@ -131,6 +143,7 @@ class SampleBatch:
             version=self.version,
             worker_index=self.worker_index,
             column_versions=self.column_versions,
+            per_env=begun if start else self.per_env,
         )
 
     def select(self, envs: np.ndarray) -> SampleBatch:
@@ -149,6 +162,7 @@ class SampleBatch:
             successor_obs=self.successor_obs[kept],
             version=self.version,
             worker_index=self.worker_index,
+            per_env={name: array.take(envs, axis=0) for name, array in self.per_env.items()},
         )
 
     def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -210,6 +224,10 @@ class SampleBatch:
             episodes=EpisodeStats.concat(batch.episodes for batch in batches),
             device=batches[0].device,
             faults=DataFaults.concat(batch.faults for batch in batches),
+            per_env={
+                name: np.concatenate([b.per_env[name] for b in batches])
+                for name in batches[0].per_env
+            },
         )
 
 
@@ -238,6 +256,7 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         episodes=batch.episodes,
         faults=batch.faults,
         column_versions=batch.column_versions,
+        per_env=batch.per_env,
     )
 
 
@@ -257,7 +276,7 @@ def _packed(batch: SampleBatch) -> _PackedBatch:
         for name, column in batch.columns.items()
     }
     names = ["successor_index", "version", "worker_index", "episodes", "device", "faults"]
-    names += ["column_versions"]
+    names += ["column_versions", "per_env"]
     return observations, columns, {name: getattr(batch, name) for name in names}
 
 

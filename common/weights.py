@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polopt.common.moments import Moments
+
 
 class Weights(NamedTuple):
     """All parameters of a policy, and the scalars that acting and losses depend on.
@@ -20,12 +22,15 @@ class Weights(NamedTuple):
         version: number of updates applied.
         env_steps: environment steps sampled so far by all workers; the argument of all schedules.
         coefficients: values that learning adapts (PPO's `kl_coeff`).
+        moments: that observations and rewards are normalised with; None: they are not, or the
+            receiver keeps its own.
     """
 
     flat: np.ndarray  # [P] float32
     version: int
     env_steps: int
     coefficients: dict[str, float]
+    moments: Moments | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _reduced(self, protocol)

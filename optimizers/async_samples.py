@@ -107,7 +107,9 @@ class AsyncSamples(PolicyOptimizer):
                 replies.append(self._next(size - len(replies), size))
         with self.timers["broadcast"]:
             self._request(size, size)
+        # Not in order of arrival: with a bound of 0 the result is that of `sync_samples`.
         replies.sort(key=lambda reply: reply.order)
+        self.calls.count(replies)
         batch = SampleBatch.concat([reply.value for reply in replies])
         self.timers["sample"].push_rows(batch.env_steps)
         with self.timers["learn"]:
@@ -141,23 +143,25 @@ class AsyncSamples(PolicyOptimizer):
             self._requested[worker.index] = self._num_requested
 
     def _next(self, left: int, size: int) -> Reply:
-        """The next fragment of the batch: the first that has arrived, unless an older one, arrived
-        or not, would then be learned from later than the bound allows.
+        """The next fragment of the batch, not counted yet: the first that has arrived, unless an
+        older one, arrived or not, would then be learned from later than the bound allows.
 
         Args:
             left: fragments that the batch still lacks.
             size: fragments in a batch.
         """
         calls, bound = self.calls, self.config.max_rollout_lag
-        if bound is None:
-            return calls.first()
+        while bound is None:
+            if calls.kept:
+                return calls.take(calls.kept[0], count=False)
+            calls.receive()
         while True:
             ages = [self._age(call.version) for call in calls.pending()]
             kept = {reply.order: self._age(reply.value.version) for reply in calls.kept}
             for reply in calls.kept:
                 others = [age for order, age in kept.items() if order != reply.order]
                 if _fits([*others, *ages], left - 1, size, bound):
-                    return calls.take(reply)
+                    return calls.take(reply, count=False)
             calls.receive()
 
     def _age(self, version: int) -> int:

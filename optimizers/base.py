@@ -131,12 +131,14 @@ class PolicyOptimizer(ABC):
     # ---- counted once ---------------------------------------------------------------------------
 
     def _count(self, reply: Reply) -> None:
-        """Counts a reply that was taken; the policy's schedules follow its environment steps."""
+        """Counts a reply that was taken; the policy's schedules follow its environment steps, and
+        its moments include what was sampled."""
         counts, metrics = reply.counts, self.metrics
         metrics.add_samples(counts.env_steps, counts.episodes)
         metrics.num_env_steps_discarded += counts.env_steps_discarded
         metrics.custom_metrics.merge(counts.custom_metrics)
         self.policy.env_steps = metrics.num_env_steps_sampled
+        self.policy.add_moments(counts.moments)
         metrics.worker_times.add(reply.worker.index, counts.seconds, counts.env_steps)
         if reply.worker.index > 0:
             metrics.num_bytes_received += counts.num_bytes
@@ -207,9 +209,9 @@ class PolicyOptimizer(ABC):
 
     def set_weights(self, weights: Weights) -> None:
         """Takes over weights that workers have learned; the growth of the version counts as
-        updates."""
+        updates. The driver keeps its moments, which hold what all replies have added."""
         updates = weights.version - self.policy.version
-        self.policy.set_weights(weights)
+        self.policy.set_weights(weights._replace(moments=None))
         self.policy.env_steps = self.metrics.num_env_steps_sampled
         self.metrics.rollouts.end_rollout(self.policy.version)
         self.metrics.add_training(0, updates, {})

@@ -21,7 +21,7 @@ from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_collection, check_unused
-from polopt.optimizers.rank_group import RankGroup, checksum
+from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.transport.collective import GroupBroken
 from polopt.rollouts.workers.calls import Reply
@@ -75,7 +75,7 @@ class Learned(NamedTuple):
         updates: number of updates that it made.
         skipped_updates: updates that all ranks skipped because the gradient was not finite.
         weights: its weights after the round, if the call requested them.
-        checksum: SHA-256 of the weights, if the call requested it.
+        checksum: SHA-256 of weights and moments, if the call requested it.
         broken: why the group broke; None: it did not. The last gradient is dropped then, and this
             rank may be one update ahead of others.
     """
@@ -299,10 +299,11 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.num_checksums += 1
         if len(set(sums.values())) == 1:
             return
-        weights = [w.flat for w in self.group.call_ranks(RolloutWorker.get_weights).values()]
-        largest = max(float(np.abs(flat).max(initial=0.0)) for flat in weights)
-        difference = max(float(np.abs(flat - weights[0]).max(initial=0.0)) for flat in weights)
-        difference /= max(largest, 1e-12)
+        weights = list(self.group.call_ranks(RolloutWorker.get_weights).values())
+        difference = max(
+            _relative_difference([numbers[i] for numbers in map(numbers_of, weights)])
+            for i in range(len(numbers_of(weights[0])))
+        )
         if not difference <= MAX_DIFFERENCE:
             raise RuntimeError(
                 f"the ranks have different weights in round {self.num_rounds}, relative difference "
@@ -349,3 +350,10 @@ class DecentralizedAllReduce(PolicyOptimizer):
             "num_resynchronized": self.num_resynchronized,
             "num_ranks": len(self.group.ranks),
         }
+
+
+def _relative_difference(arrays: list[np.ndarray]) -> float:
+    """Largest difference of any of the arrays from the first, relative to the largest number."""
+    largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
+    difference = max(float(np.abs(array - arrays[0]).max(initial=0.0)) for array in arrays)
+    return difference / max(largest, 1e-12)

@@ -8,8 +8,10 @@ import logging
 import secrets
 from typing import Any
 
+import numpy as np
 import ray
 
+from polopt.common.weights import Weights
 from polopt.rollouts.transport.collective import (
     GroupSpec,
     largest_sum,
@@ -45,8 +47,17 @@ def take_policy_state(worker: RolloutWorker, state: dict[str, Any]) -> None:
 
 
 def checksum(worker: RolloutWorker) -> str:
-    """SHA-256 of the weights' bytes."""
-    return hashlib.sha256(worker.policy.get_weights().flat.tobytes()).hexdigest()
+    """SHA-256 of the bytes of weights and moments."""
+    numbers = numbers_of(worker.policy.get_weights())
+    return hashlib.sha256(b"".join(part.tobytes() for part in numbers)).hexdigest()
+
+
+def numbers_of(weights: Weights) -> list[np.ndarray]:
+    """All that ranks must have in common: weights, and the moments if there are any."""
+    moments = weights.moments
+    if moments is None:
+        return [weights.flat]
+    return [weights.flat, np.float64(moments.rows)[None], moments.mean, moments.m2]
 
 
 class RankGroup:

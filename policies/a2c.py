@@ -27,7 +27,7 @@ class A2CPolicy(ActorCriticPolicy):
     config_class: ClassVar[type[ActorCriticConfig]] = A2CConfig
 
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        params, values = self.model(rows["obs"])
+        params, values = self.outputs(rows)
         log_prob = self.dist.log_prob(params, rows["actions"])
         policy_loss = -(log_prob * rows["advantages"]).mean()
         vf_loss = 0.5 * (values - rows["value_targets"]).square().mean()

@@ -24,17 +24,18 @@ from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
 from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.minibatches import (
-    as_tensor,
     num_minibatches,
     shuffled,
     shuffled_columns,
+    shuffled_sequences,
     valid_rows,
 )
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
-from polopt.policies.networks.backend import Backend, TorchBackend
+from polopt.policies.networks.backend import Backend, TorchBackend, as_tensor
 from polopt.policies.networks.base import ActorCriticNetwork
 from polopt.policies.networks.factory import make_network
+from polopt.policies.normalization import Normalizer
 from polopt.policies.policy import Policy, reduce_gradient
 
 
@@ -50,6 +51,13 @@ class ActorCriticConfig(PolicyConfig):
         sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
             all rows.
         standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
+        normalize_observations: each element of an observation by its running mean and standard
+            deviation over all samples so far; see `Normalizer`.
+        clip_observations: bound of normalised observations.
+        normalize_rewards: divide rewards by the running standard deviation of the discounted
+            return; values and value targets are those of these rewards. Returns in results are not
+            divided.
+        clip_rewards: bound of normalised rewards.
     """
 
     gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
@@ -59,7 +67,12 @@ class ActorCriticConfig(PolicyConfig):
     num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
     sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
     standardize_advantages: bool = False
+    normalize_observations: bool = False
+    clip_observations: float = pydantic.Field(10.0, gt=0.0, le=1e6)
+    normalize_rewards: bool = False
+    clip_rewards: float = pydantic.Field(10.0, gt=0.0, le=1e6)
 
+    renamed: ClassVar[Mapping[str, str]] = {"observation_filter": "normalize_observations"}
     aliases: ClassVar[Mapping[str, str]] = {
         **PolicyConfig.aliases,
         "lambda_": "lambda",
@@ -68,12 +81,24 @@ class ActorCriticConfig(PolicyConfig):
         "entropy_coeff_schedule": "entropy_coeff",
     }
 
+    @pydantic.model_validator(mode="after")
+    def _refuse_bound_of_nothing(self) -> ActorCriticConfig:
+        for what in ("observations", "rewards"):
+            bound, default = f"clip_{what}", type(self).model_fields[f"clip_{what}"].default
+            if getattr(self, bound) != default and not getattr(self, f"normalize_{what}"):
+                raise ValueError(
+                    f"key {bound!r}: got {getattr(self, bound)} with normalize_{what}=False. "
+                    f"Allowed: {default}, or normalize_{what}=True"
+                )
+        return self
+
 
 class ActorCriticPolicy(Policy):
     """Learns by minibatch SGD on advantages and value targets.
 
     A subclass provides `loss`, and optionally `config_class`, `loss_columns`, `whole_columns`,
     `make_network`, `postprocess`, `prepare_batch`, `on_epoch`, `on_learned` and `loss_gradients`.
+    Where it reads `obs` or `rewards` of a batch itself, it reads those of `normalized(batch)`.
 
     Args:
         observation_space: observation space of one environment.
@@ -104,11 +129,25 @@ class ActorCriticPolicy(Policy):
         device: str = "cpu",
     ) -> None:
         super().__init__(observation_space, action_space, config, seed, device)
+        self.state_size = self.model.state_size
         closed_form = self.loss_gradients if has_closed_form(type(self)) else None
         self._backend = self.make_backend(self.model, closed_form)
 
     def make_segments(self) -> dict[str, Segment]:
         return {"network": Segment(self.make_network())}
+
+    def make_normalizer(self) -> Normalizer | None:
+        config = self.config
+        observations = config.clip_observations if config.normalize_observations else None
+        rewards = config.clip_rewards if config.normalize_rewards else None
+        if observations is None and rewards is None:
+            return None
+        return Normalizer(self.encoder, observations, rewards, config.gamma)
+
+    def set_option(self, name: str, value: Any) -> None:
+        super().set_option(name, value)
+        if self.normalizer is not None:
+            self.normalizer.gamma = self.config.gamma
 
     def make_network(self) -> ActorCriticNetwork:
         """A new network for `encoder`, `dist` and `config.model`, with random weights."""
@@ -129,21 +168,63 @@ class ActorCriticPolicy(Policy):
         return NumpyBackend(network, loss_terms_of(self.dist), closed_form, torch_backend)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        return self._backend.action_params(obs)
+        if self.state_size:
+            return self.act(obs, np.zeros((len(obs), self.state_size), np.float32))[0]
+        return self._backend.action_params(self._normalized_obs(obs))
 
-    def action_params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
-        params: Tensor = network.action_params(obs)
-        return params
+    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        obs = self._normalized_obs(obs)
+        if not self.state_size:
+            return self._backend.action_params(obs), state
+        params, _, states = self._backend.unroll(obs[None], state)
+        return params[0], states[0]
+
+    def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if self.normalizer is not None:
+            obs = self.normalizer.in_torch()(obs)
+        if not self.state_size:
+            return network.action_params(obs), state
+        params, _, states = network.unroll(obs[None], state)
+        return params[0], states[0]
 
     def value(self, obs: np.ndarray) -> np.ndarray:
-        """Values `[N]` float32 of encoded observations `[N, ...]`."""
-        return self._backend.value(obs)
+        """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory; see
+        `state_values`. Where the policy normalises rewards, they are those of normalised ones."""
+        return self._backend.value(self._normalized_obs(obs))
+
+    def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
+        return obs if self.normalizer is None else self.normalizer.observations(obs)
+
+    def normalized(self, batch: SampleBatch) -> SampleBatch:
+        """The batch with observations and rewards as network and loss use them: normalised as when
+        its actions were chosen. A batch that is normalised already, and any batch of a policy that
+        does not normalise, is returned itself."""
+        return batch if self.normalizer is None else self.normalizer.normalized(batch)
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, `advantages` and `value_targets`, computed with the current weights, which
         must be those that chose the actions."""
-        gae.add_advantages(batch, self.value, self.config.gamma, self.config.lambda_)
+        used = self.normalized(batch)
+        values, following = self.state_values(used)
+        gae.add_advantages(used, values, following, self.config.gamma, self.config.lambda_)
+        for name in ("values", "advantages", "value_targets"):
+            batch[name] = used[name]
         return batch
+
+    def state_values(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Values of a batch's observations and of their true next observations, `[T, N]` each; 0
+        after `terminated`."""
+        batch = self.normalized(batch)
+        if not self.state_size:
+            return gae.state_values(batch, self._backend.value)
+        starts = gae.episode_starts(batch)
+        _, values, states = self._backend.unroll(batch.all_obs, batch.per_env["state"], starts)
+        successors = np.zeros(0, np.float32)
+        if len(batch.successor_index):
+            rows = zip(*np.divmod(batch.successor_index, batch.shape[1]), strict=True)
+            after = np.stack([states[int(t)][n] for t, n in rows])
+            successors = self._backend.unroll(batch.successor_obs[None], after)[1][0]
+        return values[:-1], gae.next_values(batch, values, successors)
 
     def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
         """Distribution parameters `[T, N, P]` of a batch's observations.
@@ -152,7 +233,11 @@ class ActorCriticPolicy(Policy):
             batch: `[T, N]`; N may be 0.
             backend: of another network than `model`.
         """
-        params = (backend or self._backend).action_params(batch.flat("obs"))
+        batch, backend = self.normalized(batch), backend or self._backend
+        if self.state_size:
+            starts = gae.episode_starts(batch)[:-1]
+            return backend.unroll(batch.obs, batch.per_env["state"], starts)[0]
+        params = backend.action_params(batch.flat("obs"))
         return params.reshape(*batch.shape, self.dist.num_params)
 
     def log_prob(self, batch: SampleBatch, params: np.ndarray) -> np.ndarray:
@@ -167,10 +252,18 @@ class ActorCriticPolicy(Policy):
         """The loss, a mean over rows, so that its gradient does not grow with the batch.
 
         Args:
-            rows: `obs` `[B, ...]` and each of `loss_columns` `[B, ...]`; valid rows only.
+            rows: each of `loss_columns` `[B, ...]`, valid rows only, and what `outputs` reads.
 
         Returns: the loss `[]` and learner statistics `[]` (means over the same rows).
         """
+
+    def outputs(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch, which the
+        loss is computed from."""
+        if not self.state_size:
+            return self.model(rows["obs"])
+        params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
+        return params[rows["valid"]], values[rows["valid"]]
 
     def loss_gradients(
         self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
@@ -185,13 +278,27 @@ class ActorCriticPolicy(Policy):
         """The valid rows `[B, ...]` of the columns that `loss` reads, as tensors. If the config
         says so, advantages are standardised over the rows of all learners (see `Reducer`).
 
+        Of a policy with memory, `obs` are whole sequences `[T, N, ...]`, and there are `starts` and
+        `valid` `[T, N]` (the rows B are the valid ones, by time and then by environment) and
+        `state` `[N, S]` before the first step; see `outputs`.
+
         Args:
             batch: from `prepare_batch`.
             reducer: sums over all learners; None for one learner.
         """
-        rows = valid_rows(batch, ("obs", *self.loss_columns), self.device)
+        batch = self.normalized(batch)
+        columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
+        rows = valid_rows(batch, columns, self.device)
         if self.config.standardize_advantages:
             rows["advantages"] = standardized(rows["advantages"], reducer or LocalReducer())
+        if self.state_size:
+            sequences = {
+                "obs": batch.obs,
+                "starts": gae.episode_starts(batch)[:-1],
+                "valid": batch["valid"],
+                "state": batch.per_env["state"],
+            }
+            rows |= {name: as_tensor(array, self.device) for name, array in sequences.items()}
         return rows
 
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
@@ -205,7 +312,7 @@ class ActorCriticPolicy(Policy):
         return gradients._replace(new_rows=gradients.rows, acted=batch.version)
 
     def _gradients_of(self, rows: Mapping[str, Tensor], explained: float) -> Gradients:
-        count = len(rows["obs"])
+        count = len(rows["actions"])
         if count == 0:
             return self.no_gradients()
         stats = self.backward(rows)
@@ -215,7 +322,7 @@ class ActorCriticPolicy(Policy):
     def num_minibatches(self, batch: SampleBatch) -> tuple[int, int]:
         # All rows count, valid or not, so that workers with whole fragments have the same number.
         parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
-        if self.whole_columns:
+        if self.whole_columns or self.state_size:
             parts = min(parts, batch.shape[1])
         return parts, self.config.num_sgd_iter
 
@@ -269,7 +376,7 @@ class ActorCriticPolicy(Policy):
         Returns:
             learner statistics, means over all learners' rows; empty if there are none.
         """
-        count = len(rows["obs"])
+        count = len(rows["actions"])
         if count == 0 and reducer.world_size == 1:
             return {}
         stats = self.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
@@ -292,10 +399,11 @@ class ActorCriticPolicy(Policy):
 
 
 class _Minibatches:
-    """The minibatches of one batch: rows of the prepared batch in random order, or whole columns.
+    """The minibatches of one batch: rows of the prepared batch in random order, or whole columns,
+    which a policy with memory needs.
 
     Args:
-        policy: prepares the batch, now or, with whole columns, each minibatch.
+        policy: prepares the batch, now or, with `whole_columns`, each minibatch.
         batch: postprocessed.
         reducer: sums over all learners.
 
@@ -313,7 +421,7 @@ class _Minibatches:
         if not policy.whole_columns:
             batch = policy.prepare_batch(batch)
             self._rows = policy.training_rows(batch, reducer)
-            sums = [float(len(self._rows["obs"])), sums[1], *_moments(batch)]
+            sums = [float(len(self._rows["actions"])), sums[1], *_moments(batch)]
         total = torch.tensor(sums, dtype=torch.float64)
         reducer.sum_(total)
         rows, columns, *moments = total.tolist()
@@ -321,7 +429,7 @@ class _Minibatches:
             self._explained = _explained(moments)
         learners = reducer.world_size
         parts = num_minibatches(int(rows), learners, policy.config.sgd_minibatch_size)
-        if policy.whole_columns:
+        if policy.whole_columns or policy.state_size:
             parts = min(parts, -(-int(columns) // learners))
         self.parts = parts if rows else 0
 
@@ -330,7 +438,8 @@ class _Minibatches:
         once."""
         policy = self._policy
         if not policy.whole_columns:
-            for rows in shuffled(self._rows, parts, policy.shuffle):
+            split = shuffled_sequences if policy.state_size else shuffled
+            for rows in split(self._rows, parts, policy.shuffle):
                 yield rows, self._explained
             return
         for part in shuffled_columns(self._batch, parts, policy.shuffle):

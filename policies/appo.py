@@ -74,9 +74,10 @@ class AppoPolicy(PPOPolicy):
         those of the target policy, and `action_logp` its log-probabilities, which are bounded from
         below by those of the policy that acted: the ratio of the loss is `pi / max(target, mu / 2)`
         (in the paper: `min(mu / target, rho) pi / mu`)."""
+        batch = self.normalized(batch)
         params = self.dist_inputs(batch, self._target)
         target, acted = self.log_prob(batch, params), batch["action_logp"]
-        prepared = with_vtrace(batch, target - acted, self.value, self.config)
+        prepared = with_vtrace(batch, target - acted, *self.state_values(batch), self.config)
         prepared["action_dist_inputs"] = params
         prepared["action_logp"] = np.maximum(target, acted - math.log(_MAX_BEHAVIOUR_RATIO))
         return prepared

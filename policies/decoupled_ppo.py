@@ -31,6 +31,7 @@ class DecoupledPPOPolicy(PPOPolicy):
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         """Adds `importance_weights` `[T, N]`. `action_dist_inputs` and `action_logp` become those
         of the proximal policy; values and advantages stay those of the policy that acted."""
+        batch = self.normalized(batch)
         params = self.dist_inputs(batch)
         proximal = self.log_prob(batch, params)
         log_weights = np.minimum(proximal - batch["action_logp"], math.log(_MAX_WEIGHT))

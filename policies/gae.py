@@ -44,6 +44,19 @@ def state_values(
     return all_values[:-1], next_values(batch, all_values, successors)
 
 
+def episode_starts(batch: SampleBatch) -> np.ndarray:
+    """`[T + 1, N]` bool: the observation `all_obs[t]` is the first of an episode, for t > 0. The
+    memory of a policy is 0 there; before row 0 it is `per_env["state"]`.
+
+    An episode begins after a row with a separate successor, and after a row without a transition,
+    which resets in next-step mode, or is that of an environment that raised.
+    """
+    starts = np.zeros((batch.shape[0] + 1, batch.shape[1]), dtype=bool)
+    starts[1:] = ~batch["valid"]
+    starts[1:].reshape(-1)[batch.successor_index] = True
+    return starts
+
+
 def continuing(batch: SampleBatch) -> np.ndarray:
     """`[T, N]` bool: the next row continues the episode of this one. It does not after the last row
     of an episode, nor after a row with a separate successor."""
@@ -89,17 +102,17 @@ def advantages(
 
 
 def add_advantages(
-    batch: SampleBatch, value: Callable[[np.ndarray], np.ndarray], gamma: float, lambda_: float
+    batch: SampleBatch, values: np.ndarray, following: np.ndarray, gamma: float, lambda_: float
 ) -> None:
     """Adds `values`, `advantages` and `value_targets` `[T, N]` to a batch.
 
     Args:
         batch: `[T, N]`.
-        value: values `[B]` of encoded observations `[B, ...]`.
+        values: `[T, N]` values of the observations.
+        following: `[T, N]` from `next_values`.
         gamma: discount factor.
         lambda_: see `advantages`.
     """
-    values, following = state_values(batch, value)
     batch["values"] = values
     batch["advantages"] = advantages(batch, values, following, gamma, lambda_)
     batch["value_targets"] = batch["advantages"] + batch["values"]

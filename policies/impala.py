@@ -40,5 +40,6 @@ class ImpalaPolicy(A2CPolicy):
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, `value_targets` and `advantages`; see `vtrace`."""
+        batch = self.normalized(batch)
         log_ratios = self.log_prob(batch, self.dist_inputs(batch)) - batch["action_logp"]
-        return with_vtrace(batch, log_ratios, self.value, self.config)
+        return with_vtrace(batch, log_ratios, *self.state_values(batch), self.config)

@@ -5,6 +5,7 @@ They adapt a `torch.nn.Module` or a callable, or choose random actions.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from polopt.common.weights import Weights
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.factory import make_distribution
 from polopt.policies.distributions.fixed import PassThroughActions, UniformActions
+from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
 
 
@@ -34,7 +36,7 @@ class NonLearningConfig(Config):
     squash_actions: bool = False
 
 
-class NonLearningPolicy:
+class NonLearningPolicy(ABC):
     """A policy that chooses actions and does not learn; it has no weights.
 
     Args:
@@ -46,13 +48,16 @@ class NonLearningPolicy:
 
     Attributes:
         encoder: converts observations of the environment to arrays.
+        normalizer: None.
         dist: the action distribution.
         version: version of the weights.
         env_steps: environment steps sampled so far by all workers.
+        state_size: 0: it has no memory.
     """
 
     config_class: ClassVar[type[NonLearningConfig]] = NonLearningConfig
     dist: ActionDistribution
+    state_size = 0
 
     def __init__(
         self,
@@ -64,10 +69,19 @@ class NonLearningPolicy:
     ) -> None:
         self.config = config
         self.encoder = ObservationEncoder(observation_space)
+        self.normalizer: Normalizer | None = None
         self.device = torch.device(device)
         self.shuffle = np.random.default_rng(seed)
         self.version = 0
         self.env_steps = 0
+
+    @abstractmethod
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
+
+    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`action_params`, and the state unchanged."""
+        return self.action_params(obs), state
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Returns the batch unchanged."""

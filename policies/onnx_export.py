@@ -32,8 +32,9 @@ def write_onnx(
     path: str | Path,
     observation_space: Space[Any],
     dist: ActionDistribution,
-    action_params: Callable[[nn.Module, Tensor], Tensor],
+    act: Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]],
     network: nn.Module,
+    state_size: int,
 ) -> None:
     """Writes an ONNX model of a policy that acts deterministically; see `Policy.export_onnx`.
 
@@ -41,9 +42,9 @@ def write_onnx(
         path: of the file; it is complete or not there.
         observation_space: observation space of one environment.
         dist: the policy's action distribution.
-        action_params: of `network` and encoded observations `[N, ...]`: distribution parameters
-            `[N, P]`.
+        act: `Policy.act_in_torch`.
         network: on the CPU.
+        state_size: S, of the policy's memory; 0 without memory.
 
     Raises:
         ConfigError: packages are missing, torch cannot export the network, or the file cannot be
@@ -59,8 +60,13 @@ def write_onnx(
     names = [name for name, _ in parts]
     if len(set(names)) < len(names):  # keys that differ only in other characters
         names = [f"{name}.{i}" for i, name in enumerate(names)]
-    model = _Acting([space for _, space in parts], dist, action_params, network).eval()
+    model = _Acting([space for _, space in parts], dist, act, network, state_size).eval()
     examples = tuple(_example(space) for _, space in parts)
+    outputs = ["actions", "action_dist_inputs"]
+    if state_size:
+        examples += (torch.zeros(_ROWS, state_size),)
+        names.append("state")
+        outputs.append("next_state")
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():
         model(*examples)  # an error of the policy's own reaches the user unchanged
@@ -70,8 +76,8 @@ def write_onnx(
                 model,
                 examples,
                 input_names=names,
-                output_names=["actions", "action_dist_inputs"],
-                dynamic_shapes={"observations": tuple({0: batch} for _ in parts)},
+                output_names=outputs,
+                dynamic_shapes={"inputs": tuple({0: batch} for _ in examples)},
                 dynamo=True,
                 verbose=False,
             )
@@ -102,30 +108,38 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+            # nn.LSTM's own list of its weights, which the exporter sets and restores.
+            warnings.filterwarnings("ignore", "The tensor attributes", UserWarning)
             yield
     finally:
         log.setLevel(level)
 
 
 class _Acting(nn.Module):
-    """Actions and distribution parameters of observations: what is exported."""
+    """What is exported: actions and distribution parameters of observations; with memory, of
+    observations and state, and the next state."""
 
     def __init__(
         self,
         parts: list[Space[Any]],
         dist: ActionDistribution,
-        action_params: Callable[[nn.Module, Tensor], Tensor],
+        act: Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]],
         network: nn.Module,
+        state_size: int,
     ) -> None:
         super().__init__()
         self._parts = parts
         self._dist = dist
-        self._action_params = action_params
+        self._act = act
+        self._state_size = state_size
         self.network = network  # registered: its parameters become those of the model
 
-    def forward(self, *observations: Tensor) -> tuple[Tensor, Tensor]:
-        params = self._action_params(self.network, self._encoded(observations))
-        return self._dist.mode_for_env(params), params
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        observations = inputs[: len(self._parts)]
+        state = inputs[-1] if self._state_size else observations[0].new_zeros(0)
+        params, after = self._act(self.network, self._encoded(observations), state)
+        outputs = (self._dist.mode_for_env(params), params)
+        return (*outputs, after) if self._state_size else outputs
 
     def _encoded(self, observations: tuple[Tensor, ...]) -> Tensor:
         """As `ObservationEncoder.encode`."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
+from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
@@ -24,11 +25,20 @@ from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
+from polopt.policies.normalization import Normalizer, kinds_of, sum_moments
 from polopt.policies.onnx_export import write_onnx
 from polopt.policies.spaces import ObservationEncoder
 
 #: Options that are fixed once the policy exists.
-_FIXED_OPTIONS = ("model", "torch_optimizer", "fast_cpu")
+_FIXED_OPTIONS = (
+    "model",
+    "torch_optimizer",
+    "fast_cpu",
+    "normalize_observations",
+    "clip_observations",
+    "normalize_rewards",
+    "clip_rewards",
+)
 
 
 class Policy(ABC):
@@ -46,6 +56,7 @@ class Policy(ABC):
 
     Attributes:
         encoder: converts observations of the environment to arrays.
+        normalizer: normalises observations and rewards; None: the policy does not.
         action_space: of one environment.
         dist: the action distribution.
         segments: the modules, by name.
@@ -57,12 +68,14 @@ class Policy(ABC):
         coefficients: scalars that learning adapts, which start from the options of the same names;
             they are sent with the weights.
         non_finite_gradients: non-finite gradients computed here while several learners cooperate.
+        state_size: S, size of the memory of one environment, a vector; 0 without memory.
 
     Raises:
         ConfigError: for spaces that are not supported.
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
+    state_size: int = 0
 
     def __init__(
         self,
@@ -96,6 +109,7 @@ class Policy(ABC):
         """Sets what `make_segments` needs."""
         self.config = config
         self.encoder = ObservationEncoder(observation_space)
+        self.normalizer = self.make_normalizer()
         self.action_space = action_space
         self.dist = make_distribution(action_space, config.model.squash_actions)
 
@@ -124,14 +138,41 @@ class Policy(ABC):
         """New modules with random weights, by name; `network` is the one that acts. Called once,
         when `encoder`, `dist` and `config` are there."""
 
+    def make_normalizer(self) -> Normalizer | None:
+        """A new normaliser for `encoder` and `config`; None: observations and rewards are used as
+        they are. A policy that returns one calls its methods where it uses either.
+
+        Raises:
+            ConfigError: for observations that cannot be normalised.
+        """
+        return None
+
     # ---- acting and sampling --------------------------------------------------------------------
 
     @abstractmethod
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`; of a policy
+        with memory, for environments whose episode begins with them."""
+
+    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distribution parameters of observations, and the memory after them. A policy with memory
+        overrides it, and sets `state_size`.
+
+        Args:
+            obs: encoded observations `[N, ...]`.
+            state: memory `[N, S]` float32 before; zeros at the start of an episode.
+
+        Returns:
+            parameters `[N, P]` float32, and memory `[N, S]` float32.
+        """
+        return self.action_params(obs), state
 
     def compute_actions(
-        self, obs: np.ndarray, explore: bool = True, rng: np.random.Generator | None = None
+        self,
+        obs: np.ndarray,
+        explore: bool = True,
+        rng: np.random.Generator | None = None,
+        state: np.ndarray | None = None,
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Chooses one action for each observation.
 
@@ -139,17 +180,22 @@ class Policy(ABC):
             obs: encoded observations `[N, ...]`.
             explore: sample the actions; False takes the mode.
             rng: source of random numbers; by default a new generator.
+            state: memory `[N, S]`; None: episodes begin.
 
         Returns:
             actions for the environment `[N, ...]`, and `{"action_dist_inputs": [N, P], "actions":
-            [N, ...]}` with the actions as sampled from the distribution.
+            [N, ...], "state": [N, S]}` with the actions as sampled from the distribution, and the
+            memory after them.
         """
-        params = self.action_params(obs)
+        if state is None:
+            state = np.zeros((len(obs), self.state_size), dtype=np.float32)
+        params, state = self.act(obs, state)
         noise = None
         if explore:
             noise = self.dist.draw_noise(rng or np.random.default_rng(), len(obs))
         actions = self.dist.sample(params, noise)
-        return self.dist.to_env(actions), {"action_dist_inputs": params, "actions": actions}
+        extras = {"action_dist_inputs": params, "actions": actions, "state": state}
+        return self.dist.to_env(actions), extras
 
     def predict(
         self,
@@ -163,35 +209,51 @@ class Policy(ABC):
         Args:
             observations: an observation as the environment returns it, or a batch: an array `[N,
                 ...]`, for a Dict or Tuple space a dict or tuple of those. The shape tells which.
-            state: memory of the policy from the call before; None at the start of an episode.
+            state: memory `[S]`, of a batch `[N, S]`, that the call before returned; None: episodes
+                begin. Where one environment of a batch begins an episode, set its row to 0.
             deterministic: take the mode of the distribution; False samples.
             rng: source of random numbers of sampled actions; None: a new generator.
 
         Returns:
             the action for `env.step`, of a batch `[N, ...]`; and the state for the next call, None
-            for policies without memory, which all are now.
+            for policies without memory.
 
         Raises:
-            ValueError: an observation of another structure or shape, or a state that is not None.
+            ValueError: an observation of another structure or shape; a state of another shape, or
+                one that is not None for a policy without memory.
         """
-        if state is not None:
+        if state is not None and not self.state_size:
             raise ValueError(f"{type(self).__name__} has no memory: state must be None")
         encoded, is_batch = self.encoder.encode_some(observations)
-        actions, _ = self.compute_actions(encoded, explore=not deterministic, rng=rng)
-        return (actions if is_batch else actions[0]), None
+        if state is not None:
+            state = self._checked_state(state, len(encoded), is_batch)
+        actions, extras = self.compute_actions(encoded, not deterministic, rng, state)
+        after = extras["state"] if self.state_size else None
+        if is_batch:
+            return actions, after
+        return actions[0], None if after is None else after[0]
 
-    def action_params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
-        """Optional, for `export_onnx`: as `action_params`, computed by torch operations.
+    def _checked_state(self, state: Any, count: int, is_batch: bool) -> np.ndarray:
+        """A caller's state as `[N, S]`."""
+        array = np.asarray(state, dtype=np.float32)
+        expected = (count, self.state_size) if is_batch else (self.state_size,)
+        if array.shape != expected:
+            raise ValueError(f"state must have shape {list(expected)}; got {list(array.shape)}")
+        return array.reshape(count, self.state_size)
+
+    def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Optional, for `export_onnx`: as `act`, computed by torch operations.
 
         Args:
             network: a copy of `model` on the CPU.
             obs: encoded observations `[N, ...]`.
+            state: memory `[N, S]`.
 
         Raises:
             ConfigError: the policy does not have it.
         """
         raise ConfigError(
-            f"{type(self).__name__} cannot be exported: it does not define action_params_in_torch"
+            f"{type(self).__name__} cannot be exported: it does not define act_in_torch"
         )
 
     def export_onnx(self, path: str | Path) -> None:
@@ -200,14 +262,16 @@ class Policy(ABC):
         Inputs are batches `[N, ...]` in the dtype of the observation space: `observations`; of a
         Dict or Tuple space one for each part, such as `observations.position` (Discrete and
         MultiDiscrete: int64). Outputs are `actions` `[N, ...]` for the environment and
-        `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free.
+        `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free. A policy with
+        memory has the further input `state` and output `next_state`, `[N, S]` float32.
 
         Raises:
             ConfigError: the extra `onnx` is not installed, the policy cannot be exported, or the
                 file cannot be written.
         """
         network = copy.deepcopy(self.model).cpu()
-        write_onnx(path, self.encoder.space, self.dist, self.action_params_in_torch, network)
+        space, size = self.encoder.space, self.state_size
+        write_onnx(path, space, self.dist, self.act_in_torch, network, size)
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Prepares a sample `[T, N]` in the worker that made it, while the weights are those that
@@ -317,20 +381,41 @@ class Policy(ABC):
     # ---- weights and state ----------------------------------------------------------------------
 
     def get_weights(self) -> Weights:
-        """A copy of the weights `[P]`, with the arguments of schedules and losses."""
+        """A copy of the weights `[P]`, with the arguments of schedules and losses, and the moments
+        of the normaliser."""
         flat = self.flat.get_params()
-        return Weights(flat, self.version, self.env_steps, dict(self.coefficients))
+        moments = None if self.normalizer is None else self.normalizer.moments
+        return Weights(flat, self.version, self.env_steps, dict(self.coefficients), moments)
 
     def set_weights(self, weights: Weights) -> None:
-        """Copies weights, their version, environment steps and coefficients.
+        """Copies weights, their version, environment steps, coefficients and, if they have any,
+        moments.
 
         Raises:
             ValueError: if the weights belong to another network.
         """
+        if weights.moments is not None:
+            if self.normalizer is None:
+                raise ValueError("the weights have moments, and this policy does not normalise")
+            self.normalizer.moments = weights.moments
         self.flat.set_params(weights.flat)
         self.version = weights.version
         self.env_steps = weights.env_steps
         self.coefficients = dict(weights.coefficients)
+
+    def add_moments(self, moments: Moments | None, reducer: Reducer | None = None) -> None:
+        """Adds the moments of new samples to those of the normaliser, if the policy has one.
+
+        Args:
+            moments: of the samples of this learner; None: there are none.
+            reducer: sums over all learners, which have the same moments, and add those of the
+                samples of all; None for one learner.
+        """
+        if self.normalizer is not None:
+            moments = moments or Moments.zero(len(self.normalizer.moments.mean))
+            if reducer is not None:
+                moments = sum_moments(moments, reducer)
+            self.normalizer.moments = self.normalizer.moments.merge(moments)
 
     def get_state(self) -> dict[str, Any]:
         """The state of learning: tensors, numbers, strings, and lists and dicts of these."""
@@ -343,6 +428,7 @@ class Policy(ABC):
             "coefficients": dict(self.coefficients),
             "configured_coefficients": self._configured_coefficients(),
             "shuffle": self.shuffle.bit_generator.state,
+            "moments": None if self.normalizer is None else self.normalizer.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -352,10 +438,20 @@ class Policy(ABC):
         otherwise the config's value is used, because it was changed since.
 
         Raises:
-            ValueError: if it belongs to another network or another torch optimizer.
+            ValueError: if it belongs to another network or another torch optimizer, or normalises
+                something else.
         """
         self.check_network(state["network"])
+        moments = state.get("moments")  # not in states of version 0.2
+        own = "nothing" if self.normalizer is None else self.normalizer.kinds
+        if kinds_of(moments) != own:
+            raise ValueError(
+                f"the state must be of a policy that normalises {own}; got one that normalises "
+                f"{kinds_of(moments)}"
+            )
         flat = self.flat.params_of(state)
+        if self.normalizer is not None:
+            self.normalizer.set_state(state["moments"])
         configured, before = self._configured_coefficients(), state["configured_coefficients"]
         adapted = {
             name: value

@@ -74,7 +74,7 @@ class PPOPolicy(ActorCriticPolicy):
 
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         config, advantages = self.config, rows["advantages"]
-        params, values = self.model(rows["obs"])
+        params, values = self.outputs(rows)
         ratio = (self.dist.log_prob(params, rows["actions"]) - rows["action_logp"]).exp()
         clipped = ratio.clamp(1.0 - config.clip_param, 1.0 + config.clip_param)
         policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pydantic
@@ -83,7 +82,8 @@ def vtrace(
 def with_vtrace(
     batch: SampleBatch,
     log_ratios: np.ndarray,
-    value: Callable[[np.ndarray], np.ndarray],
+    values: np.ndarray,
+    following: np.ndarray,
     config: VTraceConfig,
 ) -> SampleBatch:
     """The batch with `values`, `value_targets` and `advantages` of `vtrace`.
@@ -91,10 +91,10 @@ def with_vtrace(
     Args:
         batch: `[T, N]`; not changed.
         log_ratios: see `vtrace`.
-        value: values `[B]` of encoded observations `[B, ...]`.
+        values: `[T, N]` values of the observations.
+        following: `[T, N]` from `gae.next_values`.
         config: see `vtrace`.
     """
-    values, following = gae.state_values(batch, value)
     targets, advantages = vtrace(batch, log_ratios, values, following, config)
     added = {"values": values, "value_targets": targets, "advantages": advantages}
     return dataclasses.replace(batch, columns={**batch.columns, **added})

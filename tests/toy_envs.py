@@ -181,4 +181,9 @@ def random_batch(
     }
     none = np.zeros(0, dtype=np.int64)
     batch = SampleBatch(all_obs, columns, none, all_obs[:0, 0], version=policy.version)
+    if policy.normalizer is not None:
+        batch.per_env |= policy.normalizer.per_env(envs)
+    if policy.state_size:
+        state = rng.normal(size=(envs, policy.state_size))
+        batch.per_env["state"] = state.astype(np.float32)
     return policy.postprocess(batch)

@@ -26,9 +26,10 @@ _LossGradientsOf = Callable[
 
 
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
-    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` on the CPU, but no subclass, which
-    may compute something else."""
-    return type(network) is MLPNetwork and next(network.parameters()).device.type == "cpu"
+    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` without memory on the CPU, but no
+    subclass, which may compute something else."""
+    plain = type(network) is MLPNetwork and network.state_size == 0
+    return plain and next(network.parameters()).device.type == "cpu"
 
 
 class NumpyBackend:
@@ -66,6 +67,12 @@ class NumpyBackend:
     def value(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""
         return self._network.value(obs)
+
+    def unroll(
+        self, obs: np.ndarray, state: np.ndarray, starts: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
+        """See `Backend`."""
+        return self._fallback.unroll(obs, state, starts)
 
     # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
     @np.errstate(over="ignore", invalid="ignore")

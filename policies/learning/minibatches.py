@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
+from polopt.policies.networks.backend import as_tensor
 
 
 def valid_rows(batch: SampleBatch, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
@@ -20,12 +21,6 @@ def valid_rows(batch: SampleBatch, names: Iterable[str], device: torch.device) -
         rows = np.flatnonzero(valid)
         arrays = {name: batch.flat(name)[rows] for name in names}
     return {name: as_tensor(array, device) for name, array in arrays.items()}
-
-
-def as_tensor(array: np.ndarray, device: torch.device | None = None) -> Tensor:
-    """A tensor of the array, of its memory where possible."""
-    # Arrays from Ray's object store are read-only, which torch does not support.
-    return torch.as_tensor(array if array.flags.writeable else array.copy(), device=device)
 
 
 def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> int:
@@ -63,3 +58,21 @@ def shuffled_columns(
         return
     for columns in np.array_split(rng.permutation(batch.shape[1]), parts):
         yield batch.select(columns)
+
+
+def shuffled_sequences(
+    rows: Mapping[str, Tensor], parts: int, rng: np.random.Generator
+) -> Iterator[dict[str, Tensor]]:
+    """The rows of a policy with memory (see `ActorCriticPolicy.training_rows`), in `parts`
+    minibatches of nearly equal numbers of environments, in random order."""
+    if parts == 1:
+        yield dict(rows)
+        return
+    valid = rows["valid"]
+    numbers = (valid.flatten().cumsum(0) - 1).view_as(valid)  # [T, N] row of each valid step
+    for envs in np.array_split(rng.permutation(valid.shape[1]), parts):
+        chosen = torch.from_numpy(envs).to(valid.device)
+        part = {name: rows[name][:, chosen] for name in ("obs", "starts", "valid")}
+        picked = numbers[:, chosen][part["valid"]]
+        part["state"] = rows["state"][chosen]
+        yield part | {name: rows[name][picked] for name in rows if name not in part}

@@ -25,6 +25,11 @@ class Backend(Protocol):
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`."""
 
+    def unroll(
+        self, obs: np.ndarray, state: np.ndarray, starts: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
+        """Outputs of a network with memory; see `ActorCriticNetwork.unroll`."""
+
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
         """Adds the gradient of the mean loss of `rows` to the `.grad` of all parameters.
 
@@ -58,14 +63,30 @@ class TorchBackend:
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""
         with torch.inference_mode():
-            params = self._model.action_params(torch.as_tensor(obs, device=self._device))
+            params = self._model.action_params(as_tensor(obs, self._device))
         return params.cpu().numpy()
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""
         with torch.inference_mode():
-            values = self._model.value(torch.as_tensor(obs, device=self._device))
+            values = self._model.value(as_tensor(obs, self._device))
         return values.cpu().numpy()
+
+    def unroll(
+        self, obs: np.ndarray, state: np.ndarray, starts: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
+        """See `Backend`."""
+        device = self._device
+        begins = None if starts is None else as_tensor(starts, device)
+        with torch.inference_mode():
+            params, values, states = self._model.unroll(
+                as_tensor(obs, device), as_tensor(state, device), begins
+            )
+        return (
+            params.cpu().numpy(),
+            values.cpu().numpy(),
+            {t: after.cpu().numpy() for t, after in states.items()},
+        )
 
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
         """See `Backend`."""
@@ -73,3 +94,9 @@ class TorchBackend:
         loss.backward()
         stats["total_loss"] = loss
         return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
+
+
+def as_tensor(array: np.ndarray, device: torch.device | None = None) -> Tensor:
+    """A tensor of the array, of its memory where possible."""
+    # Arrays from Ray's object store are read-only, which torch does not support.
+    return torch.as_tensor(array if array.flags.writeable else array.copy(), device=device)

@@ -1,4 +1,4 @@
-"""`ActorCriticNetwork`: trunks and heads for policy and value."""
+"""`ActorCriticNetwork`: trunks, memory and heads for policy and value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from torch import Tensor, nn
 
 from polopt.policies.networks.config import ModelConfig
 from polopt.policies.networks.layers import linear
+from polopt.policies.networks.lstm import LSTM
+
+#: Memory `[B, S]` by step: after the last step, and at least after each step before a start.
+States = dict[int, Tensor]
 
 
 class ActorCriticNetwork(nn.Module, ABC):
-    """Trunks and linear heads for policy and value, orthogonally initialised.
+    """Trunks, memory and linear heads for policy and value, orthogonally initialised.
 
     Gains are those of Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01 for the policy head,
     1 for the value head. A subclass provides the trunk and `prepare`.
@@ -23,7 +27,11 @@ class ActorCriticNetwork(nn.Module, ABC):
         num_params: P, number of distribution parameters for one observation.
         gaussian: the second half of the parameters are log standard deviations.
         shared: policy and value share one trunk.
-        config: options of the heads; see `ModelConfig`.
+        config: options of memory and heads; see `ModelConfig`.
+
+    Attributes:
+        state_size: S, size of the memory of one environment; 0 without memory. With memory, only
+            `unroll` computes outputs.
     """
 
     def __init__(
@@ -38,6 +46,12 @@ class ActorCriticNetwork(nn.Module, ABC):
         free_log_std = gaussian and config.free_log_std
         heads = num_params // 2 if free_log_std else num_params
         self.policy_trunk, width = make_trunk()
+        self.policy_memory: LSTM | None = None
+        if config.use_lstm:
+            self.policy_memory = LSTM(width, config.lstm_cell_size)
+            self.value_memory = self.policy_memory if shared else LSTM(width, config.lstm_cell_size)
+            width = config.lstm_cell_size
+        self.state_size = 2 * config.lstm_cell_size * (2 - shared) if config.use_lstm else 0
         self.policy_head = linear(width, heads, gain=0.01)
         self.value_trunk = self.policy_trunk if shared else make_trunk()[0]
         self.value_head = linear(width, 1, gain=1.0)
@@ -68,6 +82,32 @@ class ActorCriticNetwork(nn.Module, ABC):
         """Values `[B]` only."""
         values: Tensor = self.value_head(self.value_trunk(self.prepare(obs)))
         return values[:, 0]
+
+    def unroll(
+        self, obs: Tensor, state: Tensor, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, States]:
+        """Outputs for B sequences of T steps, with memory.
+
+        Args:
+            obs: `[T, B, ...]`.
+            state: memory `[B, S]` before the first step.
+            starts: `[T, B]` bool: the memory is 0 before this step; None: nowhere.
+
+        Returns:
+            distribution parameters `[T, B, P]`, values `[T, B]`, and the memory after steps.
+        """
+        assert self.policy_memory is not None
+        inputs = self.prepare(obs.flatten(0, 1))
+        steps = obs.shape[:2]
+        size = self.policy_memory.state_size
+        hidden = self.policy_trunk(inputs).unflatten(0, steps)
+        policy, states = self.policy_memory(hidden, state[:, :size], starts)
+        value = policy
+        if not self.shared:
+            hidden = self.value_trunk(inputs).unflatten(0, steps)
+            value, others = self.value_memory(hidden, state[:, size:], starts)
+            states = {t: torch.cat([states[t], others[t]], dim=1) for t in states}
+        return self._with_log_std(self.policy_head(policy)), self.value_head(value)[..., 0], states
 
     def _with_log_std(self, head: Tensor) -> Tensor:
         if self.log_std is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 
@@ -24,6 +25,9 @@ class ModelConfig(Config):
             `[H, W, C]`. None: those of Mnih et al. (2015) for uint8 images of at least 36 x 36,
             their minimum, and no convolutions for other observations. Empty: no convolutions.
         post_fcnet_hiddens: widths of the layers between convolutions and heads.
+        use_lstm: policy and value have memory: an LSTM between hidden layers and heads. What it
+            reads in one update is a fragment, `rollout_fragment_length` steps.
+        lstm_cell_size: number of its cells.
         vf_share_layers: policy and value share the hidden layers. None: True for convolutions,
             which are most of the cost, False otherwise.
         free_log_std: for Box actions: the log standard deviation is a parameter that does not
@@ -37,7 +41,13 @@ class ModelConfig(Config):
     fcnet_activation: Literal["tanh", "relu"] = "tanh"
     conv_filters: tuple[ConvFilter, ...] | None = None
     post_fcnet_hiddens: _Widths = (512,)
+    use_lstm: bool = False
+    lstm_cell_size: _Width = 256
     vf_share_layers: bool | None = None
     free_log_std: bool = True
     initial_log_std: float = pydantic.Field(0.0, ge=-20.0, le=10.0)
     squash_actions: bool = False
+
+    removed: ClassVar[Mapping[str, str]] = {
+        "max_seq_len": "sequences are as long as a fragment: set 'rollout_fragment_length'",
+    }

@@ -131,8 +131,13 @@ class Collector:
         self._ahead = False  # the current batch has not been returned yet
         self._keep_steps: int | None = None
         self._waits = False  # for the fragments of a batch
+        count = count or self._count
         self.calls = Calls(workers, "Collector", count=count, weights_for=self._weights_for)
         self._turn = threading.Lock()
+
+    def _count(self, reply: Reply) -> None:
+        if reply.counts.moments is not None:  # only policies that learn normalise
+            self.policy.add_moments(reply.counts.moments)
 
     # ---- iteration ------------------------------------------------------------------------------
 
@@ -449,13 +454,14 @@ def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
 
 def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any]) -> None:
     """Sets weights of a policy: Weights with their version; a flat vector `[P]` or a `state_dict`
-    of the network as the next version.
+    of the network as the next version. The policy keeps its moments, which hold what its workers
+    have sampled.
 
     Raises:
         ValueError: they are of another network.
     """
     if isinstance(weights, Weights):
-        policy.set_weights(weights)
+        policy.set_weights(weights._replace(moments=None))
         return
     own = policy.get_weights()
     if isinstance(weights, Mapping):
@@ -467,7 +473,8 @@ def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any])
     else:
         if torch.is_tensor(weights):
             weights = weights.detach().cpu().numpy()
-        policy.set_weights(own._replace(flat=np.asarray(weights, dtype=np.float32)))
+        flat = np.asarray(weights, dtype=np.float32)
+        policy.set_weights(own._replace(flat=flat, moments=None))
     policy.version = own.version + 1
 
 

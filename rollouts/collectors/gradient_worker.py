@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from polopt.common.compression import PackedGradients, unpack_gradients
+from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.policies.minibatch_gradients import MinibatchGradients
@@ -70,6 +71,8 @@ class GradientWorker(RolloutWorker):
     def _count(self, reply: Reply) -> None:
         """Counts a reply of a worker below as this worker's own."""
         self.record.add(reply.counts)
+        if reply.worker.index > 0:  # this worker's own are there already
+            self.new_moments = merged(self.new_moments, reply.counts.moments)
 
     def _config_below(self) -> WorkerConfig:
         config = self.config
@@ -181,6 +184,7 @@ class GradientWorker(RolloutWorker):
         if "group" not in self.state:
             raise RuntimeError(f"worker {self.index} has no peers: it has joined no group")
         reducer = TimedReducer(self)
+        self.share_moments(reducer)
         stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, reducer)
         return gradients._replace(flat=self.policy.flat.get_grads(), stats=stats)
 

@@ -50,6 +50,9 @@ def _part(batch: SampleBatch, start: int, stop: int, env: int) -> SampleBatch:
     # Within a trajectory only the last row can have a separate successor observation.
     last = (stop - 1) * batch.shape[1] + env
     found = np.flatnonzero(batch.successor_index == last)
+    per_env = {name: array[env : env + 1] for name, array in batch.per_env.items()}
+    if start > 0 and "state" in per_env:  # the episode began here
+        per_env["state"] = np.zeros_like(per_env["state"])
     return SampleBatch(
         all_obs=all_obs,
         columns=columns,
@@ -59,4 +62,5 @@ def _part(batch: SampleBatch, start: int, stop: int, env: int) -> SampleBatch:
         worker_index=batch.worker_index,
         episodes=EpisodeStats.empty(),
         device=batch.device,
+        per_env=per_env,
     )

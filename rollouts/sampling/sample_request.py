@@ -33,8 +33,9 @@ class SampleRequest(NamedTuple):
     reset_first: bool = False
 
 
-#: `(t, observations [N, ...]) -> (distribution parameters [N, P], actions [N, ...])`.
-ActionChooser = Callable[[int, np.ndarray], tuple[Any, np.ndarray]]
+#: `(t, observations [N, ...], memory [N, S]) -> (distribution parameters [N, P], actions [N, ...],
+#: memory [N, S])`.
+ActionChooser = Callable[[int, np.ndarray, np.ndarray], tuple[Any, np.ndarray, np.ndarray]]
 
 
 def action_chooser(
@@ -57,18 +58,20 @@ def action_chooser(
     dist = policy.dist
     if uniform:
         drawn = dist.random(rng, *shape)
-        return lambda t, obs: (0.0, drawn[t])
+        return lambda t, obs, state: (0.0, drawn[t], state)
     if explore == "mean":
 
-        def mean_action(t: int, obs: np.ndarray) -> tuple[Any, np.ndarray]:
-            params = policy.action_params(obs)
-            return params, dist.mean(params)
+        def mean_action(
+            t: int, obs: np.ndarray, state: np.ndarray
+        ) -> tuple[Any, np.ndarray, np.ndarray]:
+            params, state = policy.act(obs, state)
+            return params, dist.mean(params), state
 
         return mean_action
     noise = dist.draw_noise(rng, *shape) if explore in (True, "random") else None
 
-    def action(t: int, obs: np.ndarray) -> tuple[Any, np.ndarray]:
-        params = policy.action_params(obs)
-        return params, dist.sample(params, None if noise is None else noise[t])
+    def action(t: int, obs: np.ndarray, state: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        params, state = policy.act(obs, state)
+        return params, dist.sample(params, None if noise is None else noise[t]), state
 
     return action

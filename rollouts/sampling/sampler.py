@@ -22,6 +22,7 @@ from polopt.rollouts.envs.saving import (
     set_env_state,
     set_env_statistics,
 )
+from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
 from polopt.rollouts.sampling.fault_handling import SamplerFaults, has_sub_envs, seed_argument
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
@@ -38,6 +39,9 @@ class VectorSampler:
     - *same-step*: the last observation is taken from `infos["final_obs"]` and stored as the
       successor of the row that ended.
     - *disabled*: as same-step; the sampler resets the environments that ended.
+
+    The policy's memory is 0 at the first observation of each episode. In next-step mode it still
+    reads the last observation of the episode before, in the row that only resets.
 
     An exception of an environment (see `FaultTolerantEnv`) discards its current episode, and at
     most one row, which is not `valid`; the row before is bootstrapped from the observation that it
@@ -101,9 +105,11 @@ class VectorSampler:
         self.faults.note(infos)
         self._obs = self.policy.encoder.encode(obs).copy()
         self._resets_next = np.zeros(self.env.num_envs, dtype=bool)
+        self._memory = self._no_memory()
         integers = range_check(self.env.single_observation_space) is not None
         self._checks_each_step = integers and not has_sub_envs(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
+        self._returns = DiscountedReturns(self.env.num_envs)
 
     def sample(
         self,
@@ -128,6 +134,7 @@ class VectorSampler:
         length, envs = steps or self.fragment_length, self.env.num_envs
         choose = action_chooser(self.policy, self._rng, explore, uniform, (length, envs))
         rows = FragmentColumns(length, self._obs, self.policy.dist)
+        per_env = {"state": self._memory.copy()} if self.policy.state_size else {}
         sampled = 0
         while sampled < length:
             if self.keep_steps is not None and sampled >= max(1, self.keep_steps):
@@ -143,24 +150,32 @@ class VectorSampler:
         columns = rows.columns(sampled)
         episodes, places = self._episodes.add(columns)
         if self.ended is not None:
-            for (t, n), total, length in zip(places, *episodes, strict=True):
+            for (t, n), total, num_steps in zip(places, *episodes, strict=True):
                 terminated = bool(columns["terminated"][t, n])
                 info = rows.last_infos.get((t, n), {})
-                self.ended.append(Episode(n, float(total), int(length), terminated, info))
-        return SampleBatch(
+                self.ended.append(Episode(n, float(total), int(num_steps), terminated, info))
+        normalizer = self.policy.normalizer
+        if normalizer is not None:
+            per_env |= normalizer.per_env(envs)
+        batch = SampleBatch(
             all_obs=rows.all_obs[: sampled + 1],
             columns=columns,
             **rows.successors(),
             version=self.policy.version,
             episodes=episodes,
             faults=self.faults.take(),
+            per_env=per_env,
         )
+        if normalizer is not None:
+            returns = self._returns.add(columns, normalizer.gamma)
+            batch.moments = normalizer.moments_of(batch, returns)
+        return batch
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Steps all environments once and records row `t` and the observations after it, which are
         returned as the environment returned them."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
-        rows.params[t], actions = choose(t, rows.all_obs[t])
+        rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
         rows.actions[t] = actions
         try:
             raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
@@ -183,7 +198,22 @@ class VectorSampler:
         if self._checks_each_step:  # else once per fragment: integers out of range break encoding
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
+        if self.policy.state_size:
+            self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
+
+    def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
+        """`[N]` bool: row `t`, above 0, begins an episode; in a batch, see `gae.episode_starts`."""
+        if not self._next_step:
+            begins = rows.terminated[t - 1] | rows.truncated[t - 1]
+        elif t == 1:
+            begins = self._resets_next
+        else:
+            begins = rows.terminated[t - 2] | rows.truncated[t - 2]
+        return begins | rows.lost[t - 1] if t - 1 in rows.lost else begins
+
+    def _no_memory(self) -> np.ndarray:
+        return np.zeros((self.env.num_envs, self.policy.state_size), dtype=np.float32)
 
     def _finish(
         self, ended: np.ndarray, raw: Any, infos: Mapping[str, Any]
@@ -248,7 +278,9 @@ class VectorSampler:
         mask = envs.reshape(-1, *[1] * (self._obs.ndim - 1))
         self._obs = np.where(mask, self.policy.encoder.encode(raw), self._obs)
         self._resets_next = self._resets_next & ~envs
+        self._memory = np.where(envs[:, None], np.float32(0.0), self._memory)
         self._episodes.discard(envs)
+        self._returns.discard(envs)
 
     def get_state(self) -> dict[str, Any] | None:
         """State of the environments (see `polopt.rollouts.envs.saving`), of the current episodes
@@ -260,7 +292,9 @@ class VectorSampler:
             "env": env_state,
             "obs": self._obs.copy(),
             "resets_next": self._resets_next.copy(),
+            "memory": self._memory.copy(),
             **self._episodes.get_state(),
+            "discounted_returns": self._returns.get_state(),
             "rng": self._rng.bit_generator.state,
         }
 
@@ -269,7 +303,10 @@ class VectorSampler:
         set_env_state(self.env, state["env"])
         self._obs = np.asarray(state["obs"])
         self._resets_next = np.asarray(state["resets_next"])
+        self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)
+        if "discounted_returns" in state:  # not in states of version 0.2
+            self._returns.set_state(state["discounted_returns"])
         self._rng.bit_generator.state = state["rng"]
 
     def get_statistics(self) -> dict[str, Any]:

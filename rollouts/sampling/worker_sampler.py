@@ -11,6 +11,7 @@ from gymnasium import Space
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting import ActingPolicy
 from polopt.rollouts.config import RolloutConfig
@@ -118,6 +119,8 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         version=first.version,
         episodes=EpisodeStats.concat([first.episodes, second.episodes]),
         faults=DataFaults.concat([first.faults, second.faults]),
+        per_env=first.per_env,
+        moments=merged(first.moments, second.moments),
     )
 
 
@@ -131,6 +134,8 @@ def check_batch(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleB
         env: name of the environment, for errors.
     """
     problem, envs = find_non_finite(batch)
+    if not (problem or batch.moments is None or batch.moments.is_finite):
+        problem = "squares of its observations are not finite"
     if problem:
         source = f"environment {env!r} of worker {batch.worker_index}: {problem}"
         batch.faults = batch.faults._replace(non_finite=source)

@@ -344,10 +344,16 @@ class Calls:
             if not self._receive_any():
                 break
 
-    def take(self, reply: Reply) -> Reply:
-        """Takes one of `kept`, and counts it."""
+    def take(self, reply: Reply, count: bool = True) -> Reply:
+        """Takes one of `kept`.
+
+        Args:
+            reply: which.
+            count: add its counts now; False: the caller does so by `count`.
+        """
         self._kept.remove(reply)
-        self.count([reply])
+        if count:
+            self.count([reply])
         return reply
 
     def receive(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
+from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.tracing import TRACER
 from polopt.metrics.custom_metrics import CustomMetrics, Values
@@ -27,6 +28,8 @@ class Counts(NamedTuple):
         env_steps: valid rows sampled, without those of fragments that were not finite.
         env_steps_discarded: valid rows of fragments that were not finite.
         episodes: episodes that ended in them.
+        moments: of their observations and discounted returns, to be merged into those of the
+            driver's policy; None if it does not normalise, or nothing was sampled.
         lags: of each batch that the worker itself learned from, `(updates, batches)`: how many it
             had learned since it had the weights that acted; the oldest, if there were several.
         faults: exceptions of environments, and non-finite values.
@@ -46,6 +49,7 @@ class Counts(NamedTuple):
     env_steps: int = 0
     env_steps_discarded: int = 0
     episodes: EpisodeStats = _NO_EPISODES
+    moments: Moments | None = None
     lags: tuple[tuple[int, int], ...] = ()
     faults: DataFaults = NO_FAULTS
     num_non_finite: int = 0
@@ -76,6 +80,7 @@ class CallRecord:
         self._seconds: dict[str, float] = {}
         self._inner_s = [0.0]  # of the phases within each open phase
         self._episodes: list[EpisodeStats] = []
+        self.moments: Moments | None = None
         self._faults: list[DataFaults] = []
         self._trained: list[tuple[Mapping[str, float], int]] = []
 
@@ -98,10 +103,13 @@ class CallRecord:
         self._inner_s[-1] += duration_s
         self._seconds[name] = self._seconds.get(name, 0.0) + duration_s
 
-    def sampled(self, batch: SampleBatch, early_stopped: bool = False) -> None:
-        """Counts a fragment whose values are finite."""
+    def sampled(
+        self, batch: SampleBatch, moments: Moments | None = None, early_stopped: bool = False
+    ) -> None:
+        """Counts a fragment whose values are finite, with its moments."""
         self.env_steps += batch.env_steps
         self._episodes.append(batch.episodes)
+        self.moments = merged(self.moments, moments)
         self.num_early_stopped += early_stopped
         self.fault(batch.faults)
 
@@ -128,6 +136,7 @@ class CallRecord:
         self.env_steps += counts.env_steps
         self.env_steps_discarded += counts.env_steps_discarded
         self._episodes.append(counts.episodes)
+        self.moments = merged(self.moments, counts.moments)
         self.num_non_finite += counts.num_non_finite
         self.num_early_stopped += counts.num_early_stopped
         self.restarts_below += counts.restarts_below
@@ -150,6 +159,7 @@ class CallRecord:
             env_steps=self.env_steps,
             env_steps_discarded=self.env_steps_discarded,
             episodes=EpisodeStats.concat(self._episodes) if self._episodes else _NO_EPISODES,
+            moments=self.moments,
             lags=tuple(self.lags),
             faults=DataFaults.concat(self._faults) if self._faults else NO_FAULTS,
             num_non_finite=self.num_non_finite,

@@ -13,6 +13,7 @@ from ray import cloudpickle
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import Episode
+from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
 from polopt.common.tracing import TRACER
@@ -69,6 +70,7 @@ class RolloutWorker:
             the start, after a replacement, a restore and a reset; never saved. Values with a method
             `close` are closed then.
         record: counts of the current call.
+        new_moments: of what this worker has sampled since it last learned together with others.
     """
 
     def __init__(self, config: WorkerConfig, index: int) -> None:
@@ -101,6 +103,7 @@ class RolloutWorker:
         self._callbacks = CallbackCaller(config.callbacks, f"worker {index}")
         self.state: dict[str, Any] = {}
         self.record = CallRecord()
+        self.new_moments: Moments | None = None
         self._rollouts = LearnedVersions()  # of what this worker learns from
         self._non_finite_in_a_row: dict[str, int] = {}
         self._statistics_sent_s = 0.0
@@ -239,9 +242,11 @@ class RolloutWorker:
             sampler.ended = None if self.config.callbacks is None else []
             with self.phase("sample"):
                 batch = self._sample(sampler, request)
+            moments, batch.moments = batch.moments, None
             if not batch.faults.non_finite:
                 steps = request.steps or sampler.fragment_length
-                self.record.sampled(batch, early_stopped=batch.shape[0] < steps)
+                self.record.sampled(batch, moments, early_stopped=batch.shape[0] < steps)
+                self.new_moments = merged(self.new_moments, moments)
                 self.finite("fragments")
                 self.end_episodes(sampler.ended or ())
                 return batch
@@ -270,7 +275,9 @@ class RolloutWorker:
         return check_batch(batch, sampler, env_name(self.config.env))
 
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
-        """Learns from a batch with this worker's policy, and counts that.
+        """Learns from a batch with this worker's policy, and counts that. Learners that learn
+        together first add the moments of what all of them have sampled since the last time; one
+        that learns alone gets its moments with weights of the driver, who adds those of replies.
 
         Args:
             batch: as `next_batch` returns it.
@@ -287,6 +294,8 @@ class RolloutWorker:
         version, skipped = policy.version, policy.skipped_updates
         own = policy.non_finite_gradients
         with self.phase("learn"):
+            if reducer is not None:
+                self.share_moments(reducer)
             stats = policy.learn_on_batch(batch, reducer)
         lag = version - batch.version, self._rollouts.since(batch.version)
         self.record.lags.append(lag)
@@ -302,6 +311,12 @@ class RolloutWorker:
         elif skipped:
             self.not_finite("updates", fault, own)
         return stats
+
+    def share_moments(self, reducer: Reducer) -> None:
+        """Adds what this worker and all other learners have sampled since the last time to the
+        moments of the policy; `learn` calls it."""
+        moments, self.new_moments = self.new_moments, None
+        self.policy.add_moments(moments, reducer)
 
     def is_finite(self, gradients: Gradients) -> bool:
         """Whether a gradient is finite. One that is not is counted, and must not be used.
@@ -408,6 +423,7 @@ class RolloutWorker:
     def clear_state(self) -> None:
         """Drops what a strategy keeps in this worker."""
         kept, self.state = self.state, {}
+        self.new_moments = None
         for value in kept.values():
             if hasattr(value, "close"):
                 value.close()

@@ -20,6 +20,7 @@ from fakes import (
 from rank_helpers import LEARNING, Pool, learned_state, make_decentralized, on_ranks, run_on
 
 from polopt.common.config import ConfigError
+from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.decentralized_allreduce import (
     DecentralizedAllReduce,
@@ -96,6 +97,31 @@ def test_two_learners_on_split_data_equal_one_learner(worker_pool: Pool) -> None
 @pytest.mark.parametrize("wrong", [OwnAdvantagesPPO, UnweightedPPO])
 def test_wrong_reductions_give_other_weights(worker_pool: Pool, wrong: type[Policy]) -> None:
     assert distance_from_one_learner(worker_pool, wrong, rounds=1) > 1e-3
+
+
+def test_ranks_share_the_moments_of_all_their_samples(worker_pool: Pool) -> None:
+    learning = {"normalize_observations": True, "normalize_rewards": True}
+    optimizer = make_decentralized(worker_pool, learning=learning, checksum_interval=1)
+    config = worker_config("ppo", **LEARNING, **learning)
+    expected = Moments.zero(4)
+    for worker in [CheckedWorker(config, index) for index in (1, 2)]:
+        worker.set_weights(optimizer.policy.get_weights())
+        worker.sample()
+        expected = expected.merge(worker.record.moments)
+    optimizer.step()
+    moments = optimizer.policy.get_weights().moments
+    assert moments.rows == expected.rows == optimizer.metrics.num_env_steps_sampled
+    np.testing.assert_allclose(moments.mean, expected.mean, rtol=1e-12)
+    np.testing.assert_allclose(moments.m2, expected.m2, rtol=1e-12)
+    optimizer.step()
+    first, second = on_ranks(optimizer, lambda worker: worker.policy.get_weights().moments)
+    driver = optimizer.policy.get_weights().moments
+    assert first.rows == optimizer.metrics.num_env_steps_sampled == 3 * 20
+    for one, same, own in zip(first, second, driver, strict=True):
+        assert np.array_equal(one, same)
+        assert np.array_equal(one, own)
+    assert optimizer.stats()["num_checksums"] == optimizer.num_rounds
+    assert optimizer.stats()["num_resynchronized"] == 0
 
 
 def disturb_first_rank(optimizer: DecentralizedAllReduce, factor: float) -> None:

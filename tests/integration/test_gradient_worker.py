@@ -24,6 +24,7 @@ from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients, compute_gradient
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.collectors.gradient_worker import GradientWorker, GradientWorkerSet
@@ -67,6 +68,16 @@ def test_next_rollout_is_collected_after_the_last_minibatch() -> None:
     assert [one.env_steps for one in counts] == [ROWS, 0, 0, 0] * 2
     assert [one.new_rows for one in gradients] == [5, 5, 0, 0] * 2
     assert [one.ends_rollout for one in gradients] == [False, False, False, True] * 2
+
+
+def test_moments_of_own_environments_are_added_once() -> None:
+    one = worker(normalize_observations=True)
+    for _ in range(2):
+        one.get_data()
+    assert one.new_moments.rows == 2 * ROWS
+    one.share_moments(LocalReducer())
+    assert one.policy.get_weights().moments.rows == 2 * ROWS
+    assert one.new_moments is None
 
 
 def test_one_minibatch_gives_the_gradient_of_the_batch() -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.common.moments import Moments
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.trainers.command_line.cli import app
@@ -31,9 +32,11 @@ SPACES = {
 }
 
 
-def moved_policy(name: str, observations: str, actions: str, **model: Any) -> Policy:
+def moved_policy(
+    name: str, observations: str, actions: str, normalizes: bool = False, **model: Any
+) -> Policy:
     cls = POLICIES.get(name)
-    config = cls.config_class.parse({"model": model})
+    config = cls.config_class.parse({"model": model, "normalize_observations": normalizes})
     policy = cls(SPACES[observations], ACTIONS[actions], config)
     noise = torch.randn(policy.flat.params.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -66,13 +69,17 @@ def check_model(policy: Policy, path: Path) -> None:
     space.seed(3)
     for rows in (1, 2, 7):
         batch = batch_of(space, rows)
-        feed = dict(zip(inputs, leaves(batch), strict=True))
-        actions, params = session.run(["actions", "action_dist_inputs"], feed)
-        expected, _ = policy.predict(batch)
+        states = np.random.default_rng(rows).normal(size=(rows, policy.state_size))
+        memory = [states.astype(np.float32)] if policy.state_size else []
+        feed = dict(zip(inputs, [*leaves(batch), *memory], strict=True))
+        actions, params, *after = session.run(None, feed)
+        expected, state = policy.predict(batch, memory[0] if memory else None)
+        if memory:
+            np.testing.assert_allclose(after[0], state, rtol=1e-5, atol=1e-5)
         assert actions.dtype == expected.dtype
         assert actions.shape == expected.shape == (rows, *policy.action_space.shape)
         np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
-        exact = policy.action_params(policy.encoder.encode(batch))
+        exact = policy.act(policy.encoder.encode(batch), states.astype(np.float32))[0]
         np.testing.assert_allclose(params, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -88,6 +95,8 @@ def check_model(policy: Policy, path: Path) -> None:
         ("decoupled_ppo", "discrete", "float32", {"fcnet_activation": "relu"}),
         ("ppo", "scalar", "float32", {"fcnet_hiddens": []}),
         ("ppo", "odd keys", "discrete", {}),
+        ("ppo", "dict", "multi", {"use_lstm": True, "lstm_cell_size": 5}),
+        ("impala", "box", "box", {"use_lstm": True, "lstm_cell_size": 5, "vf_share_layers": True}),
     ],
 )
 def test_onnx_model_acts_as_predict(
@@ -101,6 +110,19 @@ def test_onnx_model_acts_as_predict(
     check_model(policy, tmp_path / "policy.onnx")
     np.testing.assert_array_equal(policy.get_weights().flat, weights)
     assert before is not None
+
+
+@needs_onnx
+@pytest.mark.parametrize("observations", ["float64", "dict", "scalar"])
+def test_onnx_model_normalises_as_predict(observations: str, tmp_path: Path) -> None:
+    policy = moved_policy("ppo", observations, "box", normalizes=True)
+    space = policy.encoder.space
+    space.seed(1)
+    rows = policy.encoder.encode(batch_of(space, 50)).reshape(50, -1) * 0.3 + 0.1
+    size = len(policy.get_weights().moments.mean)
+    policy.add_moments(Moments.of(rows[:, -size:] if observations != "dict" else rows[:, 3:7]))
+    policy.export_onnx(tmp_path / "policy.onnx")
+    check_model(policy, tmp_path / "policy.onnx")
 
 
 @needs_onnx
@@ -130,7 +152,7 @@ def test_export_names_what_is_not_installed(
 @needs_onnx
 def test_policy_without_torch_operations_is_one_error(tmp_path: Path) -> None:
     class Opaque(POLICIES.get("ppo")):  # type: ignore[misc]
-        action_params_in_torch = Policy.action_params_in_torch
+        act_in_torch = Policy.act_in_torch
 
     policy = Opaque(SPACES["box"], ACTIONS["box"], Opaque.config_class.parse({}))
     with pytest.raises(ConfigError, match="Opaque cannot be exported"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,27 +46,33 @@ def learn_together(
     learners: list[Policy], batches: list[SampleBatch]
 ) -> tuple[list[np.ndarray], list[dict[str, float]]]:
     """Weights and statistics of the learners after each learned from its batch in a thread."""
-    barrier = threading.Barrier(len(learners), timeout=120.0)
-    slots = [torch.zeros(0)] * len(learners)
-    stats: list[dict[str, float]] = [{} for _ in learners]
+    pairs = zip(learners, batches, strict=True)
+    stats = on_threads([functools.partial(one.learn_on_batch, batch) for one, batch in pairs])
+    return [learner.get_weights().flat for learner in learners], stats
+
+
+def on_threads(functions: Sequence[Callable[[Rank], Any]]) -> list[Any]:
+    """What functions of a reducer return, each in a thread."""
+    barrier = threading.Barrier(len(functions), timeout=120.0)
+    slots = [torch.zeros(0)] * len(functions)
+    results: list[Any] = [None] * len(functions)
     errors: list[BaseException] = []
 
-    def learn(index: int) -> None:
+    def run(index: int) -> None:
         try:
-            rank = Rank(index, slots, barrier)
-            stats[index] = learners[index].learn_on_batch(batches[index], rank)
+            results[index] = functions[index](Rank(index, slots, barrier))
         except BaseException as error:
             errors.append(error)
             barrier.abort()
 
-    threads = [threading.Thread(target=learn, args=(i,)) for i in range(len(learners))]
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(functions))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30.0)
     if errors:
         raise errors[0]
-    return [learner.get_weights().flat for learner in learners], stats
+    return results
 
 
 def uneven_batches(policy: Policy, shares: tuple[float, ...]) -> list[SampleBatch]:

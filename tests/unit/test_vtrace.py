@@ -260,7 +260,7 @@ def test_vtrace_adds_columns_to_a_new_batch() -> None:
     batch, config = made_batch(5, 3, "same_step", 0), config_of()
     logs = ratios_of(batch, 1)
     before = replace(batch, columns={name: c.copy() for name, c in batch.columns.items()})
-    result = with_vtrace(batch, logs, value_of, config)
+    result = with_vtrace(batch, logs, *gae.state_values(batch, value_of), config)
     assert batch.columns.keys() == before.columns.keys()
     for name, column in before.columns.items():
         np.testing.assert_array_equal(batch[name], column)

@@ -1,0 +1,65 @@
+"""`Moments`: number, mean and squared deviations of rows, which merge without loss."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Moments(NamedTuple):
+    """Number, mean and sum of squared deviations of rows `[S]`, per element.
+
+    Float64, whatever the rows are: the moments of two sets of rows, merged, equal those of all rows
+    together to rounding (Chan, Golub and LeVeque, 1983). The arrays are never changed.
+
+    Attributes:
+        rows: number of rows.
+        mean: `[S]`; 0 without rows.
+        m2: `[S]` sum of squared deviations from the mean.
+    """
+
+    rows: int
+    mean: np.ndarray  # [S] float64
+    m2: np.ndarray  # [S] float64
+
+    @classmethod
+    def zero(cls, size: int) -> Moments:
+        """The moments of no rows."""
+        return cls(0, np.zeros(size), np.zeros(size))
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> Moments:
+        """The moments of rows `[B, S]`."""
+        if len(rows) == 0:
+            return cls.zero(rows.shape[1])
+        rows = rows.astype(np.float64, copy=False)
+        mean = rows.mean(axis=0)
+        return cls(len(rows), mean, np.square(rows - mean).sum(axis=0))
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both sets of rows together."""
+        if other.rows == 0 or self.rows == 0:
+            return self if other.rows == 0 else other
+        count = self.rows + other.rows
+        delta = other.mean - self.mean
+        mean = self.mean + delta * (other.rows / count)
+        m2 = self.m2 + other.m2 + np.square(delta) * (self.rows * (other.rows / count))
+        return Moments(count, mean, m2)
+
+    @property
+    def variance(self) -> np.ndarray:
+        """`[S]` mean squared deviation; 0 without rows."""
+        return self.m2 / max(self.rows, 1)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all numbers are finite. Squares of finite rows may overflow."""
+        return bool(np.isfinite(self.mean).all() and np.isfinite(self.m2).all())
+
+
+def merged(first: Moments | None, second: Moments | None) -> Moments | None:
+    """The moments of both; None stands for no rows."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first.merge(second)

@@ -1,0 +1,67 @@
+"""`LSTM`: long short-term memory (Hochreiter and Schmidhuber, 1997) that episodes reset."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+
+class LSTM(nn.Module):
+    """One layer of LSTM cells. Its state is one vector: hidden values, then cell values.
+
+    Weights are orthogonal and biases 0, as in CleanRL.
+
+    Args:
+        size_in: D, number of input features.
+        cell_size: C, number of cells, which is the number of output features.
+
+    Attributes:
+        state_size: 2 C, size of the state of one sequence.
+    """
+
+    def __init__(self, size_in: int, cell_size: int) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(size_in, cell_size)
+        for name, parameter in self.cells.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(parameter, 1.0)
+            else:
+                nn.init.zeros_(parameter)
+        self.state_size = 2 * cell_size
+
+    def forward(
+        self, inputs: Tensor, state: Tensor, starts: Tensor | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Reads B sequences of T steps.
+
+        Args:
+            inputs: `[T, B, D]`.
+            state: `[B, 2 C]` before the first step.
+            starts: `[T, B]` bool: the state is 0 before this step, whatever it was; None: nowhere.
+
+        Returns:
+            outputs `[T, B, C]`; and the state `[B, 2 C]` by step: after the last step, and after
+            each one before a step at which any sequence starts.
+        """
+        size = state.shape[1] // 2
+        hidden, cells = state[None, :, :size].contiguous(), state[None, :, size:].contiguous()
+        outputs, states = [], {}
+        for start, stop in _stretches(starts, len(inputs)):
+            if starts is not None:
+                # Not a product: 0 * NaN would stay NaN.
+                hidden = hidden.masked_fill(starts[start, :, None], 0.0)
+                cells = cells.masked_fill(starts[start, :, None], 0.0)
+            output, (hidden, cells) = self.cells(inputs[start:stop], (hidden, cells))
+            outputs.append(output)
+            states[stop - 1] = torch.cat([hidden[0], cells[0]], dim=1)
+        return torch.cat(outputs), states
+
+
+def _stretches(starts: Tensor | None, steps: int) -> list[tuple[int, int]]:
+    """The stretches of time within which no state is reset: one call for each of them costs less
+    than one for each step."""
+    begins = [] if starts is None else starts.any(dim=1).nonzero()[:, 0].tolist()
+    bounds = sorted({0, steps, *begins})
+    return list(itertools.pairwise(bounds))

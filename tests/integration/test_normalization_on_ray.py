@@ -1,0 +1,62 @@
+"""Every optimizer trains a policy that normalises, with the moments of all its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.optimizers.registry import OPTIMIZERS
+from polopt.policies.ppo import PPOPolicy
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+
+class ActsAsLearned(PPOPolicy):
+    """Fails if what the learner computes of a batch is not what the worker acted with."""
+
+    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
+        assert batch.per_env["obs_mean"].shape == batch.all_obs.shape[1:]
+        if (batch.versions == self.version).all():
+            params = self.dist_inputs(batch)
+            np.testing.assert_allclose(params, batch["action_dist_inputs"], rtol=1e-4, atol=1e-5)
+        return super().prepare_batch(batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [*((name, 0) for name in OPTIMIZERS.names()), ("async_gradients", 1)],
+)
+def test_moments_are_those_of_all_counted_samples(ray_session: None, name: str, below: int) -> None:
+    config: dict[str, Any] = {
+        "optimizer": name,
+        "policy": ActsAsLearned,
+        "model": {"fcnet_hiddens": [8]},
+        "normalize_observations": True,
+        "normalize_rewards": True,
+        "env": "Pendulum-v1",
+        "num_workers": 2,
+        "num_workers_below": below,
+        "num_envs_per_worker": 2,
+        "rollout_fragment_length": 10,
+        "num_sgd_iter": 2,
+        "sgd_minibatch_size": 10,
+        "min_sample_timesteps_per_iteration": 40,
+        "seed": 0,
+    }
+    trainer = PolicyOptimizerTrainer(config)
+    try:
+        trainer.train()
+        trainer.train()
+        weights = trainer.get_policy().get_weights()
+        sampled = trainer.optimizer.metrics.num_env_steps_sampled
+    finally:
+        trainer.stop()
+    assert weights.moments is not None
+    assert weights.moments.rows == sampled >= 80
+    assert weights.version > 0
+    assert np.isfinite(weights.flat).all()
+    # Cosine, sine and angular velocity of a pendulum.
+    assert np.all(np.abs(weights.moments.mean[:2]) <= 1.0)
+    assert weights.moments.variance[2] > weights.moments.variance[0]

@@ -1,0 +1,20 @@
+"""The Python code of documentation pages runs as it is printed there, without processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("page", ["memory.md", "results.md"])
+def test_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert blocks
+    names = {"__name__": f"code_of_{Path(page).stem}"}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
