@@ -151,15 +151,15 @@ class VectorSampler:
             self._resets_next = rows.mark_resets(sampled, self._resets_next)
         rows.discard_lost()
         columns = rows.columns(sampled)
+        episodes, places = self._episodes.add(columns)
+        if self.ended is not None:
+            for (t, n), total, num_steps in zip(places, *episodes, strict=True):
+                terminated = bool(columns["terminated"][t, n])
+                info = rows.last_infos.get((t, n), {})
+                self.ended.append(Episode(n, float(total), int(num_steps), terminated, info))
         normalizer = self.policy.normalizer
         if normalizer is not None:
             per_env |= normalizer.per_env(envs)
-        episodes, places = self._episodes.add(columns)
-        if self.ended is not None:
-            for (t, n), total, length in zip(places, *episodes, strict=True):
-                terminated = bool(columns["terminated"][t, n])
-                info = rows.last_infos.get((t, n), {})
-                self.ended.append(Episode(n, float(total), int(length), terminated, info))
         batch = SampleBatch(
             all_obs=rows.all_obs[: sampled + 1],
             columns=columns,

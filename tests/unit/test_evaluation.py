@@ -459,3 +459,39 @@ def test_workers_of_evaluation_are_requested_of_tune() -> None:
     request = PolicyOptimizerTrainer.default_resource_request(config)
     assert request.required_resources == {"CPU": 1.0 + 2 * 0.5 + 3 * 0.5, "GPU": 0.5}
     assert Experiment.parse(config, {}).num_remote_workers == 5
+
+
+# ---- what shapes acting -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 8}},
+        {"normalize_observations": True, "normalize_rewards": True},
+    ],
+)
+def test_evaluation_acts_as_predict(options: dict[str, Any]) -> None:
+    """With memory, which begins anew with each episode, and with the moments of the training;
+    returns are not normalised."""
+    options |= {"vectorization_mode": "sync", "evaluation_interval": 2, "evaluation_duration": 6}
+    made = trainer(**options)
+    made.train()
+    seeds = evaluation_seeds(5, 0, 0, 2).envs
+    block = made.train()["evaluation"]
+    policy = made.get_policy()
+    assert block["policy_version"] == policy.version
+    expected = []
+    for seed in seeds:
+        env = gymnasium.make("CartPole-v1")
+        for episode in range(3):
+            observation, _ = env.reset(seed=seed if episode == 0 else None)
+            state, total, over = None, 0.0, False
+            while not over:
+                action, state = policy.predict(observation, state)
+                observation, reward, terminated, truncated, _ = env.step(int(action))
+                total, over = total + float(reward), terminated or truncated
+            expected.append(total)
+    last = made.evaluation.last  # type: ignore[union-attr]
+    assert sorted(last.episodes.returns) == sorted(expected)  # type: ignore[union-attr]
+    made.stop()
