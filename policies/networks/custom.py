@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from polopt.common.config import ConfigError, shown
-from polopt.policies.networks.base import Network
+from polopt.policies.networks.base import Network, States
 from polopt.policies.networks.observations import split
 
 #: Rows of the example batch. Batch normalisation over one row has no variance.
@@ -26,7 +26,9 @@ class CustomNetwork(Network):
     """Passes encoded observations to a module in the structure of their space; see `split`.
 
     The module is `module_class(observation_space, action_space, num_params, **options)`, and its
-    `forward(obs)` returns distribution parameters `[B, P]` and values `[B]`.
+    `forward(obs)` returns distribution parameters `[B, P]` and values `[B]`. A module with memory
+    has an attribute `state_size`, S; its `forward(obs, state)` gets the memory `[B, S]`, and
+    returns the memory after the observations as well.
 
     Args:
         module: the module.
@@ -37,10 +39,24 @@ class CustomNetwork(Network):
         super().__init__()
         self.module = module
         self.observation_space = observation_space
+        self.state_size = _state_size(module)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         params, values = self.module(split(self.observation_space, obs))
         return params, values
+
+    def unroll(
+        self, obs: Tensor, state: Tensor, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, States]:
+        outputs, states = [], {}
+        for t, part in enumerate(obs.unbind()):
+            if starts is not None:
+                state = state.masked_fill(starts[t, :, None], 0.0)
+            params, values, state = self.module(split(self.observation_space, part), state)
+            outputs.append((params, values))
+            states[t] = state
+        all_params, all_values = zip(*outputs, strict=True)
+        return torch.stack(all_params), torch.stack(all_values), states
 
     def __repr__(self) -> str:
         """Names and shapes of parameters and buffers, which checkpoints compare: the rest of a
@@ -84,12 +100,15 @@ def make_custom(
         return CustomNetwork(module, observation_space)
     _check_tensors(module, name)
     network = CustomNetwork(module, observation_space).eval()
+    example = [split(observation_space, _example(observation_space))]
+    if network.state_size:
+        example.append(torch.zeros(_ROWS, network.state_size))
     try:
-        outputs = module(split(observation_space, _example(observation_space)))
+        outputs = module(*example)
     except Exception as error:  # the user's code may raise anything
         raise ConfigError(_raised(f"{name}.forward", error)) from error
     _check_tensors(module, name)  # lazy modules have their tensors now
-    _check_outputs(outputs, name, num_params)
+    _check_outputs(outputs, name, num_params, network.state_size)
     return network
 
 
@@ -120,16 +139,35 @@ def _check_tensors(module: nn.Module, name: str) -> None:
             )
 
 
-def _check_outputs(outputs: Any, name: str, num_params: int) -> None:
+def _state_size(module: nn.Module) -> int:
+    size = getattr(module, "state_size", 0)
+    if type(size) is not int or size < 0:
+        raise ConfigError(
+            f"key 'model.custom': state_size of {type(module).__name__} is {shown(size)}. Allowed: "
+            "a whole number, the size of the memory of one environment; 0 without memory"
+        )
+    return size
+
+
+def _check_outputs(outputs: Any, name: str, num_params: int, state_size: int) -> None:
     wanted = f"action_dist_inputs [B, {num_params}] and values [B], two float32 tensors"
-    is_pair = isinstance(outputs, tuple) and len(outputs) == 2
-    if not is_pair or not all(isinstance(output, Tensor) for output in outputs):
+    shapes: list[tuple[int, ...]] = [(_ROWS, num_params), (_ROWS,)]
+    if state_size:
+        wanted = (
+            f"action_dist_inputs [B, {num_params}], values [B] and the memory [B, {state_size}]"
+        )
+        shapes.append((_ROWS, state_size))
+    is_tuple = isinstance(outputs, tuple) and len(outputs) == len(shapes)
+    if not is_tuple or not all(isinstance(output, Tensor) for output in outputs):
         raise ConfigError(
             f"key 'model.custom': {name}.forward returned {shown(outputs)}. Allowed: {wanted}"
         )
-    params, values = outputs
-    right = params.shape == (_ROWS, num_params) and values.shape == (_ROWS,)
-    if not right or not params.dtype == values.dtype == torch.float32:
+    params, values = outputs[:2]
+    right = all(
+        tuple(output.shape) == shape and output.dtype == torch.float32
+        for output, shape in zip(outputs, shapes, strict=True)
+    )
+    if not right:
         got = ", ".join(f"{t.dtype} {list(t.shape)}" for t in outputs)
         raise ConfigError(
             f"key 'model.custom': {name}.forward returned {got} for {_ROWS} observations. Allowed: "

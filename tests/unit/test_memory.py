@@ -13,7 +13,7 @@ from faulty_envs import CrashingClock, guarded
 from gymnasium import spaces
 from policy_helpers import FakeEnv, small_policy
 from test_several_learners import assert_together_equals_alone
-from torch import Tensor
+from torch import Tensor, nn
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, random_batch, sync_clocks
 
 from polopt.common.config import ConfigError
@@ -353,6 +353,98 @@ def test_batch_without_environments_is_no_update() -> None:
     batch = random_batch(policy, 4, 3, np.random.default_rng(0)).select(np.zeros(0, dtype=int))
     assert policy.dist_inputs(batch).shape == (4, 0, 3)
     assert policy.learn_on_batch(batch) == {}
+
+
+class Cells(nn.Module):
+    """The network of `MODEL` with the LSTM as a user would write it: one step at a time."""
+
+    def __init__(self, observations: Any, actions: Any, num_params: int) -> None:
+        super().__init__()
+        size = int(np.prod(observations.shape))
+        self.policy_trunk, self.value_trunk = nn.Linear(size, HIDDEN), nn.Linear(size, HIDDEN)
+        self.policy_cell, self.value_cell = nn.LSTMCell(HIDDEN, CELLS), nn.LSTMCell(HIDDEN, CELLS)
+        self.policy_head, self.value_head = nn.Linear(CELLS, num_params), nn.Linear(CELLS, 1)
+        self.state_size = 4 * CELLS
+
+    def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = state.split(CELLS, dim=1)
+        policy = self.policy_cell(torch.tanh(self.policy_trunk(obs)), parts[:2])
+        value = self.value_cell(torch.tanh(self.value_trunk(obs)), parts[2:])
+        after = torch.cat([*policy, *value], dim=1)
+        return self.policy_head(policy[0]), self.value_head(value[0])[:, 0], after
+
+
+def custom_memory(name: str, like: Any, **options: Any) -> Any:
+    """A policy with `Cells` that has the weights of a policy with `MODEL`."""
+    policy: Any = small_policy(name, model={"custom": Cells}, **options)
+    there, here = like.model, policy.model.module
+    with torch.no_grad():
+        for branch in ("policy", "value"):
+            trunk = getattr(there, f"{branch}_trunk")[0]
+            getattr(here, f"{branch}_trunk").load_state_dict(trunk.state_dict())
+            head = getattr(there, f"{branch}_head")
+            getattr(here, f"{branch}_head").load_state_dict(head.state_dict())
+            cells = getattr(there, f"{branch}_memory").cells.state_dict()
+            renamed = {key.removesuffix("_l0"): value for key, value in cells.items()}
+            getattr(here, f"{branch}_cell").load_state_dict(renamed)
+    policy.flat.refresh_copies()
+    return policy
+
+
+@every_name
+def test_custom_memory_learns_as_the_built_in_one(name: str) -> None:
+    options = {"num_sgd_iter": 2, "sgd_minibatch_size": 9, "lr": 1e-3}
+    built_in = memory_policy(name, **options)
+    custom = custom_memory(name, built_in, **options)
+    assert custom.state_size == built_in.state_size
+    batch = random_batch(built_in, 7, 4, np.random.default_rng(3), valid_share=0.8)
+    before = custom.dist_inputs(batch)
+    np.testing.assert_allclose(before, built_in.dist_inputs(batch), rtol=1e-4, atol=1e-6)
+    for one, other in zip(custom.state_values(batch), built_in.state_values(batch), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    stats = [policy.learn_on_batch(batch) for policy in (custom, built_in)]
+    assert stats[0]["grad_norm"] == pytest.approx(stats[1]["grad_norm"], rel=1e-3)
+    after = custom.dist_inputs(batch)
+    assert np.abs(after - before).max() > 1e-4
+    np.testing.assert_allclose(after, built_in.dist_inputs(batch), rtol=1e-2, atol=1e-4)
+
+
+def test_custom_memory_is_that_of_the_sampler() -> None:
+    env = clocks("next_step")
+    policy = make_policy("a2c", env, model={"custom": Cells})
+    for batch in sampled(policy, env, 5, 4):
+        params: np.ndarray = policy.dist_inputs(batch)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(params, batch["action_dist_inputs"], rtol=1e-4, atol=1e-6)
+
+
+class TwoOutputs(Cells):
+    def forward(self, obs: Tensor, state: Tensor) -> Any:
+        return super().forward(obs, state)[:2]
+
+
+class LongMemory(Cells):
+    def forward(self, obs: Tensor, state: Tensor) -> Any:
+        params, values, after = super().forward(obs, state)
+        return params, values, torch.cat([after, after], dim=1)
+
+
+class NoSize(Cells):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.state_size = (1, CELLS)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (TwoOutputs, r"TwoOutputs.forward returned .* and the memory \[B, 20\]"),
+        (LongMemory, r"\[2, 40\] for 2 observations. Allowed: .* the memory \[B, 20\]"),
+        (NoSize, r"state_size of NoSize is \(1, 5\). Allowed: a whole number"),
+    ],
+)
+def test_wrong_memory_of_a_custom_network_is_one_error(network: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        small_policy("a2c", model={"custom": network})
 
 
 # ---- use -----------------------------------------------------------------------------------------
