@@ -360,7 +360,7 @@ class Cells(nn.Module):
 
     def __init__(self, observations: Any, actions: Any, num_params: int) -> None:
         super().__init__()
-        size = int(np.prod(observations.shape))
+        size = spaces.utils.flatdim(observations)
         self.policy_trunk, self.value_trunk = nn.Linear(size, HIDDEN), nn.Linear(size, HIDDEN)
         self.policy_cell, self.value_cell = nn.LSTMCell(HIDDEN, CELLS), nn.LSTMCell(HIDDEN, CELLS)
         self.policy_head, self.value_head = nn.Linear(CELLS, num_params), nn.Linear(CELLS, 1)
