@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-#: Keys that are reported for every policy: those of RLlib 2.60, and `clip_fraction`.
-#: 0 where a loss has no such term.
+#: Keys that are reported for every policy: those of RLlib 2.60, `clip_fraction`, and the means of
+#: the values and of the value targets that a critic learns from. 0 where a loss has no such term.
 LEARNER_KEYS = (
     "policy_loss",
     "vf_loss",
@@ -16,6 +16,8 @@ LEARNER_KEYS = (
     "mean_kl_loss",
     "clip_fraction",
     "vf_explained_var",
+    "vf_predicted_mean",
+    "vf_target_mean",
     "grad_norm",
     "default_optimizer_learning_rate",
 )

@@ -317,10 +317,12 @@ class ActorCriticPolicy(Policy):
 
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
         batch = self.prepare_batch(batch)
-        gradients = self._gradients_of(self.training_rows(batch), explained_variance(batch))
+        gradients = self._gradients_of(self.training_rows(batch), value_statistics(batch))
         return gradients._replace(new_rows=gradients.rows, acted=batch.version)
 
-    def _gradients_of(self, rows: Mapping[str, Tensor], explained: float) -> Gradients:
+    def _gradients_of(
+        self, rows: Mapping[str, Tensor], values: Mapping[str, float]
+    ) -> Gradients:
         count = len(rows["actions"])
         if count == 0:
             return self.no_gradients()
@@ -333,8 +335,7 @@ class ActorCriticPolicy(Policy):
                 "optimizer that learns from samples (sync_samples, async_samples, "
                 "decentralized_allreduce), or a network without (LayerNorm)"
             )
-        stats["vf_explained_var"] = explained
-        return Gradients(self.flat.get_grads(), self.version, count, stats)
+        return Gradients(self.flat.get_grads(), self.version, count, stats | dict(values))
 
     def num_minibatches(self, batch: SampleBatch) -> tuple[int, int]:
         # All rows count, valid or not, so that workers with whole fragments have the same number.
@@ -349,8 +350,8 @@ class ActorCriticPolicy(Policy):
         minibatches = _Minibatches(self, batch, LocalReducer())
         parts, _ = self.num_minibatches(batch)
         while True:
-            for rows, explained in minibatches.epoch(parts):
-                yield self._gradients_of(rows, explained)
+            for rows, values in minibatches.epoch(parts):
+                yield self._gradients_of(rows, values)
 
     def learn_on_batch(
         self, batch: SampleBatch, reducer: Reducer | None = None
@@ -367,12 +368,12 @@ class ActorCriticPolicy(Policy):
         if parts == 0:  # no learner has a row: no gradient and no update
             return {}
         epochs: list[dict[str, float]] = []
-        explained: list[dict[str, float]] = []
+        values: list[dict[str, float]] = []
         for _ in range(self.config.num_sgd_iter):
             updates = []
-            for rows, variance in minibatches.epoch(parts):
+            for rows, of_values in minibatches.epoch(parts):
                 updates.append(self.update(rows, reducer))
-                explained.append({"vf_explained_var": variance})
+                values.append(of_values)
             epochs.append(_mean(updates))
             if self.on_epoch(epochs[-1]):
                 break
@@ -381,7 +382,7 @@ class ActorCriticPolicy(Policy):
             self.on_learned(epochs[-1])
         # The KL of the last epoch, which is the distance from the policy that acted.
         kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
-        return _mean(epochs) | kl | _mean(explained)
+        return _mean(epochs) | kl | _mean(values)
 
     def update(self, rows: Mapping[str, Tensor], reducer: Reducer) -> dict[str, float]:
         """One update from one minibatch of each learner.
@@ -433,7 +434,7 @@ class _Minibatches:
         self._batch = batch
         self._reducer = reducer
         self._rows: dict[str, Tensor] = {}
-        self._explained = 0.0
+        self._values: dict[str, float] = {}
         sums = [float(batch.env_steps), float(batch.shape[1])]
         if not policy.whole_columns:
             batch = policy.prepare_batch(batch)
@@ -443,28 +444,28 @@ class _Minibatches:
         reducer.sum_(total)
         rows, columns, *moments = total.tolist()
         if moments:
-            self._explained = _explained(moments)
+            self._values = _value_statistics(moments)
         learners = reducer.world_size
         parts = num_minibatches(int(rows), learners, policy.config.sgd_minibatch_size)
         if policy.whole_columns or policy.state_size:
             parts = min(parts, -(-int(columns) // learners))
         self.parts = parts if rows else 0
 
-    def epoch(self, parts: int) -> Iterator[tuple[dict[str, Tensor], float]]:
-        """Rows and explained variance of each of `parts` minibatches, which together hold each row
+    def epoch(self, parts: int) -> Iterator[tuple[dict[str, Tensor], dict[str, float]]]:
+        """Rows and `value_statistics` of each of `parts` minibatches, which together hold each row
         once."""
         policy = self._policy
         if not policy.whole_columns:
             split = shuffled_sequences if policy.state_size else shuffled
             for rows in split(self._rows, parts, policy.shuffle):
-                yield rows, self._explained
+                yield rows, self._values
             return
         for part in shuffled_columns(self._batch, parts, policy.shuffle):
             prepared = policy.prepare_batch(part)
             moments = torch.tensor(_moments(prepared), dtype=torch.float64)
             self._reducer.sum_(moments)
             rows = policy.training_rows(prepared, self._reducer)
-            yield rows, _explained(moments.tolist())
+            yield rows, _value_statistics(moments.tolist())
 
 
 def standardized(advantages: Tensor, reducer: Reducer) -> Tensor:
@@ -485,13 +486,19 @@ def standardized(advantages: Tensor, reducer: Reducer) -> Tensor:
     return ((values - mean) / max(std, 1e-8)).float()
 
 
-def explained_variance(batch: SampleBatch) -> float:
-    """`1 - Var(targets - values) / Var(targets)` over valid rows; 0 if the targets are constant."""
-    return _explained(_moments(batch))
+def value_statistics(batch: SampleBatch) -> dict[str, float]:
+    """How the values compare with the value targets of a prepared batch, over its valid rows.
+
+    Returns:
+        `vf_explained_var`: `1 - Var(targets - values) / Var(targets)`, 0 if the targets are
+        constant; `vf_predicted_mean` and `vf_target_mean`: the means, whose difference is the bias
+        of the values; 0 without rows.
+    """
+    return _value_statistics(_moments(batch))
 
 
 def _moments(batch: SampleBatch) -> list[float]:
-    """Sums that the explained variance follows from, also over several learners."""
+    """Sums that the statistics of values follow from, also over several learners."""
     valid = batch["valid"]
     targets = batch["value_targets"][valid].astype(np.float64)
     errors = targets - batch["values"][valid]
@@ -504,12 +511,17 @@ def _moments(batch: SampleBatch) -> list[float]:
     ]
 
 
-def _explained(moments: Sequence[float]) -> float:
+def _value_statistics(moments: Sequence[float]) -> dict[str, float]:
     count, target, squares, error, error_squares = moments
-    variance = squares - target**2 / max(count, 1.0)
-    if variance <= 1e-12 * squares:  # constant, but for rounding
-        return 0.0
-    return 1.0 - (error_squares - error**2 / count) / variance
+    rows = max(count, 1.0)
+    variance = squares - target**2 / rows
+    constant = variance <= 1e-12 * squares  # but for rounding
+    explained = 0.0 if constant else 1.0 - (error_squares - error**2 / rows) / variance
+    return {
+        "vf_explained_var": explained,
+        "vf_predicted_mean": (target - error) / rows,
+        "vf_target_mean": target / rows,
+    }
 
 
 def _mean(parts: list[dict[str, float]]) -> dict[str, float]:

@@ -90,6 +90,8 @@ PROMISED = {
             "mean_kl_loss",
             "clip_fraction",
             "vf_explained_var",
+            "vf_predicted_mean",
+            "vf_target_mean",
             "grad_norm",
             "default_optimizer_learning_rate",
         )

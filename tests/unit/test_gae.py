@@ -13,7 +13,7 @@ from toy_envs import TwoNumbers, make_policy
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
-from polopt.policies.actor_critic import explained_variance
+from polopt.policies.actor_critic import value_statistics
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 4))
 SEEDS = st.integers(0, 2**31)
@@ -70,21 +70,24 @@ def test_advantages_of_float64_rewards_are_float32() -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.0])
-def test_explained_variance_uses_valid_rows(share: float) -> None:
+def test_statistics_of_values_use_valid_rows(share: float) -> None:
     batch = made_batch(40, 3, "same_step", seed=1)
     rng = np.random.default_rng(2)
     batch["valid"] = valid = rng.random((40, 3)) < share
     targets = rng.normal(3.0, 2.0, (40, 3)).astype(np.float32)
     batch["value_targets"] = np.where(valid, targets, 1e6).astype(np.float32)
     batch["values"] = (targets + rng.normal(1.0, 1.0, (40, 3))).astype(np.float32)
-    expected = 0.0
+    expected = dict.fromkeys(("vf_explained_var", "vf_predicted_mean", "vf_target_mean"), 0.0)
     if valid.any():
         errors = (targets - batch["values"])[valid].astype(np.float64)
-        expected = 1.0 - errors.var() / targets[valid].astype(np.float64).var()
-        assert 0.6 < expected < 0.9
-    assert explained_variance(batch) == pytest.approx(expected, rel=1e-5)
+        expected["vf_explained_var"] = 1.0 - errors.var() / targets[valid].astype(np.float64).var()
+        assert 0.6 < expected["vf_explained_var"] < 0.9
+        expected["vf_predicted_mean"] = batch["values"][valid].astype(np.float64).mean()
+        expected["vf_target_mean"] = targets[valid].astype(np.float64).mean()
+        assert expected["vf_predicted_mean"] > expected["vf_target_mean"] + 0.5
+    assert value_statistics(batch) == pytest.approx(expected, rel=1e-5)
     batch["value_targets"] = np.full((40, 3), 7.0, np.float32)
-    assert explained_variance(batch) == 0.0
+    assert value_statistics(batch)["vf_explained_var"] == 0.0
 
 
 @settings(max_examples=40, deadline=None)

@@ -107,7 +107,7 @@ def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options
     moved = np.abs(expected - initial).max()
     np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.01 * moved)
     keys = ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss")
-    for key in (*keys, "vf_explained_var"):
+    for key in (*keys, "vf_explained_var", "vf_predicted_mean", "vf_target_mean"):
         for each in stats:
             assert each[key] == pytest.approx(expected_stats.get(key, 0.0), rel=1e-3, abs=1e-5)
 
@@ -149,8 +149,8 @@ def test_averaging_without_counts_is_wrong(name: str, monkeypatch: pytest.Monkey
         assert_together_equals_alone(name, (0.9, 0.2))
 
 
-def test_explained_variance_of_one_learner_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments, explained = actor_critic._moments, actor_critic._explained
+def test_statistics_of_values_of_one_learner_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, statistics = actor_critic._moments, actor_critic._value_statistics
     own = threading.local()  # each learner is a thread
 
     def keep(batch: SampleBatch) -> list[float]:
@@ -158,7 +158,7 @@ def test_explained_variance_of_one_learner_is_wrong(monkeypatch: pytest.MonkeyPa
         return own.moments
 
     monkeypatch.setattr(actor_critic, "_moments", keep)
-    monkeypatch.setattr(actor_critic, "_explained", lambda _: explained(own.moments))
+    monkeypatch.setattr(actor_critic, "_value_statistics", lambda _: statistics(own.moments))
     with pytest.raises(AssertionError):
         assert_together_equals_alone("ppo", (0.9, 0.2))
 
