@@ -180,16 +180,18 @@ class OptimizerStats:
             env_steps: environment steps that were not learned from before.
             updates: updates made with them.
             stats: statistics of the learner.
-            rows: number of rows that `stats` are means over, and of each update; None: `stats` are
-                means over `env_steps` rows, and updates are made with minibatches of them.
+            rows: number of rows that `stats` are means over; None: `env_steps`.
         """
         self._end_startup()
         self.num_env_steps_trained += env_steps
         self.num_updates += updates
-        if rows is not None:
-            self._rows += rows
-            self._updates_of_rows += updates
         self.learner.add(stats, max(env_steps if rows is None else rows, 1))
+
+    def add_update_rows(self, updates: int, rows: int) -> None:
+        """Counts the rows of the gradients of updates, wherever these were made: several learners
+        that make the same updates with the same summed gradients each count all of them."""
+        self._updates_of_rows += updates
+        self._rows += rows
 
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
         """Counters, and rates, lags and times since the last call (`docs/metrics.md`); the same

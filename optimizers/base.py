@@ -149,6 +149,7 @@ class PolicyOptimizer(ABC):
             # The local worker's policy is the driver's. Those of others count in `set_weights`.
             updates = counts.updates if reply.worker.index == 0 else 0
             metrics.add_training(counts.env_steps_trained, updates, counts.learned)
+            metrics.add_update_rows(counts.updates, counts.rows_applied)
 
     def apply(
         self,
@@ -187,6 +188,7 @@ class PolicyOptimizer(ABC):
                 metrics.num_gradients_skipped += len(parts)
             new_rows = gradients.new_rows if updates else 0
             metrics.add_training(new_rows, updates, stats, gradients.rows)
+            metrics.add_update_rows(updates, updates * gradients.rows)
         if gradients.ends_rollout:
             metrics.rollouts.end_rollout(policy.version)
 
@@ -199,13 +201,14 @@ class PolicyOptimizer(ABC):
         metrics, policy = self.metrics, self.policy
         for version, columns in zip(*np.unique(batch.versions, return_counts=True), strict=True):
             metrics.add_lag(int(version), policy.version, weight=int(columns))
-        version, env_steps = policy.version, batch.env_steps
+        version, rows, env_steps = policy.version, policy.rows_applied, batch.env_steps
         stats = policy.learn_on_batch(batch)
         metrics.rollouts.end_rollout(policy.version)
         updates = policy.version - version
         if env_steps:
             self.workers.faults.note_update(updates > 0, why="gradient of the whole batch")
         metrics.add_training(env_steps if updates else 0, updates, stats)
+        metrics.add_update_rows(updates, policy.rows_applied - rows)
 
     def set_weights(self, weights: Weights) -> None:
         """Takes over weights that workers have learned; the growth of the version counts as

@@ -320,9 +320,7 @@ class ActorCriticPolicy(Policy):
         gradients = self._gradients_of(self.training_rows(batch), value_statistics(batch))
         return gradients._replace(new_rows=gradients.rows, acted=batch.version)
 
-    def _gradients_of(
-        self, rows: Mapping[str, Tensor], values: Mapping[str, float]
-    ) -> Gradients:
+    def _gradients_of(self, rows: Mapping[str, Tensor], values: Mapping[str, float]) -> Gradients:
         count = len(rows["actions"])
         if count == 0:
             return self.no_gradients()
@@ -398,6 +396,7 @@ class ActorCriticPolicy(Policy):
         if count == 0 and reducer.world_size == 1:
             return {}
         stats = self.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
+        self.gradient_rows = count
         if reducer.world_size > 1:
             stats = reduce_gradient(self, count, stats, reducer)
         return stats | self.apply_flat()

@@ -70,6 +70,9 @@ class Policy(ABC):
         coefficients: scalars that learning adapts, which start from the options of the same names;
             they are sent with the weights.
         non_finite_gradients: non-finite gradients computed here while several learners cooperate.
+        gradient_rows: rows, of all learners, that the gradient in `flat.grads` is the mean over.
+            `apply_gradients` and `reduce_gradient` set it; `apply_flat` sets it to 0.
+        rows_applied: sum of `gradient_rows` over the updates that this object has made.
         state_size: S, size of the memory of one environment, a vector; 0 without memory.
 
     Raises:
@@ -104,6 +107,7 @@ class Policy(ABC):
         self.env_steps = 0
         self.coefficients: dict[str, float] = {}
         self.non_finite_gradients = 0
+        self.gradient_rows = self.rows_applied = 0
 
     def _prepare(
         self, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
@@ -346,6 +350,7 @@ class Policy(ABC):
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies a gradient, computed by this policy or another; see `apply_flat`."""
         self.flat.set_grads(gradients.flat)
+        self.gradient_rows = gradients.rows
         return self.apply_flat(lr_scale)
 
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
@@ -355,8 +360,10 @@ class Policy(ABC):
         `grad_norm` if the gradient was not finite and was skipped.
         """
         applied, stats = self._updater.apply(self.env_steps, lr_scale)
+        rows, self.gradient_rows = self.gradient_rows, 0
         if applied:
             self.version += 1
+            self.rows_applied += rows
             self.on_update()
         return stats
 
@@ -520,6 +527,7 @@ def reduce_gradient(
     flat.scale(float(count))
     reducer.sum_(flat.buffer)
     rows, *sums = flat.get_tail()
+    policy.gradient_rows = round(rows)
     flat.scale(1.0 / max(rows, 1.0))
     if rows:
         flat.unpack_buffers()

@@ -39,6 +39,8 @@ class Counts(NamedTuple):
         num_bytes: bytes of the arrays in the value.
         env_steps_trained: of the rows that the worker itself learned from, each counted once.
         updates: that the worker itself has made.
+        rows_applied: rows of the gradients of these updates, summed; of all learners that made them
+            together.
         learned: statistics of the worker's own learning, means over `env_steps_trained`.
         env_statistics: running statistics of the wrappers of environments; None: not this time.
         custom_metrics: what callbacks have returned for episodes, by name.
@@ -58,6 +60,7 @@ class Counts(NamedTuple):
     num_bytes: int = 0
     env_steps_trained: int = 0
     updates: int = 0
+    rows_applied: int = 0
     learned: Mapping[str, float] | None = None
     env_statistics: dict[str, Any] | None = None
     custom_metrics: Mapping[str, Values] = {}
@@ -71,6 +74,7 @@ class CallRecord:
         self.env_steps = 0
         self.env_steps_discarded = 0
         self.updates = 0
+        self.rows_applied = 0
         self.lags: list[tuple[int, int]] = []
         self.num_non_finite = 0
         self.num_early_stopped = 0
@@ -124,10 +128,11 @@ class CallRecord:
         if count:
             self.fault(faults)
 
-    def learned(self, env_steps: int, updates: int, stats: Mapping[str, float]) -> None:
+    def learned(self, env_steps: int, updates: int, rows: int, stats: Mapping[str, float]) -> None:
         """Counts rows that this worker has learned from and the updates that it has made of them,
-        with the statistics of its learner."""
+        with the rows of their gradients and the statistics of its learner."""
         self.updates += updates
+        self.rows_applied += rows
         self._trained.append((stats, env_steps))
 
     def add(self, counts: Counts) -> None:
@@ -168,6 +173,7 @@ class CallRecord:
             num_bytes=payload_bytes(value),
             env_steps_trained=trained,
             updates=self.updates,
+            rows_applied=self.rows_applied,
             learned=mean_stats(self._trained) if self._trained else None,
             env_statistics=self.env_statistics,
             custom_metrics=self.custom_metrics.values(),

@@ -292,6 +292,7 @@ class RolloutWorker:
         """
         policy = self.policy
         version, skipped = policy.version, policy.skipped_updates
+        rows = policy.rows_applied
         own = policy.non_finite_gradients
         with self.phase("learn"):
             if reducer is not None:
@@ -305,7 +306,8 @@ class RolloutWorker:
         skipped = policy.skipped_updates - skipped
         own = skipped if reducer is None else policy.non_finite_gradients - own
         if policy.version > version:
-            self.record.learned(batch.env_steps, policy.version - version, stats)
+            updates, rows = policy.version - version, policy.rows_applied - rows
+            self.record.learned(batch.env_steps, updates, rows, stats)
             self.record.not_finite(own, fault)
             self.finite("updates")
         elif skipped:

@@ -55,7 +55,7 @@ def healthy(phases: tuple[str, str, str] = ("wait", "apply", "dispatch"), worker
                 },
                 "optimizer": {
                     "interval_s": 3.5 if i == 0 else 0.5,
-                    "rows_per_update": 64.0 if first == "wait" else 0.0,
+                    "rows_per_update": 64.0,
                     "num_updates": 125 * (i + 1),
                     "num_skipped_updates": 0,
                     "num_bytes_sent": 125 * 20_000 * (i + 1),
@@ -199,7 +199,12 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("240,000 steps changed nothing: return 21.5 before, 21.5 now",),
     ),
     ("small-updates", healthy, {"optimizer/rows_per_update": 8.0}, ("8 rows per update",)),
-    ("small-updates", samples, {"config/sgd_minibatch_size": 8}, ("8 rows per update",)),
+    (
+        "small-updates",
+        samples,
+        {"optimizer/rows_per_update": lambda i: 0.0 if i % 3 else 8.0},  # 0: no update
+        ("8 rows per update",),
+    ),
     (
         "slow-worker",
         healthy,

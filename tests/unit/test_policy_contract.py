@@ -74,6 +74,7 @@ def test_policy_without_critic_trains_and_resumes(tmp_path: Path) -> None:
     trainer, other = PolicyOptimizerTrainer(config), PolicyOptimizerTrainer(config)
     result = trainer.train()
     assert result["learners"]["default_policy"]["grad_norm"] > 0.0
+    assert result["optimizer"]["rows_per_update"] == 16 * 8  # steps, environments
     trainer.save_checkpoint(str(tmp_path))
     other.load_checkpoint(str(tmp_path))
     weights = [made.get_policy().get_weights() for made in (trainer, other)]

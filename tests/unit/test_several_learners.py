@@ -104,6 +104,8 @@ def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, weights[0])
         assert learner.version == single.version == 4
+        # Each learner counts the rows of all: a gradient is the mean over them.
+        assert learner.rows_applied == single.rows_applied == 4 * sum(b.env_steps for b in batches)
     moved = np.abs(expected - initial).max()
     np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.01 * moved)
     keys = ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss")
