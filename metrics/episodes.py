@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 from polopt.common.episodes import EpisodeStats
 
+#: Percentiles of returns and lengths that results have, as `episode_return_p5`.
+PERCENTILES = (5, 25, 50, 75, 95)
+#: Bins of their histograms, of equal width from the minimum to the maximum.
+HISTOGRAM_BINS = 20
+
 
 class EpisodeWindow:
-    """Mean, minimum and maximum over the last `window` episodes, and episode counts.
+    """Distribution of returns and lengths over the last `window` episodes, and episode counts.
 
     The mean is over the window, as in RLlib's `episode_return_mean`, so that it does not jump when
     few episodes end between two reports. It is NaN before the first episode ends, as in RLlib.
@@ -36,16 +45,14 @@ class EpisodeWindow:
         self._count_since_report += len(returns)
         self.lifetime += len(returns)
 
-    def report(self) -> dict[str, float]:
-        """Statistics under RLlib's keys of `env_runners/`; resets those since the last report."""
+    def report(self) -> dict[str, Any]:
+        """Statistics under RLlib's keys of `env_runners/`, percentiles, and histograms, which are
+        lists of `HISTOGRAM_BINS` counts; resets the statistics since the last report."""
         total, count = self._sum_since_report, self._count_since_report
         self._sum_since_report, self._count_since_report = 0.0, 0
-        returns, lengths = self._returns, self._lengths
         return {
-            "episode_return_mean": sum(returns) / len(returns) if returns else math.nan,
-            "episode_return_min": min(returns, default=math.nan),
-            "episode_return_max": max(returns, default=math.nan),
-            "episode_len_mean": sum(lengths) / len(lengths) if lengths else math.nan,
+            **_distribution("episode_return", self._returns),
+            **_distribution("episode_len", self._lengths),
             "episode_return_mean_since_report": total / count if count else math.nan,
             "num_episodes": count,
             "num_episodes_lifetime": self.lifetime,
@@ -66,3 +73,25 @@ class EpisodeWindow:
         self._returns.extend(state["returns"])  # type: ignore[arg-type]
         self._lengths.extend(state["lengths"])  # type: ignore[arg-type]
         self.lifetime = int(state["lifetime"])  # type: ignore[call-overload]
+
+
+def _distribution(name: str, window: Iterable[float]) -> dict[str, Any]:
+    values = np.array([*window], dtype=np.float64)
+    if len(values):
+        low, high = float(values.min()), float(values.max())
+        mean, percentiles = float(values.mean()), np.percentile(values, PERCENTILES).tolist()
+        # `np.histogram` raises where rounding is all that values differ by.
+        place = (values - low) / (high - low) if high > low else np.zeros(len(values))
+        bins = np.minimum(place * HISTOGRAM_BINS, HISTOGRAM_BINS - 1).astype(np.int64)
+        counts = np.bincount(bins, minlength=HISTOGRAM_BINS).tolist()
+    else:
+        low = high = mean = math.nan
+        percentiles, counts = [math.nan] * len(PERCENTILES), [0] * HISTOGRAM_BINS
+    quantiles = {f"{name}_p{p}": value for p, value in zip(PERCENTILES, percentiles, strict=True)}
+    return {
+        f"{name}_mean": mean,
+        f"{name}_min": low,
+        f"{name}_max": high,
+        **quantiles,
+        f"{name}_histogram": counts,
+    }

@@ -103,7 +103,8 @@ def custom_block(metrics: CustomMetrics) -> dict[str, dict[str, float]]:
 
 def result_keys() -> list[str]:
     """Returns the paths of the numbers that every result holds, whatever the optimizer."""
-    episodes = [f"env_runners/{key}" for key in EpisodeWindow().report()]
+    report = EpisodeWindow().report().items()
+    episodes = [f"env_runners/{key}" for key, value in report if not isinstance(value, list)]
     return [*_TUNE_KEYS, *_COUNTS, *episodes]
 
 

@@ -123,6 +123,29 @@ def test_window_reports_last_episodes() -> None:
     assert (report["num_episodes"], report["num_episodes_lifetime"]) == (4, 4)
 
 
+def test_percentiles_and_histogram_of_the_window() -> None:
+    window = EpisodeWindow(window=101)
+    window.add(episodes(-50.0))
+    window.add(episodes(*np.random.default_rng(0).permutation(101).astype(float)))
+    report = window.report()
+    assert [report[f"episode_return_p{p}"] for p in (5, 25, 50, 75, 95)] == [5, 25, 50, 75, 95]
+    assert [report[f"episode_len_p{p}"] for p in (5, 95)] == [50.0, 950.0]
+    assert (report["episode_len_min"], report["episode_len_max"]) == (0.0, 1000.0)
+    # Bins of 5: the last one holds 95 to 100, both included.
+    assert report["episode_return_histogram"] == [5] * 19 + [6]
+    assert report["episode_len_histogram"] == [5] * 19 + [6]
+
+
+@pytest.mark.parametrize("second", [1.0, math.nextafter(1.0, 2.0)])
+def test_histogram_of_returns_that_hardly_differ(second: float) -> None:
+    window = EpisodeWindow()
+    window.add(episodes(1.0, second, second))
+    counts = window.report()["episode_return_histogram"]
+    assert len(counts) == 20
+    assert counts[0] == (3 if second == 1.0 else 1)
+    assert sum(counts) == 3
+
+
 def test_episode_memory_does_not_grow_without_reports() -> None:
     window = EpisodeWindow(window=3)
     window.add(episodes(1.0, 2.0, 3.0))
@@ -147,6 +170,8 @@ def test_statistics_are_nan_before_first_episode() -> None:
     report = EpisodeWindow().report()
     counts = {"num_episodes": 0, "num_episodes_lifetime": 0}
     assert {key: report.pop(key) for key in counts} == counts
+    for name in ("return", "len"):
+        assert report.pop(f"episode_{name}_histogram") == [0] * 20
     assert all(math.isnan(value) for value in report.values())
 
 
