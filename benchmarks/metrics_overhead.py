@@ -46,6 +46,7 @@ def calls_us(optimizer: Any) -> float:
     stats, load = type(optimizer.metrics)(optimizer.phases), type(optimizer.calls.load)()
     wait, apply, dispatch = (stats.timers[phase] for phase in optimizer.phases)
     no_episodes: Any = SimpleNamespace(returns=np.zeros(0), lengths=np.zeros(0, int))
+    actions: Any = SimpleNamespace(counts=([60, 40],), moments=None)
     started_s = time.perf_counter()
     for i in range(GRADIENTS):
         with wait:
@@ -53,10 +54,12 @@ def calls_us(optimizer: Any) -> float:
         with apply:
             parts = {"sample": 2e-4, "gradient": 1e-4, "other": 1e-5}
             stats.add_samples(100, no_episodes)
+            stats.actions.add(actions)
             stats.worker_times.add(1 + i % 4, parts, 100)
             stats.num_bytes_received += 4
             stats.add_lag(i, i + 1, computed=i)
             stats.num_gradients_accepted += 1
+            stats.add_update_rows(1, 100)
         with dispatch:
             pass
         if i % 1000 == 999:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from polopt.common.episodes import EpisodeStats
 from polopt.common.tracing import TRACER
+from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
@@ -44,6 +45,7 @@ class OptimizerStats:
         phases: names of the driver's timed phases of a step, which do not overlap. `report` and
             `evaluation` are added to them.
         worker_phases: names of phases that the driver does not spend its own time in.
+        actions: counts the actions of the policy's distribution.
 
     Attributes:
         num_env_steps_sampled: environment steps so far.
@@ -55,6 +57,7 @@ class OptimizerStats:
         gradient_lag: lag of the weights that gradients were computed with.
         rollouts: versions at which rollouts were completely learned from.
         episodes: statistics of the last episodes.
+        actions: distribution of the sampled actions.
         custom_metrics: what callbacks have returned for episodes.
         learner: statistics of the learner.
         timers: by phase, those of the workers after the driver's.
@@ -71,7 +74,12 @@ class OptimizerStats:
         num_early_stopped: fragments that ended early.
     """
 
-    def __init__(self, phases: Iterable[str] = (), worker_phases: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        phases: Iterable[str] = (),
+        worker_phases: Iterable[str] = (),
+        actions: ActionStats | None = None,
+    ) -> None:
         self.num_env_steps_sampled = 0
         self.num_env_steps_discarded = 0
         self.num_env_steps_trained = 0
@@ -80,6 +88,7 @@ class OptimizerStats:
         self.gradient_lag = LagMeter()
         self.rollouts = LearnedVersions()
         self.episodes = EpisodeWindow()
+        self.actions = actions or ActionStats()
         self.custom_metrics = CustomMetrics()
         self.learner = LearnerStats()
         self._driver_phases = (*phases, REPORT, EVALUATION)
@@ -217,6 +226,7 @@ class OptimizerStats:
             "startup_s": self.startup_s,
             "training_s": self.training_s,
             "interval_s": interval_s,
+            "actions": self.actions.report(),
             "policy_lag": self.lag.in_updates.report(),
             "policy_lag_rollouts": self.lag.in_rollouts.report(),
             "gradient_lag": self.gradient_lag.in_updates.report(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
+from polopt.metrics.actions import ActionStats
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.metrics.tab import Tab
 from polopt.policies.policy import Policy
@@ -73,7 +75,9 @@ class PolicyOptimizer(ABC):
         self.workers = workers
         self.config = config
         self.policy: Policy = workers.local.policy
-        self.metrics = OptimizerStats(self.phases, self.worker_phases)
+        dist = self.policy.dist
+        actions = ActionStats(dist.sizes, math.prod(dist.action_shape))
+        self.metrics = OptimizerStats(self.phases, self.worker_phases, actions)
         self.timers = self.metrics.timers
         self.calls = Calls(
             workers,
@@ -136,6 +140,7 @@ class PolicyOptimizer(ABC):
         counts, metrics = reply.counts, self.metrics
         metrics.add_samples(counts.env_steps, counts.episodes)
         metrics.num_env_steps_discarded += counts.env_steps_discarded
+        metrics.actions.add(counts.actions)
         metrics.custom_metrics.merge(counts.custom_metrics)
         self.policy.env_steps = metrics.num_env_steps_sampled
         self.policy.add_moments(counts.moments)

@@ -12,6 +12,7 @@ dtype).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,14 @@ class ActionDistribution(ABC):
         num_params: P, number of parameters for one observation.
         action_shape: shape of one action as stored in a batch.
         action_dtype: its dtype.
+        sizes: number of categories of each categorical action, which batches count from 0; empty:
+            actions are real numbers.
     """
 
     num_params: int
     action_shape: tuple[int, ...]
     action_dtype: np.dtype[Any]
+    sizes: Sequence[int] = ()
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:

@@ -17,6 +17,7 @@ class Categorical(ActionDistribution):
 
     def __init__(self, space: spaces.Discrete[Any]) -> None:
         self.num_params = int(space.n)
+        self.sizes = [self.num_params]
         self.action_shape = ()
         self.action_dtype = np.dtype(np.int64)
         self._start = int(space.start)

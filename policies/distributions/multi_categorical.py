@@ -12,14 +12,11 @@ from polopt.policies.distributions.base import ActionDistribution, gumbel
 
 
 class MultiCategorical(ActionDistribution):
-    """Independent categorical actions; `params` are their concatenated logits `[B, sum of sizes]`.
-
-    Attributes:
-        sizes: number of categories of each.
-    """
+    """Independent categorical actions; `params` are their concatenated logits `[B, sum of
+    sizes]`."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
-        self.sizes = [int(n) for n in space.nvec.reshape(-1)]
+        self.sizes: list[int] = [int(n) for n in space.nvec.reshape(-1)]
         self._space_shape = tuple(space.shape)
         self._start = space.start.reshape(-1)
         self._offsets = np.cumsum([0, *self.sizes])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,10 +12,12 @@ from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.tracing import TRACER
+from polopt.metrics.actions import ActionSums
 from polopt.metrics.custom_metrics import CustomMetrics, Values
 from polopt.metrics.learner import mean_stats
 
 _NO_EPISODES = EpisodeStats.empty()
+_NO_ACTIONS = ActionSums()
 
 
 class Counts(NamedTuple):
@@ -30,6 +32,7 @@ class Counts(NamedTuple):
         episodes: episodes that ended in them.
         moments: of their observations and discounted returns, to be merged into those of the
             driver's policy; None if it does not normalise, or nothing was sampled.
+        actions: of these steps, as sampled from the policy's distribution.
         lags: of each batch that the worker itself learned from, `(updates, batches)`: how many it
             had learned since it had the weights that acted; the oldest, if there were several.
         faults: exceptions of environments, and non-finite values.
@@ -52,6 +55,7 @@ class Counts(NamedTuple):
     env_steps_discarded: int = 0
     episodes: EpisodeStats = _NO_EPISODES
     moments: Moments | None = None
+    actions: ActionSums = _NO_ACTIONS
     lags: tuple[tuple[int, int], ...] = ()
     faults: DataFaults = NO_FAULTS
     num_non_finite: int = 0
@@ -85,6 +89,7 @@ class CallRecord:
         self._inner_s = [0.0]  # of the phases within each open phase
         self._episodes: list[EpisodeStats] = []
         self.moments: Moments | None = None
+        self._actions = _NO_ACTIONS
         self._faults: list[DataFaults] = []
         self._trained: list[tuple[Mapping[str, float], int]] = []
 
@@ -108,12 +113,25 @@ class CallRecord:
         self._seconds[name] = self._seconds.get(name, 0.0) + duration_s
 
     def sampled(
-        self, batch: SampleBatch, moments: Moments | None = None, early_stopped: bool = False
+        self,
+        batch: SampleBatch,
+        sizes: Sequence[int],
+        moments: Moments | None = None,
+        early_stopped: bool = False,
     ) -> None:
-        """Counts a fragment whose values are finite, with its moments."""
+        """Counts a fragment whose values are finite.
+
+        Args:
+            batch: the fragment.
+            sizes: of its actions; see `ActionDistribution`.
+            moments: see `SampleBatch.moments`.
+            early_stopped: whether it ended early.
+        """
         self.env_steps += batch.env_steps
         self._episodes.append(batch.episodes)
         self.moments = merged(self.moments, moments)
+        valid = batch.flat("valid")
+        self._actions = self._actions.merge(ActionSums.of(batch.flat("actions")[valid], sizes))
         self.num_early_stopped += early_stopped
         self.fault(batch.faults)
 
@@ -142,6 +160,7 @@ class CallRecord:
         self.env_steps_discarded += counts.env_steps_discarded
         self._episodes.append(counts.episodes)
         self.moments = merged(self.moments, counts.moments)
+        self._actions = self._actions.merge(counts.actions)
         self.num_non_finite += counts.num_non_finite
         self.num_early_stopped += counts.num_early_stopped
         self.restarts_below += counts.restarts_below
@@ -165,6 +184,7 @@ class CallRecord:
             env_steps_discarded=self.env_steps_discarded,
             episodes=EpisodeStats.concat(self._episodes) if self._episodes else _NO_EPISODES,
             moments=self.moments,
+            actions=self._actions,
             lags=tuple(self.lags),
             faults=DataFaults.concat(self._faults) if self._faults else NO_FAULTS,
             num_non_finite=self.num_non_finite,

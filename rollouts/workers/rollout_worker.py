@@ -245,7 +245,8 @@ class RolloutWorker:
             moments, batch.moments = batch.moments, None
             if not batch.faults.non_finite:
                 steps = request.steps or sampler.fragment_length
-                self.record.sampled(batch, moments, early_stopped=batch.shape[0] < steps)
+                sizes, early = self.policy.dist.sizes, batch.shape[0] < steps
+                self.record.sampled(batch, sizes, moments, early_stopped=early)
                 self.new_moments = merged(self.new_moments, moments)
                 self.finite("fragments")
                 self.end_episodes(sampler.ended or ())

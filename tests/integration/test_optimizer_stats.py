@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, type[PolicyOptimizer]] = {
     for cls in (AsyncGradients, SyncGradients, SyncSamples, AsyncSamples, DecentralizedAllReduce)
 }
 LAGS = {"policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts"}
-NESTED = {"driver", "workers", "machine", "requests_in_flight"}
+NESTED = {"actions", "driver", "workers", "machine", "requests_in_flight"}
 SECONDS = {"startup_s", "training_s", "interval_s"}
 COMMON = {
     *NESTED,
@@ -84,6 +84,8 @@ def test_optimizer_block_has_one_shape_from_the_start(worker_pool: Pool, name: s
         stats = optimizer.stats()
         assert shape(stats) == shape(first)
         assert all(sum(stats[lag]["histogram"]) > 0 for lag in LAGS)
+        assert stats["rows_per_update"] > 0.0
+        assert sum(stats["actions"]["histogram"]["0"]) > 0
         assert sum(stats[f"{phase}_time_ms"] for phase in optimizer.timers) > 0.0
     optimizer.set_state(optimizer.get_state())
     assert shape(optimizer.stats()) == shape(first)

@@ -1,0 +1,132 @@
+"""The distribution of actions in results: counted in the worker, once, whatever the space."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from fakes import FakeRay, FakeWorkerSet, make_optimizer, worker_config
+from gymnasium import spaces
+from policy_helpers import small_policy
+from toy_envs import random_batch
+
+from polopt.metrics.actions import ActionStats, ActionSums
+from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.distributions.factory import make_distribution
+from polopt.rollouts.workers.counts import CallRecord
+
+
+def reported(sizes: list[int], dimensions: int, *parts: np.ndarray) -> dict[str, Any]:
+    stats = ActionStats(sizes, dimensions)
+    for part in parts:
+        stats.add(ActionSums.of(part, sizes))
+    return stats.report()
+
+
+def test_categories_are_counted_over_fragments() -> None:
+    first, second = np.array([0, 2, 2, 2]), np.array([1, 0])
+    assert reported([4], 1, first, second) == {"histogram": {"0": [2, 1, 3, 0]}}
+
+
+def test_last_bin_holds_all_further_categories() -> None:
+    actions = np.array([0, 30, 31, 32, 99, 99])
+    (counts,) = reported([100], 1, actions)["histogram"].values()
+    assert len(counts) == 32
+    assert (counts[0], counts[30], counts[31]) == (1, 1, 4)
+
+
+def test_parts_of_a_multi_discrete_action_are_apart() -> None:
+    actions = np.array([[0, 2], [1, 2], [1, 0]])
+    assert reported([2, 3], 2, actions) == {"histogram": {"0": [1, 2], "1": [1, 0, 2]}}
+    many = reported([2] * 9, 9, np.zeros((5, 9), np.int64))["histogram"]
+    assert many == {str(part): [5, 0] for part in range(8)}
+
+
+def test_real_actions_have_mean_and_deviation() -> None:
+    """Exact also where the mean is large: squares of float32 have no digits left there."""
+    rng = np.random.default_rng(0)
+    parts = [(1e4 + rng.normal(0.0, [1.0, 0.01], (n, 2))).astype(np.float32) for n in (7, 0, 50)]
+    every = np.concatenate(parts).astype(np.float64)
+    report = reported([], 2, *parts)
+    np.testing.assert_allclose(report["mean"], every.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(report["std"], every.std(axis=0), rtol=1e-6)
+    assert len(reported([], 40, np.zeros((3, 40), np.float32))["std"]) == 32
+
+
+def test_report_has_one_shape_and_begins_anew() -> None:
+    stats = ActionStats([3])
+    assert stats.report() == {"histogram": {"0": [0, 0, 0]}}
+    stats.add(ActionSums.of(np.array([1]), [3]))
+    stats.add(ActionSums())
+    assert stats.report() == {"histogram": {"0": [0, 1, 0]}}
+    assert stats.report() == {"histogram": {"0": [0, 0, 0]}}
+    real = ActionStats(dimensions=2)
+    for sums in (None, ActionSums.of(np.zeros((0, 2), np.float32), [])):
+        if sums is not None:
+            real.add(sums)
+        report = real.report()
+        assert [len(report[key]) for key in ("mean", "std")] == [2, 2]
+        assert all(map(math.isnan, [*report["mean"], *report["std"]]))
+
+
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_rows_that_are_not_valid_do_not_count(space: str) -> None:
+    policy = small_policy("ppo")
+    batch = random_batch(policy, 6, 2, np.random.default_rng(0), valid_share=0.5)
+    valid = batch["valid"]
+    assert 0 < valid.sum() < 12
+    sizes: list[int] = []
+    if space == "discrete":
+        sizes, batch["actions"] = [2], np.where(valid, 1, 0)
+    else:
+        batch["actions"] = np.where(valid, 3.0, 99.0)[..., None].astype(np.float32)
+    record, above = CallRecord(), CallRecord()
+    record.sampled(batch, sizes)
+    above.add(record.counts(0, None))  # of a worker below
+    above.sampled(batch, sizes)
+    stats = ActionStats(sizes, 1)
+    stats.add(above.counts(0, None).actions)
+    steps = 2 * batch.env_steps
+    expected = {"histogram": {"0": [0, steps]}} if sizes else {"mean": [3.0], "std": [0.0]}
+    assert stats.report() == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "sizes"),
+    [
+        (spaces.Discrete(5, start=-2), [5]),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), [2, 3, 4, 5]),
+        (spaces.Box(-1.0, 1.0, (2, 3)), []),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("squash", [False, True])
+def test_distributions_say_their_categories(
+    space: gymnasium.Space[Any], sizes: list[int], squash: bool
+) -> None:
+    dist = make_distribution(space, squash)
+    actions = dist.random(np.random.default_rng(0), 50)
+    report = reported(list(dist.sizes), math.prod(dist.action_shape), actions)
+    assert list(dist.sizes) == sizes
+    if sizes:
+        assert [len(counts) for counts in report["histogram"].values()] == sizes
+        assert all(sum(counts) == 50 for counts in report["histogram"].values())
+    else:
+        assert [len(report[key]) for key in ("mean", "std")] == [6, 6]
+
+
+def test_each_step_of_a_run_is_counted_once() -> None:
+    """`Drift` has the actions -1, 0 and 1; its fragments are learned from in two epochs."""
+    config = worker_config("ppo", rollout={"num_workers": 3}, num_sgd_iter=2)
+    optimizer = make_optimizer(SyncSamples, FakeWorkerSet(config, FakeRay()), train_batch_size=30)
+    sampled = 0
+    for _ in range(3):
+        optimizer.step()
+        block = optimizer.stats()
+        (counts,) = block["actions"]["histogram"].values()
+        assert len(counts) == 3
+        assert sum(counts) == block["num_env_steps_sampled"] - sampled > 0
+        sampled = block["num_env_steps_sampled"]
