@@ -45,8 +45,9 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
         iteration: from 1.
         rng: of the noise.
         **options: `config`, `num_workers`, `level` (return that is reached), `new_keys`
-            (False: without the blocks of shares), `done`, counters of faults, and `evaluated`:
-            return and steps of an evaluation by iteration.
+            (False: without the blocks of shares), `done`, counters of faults, `evaluated`: return
+            and steps of an evaluation by iteration, and `action_sizes` or `action_dimensions` of
+            the action space.
     """
     workers = options.get("num_workers", 2)
     steps_per_iteration = _SPEEDS.get(optimizer, 800)
@@ -78,6 +79,7 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
             share = {phase: v * (1 - startup) for phase, v in block["driver"]["share"].items()}
             block["driver"] = {**block["driver"], "share": {**share, "startup": startup}}
         block.update(_counts(optimizer, iteration, rng))
+        block["actions"] = _actions(iteration, options)
     evaluation: dict[str, Any] = {}
     if "evaluated" in options:
         mean, at = options["evaluated"].get(iteration, (math.nan, 0))
@@ -86,10 +88,8 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
     return {
         **evaluation,
         "env_runners": {
-            "episode_return_mean": math.nan if iteration == 1 else reward,
-            "episode_return_min": reward * 0.5,
-            "episode_return_max": reward * 1.2,
-            "episode_len_mean": reward,
+            **_distribution("episode_return", reward, new=iteration > 1),
+            **_distribution("episode_len", reward, new=iteration > 1),
             "num_episodes": 5,
         },
         "num_env_steps_sampled_lifetime": steps,
@@ -104,6 +104,30 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
         "timestamp": int(time.time()),
         "config": options.get("config", {}),
     }
+
+
+def _distribution(name: str, mean: float, new: bool) -> dict[str, Any]:
+    """Of the last episodes, around a mean; NaN before the first one."""
+    parts = {"min": 0.5, "p5": 0.6, "p25": 0.85, "p50": 1.02, "p75": 1.1, "p95": 1.18, "max": 1.2}
+    counts = [index * (3 if index < 14 else 1) % 11 if new else 0 for index in range(20)]
+    known = {f"{name}_{part}": mean * part_ if new else math.nan for part, part_ in parts.items()}
+    return {
+        f"{name}_mean": mean if new else math.nan,
+        **known,
+        f"{name}_histogram": counts,
+    }
+
+
+def _actions(iteration: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Of two categories, of which the second is preferred more and more; or of a Box."""
+    if dimensions := options.get("action_dimensions"):
+        mean = [index + 0.01 * iteration for index in range(dimensions)]
+        return {"mean": mean, "std": [1.0 / (1.0 + 0.01 * iteration)] * dimensions}
+    sizes = options.get("action_sizes", (2,))
+    bins = {str(part): [100] * size for part, size in enumerate(sizes)}
+    for counts in bins.values():
+        counts[-1] += 10 * iteration
+    return {"histogram": bins}
 
 
 _LAGS = ("policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts")
@@ -190,7 +214,7 @@ def _counts(optimizer: str, iteration: int, rng: random.Random) -> dict[str, Any
         "num_bytes_sent": iteration * 1_000_000,
         "num_bytes_received": iteration * 1_500_000,
         "machine": {"cpu_share": 0.7, "num_cpus": 16, "load_1m": 4.0},
-        "rows_per_update": 20.0 if gradients else 0.0,
+        "rows_per_update": 20.0 if gradients else 128.0,
         "requests_in_flight": {"mean": rng.uniform(1, 2), "max": 2},
         "num_gradients_accepted": gradients,
         "num_gradients_stale": gradients // 20,
@@ -231,6 +255,8 @@ def _learner(iteration: int, rng: random.Random) -> dict[str, float]:
         "mean_kl_loss": abs(rng.gauss(0.01, 0.004)),
         "clip_fraction": abs(rng.gauss(0.1, 0.02)),
         "vf_explained_var": min(1.0, 0.4 + iteration / 300),
+        "vf_predicted_mean": 20.0 + iteration + math.sin(iteration),
+        "vf_target_mean": 22.0 + iteration,
         "grad_norm": 1.0 + rng.random(),
         "default_optimizer_learning_rate": 2e-3 * max(0.1, 1 - iteration / 300),
     }

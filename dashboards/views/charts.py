@@ -121,7 +121,7 @@ def heat_map(
         x=at,
         y=np.arange(num_bins),
         z=np.round(shares.T, 5),
-        colorscale=_HEAT,
+        colorscale=HEAT,
         zmin=0.0,
         zmax=max(0.05, float(shares.max(initial=0.0))),
         colorbar={"title": {"text": "share"}, "thickness": 12, "tickformat": ".0%"},
@@ -141,8 +141,9 @@ def heat_map(
     return Panel(*panel, figure=figure, run=run.label)
 
 
-# From transparent, so that empty bins have the background of the page, light or dark.
-_HEAT = [
+#: Colors of shares. From transparent, so that empty bins have the background of the page, light or
+#: dark.
+HEAT = [
     [0.0, "rgba(47,126,216,0)"],
     [0.25, "rgba(47,126,216,0.55)"],
     [0.6, "rgba(180,90,214,0.85)"],

@@ -1,11 +1,25 @@
-"""The tab of the learner: losses, entropy, KL, gradient norm, learning rate."""
+"""The tab of the learner: losses, entropy, KL, gradient norm, learning rate, values, rows."""
 
 from __future__ import annotations
 
-from polopt.dashboards.data.selection import Selection
-from polopt.dashboards.views.charts import run_lines
-from polopt.dashboards.views.drawing import Panel
+import numpy as np
 
+from polopt.dashboards.data.colors import evaluation_dash
+from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.views.charts import run_lines
+from polopt.dashboards.views.drawing import (
+    MOST_BANDS,
+    Array,
+    Panel,
+    add_curve,
+    new_figure,
+    not_in_results,
+    pixel_columns,
+)
+from polopt.dashboards.views.faults import add_fault_marks
+
+_BLOCK = "learners/default_policy/"
+_PREDICTED, _TARGET = _BLOCK + "vf_predicted_mean", _BLOCK + "vf_target_mean"
 _PLOTS = {
     "policy_loss": ("Policy loss", "Near 0 by construction; a growing magnitude is a warning."),
     "vf_loss": ("Value loss", "Falls while the critic learns; returns that grow raise it again."),
@@ -23,13 +37,73 @@ _PLOTS = {
 
 
 def panels(selection: Selection) -> list[Panel]:
-    """A plot for each statistic of the learner."""
-    return [
+    """A plot for each statistic of the learner, values against value targets, rows per update."""
+    statistics = [
         run_lines(
             (key, title, help_),
             selection,
-            f"learners/default_policy/{key}",
+            f"{_BLOCK}{key}",
             title.lower(),
         )
         for key, (title, help_) in _PLOTS.items()
     ]
+    return [*statistics, _values(selection), _bias(selection), _rows(selection)]
+
+
+def _values(selection: Selection) -> Panel:
+    """The mean value and the mean value target of each run, in the color of its group."""
+    panel = (
+        "values",
+        "Value predicted and return obtained",
+        "Means over the rows that were learned from. Solid: the value function; the other dash: "
+        "its target, the discounted return with the value of what follows (of normalised rewards "
+        "where the policy normalises them). Values above their targets for long: the critic is too "
+        "optimistic.",
+    )
+    drawn = []
+    for run in selection.runs:
+        x = selection.x_of(run)
+        columns = run.trial.rows.columns([_PREDICTED, _TARGET])
+        if x is not None and len(columns) == 2:
+            drawn.append((run, x, columns))
+    if not drawn:
+        return not_in_results(*panel, _PREDICTED, _TARGET)
+    figure = new_figure(selection.x_title, "value")
+    pixels = pixel_columns(2 * len(drawn))
+    seen: set[str] = set()
+    for run, x, columns in drawn:
+        for name, kind, dash in (
+            (_PREDICTED, "predicted", run.look.dash),
+            (_TARGET, "target", evaluation_dash(run.look.dash)),
+        ):
+            label = f"{run.group}, {kind}"
+            add_curve(
+                figure, x, columns[name], name=label, color=run.color, columns=pixels, dash=dash,
+                legend=label not in seen, band=len(drawn) <= MOST_BANDS // 2,
+            )  # fmt: skip
+            seen.add(label)
+    add_fault_marks(figure, selection, [run for run, _, _ in drawn])
+    return Panel(*panel, figure=figure)
+
+
+def _bias(selection: Selection) -> Panel:
+    def predicted_too_much(run: Run, predicted: Array) -> Array:
+        target = run.trial.values(_TARGET)
+        return np.full(len(predicted), np.nan) if target is None else predicted - target
+
+    panel = (
+        "value-bias",
+        "Bias of the values",
+        "Mean value minus mean value target: above 0 the value function predicts too much.",
+    )
+    return run_lines(panel, selection, _PREDICTED, "value", transform=predicted_too_much)
+
+
+def _rows(selection: Selection) -> Panel:
+    panel = (
+        "rows-per-update",
+        "Rows per update",
+        "Rows that the gradient of an update is the mean over, of all learners or workers "
+        "together. 0: the result has no update.",
+    )
+    return run_lines(panel, selection, "optimizer/rows_per_update", "rows", from_zero=True)

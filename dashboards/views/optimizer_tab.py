@@ -10,6 +10,7 @@ from polopt.dashboards.data.colors import phase_color
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import heat_map, named_lines, run_lines
 from polopt.dashboards.views.drawing import Panel, escaped, new_figure
+from polopt.dashboards.views.episodes import episode_panels
 from polopt.dashboards.views.shares import (
     driver_panels,
     driver_times,
@@ -25,7 +26,8 @@ _MOST_EXTRA = 20
 
 
 def panels(selection: Selection, tab: OptimizerTab) -> list[Panel]:
-    """Shares of time, what the optimizer declares, times of phases, workers, traffic, scaling.
+    """Shares of time, what the optimizer declares, times of phases, workers, traffic, scaling,
+    episodes and actions.
 
     Args:
         selection: runs of this optimizer, and the run in focus.
@@ -46,6 +48,7 @@ def panels(selection: Selection, tab: OptimizerTab) -> list[Panel]:
         worker_times(selection, run),
         *worker_panels(selection, run),
         *efficiency(selection),
+        *episode_panels(selection, run),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from polopt.common.config import ConfigError
 from polopt.dashboards import report
 from polopt.dashboards.data.results import RETURN, ResultsDirectory
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
-from polopt.dashboards.views import compare, experiments, fault_tab, optimizer_tab
+from polopt.dashboards.views import compare, experiments, fault_tab, learner, optimizer_tab
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import tabs_of
 from polopt.metrics.tab import OptimizerTab, Plot, Tab
@@ -510,6 +511,126 @@ def write_plugin(results: Path, content: str) -> None:
         block["driver"] = {"share": share, "p50_ms": {"think": 2.0}, "p99_ms": {"think": 3.0}}
     (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "optimizer.json").write_text(content)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+
+
+def test_newest_episodes_are_bars_of_their_bins(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 4)
+    block = rows_of(folder)[-1]["env_runners"]
+    selection = select(results)
+    for which in ("return", "len"):
+        figure = of_optimizer(selection)[f"{which}-histogram"].figure
+        assert figure is not None
+        (bars,) = figure.data
+        low, high = block[f"episode_{which}_min"], block[f"episode_{which}_max"]
+        assert list(bars.y) == block[f"episode_{which}_histogram"]
+        np.testing.assert_allclose(bars.x[0] - bars.width / 2, low)
+        np.testing.assert_allclose(bars.x[-1] + bars.width / 2, high)
+        assert bars.marker.color == selection.runs[0].color
+        (line,) = figure.layout.shapes
+        assert line.x0 == block[f"episode_{which}_p50"]
+
+
+def test_equal_returns_are_one_bar_of_some_width(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 3)
+    lines = rows_of(folder)
+    same = {f"episode_return_{part}": 9.0 for part in ("min", "max", "p50")}
+    lines[-1]["env_runners"] |= {**same, "episode_return_histogram": [7] + [0] * 19}
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (bars,) = curves(of_optimizer(select(results))["return-histogram"]).values()
+    assert (list(bars.x), list(bars.y), bars.width) == ([9.0], [7], 1.0)
+
+
+def test_bands_of_episodes_hold_half_and_ninety_percent(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 5)
+    blocks = [row["env_runners"] for row in rows_of(folder)][1:]  # before it no episode has ended
+    panel = of_optimizer(select(results))["return-quantiles"]
+    assert panel.figure is not None
+    wide, narrow, *lines = panel.figure.data
+    for band, low, high in ((wide, "p5", "p95"), (narrow, "p25", "p75")):
+        edges = [block[f"episode_return_{high}"] for block in blocks]
+        edges += [block[f"episode_return_{low}"] for block in reversed(blocks)]
+        np.testing.assert_allclose(band.y, edges)
+    parts = {"median": "p50", "least": "min", "greatest": "max"}
+    assert {line.name for line in lines} == set(parts)
+    for line in lines:
+        expected = [block[f"episode_return_{parts[line.name]}"] for block in blocks]
+        np.testing.assert_allclose(line.y, expected)
+        assert list(line.x) == [1.0, 1.5, 2.0, 2.5]
+
+
+def test_episodes_are_missing_before_the_first_one(results: Path) -> None:
+    write_trial(results, "sync_samples", 0, 1)
+    panels = of_optimizer(select(results))
+    for key in ("return-histogram", "return-quantiles", "len-histogram", "len-quantiles"):
+        assert panels[key].missing == "No episode has ended in this run"
+
+
+def test_shares_of_each_part_of_an_action_sum_to_one(results: Path) -> None:
+    write_trial(results, "sync_samples", 0, 4, action_sizes=(2, 12))
+    figure = of_optimizer(select(results))["actions"].figure
+    assert figure is not None
+    (cells,) = figure.data
+    assert list(cells.y) == ["0: 0", "0: 1", *(f"1: {index}" for index in range(12))]
+    shares = np.array(cells.z)
+    np.testing.assert_allclose(shares[:2].sum(axis=0), 1.0, atol=1e-4)
+    np.testing.assert_allclose(shares[2:].sum(axis=0), 1.0, atol=1e-4)
+    # The generator chooses the last category of each part more and more.
+    np.testing.assert_allclose(
+        shares[1], [(100 + 10 * i) / (200 + 10 * i) for i in range(1, 5)], atol=1e-4
+    )
+
+
+def test_interval_without_actions_has_no_shares(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 3)
+    lines = rows_of(folder)
+    lines[1]["optimizer"]["actions"]["histogram"]["0"] = [0, 0]
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = of_optimizer(select(results))["actions"].figure
+    assert figure is not None
+    assert list(figure.data[0].y) == ["0", "1"]
+    np.testing.assert_array_equal(np.sum(figure.data[0].z, axis=0), [1.0, 0.0, 1.0])
+
+
+def test_real_actions_have_a_line_for_each_dimension(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 4, action_dimensions=11)
+    panels = of_optimizer(select(results))
+    assert "actions" not in panels
+    for statistic in ("mean", "std"):
+        drawn = curves(panels[f"action-{statistic}"])
+        assert list(drawn) == [f"dimension {index}" for index in range(9)]
+        assert panels[f"action-{statistic}"].help.endswith("The first 9 of 11.")
+        expected = [row["optimizer"]["actions"][statistic][3] for row in rows_of(folder)]
+        np.testing.assert_allclose(drawn["dimension 3"].y, expected)
+
+
+def test_values_are_drawn_beside_their_targets(results: Path) -> None:
+    for optimizer in ("sync_samples", "async_gradients"):
+        for seed in range(2):
+            folder = write_trial(results, optimizer, seed, 4)
+    blocks = [row["learners"]["default_policy"] for row in rows_of(folder)]
+    selection = select(results)
+    panels = by_key(learner.panels(selection))
+    figure = panels["values"].figure
+    assert figure is not None
+    for run in selection.runs:
+        pair = [t for t in figure.data if t.name.startswith(f"{run.group}, ")]
+        assert {trace.line.color for trace in pair} == {run.color}
+        dashes = {trace.name: trace.line.dash for trace in pair}
+        assert len(set(dashes.values())) == 2
+        assert sum(trace.showlegend for trace in pair) == 2
+    predicted = next(t for t in figure.data if t.name == "A3C, predicted")
+    target = next(t for t in figure.data if t.name == "A3C, target")
+    np.testing.assert_allclose(predicted.y, [block["vf_predicted_mean"] for block in blocks])
+    np.testing.assert_allclose(target.y, [block["vf_target_mean"] for block in blocks])
+    bias = curves(panels["value-bias"])["A3C"].y
+    np.testing.assert_allclose(bias, [math.sin(i) - 2.0 for i in range(1, 5)])
+    rows = curves(panels["rows-per-update"])
+    assert list(rows["SyncPPO"].y) == [128.0] * 4
+    assert list(rows["A3C"].y) == [20.0] * 4
 
 
 def test_plugin_has_a_tab_with_its_phases_and_numbers(results: Path) -> None:
