@@ -58,7 +58,8 @@ class Tab:
     """What an optimizer declares: its class attribute `tab`.
 
     Every optimizer's tab shows the shares of time of driver and workers, the times of the phases,
-    each worker, traffic, and a plot of each number of `extra_stats` that no plot shows.
+    each worker, traffic, episodes and actions, and a plot of each number of `extra_stats` that no
+    plot shows.
 
     Attributes:
         driver: how to read the shares of the driver's phases.

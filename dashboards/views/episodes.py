@@ -19,6 +19,7 @@ from polopt.dashboards.views.drawing import (
     pixel_columns,
 )
 from polopt.dashboards.views.faults import add_fault_marks
+from polopt.metrics.actions import MOST_CATEGORIES
 from polopt.metrics.episodes import HISTOGRAM_BINS, PERCENTILES
 
 _BLOCK = "env_runners/"
@@ -44,7 +45,7 @@ def _histogram(run: Run, which: str, title: str, x_title: str) -> Panel:
         f"{which}-histogram",
         title,
         "The last 100 episodes before the newest result, in bins from the least to the greatest; "
-        "the line is the median. Two peaks: the policy fails from some initial states.",
+        "the line is the median. Two peaks: the policy may fail from some initial states.",
     )
     bins = [f"{name}_histogram/{bin_}" for bin_ in range(HISTOGRAM_BINS)]
     found = run.trial.rows.columns([*bins, f"{name}_min", f"{name}_max", f"{name}_p50"])
@@ -136,7 +137,7 @@ def _shares(selection: Selection, run: Run) -> Panel:
         "actions",
         "Shares of actions",
         "Of the sampled actions of each result. One row at 100 percent: the policy has become "
-        "deterministic. A row 31 holds all further actions.",
+        "deterministic.",
     )
     prefix = f"{_ACTIONS}histogram/"
     x = selection.x_of(run)
@@ -155,6 +156,11 @@ def _shares(selection: Selection, run: Run) -> Panel:
     totals = np.stack([counts[:, parts == part].sum(axis=1) for part in parts], axis=1)
     shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
     labels = _row_names(places)
+    if max(category for _, category in places) == MOST_CATEGORIES - 1:
+        panel = (
+            *panel[:2],
+            f"{panel[2]} Row {MOST_CATEGORIES - 1} holds all further actions, too.",
+        )
     figure = new_figure(selection.x_title, "action")
     figure.add_heatmap(
         x=at,

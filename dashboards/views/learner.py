@@ -55,10 +55,10 @@ def _values(selection: Selection) -> Panel:
     panel = (
         "values",
         "Value predicted and return obtained",
-        "Means over the rows that were learned from. Solid: the value function; the other dash: "
-        "its target, the discounted return with the value of what follows (of normalised rewards "
-        "where the policy normalises them). Values above their targets for long: the critic is too "
-        "optimistic.",
+        "Means over the rows that were learned from. Dotted, or with another dash: the value "
+        "target, which is the discounted return with the value of what follows (of normalised "
+        "rewards where the policy normalises them). Values above their targets for long: the "
+        "critic is too optimistic.",
     )
     drawn = []
     for run in selection.runs:
