@@ -197,6 +197,9 @@ class FakeActor:
         inherited = next((arg.error for arg in args if isinstance(arg, Ref) and arg.error), None)
         args = tuple(arg.value if isinstance(arg, Ref) else arg for arg in args)
         name, shown = method, args
+        if method == "run_encoded":
+            number, function, given = cloudpickle.loads(args[0])
+            method, args = "run", (number, function, *given)
         if method == "run":
             fn = cloudpickle.loads(args[1])
             name, shown = getattr(fn, "__name__", type(fn).__name__), args[2:]

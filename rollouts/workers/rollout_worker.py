@@ -163,6 +163,15 @@ class RolloutWorker:
         record.env_statistics = self._due_statistics()
         return Answer(value, record.counts(self.policy.version, value), failed)
 
+    def run_encoded(self, call: bytes) -> Answer:
+        """As `run`, with all its arguments encoded by cloudpickle."""
+        try:
+            number, function, args = cloudpickle.loads(call)
+        except Exception as error:  # as in `run`
+            self.record = CallRecord()
+            return self.refuse(f"its arguments cannot be unpickled in the worker: {error!r}")
+        return self.run(number, function, *args)
+
     def run_here(self, call: int, fn: Callable[..., Any], *args: Any) -> tuple[Any, Counts]:
         """As `run`, for a caller in this process: exceptions reach it unchanged."""
         outer, self.record = self.record, CallRecord()

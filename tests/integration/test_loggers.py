@@ -66,6 +66,8 @@ def train(folder: Path, callbacks: list[tune.Callback]) -> tuple[dict[str, Logge
         "num_workers": 1,
         "rollout_fragment_length": 16,
         "min_sample_timesteps_per_iteration": 200,
+        "evaluation_interval": 1,
+        "evaluation_duration": 1,
         "model": {"fcnet_hiddens": [8]},
     }
     handler = Warnings()

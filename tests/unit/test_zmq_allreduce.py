@@ -74,8 +74,8 @@ class Ranks:
         return caught.value, time.monotonic() - began_s
 
     def close(self) -> None:
-        for rank in self.ranks:
-            rank.close()
+        # At once, as in processes of their own: each may wait for a partner that has left.
+        self.on_all(lambda rank: self.ranks[rank].close())
         self.threads.shutdown()
 
 
