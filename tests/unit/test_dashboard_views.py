@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -409,21 +408,6 @@ def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
     assert table.rows[0] == ["SyncPPO, lr 0.001, num_sgd_iter 4", "0.001", "4"]
 
 
-def test_length_of_a_report_is_bounded(results: Path, tmp_path: Path) -> None:
-    plots = {}
-    for trials in (6, 7, 12):
-        write_sweep(results, trials)
-        report.write_report(results, tmp_path / "report.html")
-        text = (tmp_path / "report.html").read_text()
-        plots[trials] = text.count("draw('p")
-        assert ("groups with lower returns are left out" in text) == (trials > 6)
-        titles = set(re.findall(r'<h2 id="s\d+">SyncSamples: ([^<]*)', text))
-        lowest = (trials - 6) * 0.001 + 0.0005
-        kept = {run.group for run in select(results).runs if run.trial.config["lr"] > lowest}
-        assert titles == kept
-    assert plots[6] == plots[7] == plots[12] > 20
-
-
 def test_filters_choose_by_optimizer_config_and_seed(results: Path) -> None:
     write_examples(results, seeds=2, iterations=2)
     trials = [run.trial for run in select(results).runs]
@@ -724,30 +708,6 @@ def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
-
-
-def test_report_writes_csv_of_each_plot(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_examples(results, seeds=1, iterations=4)
-
-    def without_browser(*_: Any, **__: Any) -> None:
-        raise RuntimeError("Kaleido requires Google Chrome")
-
-    monkeypatch.setattr("plotly.io.write_images", without_browser)
-    figures = tmp_path / "figures"
-    (note,) = report.write_report(results, tmp_path / "report.html", figures)
-    assert "Kaleido requires Google Chrome" in note
-    with (figures / "compare-return-steps.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {row["curve"] for row in rows} >= {"A3C (n=1)", "SyncPPO (n=1)"}
-    trial = next(run.trial for run in select(results).runs if run.group == "A3C")
-    returns = trial.values(RETURN)
-    assert returns is not None
-    found = [float(row["y"]) for row in rows if row["curve"] == "A3C (n=1)"]
-    np.testing.assert_allclose(found, returns[1:])
-    with (figures / "async-gradients-gradient-lag.csv").open() as file:
-        assert {*csv.DictReader(file).fieldnames} == {"curve", "x", "y", "z"}  # type: ignore[misc]
 
 
 def test_report_refuses_what_it_cannot_use(results: Path, tmp_path: Path) -> None:
