@@ -44,6 +44,8 @@ class SyncSamplesConfig(OptimizerConfig):
     fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
     fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
 
+    aliases: ClassVar[Mapping[str, str]] = {"train_batch_size_per_learner": "train_batch_size"}
+
 
 def sample(worker: RolloutWorker, weights: Weights | None) -> SampleBatch:
     """Runs in a worker: takes over weights, and samples a fragment `[T, N]` with them."""

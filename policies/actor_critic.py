@@ -81,6 +81,9 @@ class ActorCriticConfig(PolicyConfig):
         "minibatch_size": "sgd_minibatch_size",
         "entropy_coeff_schedule": "entropy_coeff",
     }
+    removed: ClassVar[Mapping[str, str]] = {
+        "use_gae": "advantages are those of GAE; 'lambda' of 1 makes them returns minus values",
+    }
 
     @pydantic.model_validator(mode="after")
     def _refuse_bound_of_nothing(self) -> ActorCriticConfig:

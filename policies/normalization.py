@@ -7,6 +7,7 @@ the policy's: they are sent with its weights, and saved, loaded and exported wit
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,7 +127,8 @@ class Normalizer:
         rows = np.flatnonzero(batch.flat("valid"))
         parts = []
         if self.clip_observations is not None:
-            observations = batch.flat("obs")[rows].reshape(len(rows), -1)
+            # Not -1, which is undefined without rows: all may be resets.
+            observations = batch.flat("obs")[rows].reshape(len(rows), math.prod(self._shape))
             parts.append(observations[:, self._elements].astype(np.float64, copy=False))
         if self.clip_rewards is not None:
             parts.append(returns.reshape(-1, 1)[rows])

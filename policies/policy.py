@@ -249,6 +249,8 @@ class Policy(ABC):
         expected = (count, self.state_size) if is_batch else (self.state_size,)
         if array.shape != expected:
             raise ValueError(f"state must have shape {list(expected)}; got {list(array.shape)}")
+        if not np.isfinite(array).all():
+            raise ValueError("state must be finite")
         return array.reshape(count, self.state_size)
 
     def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

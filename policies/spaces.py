@@ -79,7 +79,8 @@ class ObservationEncoder:
             `[N, *shape]`, N = 1 for one observation; and whether it was a batch.
 
         Raises:
-            ValueError: as `encode_one`, or parts of different numbers of rows.
+            ValueError: as `encode_one`, values that are not finite, or parts of different numbers
+                of rows.
         """
         return self._checked(observations, batches=True)
 
@@ -98,6 +99,15 @@ class ObservationEncoder:
                     f"{name} must have shape {list(shape)}{or_batch}, for {space}; "
                     f"got {given!r:.100}"
                 )
+            if isinstance(space, spaces.Box) and space.dtype.kind in "iub":
+                cast = array.astype(space.dtype, copy=False)
+                if not np.array_equal(cast, array):
+                    raise ValueError(
+                        f"{name} must have values of dtype {space.dtype}, for {space}; "
+                        f"got {given!r:.100}"
+                    )
+            if batches and array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"{name} must be finite; got {given!r:.100}")
             arrays.append((space, array))
         if len(sizes) > 1:
             parts = ", ".join(
@@ -107,14 +117,7 @@ class ObservationEncoder:
         is_batch = None not in sizes
         if not isinstance(self.space, spaces.Box):
             return np.concatenate([_flatten_batch(*pair) for pair in arrays], axis=1), is_batch
-        values = arrays[0][1]
-        encoded = values.astype(self.dtype, copy=False)
-        if self.dtype.kind in "iu" and not np.array_equal(encoded, values):
-            raise ValueError(
-                f"observation must have values of dtype {self.dtype}, for {self.space}; "
-                f"got {observations!r:.100}"
-            )
-        return encoded, is_batch
+        return arrays[0][1].astype(self.dtype, copy=False), is_batch
 
 
 def _check(space: Space[Any], whole: Space[Any]) -> None:
@@ -178,13 +181,17 @@ def _leaves(
     """
     if isinstance(space, spaces.Dict):
         if not (hasattr(observation, "keys") and set(observation.keys()) == set(space.spaces)):
-            raise ValueError(f"{name} must have the keys {[*space.spaces]}; got {observation!r}")
+            raise ValueError(
+                f"{name} must have the keys {[*space.spaces]}; got {_shown(observation)}"
+            )
         for key, sub in space.spaces.items():
             yield from _leaves(sub, observation[key], f"{name}[{key!r}]")
         return
     if isinstance(space, spaces.Tuple):
         if not (isinstance(observation, tuple | list) and len(observation) == len(space.spaces)):
-            raise ValueError(f"{name} must have {len(space.spaces)} parts; got {observation!r}")
+            raise ValueError(
+                f"{name} must have {len(space.spaces)} parts; got {_shown(observation)}"
+            )
         for i, sub in enumerate(space.spaces):
             yield from _leaves(sub, observation[i], f"{name}[{i}]")
         return
@@ -198,3 +205,10 @@ def _leaves(
             f"got {observation!r:.100}"
         )
     yield space, array, name, observation
+
+
+def _shown(observation: Any) -> str:
+    """A wrong observation in a message: its keys, or its beginning."""
+    if hasattr(observation, "keys"):
+        return f"the keys {[*observation.keys()]}"
+    return f"{observation!r:.100}"

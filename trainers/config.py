@@ -81,6 +81,12 @@ class TrainerConfig(Config):
         "num_gpus_per_learner": "num_gpus",
         "evaluation_num_env_runners": "evaluation_num_workers",
     }
+    removed: ClassVar[Mapping[str, str]] = {
+        "framework": "polopt uses PyTorch",
+        "num_learners": "optimizer 'decentralized_allreduce' learns in all workers",
+        "evaluation_parallel_to_training": "evaluation runs beside training with "
+        "'evaluation_num_workers' of 1 or more",
+    }
 
     @pydantic.model_validator(mode="after")
     def _check_evaluation(self) -> TrainerConfig:

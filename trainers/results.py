@@ -124,7 +124,8 @@ def check_stop_key(path: str) -> None:
 
 
 def look_up(result: Mapping[str, Any], path: str) -> float:
-    """Returns the number at a path such as `env_runners/episode_return_mean`.
+    """Returns the number at a path such as `env_runners/episode_return_mean`. A custom metric that
+    no episode has reported yet is NaN.
 
     Raises:
         ConfigError: the result holds no number there.
@@ -132,6 +133,8 @@ def look_up(result: Mapping[str, Any], path: str) -> float:
     value: Any = result
     for part in path.split("/"):
         if not isinstance(value, Mapping) or part not in value:
+            if "/custom_metrics/" in path:
+                return float("nan")
             raise ConfigError(f"stop: results have no key {path!r}")
         value = value[part]
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -435,8 +435,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return policy
 
     def compute_single_action(self, observation: Any, explore: bool = False) -> Any:
-        """Returns the action for one observation of the environment's space, for `env.step`."""
-        action, _ = self.get_policy().predict(observation, deterministic=not explore)
+        """Returns the action for one observation of the environment's space, for `env.step`.
+
+        Raises:
+            ValueError: the policy has memory, which this method does not carry.
+        """
+        policy = self.get_policy()
+        if policy.state_size:
+            raise ValueError(
+                f"{type(policy).__name__} has memory: use get_policy().predict(observation, state),"
+                " which returns the state for the next call"
+            )
+        action, _ = policy.predict(observation, deterministic=not explore)
         return action
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -14,17 +15,21 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.wrappers import NormalizeObservation
 from typer.testing import CliRunner, Result
 
+from polopt.common.config import ConfigError
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.registry import POLICIES
 from polopt.trainers.command_line import evaluation
 from polopt.trainers.command_line.cli import app
+from polopt.trainers.command_line.evaluation import name_on_command_line
 from polopt.trainers.command_line.examples import example_names
 from polopt.trainers.loading import policy_of
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.restoring import find_checkpoint
+from polopt.trainers.results import look_up
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {
@@ -373,3 +378,19 @@ def test_unusable_results_directory_is_one_error(
         results.touch()
     said = error_of(polopt("train", "cartpole_a3c", "--results-dir", results))
     assert f"--results-dir {results}: " in said
+
+
+def test_custom_metric_that_is_not_there_yet_is_nan() -> None:
+    result = {"env_runners": {"custom_metrics": {"won_mean": 0.5}, "episode_return_mean": 3}}
+    assert look_up(result, "env_runners/custom_metrics/won_mean") == 0.5
+    for path in ("env_runners/custom_metrics/lost_mean", "evaluation/env_runners/custom_metrics/x"):
+        assert math.isnan(look_up(result, path))
+    with pytest.raises(ConfigError, match="results have no key"):
+        look_up(result, "env_runners/episode_return_max")
+
+
+def test_names_on_the_command_line() -> None:
+    assert name_on_command_line("CartPole-v1") == ""
+    assert name_on_command_line("mygame:Game-v0") == "mygame:Game-v0"
+    assert name_on_command_line(torch.nn.Linear) == "torch.nn.modules.linear:Linear"
+    assert name_on_command_line(lambda config: None) is None

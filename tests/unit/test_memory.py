@@ -16,6 +16,7 @@ from test_several_learners import assert_together_equals_alone
 from torch import Tensor, nn
 from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, random_batch, sync_clocks
 
+import polopt
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
@@ -480,6 +481,15 @@ def test_state_of_another_shape_is_refused() -> None:
     plain = make_policy("a2c", Clock(3))
     with pytest.raises(ValueError, match="has no memory: state must be None"):
         plain.predict(0, np.zeros(20))
+
+
+def test_single_action_needs_a_policy_without_memory() -> None:
+    trainer = polopt.SyncPPO(env="CartPole-v1", num_workers=0, model=MODEL)
+    try:
+        with pytest.raises(ValueError, match=r"use get_policy\(\).predict\(observation, state\)"):
+            trainer.compute_single_action(np.zeros(4, np.float32))
+    finally:
+        trainer.stop()
 
 
 def test_memory_of_images() -> None:

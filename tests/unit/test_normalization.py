@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from policy_helpers import every_policy, moved, small_policy
 from test_several_learners import on_threads
-from toy_envs import AUTORESET, make_policy, make_sampler, random_batch
+from toy_envs import AUTORESET, Drift, make_policy, make_sampler, random_batch
 
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments, merged
@@ -467,3 +467,13 @@ def test_large_rewards_need_normalisation() -> None:
     """Values are between 1000 and 4095."""
     assert error_of_chain(normalize_rewards=True) < 1.0
     assert error_of_chain() > 500.0
+
+
+def test_fragment_of_reset_rows_has_no_moments() -> None:
+    env = SyncVectorEnv([Drift])
+    sampler = make_sampler(env, make_policy("a2c", env, **BOTH), 1)
+    batches = [sampler.sample() for _ in range(40)]
+    sampler.close()
+    rows = [0 if batch.moments is None else batch.moments.rows for batch in batches]
+    assert rows == [batch.env_steps for batch in batches]
+    assert 0 in rows

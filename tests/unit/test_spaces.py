@@ -162,3 +162,20 @@ def test_list_observation_of_tuple_space_is_accepted() -> None:
 def test_empty_space_is_refused(space: Space[Any]) -> None:
     with pytest.raises(ConfigError, match=r"is empty. Allowed:"):
         ObservationEncoder(space)
+
+
+@pytest.mark.parametrize(
+    ("observation", "said"),
+    [
+        ({"image": np.full((4, 4, 1), 300), "at": np.zeros(2)}, r"\['image'\] must have values of"),
+        ({"image": np.full((4, 4, 1), 0.5), "at": np.zeros(2)}, r"\['image'\] must have values of"),
+        ({"image": np.zeros((4, 4, 1)), "at": np.array([0.0, np.nan])}, r"\['at'\] must be finite"),
+        ({"picture": np.zeros((4, 4, 1))}, r"keys \['image', 'at'\]; got the keys \['picture'\]$"),
+    ],
+)
+def test_values_that_a_user_may_not_pass_are_named(observation: Any, said: str) -> None:
+    space = spaces.Dict(
+        image=spaces.Box(0, 255, (4, 4, 1), np.uint8), at=spaces.Box(-1.0, 1.0, (2,))
+    )
+    with pytest.raises(ValueError, match=said):
+        ObservationEncoder(space).encode_some(observation)

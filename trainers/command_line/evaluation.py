@@ -261,13 +261,14 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def env_argument(env: Any) -> str | None:
-    """Returns the value of `--env` with which `polopt evaluate` finds an environment; empty if the
-    checkpoint is enough, None if there is no such value (a local function or a lambda)."""
-    if isinstance(env, str):
-        return env if ":" in env else ""
-    name, module = getattr(env, "__qualname__", ""), inspect.getmodule(env)
-    if not name.isidentifier() or getattr(module, name, None) is not env:
+def name_on_command_line(value: Any) -> str | None:
+    """Returns the value of `--env` or `--network` with which `polopt evaluate` finds an environment
+    or a network class; empty if the checkpoint is enough, None if there is no such value (a local
+    function, class or a lambda)."""
+    if isinstance(value, str):
+        return value if ":" in value else ""
+    name, module = getattr(value, "__qualname__", ""), inspect.getmodule(value)
+    if not name.isidentifier() or getattr(module, name, None) is not value:
         return None
     file = Path(getattr(module, "__file__", None) or "")
     # The name is enough for installed modules and those of the current directory.

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from polopt.common.config import ConfigError
 from polopt.dashboards.tensorboard import TensorBoardLayout
 from polopt.metrics.diagnosis import diagnose
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.command_line.evaluation import env_argument
+from polopt.trainers.command_line.evaluation import name_on_command_line
 from polopt.trainers.command_line.output import say, say_findings
 from polopt.trainers.command_line.plan import Plan, ray_address
 from polopt.trainers.command_line.progress import Progress
@@ -78,11 +78,15 @@ def run(planned: Plan, options: RunOptions, signals: StopSignals) -> str:
     context = RunContext(folder, Path.cwd(), planned.restore)
     stop = StopWhen(planned.example.stop, context.stop_file)
     progress = Progress(Console(), _title(planned), planned.example.stop, context.log_file)
-    env = planned.experiment.rollout.env
+    experiment = planned.experiment
+    names = {"--env": name_on_command_line(experiment.rollout.env)}
+    network = getattr(getattr(experiment.policy, "model", None), "custom", None)
+    if network is not None:
+        names["--network"] = name_on_command_line(network)
 
     def report(error: str = "") -> None:
         say_findings(diagnose(progress.history.results()))
-        _report(folder, env, bool(progress.num_results or error), stopped=bool(signals.number))
+        _report(folder, names, bool(progress.num_results or error), stopped=bool(signals.number))
 
     def abandon() -> None:
         progress.close()
@@ -214,8 +218,15 @@ def _new_folder(experiment: str, results_dir: Path) -> Path:
     return folder
 
 
-def _report(folder: Path, env: Any, exists: bool, stopped: bool) -> None:
-    """Prints what a run has left in its folder; if nothing exists, removes the folder."""
+def _report(folder: Path, names: Mapping[str, str | None], exists: bool, stopped: bool) -> None:
+    """Prints what a run has left in its folder; if nothing exists, removes the folder.
+
+    Args:
+        folder: of the run.
+        names: see `_next_step`.
+        exists: whether it has a result.
+        stopped: by a signal.
+    """
     checkpoint = None
     if exists:
         trials = [path for path in folder.iterdir() if path.is_dir()]
@@ -229,7 +240,7 @@ def _report(folder: Path, env: Any, exists: bool, stopped: bool) -> None:
         best = _best_of(folder)
         if best is not None and best != checkpoint:
             say(f"best        {best}")
-        say(_next_step(best or checkpoint, env))
+        say(_next_step(best or checkpoint, names))
     elif stopped:
         say(f"stopped{'' if exists else ' before the first result'}; nothing was saved")
 
@@ -239,14 +250,19 @@ def _best_of(folder: Path) -> Path | None:
     return next((path.parent for path in folder.glob(f"*/{BEST}/manifest.json")), None)
 
 
-def _next_step(checkpoint: Path, env: Any) -> str:
-    """Returns the command that evaluates a checkpoint, runnable in the current directory."""
+def _next_step(checkpoint: Path, names: Mapping[str, str | None]) -> str:
+    """Returns the command that evaluates a checkpoint, runnable in the current directory.
+
+    Args:
+        checkpoint: its directory.
+        names: by option, the name of what a checkpoint cannot hold; empty: it is not needed, None:
+            there is none.
+    """
     command = [*_program(), "evaluate", str(checkpoint)]
-    argument = env_argument(env)
-    if argument is None:
-        return "next        polopt evaluate needs --env: the environment is a local function"
-    if argument:
-        command += ["--env", argument]
+    for option, name in names.items():
+        if name is None:
+            return f"next        polopt evaluate needs {option}: the one of this run is local"
+        command += [option, name] if name else []
     return f"next        {shlex.join(command)}"
 
 
