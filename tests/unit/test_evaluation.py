@@ -25,7 +25,9 @@ from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
 from polopt.rollouts.sampling.seeding import evaluation_seeds, worker_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.rollouts.workers.counts import CallRecord
 from polopt.trainers import best_checkpoint
+from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
 from polopt.trainers.config import Experiment, TrainerConfig
@@ -303,6 +305,28 @@ def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureF
     die(workers.actors[0])
     evaluation.poll()
     assert "evaluation worker 1: death; it is replaced" in caplog.text
+
+
+def test_duration_is_of_the_worker_that_played_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the driver takes the replies."""
+    counts, seconds = CallRecord.counts, {"sample": 2.0, "other": 0.5}
+    monkeypatch.setattr(CallRecord, "counts", lambda *args: counts(*args)._replace(seconds=seconds))
+    monkeypatch.setattr(evaluating, "_CALL_SHARE", 0.0)  # a call ends after a fragment
+    evaluation, workers = beside(rollout_fragment_length=2)
+    for number in range(3):
+        before = [len(actor.calls) for actor in workers.actors]
+        evaluation.begin(weights_of(workers, number), {}, [])
+        for _ in range(100):
+            for actor in workers.actors:
+                actor.finish()
+            if evaluation.poll():
+                break
+        called = [
+            sum(name == "play" for name, _ in actor.calls[start:])
+            for actor, start in zip(workers.actors, before, strict=True)
+        ]
+        assert max(called) > 1
+        assert evaluation.report()["duration_s"] == 2.5 * max(called)
 
 
 def test_due_evaluation_waits_for_the_one_under_way() -> None:
