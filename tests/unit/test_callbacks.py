@@ -269,6 +269,17 @@ def test_error_names_the_callback(callbacks: type[Callbacks], said: str) -> None
     made.stop()
 
 
+def test_error_in_evaluation_is_named_as_such() -> None:
+    class Picky(Callbacks):
+        def on_episode_end(self, *, episode: Episode, worker: Any) -> None:
+            assert not worker.config.in_evaluation
+
+    made = trainer(env=Numbered, callbacks=Picky, evaluation_interval=1)
+    with pytest.raises(CallbackError, match=r"on_episode_end \(evaluation worker 0\) raised"):
+        made.train()
+    made.stop()
+
+
 def test_error_is_no_failure_of_the_worker_and_not_repeated() -> None:
     config = with_callbacks(worker_config(env=Numbered, rollout={"num_workers": 1}), Raising)
     workers = FakeWorkerSet(config)
