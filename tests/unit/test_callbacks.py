@@ -324,6 +324,34 @@ def test_wrong_callbacks_are_refused(value: Any, said: str) -> None:
         PolicyOptimizerTrainer({**SMALL, "callbacks": value})
 
 
+class OfRLlib(Callbacks):
+    def on_episode_start(self, **kwargs: Any) -> None:
+        raise AssertionError
+
+
+class Inheriting(OfRLlib):
+    on_loss = 3.0  # no method
+
+
+@pytest.mark.parametrize("callbacks", [OfRLlib, Inheriting, "test_callbacks:OfRLlib"])
+def test_method_that_is_not_called_is_refused(callbacks: Any) -> None:
+    said = (
+        "has the method 'on_episode_start', which polopt does not call. "
+        "Allowed: 'on_episode_end', 'on_train_result'"
+    )
+    with pytest.raises(ConfigError, match=said):
+        PolicyOptimizerTrainer({**SMALL, "callbacks": callbacks})
+
+
+def test_attribute_that_is_no_method_is_allowed() -> None:
+    class WithOption(Callbacks):
+        on_loss = 3.0
+
+        def one_more(self) -> None: ...
+
+    assert resolve_callbacks(WithOption) is WithOption
+
+
 def test_module_that_only_a_checkpoint_names_is_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
