@@ -33,7 +33,11 @@ _warned_at: dict[str, float] = {}
 
 
 def attach_or_start(
-    num_cpus: float, num_processes: int, init_config: Mapping[str, Any] | None = None
+    num_cpus: float,
+    num_processes: int,
+    init_config: Mapping[str, Any] | None = None,
+    *,
+    evaluation_cpus: float = 0.0,
 ) -> bool:
     """Connects this process to Ray, unless it is connected already.
 
@@ -44,6 +48,7 @@ def attach_or_start(
         num_processes: worker processes of the run.
         init_config: arguments of `ray.init`, which are then the only ones; None: attach to a
             running cluster if there is one, else start Ray here.
+        evaluation_cpus: those of `num_cpus` that only evaluation needs; training does not wait.
 
     Returns:
         True if this call connected. `ray.shutdown()` then stops what the call started; a cluster
@@ -60,7 +65,16 @@ def attach_or_start(
             check_memory(num_processes)
         _connect(num_cpus, init_config)
     if ray.util.get_current_placement_group() is None:  # else a trial of Tune, which has asked
-        warn_if_larger("the run", {"CPU": num_cpus})
+        lacking = num_cpus - ray.cluster_resources().get("CPU", 0.0)
+        if lacking <= evaluation_cpus:
+            warn_if_larger(
+                "the run with its evaluation workers",
+                {"CPU": num_cpus},
+                f"training goes on, but no evaluation ends until Ray has {lacking:g} CPU more. To "
+                "evaluate now",
+            )
+        else:
+            warn_if_larger("the run", {"CPU": num_cpus})
     return not connected
 
 
@@ -148,13 +162,18 @@ def check_memory(num_processes: int) -> None:
         )
 
 
-def warn_if_larger(who: str, request: Mapping[str, float]) -> None:
+def warn_if_larger(
+    who: str,
+    request: Mapping[str, float],
+    effect: str = "it starts once Ray has more. To start it now",
+) -> None:
     """Warns if Ray, to which this process is connected, has less than is requested of it. Ray waits
     for more nodes then, which come in a cluster that grows by itself, and otherwise never.
 
     Args:
         who: requests it.
         request: amounts by the name of the resource.
+        effect: of the lack, and what requesting less is for, as text.
     """
     total = ray.cluster_resources()
     lacking = [
@@ -165,7 +184,7 @@ def warn_if_larger(who: str, request: Mapping[str, float]) -> None:
     if not lacking:
         return
     warning = (
-        f"{who} requests {' and '.join(lacking)}; it starts once Ray has more. To start it now, "
+        f"{who} requests {' and '.join(lacking)}; {effect}, "
         "request less (fewer workers, or a fraction of a CPU for each process)"
     )
     if request.get("CPU", 0.0) > total.get("CPU", 0.0):

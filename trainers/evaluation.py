@@ -108,18 +108,24 @@ class _Running:
     Attributes:
         weights: that are evaluated.
         state: of the trainer when they were taken; saved if they turn out to be the best.
-        began_s: of `time.monotonic`.
         num_parts: workers that play.
         played: by worker index.
+        called_s: seconds of the calls that have ended, by worker index.
         is_long: it was logged that it takes long.
     """
 
     weights: Weights
     state: dict[str, Any]
-    began_s: float
     num_parts: int
     played: dict[int, EpisodeStats] = field(default_factory=dict)
+    called_s: dict[int, float] = field(default_factory=dict)
     is_long: bool = False
+
+    @property
+    def duration_s(self) -> float:
+        """See `Evaluated`. The driver takes replies between iterations of training: its clock would
+        add the rest of an iteration."""
+        return max(self.called_s.values(), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class Evaluated:
         policy_version: of the weights.
         policy_env_steps: environment steps that training had sampled when they were taken.
         episodes: in order of workers.
-        duration_s: since then.
+        duration_s: of the calls of the worker whose calls took longest in sum.
         state: see `_Running`.
     """
 
@@ -246,7 +252,7 @@ class Evaluation:
             self._calls.send(worker, play, WEIGHTS, part, tag=part)
         self.num_begun += 1
         self.due = False
-        self._running = _Running(weights, state, time.monotonic(), len(parts))
+        self._running = _Running(weights, state, len(parts))
 
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Plays the evaluation that was begun in this process.
@@ -287,21 +293,20 @@ class Evaluation:
                 self._calls.send(reply.worker, play, WEIGHTS, reply.tag, tag=reply.tag)
             else:
                 running.played[reply.worker.index] = reply.value
-        duration_s = time.monotonic() - running.began_s
         if len(running.played) < running.num_parts:
-            if duration_s >= _LONG_S and not running.is_long:
+            if running.duration_s >= _LONG_S and not running.is_long:
                 running.is_long = True
                 logger.warning(
                     "the evaluation of policy version %d has taken %.0f s so far; "
                     "max_frames_per_traj bounds the length of episodes",
                     running.weights.version,
-                    duration_s,
+                    running.duration_s,
                 )
             return False
         episodes = EpisodeStats.concat(running.played[index] for index in sorted(running.played))
         weights = running.weights
         self.last = Evaluated(
-            weights.version, weights.env_steps, episodes, duration_s, running.state
+            weights.version, weights.env_steps, episodes, running.duration_s, running.state
         )
         self.num_evaluations += 1
         self._running = None
@@ -309,6 +314,9 @@ class Evaluation:
 
     def _count(self, reply: Reply) -> None:
         self._custom_metrics.merge(reply.counts.custom_metrics)
+        assert self._running is not None
+        called_s, index = self._running.called_s, reply.worker.index
+        called_s[index] = called_s.get(index, 0.0) + sum(reply.counts.seconds.values())
 
     def drop(self) -> None:
         """Drops the evaluation that is under way."""

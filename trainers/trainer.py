@@ -186,7 +186,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         worker_config = experiment.make_worker_config()
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_workers := experiment.num_remote_workers:
-            attach_or_start(num_workers * experiment.rollout.num_cpus_per_worker, num_workers)
+            cpus = experiment.rollout.num_cpus_per_worker
+            evaluation_cpus = experiment.trainer.evaluation_num_workers * cpus
+            attach_or_start(num_workers * cpus, num_workers, evaluation_cpus=evaluation_cpus)
         self.workers = make_workers(worker_config, device)
         try:
             self.optimizer = self._make_optimizer()

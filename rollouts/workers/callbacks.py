@@ -25,7 +25,8 @@ class Callbacks:
     """Base class of a user's callbacks; a method that is not overridden does nothing.
 
     Each process has an object of its own: what `on_episode_end` keeps is not seen by
-    `on_train_result`. The names of the methods are RLlib's.
+    `on_train_result`. The names of the methods are RLlib's; a class with another method `on_...` is
+    refused.
     """
 
     def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float] | None:
@@ -55,7 +56,7 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
     """The class that the config key `callbacks` names; imports its module.
 
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: there is no such class, or it has a method `on_...` that is not called.
     """
     found = value
     if isinstance(value, str):
@@ -69,8 +70,22 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
     if found is None and value is None:
         return None
     if isinstance(found, type) and issubclass(found, Callbacks):
+        _check_methods(found)
         return found
     raise ConfigError(f"key 'callbacks': got {shown(value)}. Allowed: {_ALLOWED}")
+
+
+def _check_methods(cls: type[Callbacks]) -> None:
+    """Raises a ConfigError for a method whose name begins like that of a callback and is none's, as
+    that of another one of RLlib's."""
+    called = [name for name in vars(Callbacks) if name.startswith("on_")]
+    for name in dir(cls):
+        if name.startswith("on_") and name not in called and callable(getattr(cls, name)):
+            raise ConfigError(
+                f"key 'callbacks': {cls.__qualname__} has the method {name!r}, which polopt does "
+                f"not call. Allowed: {', '.join(map(repr, called))}; the names of other methods do "
+                "not begin with 'on_'"
+            )
 
 
 class CallbackCaller:

@@ -700,7 +700,7 @@ class Calls:
         policy = getattr(config.policy, "actor", None) or config.policy_class
         policy_name = getattr(policy, "__name__", type(policy).__name__)
         return (
-            f"{self._owner}: function {work.name} failed in worker {worker.index} (policy "
+            f"{self._owner}: function {work.name} failed in {config.who} {worker.index} (policy "
             f"{policy_name!r}, environment {env_name(config.env)!r}): {why}"
         )
 

@@ -163,9 +163,8 @@ class FaultLog:
         self._last_non_finite = (0, "")  # worker, what
 
     @classmethod
-    def from_config(cls, rollout: RolloutConfig, in_evaluation: bool = False) -> FaultLog:
+    def from_config(cls, rollout: RolloutConfig, who: str) -> FaultLog:
         """An empty log with the limits of a config."""
-        who = "evaluation worker" if in_evaluation else "worker"
         return cls(rollout.max_consecutive_failures, rollout.max_consecutive_non_finite, who)
 
     # ---- failures of workers --------------------------------------------------------------------

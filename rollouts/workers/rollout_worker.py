@@ -100,7 +100,7 @@ class RolloutWorker:
                 keep_infos=config.callbacks is not None,
             )
             self.sampler, self._env_error = made
-        self._callbacks = CallbackCaller(config.callbacks, f"worker {index}")
+        self._callbacks = CallbackCaller(config.callbacks, f"{config.who} {index}")
         self.state: dict[str, Any] = {}
         self.record = CallRecord()
         self.new_moments: Moments | None = None
@@ -363,8 +363,8 @@ class RolloutWorker:
         in_a_row = self._non_finite_in_a_row[what] = self._non_finite_in_a_row.get(what, 0) + 1
         if in_a_row >= limit:
             raise NonFiniteError(
-                f"worker {self.index}: {in_a_row} {what} in a row held non-finite values "
-                f"(max_consecutive_non_finite={limit}). The last: {faults.non_finite}"
+                f"{self.config.who} {self.index}: {in_a_row} {what} in a row held non-finite "
+                f"values (max_consecutive_non_finite={limit}). The last: {faults.non_finite}"
             )
 
     # ---- weights and state ----------------------------------------------------------------------

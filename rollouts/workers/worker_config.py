@@ -56,6 +56,11 @@ class WorkerConfig:
     callbacks: type[Callbacks] | None = None
     in_evaluation: bool = False
 
+    @property
+    def who(self) -> str:
+        """What messages call a worker, before its index."""
+        return "evaluation worker" if self.in_evaluation else "worker"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles with the import path of this process, which `sys.path` gets before the rest is
         unpickled: modules of the user's directory can be imported on every worker."""

@@ -140,7 +140,7 @@ class WorkerSet:
         self.config = config
         self.ray = ray
         self.clock = clock
-        self.faults = FaultLog.from_config(config.rollout, config.in_evaluation)
+        self.faults = FaultLog.from_config(config.rollout, config.who)
         self._processes = WorkerProcesses(ray, self.actor_class, specs)
         own = dataclasses.replace(self._processes.config_of(config, 1), device=learner_device)
         self.owns_local = local is None
@@ -344,12 +344,19 @@ class WorkerSet:
         elif now_s >= self._warned_s + self._check_interval_s:
             self._warned_s = now_s
             self._check_interval_s = min(2.0 * self._check_interval_s, MAX_CHECK_INTERVAL_S)
+            if self.config.in_evaluation:
+                effect = "Training goes on; no evaluation ends without them."
+            elif self.enough_up():
+                effect = "The run continues without them."
+            else:
+                effect = "The run waits for them."
             logger.warning(
-                "Ray has no resources yet for worker%s %s: %s. The run %s them.",
+                "Ray has no resources yet for %s%s %s: %s. %s",
+                self.config.who,
                 "s" * (len(late) > 1),
                 ", ".join(map(str, late)),
                 describe_resources(self.config.rollout, self.ray),
-                "continues without" if self.enough_up() else "waits for",
+                effect,
             )
 
     @property
@@ -468,7 +475,7 @@ class WorkerSet:
         if self.owns_local:
             self.local.stop()
             self.local = RolloutWorker(dataclasses.replace(config, device=learner_device), 0)
-        self.faults = FaultLog.from_config(new)
+        self.faults = FaultLog.from_config(new, config.who)
         self._processes = WorkerProcesses(self.ray, self.actor_class, ())
         self.snapshots.last = None
         for i, worker in enumerate(self.remote):

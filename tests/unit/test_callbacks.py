@@ -269,6 +269,17 @@ def test_error_names_the_callback(callbacks: type[Callbacks], said: str) -> None
     made.stop()
 
 
+def test_error_in_evaluation_is_named_as_such() -> None:
+    class Picky(Callbacks):
+        def on_episode_end(self, *, episode: Episode, worker: Any) -> None:
+            assert not worker.config.in_evaluation
+
+    made = trainer(env=Numbered, callbacks=Picky, evaluation_interval=1)
+    with pytest.raises(CallbackError, match=r"on_episode_end \(evaluation worker 0\) raised"):
+        made.train()
+    made.stop()
+
+
 def test_error_is_no_failure_of_the_worker_and_not_repeated() -> None:
     config = with_callbacks(worker_config(env=Numbered, rollout={"num_workers": 1}), Raising)
     workers = FakeWorkerSet(config)
@@ -311,6 +322,34 @@ def test_class_is_found_by_its_name() -> None:
 def test_wrong_callbacks_are_refused(value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         PolicyOptimizerTrainer({**SMALL, "callbacks": value})
+
+
+class OfRLlib(Callbacks):
+    def on_episode_start(self, **kwargs: Any) -> None:
+        raise AssertionError
+
+
+class Inheriting(OfRLlib):
+    on_loss = 3.0  # no method
+
+
+@pytest.mark.parametrize("callbacks", [OfRLlib, Inheriting, "test_callbacks:OfRLlib"])
+def test_method_that_is_not_called_is_refused(callbacks: Any) -> None:
+    said = (
+        "has the method 'on_episode_start', which polopt does not call. "
+        "Allowed: 'on_episode_end', 'on_train_result'"
+    )
+    with pytest.raises(ConfigError, match=said):
+        PolicyOptimizerTrainer({**SMALL, "callbacks": callbacks})
+
+
+def test_attribute_that_is_no_method_is_allowed() -> None:
+    class WithOption(Callbacks):
+        on_loss = 3.0
+
+        def one_more(self) -> None: ...
+
+    assert resolve_callbacks(WithOption) is WithOption
 
 
 def test_module_that_only_a_checkpoint_names_is_not_imported(

@@ -23,9 +23,12 @@ from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
 import polopt
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
+from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.sampling.seeding import evaluation_seeds, worker_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
+from polopt.rollouts.workers.counts import CallRecord
 from polopt.trainers import best_checkpoint
+from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
 from polopt.trainers.config import Experiment, TrainerConfig
@@ -303,6 +306,72 @@ def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureF
     die(workers.actors[0])
     evaluation.poll()
     assert "evaluation worker 1: death; it is replaced" in caplog.text
+
+
+def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    evaluation, workers = beside()
+    for worker in workers.remote:
+        worker.last_answer_s = None
+        workers.starting[worker.actor.ping.remote()] = worker
+    workers.unplaced = {1, 2}
+    evaluation.begin(weights_of(workers, 1), {}, [])
+    workers.ray.now_s += 10.0
+    assert not evaluation.poll()
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert "Ray has no resources yet for evaluation workers 1, 2: each needs CPU 0.5" in message
+    assert message.endswith("Training goes on; no evaluation ends without them.")
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "said"),
+    [
+        (4.0, []),
+        (
+            5.0,
+            [
+                "the run with its evaluation workers requests 5 CPU while Ray has 4; training goes "
+                "on, but no evaluation ends until Ray has 1 CPU more. To evaluate now, request less"
+            ],
+        ),
+        (7.0, ["the run requests 7 CPU while Ray has 4; it starts once Ray has more."]),
+    ],
+)
+def test_warning_tells_whether_training_waits_for_cpus(
+    num_cpus: float,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
+    monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: None)
+    attach_or_start(num_cpus, 3, evaluation_cpus=2.0)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(said)
+    assert all(start in message for start, message in zip(said, messages, strict=True))
+
+
+def test_duration_is_of_the_worker_that_played_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the driver takes the replies."""
+    counts, seconds = CallRecord.counts, {"sample": 2.0, "other": 0.5}
+    monkeypatch.setattr(CallRecord, "counts", lambda *args: counts(*args)._replace(seconds=seconds))
+    monkeypatch.setattr(evaluating, "_CALL_SHARE", 0.0)  # a call ends after a fragment
+    evaluation, workers = beside(rollout_fragment_length=2)
+    for number in range(3):
+        before = [len(actor.calls) for actor in workers.actors]
+        evaluation.begin(weights_of(workers, number), {}, [])
+        for _ in range(100):
+            for actor in workers.actors:
+                actor.finish()
+            if evaluation.poll():
+                break
+        called = [
+            sum(name == "play" for name, _ in actor.calls[start:])
+            for actor, start in zip(workers.actors, before, strict=True)
+        ]
+        assert max(called) > 1
+        assert evaluation.report()["duration_s"] == 2.5 * max(called)
 
 
 def test_due_evaluation_waits_for_the_one_under_way() -> None:
