@@ -99,7 +99,7 @@ class ObservationEncoder:
                     f"{name} must have shape {list(shape)}{or_batch}, for {space}; "
                     f"got {given!r:.100}"
                 )
-            if isinstance(space, spaces.Box) and space.dtype.kind in "iub":
+            if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iub":
                 cast = array.astype(space.dtype, copy=False)
                 if not np.array_equal(cast, array):
                     raise ValueError(
