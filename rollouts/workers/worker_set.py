@@ -326,12 +326,13 @@ class WorkerSet:
             return
         self._checked_s = now_s
         late = []
+        may_wait = self.config.in_evaluation or self.enough_up()  # training goes on
         for worker in [w for w in self.starting.values() if not w.removed]:
             waits = self.waits_for_resources(worker)
             if waits and now_s - worker.started_s >= CHECK_INTERVAL_S:
                 late.append(worker.index)
             since_s = now_s - max(worker.started_s, self._last_up_s)
-            if since_s >= self._startup_timeout_s and not (waits and self.enough_up()):
+            if since_s >= self._startup_timeout_s and not (waits and may_wait):
                 why = "it has not started"
                 if waits:
                     why = (

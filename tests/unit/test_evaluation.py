@@ -321,6 +321,11 @@ def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureF
     message = record.getMessage()
     assert "Ray has no resources yet for evaluation workers 1, 2: each needs CPU 0.5" in message
     assert message.endswith("Training goes on; no evaluation ends without them.")
+    for _ in range(30):
+        workers.ray.now_s += 1000.0
+        assert not evaluation.poll()
+    faults = evaluation.report()["fault_tolerance"]
+    assert faults["num_worker_hangs"] == 0, "Training goes on, however long"
 
 
 @pytest.mark.parametrize(
