@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from ray import cloudpickle
+
 from polopt.rollouts.transport.endpoint import Address, Endpoint
 from polopt.rollouts.transport.rpc_client import RpcChannel, RpcFuture
 from polopt.rollouts.transport.rpc_server import RpcServer
@@ -24,6 +26,10 @@ class CalledTarget:
 
     def run(self, number: int, function: bytes, *args: Any) -> Any:
         return getattr(self, function.decode())(*args)
+
+    def run_encoded(self, call: bytes) -> Any:
+        number, function, args = cloudpickle.loads(call)
+        return self.run(number, function, *args)
 
     def refuse(self, why: str) -> str:
         return f"refused: {why}"
