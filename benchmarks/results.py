@@ -181,7 +181,8 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
         found = runs[cell.source]
         curves = []
         for run in found:
-            steps, means = np.array(run["curve"]).T
+            last = [run["env_steps"], run["return"]]
+            steps, means = np.array([*run["curve"], last]).T
             shown = np.interp(grid, steps, means, left=np.nan)
             curves.append(shown)
             thin = {"color": color, "width": 0.7}
@@ -194,18 +195,18 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
         template="plotly_white",
         width=900,
         height=420,
-        margin={"t": 30, "b": 60, "l": 70, "r": 20},
+        margin={"t": 70, "b": 60, "l": 70, "r": 20},
         xaxis_title="environment steps",
         yaxis_title="mean return of the last 100 episodes",
-        legend={"orientation": "h", "y": 1.12},
-        title={"text": name, "y": 0.98},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        title={"text": name, "y": 0.96},
     )
     return figure
 
 
 def write_page(store: dict[str, Any]) -> None:
-    """Writes page and figures from what is stored."""
-    lines = []
+    """Writes the page, and then the figures, which need Chrome, from what is stored."""
+    lines, figures = [], {}
     for name, task in TASKS.items():
         runs = {
             cell.source: [
@@ -217,13 +218,15 @@ def write_page(store: dict[str, Any]) -> None:
         figure = figure_of(name, task, runs)
         if figure is not None:
             image = "task-" + name.lower().replace("/", "-") + ".png"
-            figure.write_image(IMAGES / image, scale=2)
+            figures[image] = figure
             lines += [f"![Learning curves of {name}](images/{image})", ""]
     facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
     begin, end = "<!-- results -->\n", "<!-- end of results -->"
     head, rest = PAGE.read_text().split(begin)
     lines += [f"Last run: {facts or 'none'}.", ""]
     PAGE.write_text(head + begin + "\n".join(lines) + end + rest.split(end)[1])
+    for image, figure in figures.items():
+        figure.write_image(IMAGES / image, scale=2)
 
 
 def main() -> None:
