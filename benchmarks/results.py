@@ -49,7 +49,8 @@ class Cell(NamedTuple):
 
     Attributes:
         title: in the table.
-        source: name of a tuned example, or `PEER:CASE` of `benchmarks/peers/PEER/run.py`.
+        source: name of a tuned example or of `UNTUNED`, or `PEER:CASE` of
+            `benchmarks/peers/PEER/run.py`.
     """
 
     title: str
@@ -70,6 +71,43 @@ class Task(NamedTuple):
     goal: float | None = None
 
 
+def breakout(config: Any) -> Any:
+    """MinAtar's Breakout (Young and Tian, 2019) with its minimal set of actions."""
+    import gymnasium
+    from minatar.gym import register_envs
+
+    if "MinAtar/Breakout-v1" not in gymnasium.registry:
+        register_envs()
+    return gymnasium.make("MinAtar/Breakout-v1")
+
+
+#: Examples that have not been measured yet, and are therefore no tuned examples.
+UNTUNED: dict[str, dict[str, Any]] = {
+    "breakout_ppo": {
+        "run": "SyncPPO",
+        "config": {
+            "env": breakout,
+            "num_workers": 0,
+            "num_envs_per_worker": 8,
+            "rollout_fragment_length": 128,
+            "lr": [[0, 1e-3], [2_000_000, 0]],
+            "num_sgd_iter": 4,
+            "sgd_minibatch_size": 256,
+        },
+    },
+    "breakout_a3c": {
+        "run": "A3C",
+        "config": {
+            "env": breakout,
+            "num_workers": 2,
+            "num_envs_per_worker": 8,
+            "rollout_fragment_length": 20,
+            "lr": [[0, 1e-3], [2_000_000, 0]],
+            "lambda": 0.95,
+            "grad_clip": 5.0,
+        },
+    },
+}
 TASKS: dict[str, Task] = {
     "HalfCheetah-v5": Task(
         1_000_000,
@@ -99,13 +137,13 @@ TASKS: dict[str, Task] = {
 
 
 def train_example(name: str, seed: int, env_steps: int) -> dict[str, Any]:
-    """Trains a tuned example up to a budget; the result of `measuring.BudgetClock`."""
+    """Trains an example up to a budget; the result of `measuring.BudgetClock`."""
     sys.path.insert(0, str(PEERS / "common"))
     import measuring
 
     import polopt
 
-    example = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    example = UNTUNED.get(name) or yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     trainer = getattr(polopt, example["run"])({**example["config"], "seed": seed})
     clock = measuring.BudgetClock(env_steps)
     over = False

@@ -22,19 +22,3 @@ def stateless_cartpole(config: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     kept = [0, 2]
     positions = gymnasium.spaces.Box(whole.low[kept], whole.high[kept], dtype=whole.dtype)
     return TransformObservation(env, lambda obs: obs[kept], positions)
-
-
-def minatar(config: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """A game of MinAtar (Young and Tian, 2019) with its minimal set of actions.
-
-    Its licence is GPLv3: `pip install minatar` in an environment of your own.
-
-    Args:
-        config: `game`: `Breakout`, `Asterix`, `Freeway`, `Seaquest` or `SpaceInvaders`.
-    """
-    from minatar.gym import register_envs
-
-    name = f"MinAtar/{config['game']}-v1"
-    if name not in gymnasium.registry:
-        register_envs()
-    return gymnasium.make(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -47,7 +48,8 @@ def test_examples_for_presets_and_environments():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_has_goal_budget_and_measurement(name):
     example = load(name)
-    assert example["stop"]["env_runners/episode_return_mean"] >= example["goal"]
+    # Without a return to stop at, the whole budget is used.
+    assert example["stop"].get("env_runners/episode_return_mean", math.inf) >= example["goal"]
     assert example["stop"]["num_env_steps_sampled_lifetime"] > 0
     assert example["description"]
     assert "seeds" in example["measured"]
@@ -77,6 +79,8 @@ def test_showcase_ends_with_a_table_of_three_strategies(tmp_path):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_reaches_its_goal(name, ray_session, tmp_path):
     example = load(name)
+    if example["config"]["env"] == "HalfCheetah-v5":
+        pytest.importorskip("mujoco")
     polopt.register()
     analysis = tune.run(
         example["run"],

@@ -12,7 +12,7 @@ from polopt.trainers.command_line.plan import plan
 from polopt.trainers.command_line.yaml_reader import read_yaml
 
 #: Packages that examples need and polopt does not, by the beginning of their names.
-NEEDED = {"breakout": "minatar", "halfcheetah": "mujoco"}
+NEEDED = {"halfcheetah": "mujoco"}
 
 
 @pytest.mark.parametrize("name", example_names())
