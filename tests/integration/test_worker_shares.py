@@ -192,7 +192,7 @@ def test_every_key_of_a_result_is_in_the_table() -> None:
     optimizer = make_optimizer(SyncSamples, WorkerSet(config))
     block = optimizer.stats()
     optimizer.workers.stop()
-    nested = ("driver", "workers", "machine")
+    nested = ("actions", "driver", "workers", "machine")
     keys = {*block, *(f"{top}/{key}" for top in nested for key in block[top])}
     keys -= {*nested, *(f"{phase}_time_ms" for phase in optimizer.timers)}
     table = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
