@@ -1,4 +1,4 @@
-"""Files and names that somebody else may have written: checkpoints and results of another user."""
+"""Files and names of other users: checkpoints and results that are not trusted."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
     command += [f"--server.allowedHosts={host}" for host in LOOPBACK_HOSTS]
     arguments = [*command, "--", str(folder.absolute())]
     # Python's `-m` imports from the current directory, and Streamlit reads `.streamlit` there. It
-    # may be a directory of somebody else's results.
+    # may be a directory of another user's results.
     os.chdir(sys.prefix)
     os.execv(sys.executable, arguments)
 

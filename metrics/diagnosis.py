@@ -448,10 +448,11 @@ def _no_learning(run: Results) -> tuple[str, str] | None:
 def _small_updates(run: Results) -> tuple[str, str] | None:
     rows = run.column(_OPT + "rows_per_update")
     rows = rows[rows > 0.0]  # 0: no update in that interval
-    if not len(rows) or np.median(rows) >= 16.0 or run.rise(_OPT + "num_updates") < 100:
+    typical = float(np.median(rows)) if len(rows) else math.inf
+    if typical >= 16.0 or run.rise(_OPT + "num_updates") < 100:
         return None
     return (
-        f"{np.median(rows):.0f} rows per update: gradients are noisy, and each costs a message",
+        f"{typical:.0f} rows per update: gradients are noisy, and each costs a message",
         "raise rollout_fragment_length, num_envs_per_worker or sgd_minibatch_size",
     )
 

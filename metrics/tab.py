@@ -96,7 +96,7 @@ class OptimizerTab:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> OptimizerTab:
-        """Reads the content of a file, whoever wrote it.
+        """Reads the content of a file, which is not trusted.
 
         Raises:
             ValueError: it is not what `to_json` writes.

@@ -151,18 +151,16 @@ class AsyncSamples(PolicyOptimizer):
             size: fragments in a batch.
         """
         calls, bound = self.calls, self.config.max_rollout_lag
-        while bound is None:
-            if calls.kept:
-                return calls.take(calls.kept[0], count=False)
-            calls.receive()
         while True:
-            ages = [self._age(call.version) for call in calls.pending()]
-            kept = {reply.order: self._age(reply.value.version) for reply in calls.kept}
             for reply in calls.kept:
-                others = [age for order, age in kept.items() if order != reply.order]
-                if _fits([*others, *ages], left - 1, size, bound):
+                if bound is None or _fits(self._ages_without(reply), left - 1, size, bound):
                     return calls.take(reply, count=False)
             calls.receive()
+
+    def _ages_without(self, reply: Reply) -> list[int]:
+        """Ages of all other fragments that have arrived or are pending; see `_age`."""
+        kept = [self._age(one.value.version) for one in self.calls.kept if one is not reply]
+        return [*kept, *(self._age(call.version) for call in self.calls.pending())]
 
     def _age(self, version: int) -> int:
         """Batches learned since weights of this version."""

@@ -32,7 +32,7 @@ from polopt.policies.learning.minibatches import (
 )
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
-from polopt.policies.networks.backend import Backend, TorchBackend, as_tensor
+from polopt.policies.networks.backend import Backend, as_tensor
 from polopt.policies.networks.base import Network
 from polopt.policies.networks.factory import make_network
 from polopt.policies.networks.masked import MaskedNetwork
@@ -174,10 +174,10 @@ class ActorCriticPolicy(Policy):
             network: its parameters are in `flat`.
             closed_form: `loss_gradients`; None if there is no closed form.
         """
-        torch_backend = TorchBackend(network, self.device, self.loss)
         if not (self.config.fast_cpu and is_supported(network)):
-            return torch_backend
-        return NumpyBackend(network, loss_terms_of(self.dist), closed_form, torch_backend)
+            return Backend(network, self.device, self.loss)
+        terms = loss_terms_of(self.dist)
+        return NumpyBackend(network, self.device, self.loss, terms, closed_form)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         if self.state_size:

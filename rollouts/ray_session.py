@@ -94,7 +94,7 @@ def _connect(num_cpus: float, init_config: Mapping[str, Any] | None) -> None:
 def check_address(address: str) -> None:
     """Tries to connect to the address of a cluster. Ray would try for longer, and print its log.
 
-    Whoever listens must also answer in HTTP/2, as Ray's gRPC servers do. With `RAY_USE_TLS=1` only
+    The listener must also answer in HTTP/2, as Ray's gRPC servers do. With `RAY_USE_TLS=1` only
     the connection is tried.
 
     Args:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TypeGuard
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.loss_gradients import LossGradients
 from polopt.policies.fast_cpu.loss_terms import LossTerms
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
-from polopt.policies.networks.backend import TorchBackend
+from polopt.policies.networks.backend import Backend, Loss
 from polopt.policies.networks.mlp import MLPNetwork
 
 #: Largest number of parameters of a network that learns in NumPy. Arithmetic dominates the cost of
@@ -36,31 +37,33 @@ def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
     )
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """A `Backend` that computes in NumPy what has a closed form there.
 
     Acting always does. `backward` does if the distribution and the loss have closed forms, the
-    network is small, and BLAS has one thread (with more, its idle threads spin); else it is that of
-    `fallback`.
+    network is small, and BLAS has one thread (with more, its idle threads spin); all else is that
+    of `Backend`.
 
     Args:
         network: on the CPU, with gradients.
+        device: the CPU.
+        loss: `ActorCriticPolicy.loss`.
         terms_of: see `loss_terms_of`; None if the distribution has no closed form.
         loss_gradients: `ActorCriticPolicy.loss_gradients`; None if the loss has no closed form.
-        fallback: learns through torch.
     """
 
     def __init__(
         self,
         network: MLPNetwork,
+        device: torch.device,
+        loss: Loss,
         terms_of: Callable[..., LossTerms] | None,
         loss_gradients: _LossGradientsOf | None,
-        fallback: TorchBackend,
     ) -> None:
+        super().__init__(network, device, loss)
         self._network = NumpyMLP(network)
         self._terms_of = terms_of
         self._loss_gradients = loss_gradients
-        self._fallback = fallback
         size = sum(parameter.numel() for parameter in network.parameters())
         self._learns = size <= MAX_PARAMETERS and blas_threads() == 1
 
@@ -72,18 +75,12 @@ class NumpyBackend:
         """See `Backend`."""
         return self._network.value(obs)
 
-    def unroll(
-        self, obs: np.ndarray, state: np.ndarray, starts: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
-        """See `Backend`."""
-        return self._fallback.unroll(obs, state, starts)
-
     # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
     @np.errstate(over="ignore", invalid="ignore")
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
         """See `Backend`."""
         if not (self._learns and self._terms_of and self._loss_gradients):
-            return self._fallback.backward(rows)
+            return super().backward(rows)
         columns = {name: column.numpy() for name, column in rows.items()}
         params, values, done = self._network.forward(columns["obs"])
         terms = self._terms_of(params, columns["actions"], columns.get("action_dist_inputs"))

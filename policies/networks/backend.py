@@ -1,13 +1,12 @@
-"""`Backend`: computes the outputs and the gradients of a policy's network; `TorchBackend`.
+"""`Backend`: computes the outputs and the gradients of a policy's network.
 
-A policy calls a `Backend` and does not depend on which one it is. `TorchBackend` supports every
-network and loss; `fast_cpu.numpy_backend.NumpyBackend` is faster for small networks on the CPU.
+A policy calls it and does not depend on which one it is: this one, in torch, supports every network
+and loss; `fast_cpu.numpy_backend.NumpyBackend` is faster for small networks on the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,34 +14,12 @@ from torch import Tensor
 
 from polopt.policies.networks.base import Network
 
-
-class Backend(Protocol):
-    """Computes outputs and gradients of one network."""
-
-    def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
-
-    def value(self, obs: np.ndarray) -> np.ndarray:
-        """Values `[N]` float32 of encoded observations `[N, ...]`."""
-
-    def unroll(
-        self, obs: np.ndarray, state: np.ndarray, starts: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
-        """Outputs of a network with memory; see `ActorCriticNetwork.unroll`."""
-
-    def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
-        """Adds the gradient of the mean loss of `rows` to the `.grad` of all parameters.
-
-        Args:
-            rows: `[B, ...]` columns; see `ActorCriticPolicy.loss`.
-
-        Returns:
-            learner statistics of the loss, with `total_loss`.
-        """
+#: `ActorCriticPolicy.loss`.
+Loss = Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
 
-class TorchBackend:
-    """The `Backend` that supports every network and loss.
+class Backend:
+    """Computes outputs and gradients of one network, in torch: supports every network and loss.
 
     Args:
         model: the network.
@@ -54,20 +31,20 @@ class TorchBackend:
         self,
         model: Network,
         device: torch.device,
-        loss: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
+        loss: Loss,
     ) -> None:
         self._model = model
         self._device = device
         self._loss = loss
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """See `Backend`."""
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
         with torch.inference_mode():
             params = self._model.action_params(as_tensor(obs, self._device))
         return params.cpu().numpy()
 
     def value(self, obs: np.ndarray) -> np.ndarray:
-        """See `Backend`."""
+        """Values `[N]` float32 of encoded observations `[N, ...]`."""
         with torch.inference_mode():
             values = self._model.value(as_tensor(obs, self._device))
         return values.cpu().numpy()
@@ -75,7 +52,7 @@ class TorchBackend:
     def unroll(
         self, obs: np.ndarray, state: np.ndarray, starts: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
-        """See `Backend`."""
+        """Outputs of a network with memory; see `Network.unroll`."""
         device = self._device
         begins = None if starts is None else as_tensor(starts, device)
         with torch.inference_mode():
@@ -89,7 +66,15 @@ class TorchBackend:
         )
 
     def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
-        """See `Backend`. The network is in training mode meanwhile, and else in evaluation mode."""
+        """Adds the gradient of the mean loss of `rows` to the `.grad` of all parameters. The
+        network is in training mode meanwhile, and else in evaluation mode.
+
+        Args:
+            rows: `[B, ...]` columns; see `ActorCriticPolicy.loss`.
+
+        Returns:
+            learner statistics of the loss, with `total_loss`.
+        """
         self._model.train()
         try:
             loss, stats = self._loss(rows)

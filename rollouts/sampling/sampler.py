@@ -125,8 +125,8 @@ class VectorSampler:
             explore: how actions are chosen; True is `random`, False is `mode`.
             steps: T, instead of `fragment_length`.
             uniform: ignore the policy; actions are uniform over the action space, or over those
-                that a mask allows. Their
-                `action_dist_inputs` are 0 (for categories: the parameters of that distribution).
+                that a mask allows. Their `action_dist_inputs` are 0 (for categories: the
+                parameters of that distribution).
 
         Returns:
             `[T, N]`, with the columns that `SampleBatch` lists as made by sampling.

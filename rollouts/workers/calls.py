@@ -152,7 +152,7 @@ def function_name(fn: Function) -> str:
 
 
 class Calls:
-    """Calls of workers that are pending, and replies that nobody has taken yet.
+    """Calls of workers that are pending, and replies that have not been taken.
 
     `fill` keeps workers supplied with calls, `first` and `all` take replies; they are written on
     `send` and `next`. A worker answers its calls in order. It has failed when its process died,

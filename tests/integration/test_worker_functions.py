@@ -27,11 +27,12 @@ class OfTheUser(PolicyOptimizer):
 
     name = "of_the_user"
     function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
     timeout_s: float | None = None
 
     def step(self) -> StepResult:
         for worker in self.workers.up():
-            self.calls.send(worker, self.function, timeout_s=self.timeout_s)
+            self.calls.send(worker, self.function, *self.arguments, timeout_s=self.timeout_s)
         self.calls.first()
         return StepResult(0, 0, 0)
 
@@ -46,6 +47,10 @@ def divides_by_zero(worker: RolloutWorker) -> float:
 
 def returns_a_lock(worker: RolloutWorker) -> Any:
     return threading.Lock()
+
+
+def takes_an_argument(worker: RolloutWorker, argument: Any) -> int:
+    return worker.index
 
 
 def never_returns(worker: RolloutWorker) -> None:
@@ -111,6 +116,16 @@ def test_function_that_a_worker_cannot_import(
 ) -> None:
     message = error_of(strategy, function_of_the_driver)
     assert "cannot be imported in the worker" in message
+    assert "No module named 'only_in_the_driver'" in message
+
+
+def test_argument_that_a_worker_cannot_import(
+    strategy: OfTheUser, function_of_the_driver: Callable[..., Any]
+) -> None:
+    # Pickled by the name of a module that only the driver has.
+    strategy.arguments = (function_of_the_driver,)
+    message = error_of(strategy, takes_an_argument)
+    assert "cannot be unpickled in the worker" in message
     assert "No module named 'only_in_the_driver'" in message
 
 

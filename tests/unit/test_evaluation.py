@@ -18,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
 from sampling_helpers import every_mode
+from test_checkpoints import SMALL, trainer
 from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
 
 import polopt
@@ -36,21 +37,6 @@ from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.restoring import find_checkpoint
 from polopt.trainers.run_context import RunContext
 from polopt.trainers.trainer import PolicyOptimizerTrainer
-
-SMALL = {
-    "env": "CartPole-v1",
-    "num_workers": 0,
-    "num_envs_per_worker": 2,
-    "rollout_fragment_length": 8,
-    "min_sample_timesteps_per_iteration": 32,
-    "num_sgd_iter": 1,
-    "model": {"fcnet_hiddens": [8]},
-    "seed": 5,
-}
-
-
-def trainer(**changes: Any) -> PolicyOptimizerTrainer:
-    return PolicyOptimizerTrainer({**SMALL, **changes})
 
 
 def returns(playing: WholeEpisodes) -> list[float]:

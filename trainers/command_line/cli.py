@@ -139,7 +139,7 @@ def evaluate(
 ) -> None:
     """Play episodes with a trained policy."""
     with bad_input():
-        # Otherwise the current directory may be one that somebody else has filled.
+        # Otherwise the current directory may hold modules of another user.
         if ":" in (env or "") or policy is not None or network is not None:
             _import_from_working_directory()
         from polopt.trainers.command_line import evaluation

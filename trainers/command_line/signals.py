@@ -16,7 +16,7 @@ _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 GRACE_S = 5.5
 #: The process ends so long after the signal, whatever it is doing.
 EXIT_S = 7.5
-#: Then `before_exit` has this time, in seconds: it prints, and nobody may read the pipe.
+#: Then `before_exit` has this time, in seconds: it prints, and the pipe may have no reader.
 _REPORT_S = 1.5
 
 

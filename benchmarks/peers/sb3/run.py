@@ -43,6 +43,24 @@ A2C_OPTIONS: dict[str, Any] = {"gae_lambda": 1.0, "ent_coef": 0.01}
 PPO_OPTIONS: dict[str, Any] = {"n_epochs": 4, "batch_size": 256, "learning_rate": 3e-4}
 
 
+def falling(start: float) -> Callable[[float], float]:
+    """A schedule from `start` to 0, linear in what is left of the budget."""
+    return lambda left: start * left
+
+
+#: Zoo's settings of CartPole-v1 and CartPoleNoVel-v1.
+ZOO_CARTPOLE: dict[str, Any] = {
+    "n_steps": 32,
+    "batch_size": 256,
+    "gae_lambda": 0.8,
+    "gamma": 0.98,
+    "n_epochs": 20,
+    "ent_coef": 0.0,
+    "learning_rate": falling(1e-3),
+    "clip_range": falling(0.2),
+}
+
+
 class Ticks(BaseCallback):
     """Reports each round, a rollout and its update, to a clock."""
 
@@ -112,14 +130,7 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
         model = PPO(
             "MlpPolicy",
             envs,
-            n_steps=32,
-            batch_size=256,
-            gae_lambda=0.8,
-            gamma=0.98,
-            n_epochs=20,
-            ent_coef=0.0,
-            learning_rate=lambda left: 1e-3 * left,
-            clip_range=lambda left: 0.2 * left,
+            **ZOO_CARTPOLE,
             **common,
         )
         steps = 100_000
@@ -145,11 +156,6 @@ class MinAtarCNN(BaseFeaturesExtractor):
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
         return self.layers(observations.float().permute(0, 3, 1, 2))
-
-
-def falling(start: float) -> Callable[[float], float]:
-    """A schedule from `start` to 0, linear in what is left of the budget."""
-    return lambda left: start * left
 
 
 def halfcheetah(seed: int, env_steps: int) -> Any:
@@ -183,14 +189,7 @@ def stateless_cartpole(seed: int, env_steps: int) -> Any:
     return RecurrentPPO(
         "MlpLstmPolicy",
         make_envs(positions_only, 8, seed),
-        n_steps=32,
-        batch_size=256,
-        gae_lambda=0.8,
-        gamma=0.98,
-        n_epochs=20,
-        ent_coef=0.0,
-        learning_rate=falling(1e-3),
-        clip_range=falling(0.2),
+        **ZOO_CARTPOLE,
         seed=seed,
         device="cpu",
     )

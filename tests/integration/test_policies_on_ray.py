@@ -1,4 +1,5 @@
-"""Every optimizer trains a policy that normalises, with the moments of all its workers."""
+"""Every optimizer trains a policy with memory that normalises: states and moments are those of
+its workers."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ class ActsAsLearned(PPOPolicy):
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         assert batch.per_env["obs_mean"].shape == batch.all_obs.shape[1:]
+        assert batch.per_env["state"].shape == (batch.shape[1], self.state_size)
         if (batch.versions == self.version).all():
             params = self.dist_inputs(batch)
             np.testing.assert_allclose(params, batch["action_dist_inputs"], rtol=1e-4, atol=1e-5)
@@ -28,11 +30,13 @@ class ActsAsLearned(PPOPolicy):
     ("name", "below"),
     [*((name, 0) for name in OPTIMIZERS.names()), ("async_gradients", 1)],
 )
-def test_moments_are_those_of_all_counted_samples(ray_session: None, name: str, below: int) -> None:
+def test_learner_has_the_states_and_moments_of_workers(
+    ray_session: None, name: str, below: int
+) -> None:
     config: dict[str, Any] = {
         "optimizer": name,
         "policy": ActsAsLearned,
-        "model": {"fcnet_hiddens": [8]},
+        "model": {"use_lstm": True, "lstm_cell_size": 6, "fcnet_hiddens": [8]},
         "normalize_observations": True,
         "normalize_rewards": True,
         "env": "Pendulum-v1",
