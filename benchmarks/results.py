@@ -72,13 +72,10 @@ class Task(NamedTuple):
 
 
 def breakout(config: Any) -> Any:
-    """MinAtar's Breakout (Young and Tian, 2019) with its minimal set of actions."""
-    import gymnasium
-    from minatar.gym import register_envs
+    """As the function of `peers/common/tasks.py`."""
+    from tasks import make_breakout
 
-    if "MinAtar/Breakout-v1" not in gymnasium.registry:
-        register_envs()
-    return gymnasium.make("MinAtar/Breakout-v1")
+    return make_breakout()
 
 
 #: Examples that have not been measured yet, and are therefore no tuned examples.

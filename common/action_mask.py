@@ -58,15 +58,25 @@ class ActionMask:
             )
         wrong = (masks != 0) & (masks != 1)  # NaN is neither
         if wrong.any():
-            raise ValueError(f"the action mask must have values 0 and 1; got {masks[wrong][0]}")
+            row, column = map(int, np.argwhere(wrong)[0])
+            raise ValueError(
+                f"{_which(masks, row)} must have values 0 and 1; got {masks[row, column]} at "
+                f"index {column}"
+            )
         starts = np.cumsum((0, *self.sizes[:-1]))
         empty = np.add.reduceat(masks.astype(bool), starts, axis=1) == 0
-        if (empty.any(axis=1) & needed).any():
-            part = int(np.flatnonzero(empty.any(axis=0))[0])
+        lacking = empty.any(axis=1) & needed
+        if lacking.any():
+            row = int(np.flatnonzero(lacking)[0])
+            part = int(np.flatnonzero(empty[row])[0])
             which = f" of action {part}" if len(self.sizes) > 1 else ""
             raise ValueError(
-                f"the action mask allows none of the {self.sizes[part]} choices{which}"
+                f"{_which(masks, row)} allows none of the {self.sizes[part]} choices{which}"
             )
+
+
+def _which(masks: np.ndarray, row: int) -> str:
+    return "the action mask" + (f" of environment {row}" if len(masks) > 1 else "")
 
 
 def find_action_mask(observation_space: Space[Any], action_space: Space[Any]) -> ActionMask | None:

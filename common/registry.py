@@ -55,7 +55,7 @@ class Registry:
         return f"polopt/{self._kind}/{name}"
 
     def _check(self, name: str, cls: Any) -> None:
-        if not (isinstance(cls, type) and issubclass(cls, _load(self._base))):
+        if not (isinstance(cls, type) and issubclass(cls, load_path(self._base))):
             raise ConfigError(
                 f"register {self._kind} {name!r}: got {cls!r}. Allowed: a subclass of {self._base}"
             )
@@ -82,7 +82,7 @@ class Registry:
             others = nearest_of(name, known) if known else ". None is registered"
             raise ConfigError(f"key {self._kind!r}: got {name!r}{others}")
         found = self._known[name]
-        return _load(found) if isinstance(found, str) else found
+        return load_path(found) if isinstance(found, str) else found
 
     def name_of(self, cls: type) -> str | None:
         """A name of `cls`; None if it is not registered."""
@@ -117,6 +117,11 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _load(path: str) -> Any:
+def load_path(path: str) -> Any:
+    """What `module:Class` names; imports the module.
+
+    Raises:
+        ImportError, AttributeError: there is no such module, or nothing of that name in it.
+    """
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)

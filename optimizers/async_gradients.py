@@ -71,9 +71,8 @@ def compute_gradient(
     worker.set_weights(weights)
     rollout: MinibatchGradients | None = worker.state.get("rollout")
     if rollout is None or rollout.done:
-        batch = worker.next_batch()
-        with worker.phase("gradient"):
-            rollout = worker.state["rollout"] = MinibatchGradients(worker.policy, batch)
+        rollout = MinibatchGradients(worker.policy, worker.next_batch())
+        worker.state["rollout"] = rollout
     with worker.phase("gradient"):
         gradients = rollout.next_gradients()
         return packer_of(worker).pack(gradients) if worker.is_finite(gradients) else None

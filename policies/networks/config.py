@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 from torch import nn
 
-from polopt.common.config import Config, ConfigError, canonical
+from polopt.common.config import Config, canonical
+from polopt.common.registry import load_path
 from polopt.policies.networks.registry import NETWORKS
 
 _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
@@ -22,21 +23,20 @@ ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padd
 def _network_class(value: Any) -> type[nn.Module] | None:
     """The class that the value of `custom` names. A class that is not registered gets no name: a
     notebook may define several of one name, and a checkpoint must not find another one."""
-    if value is None or (isinstance(value, type) and issubclass(value, nn.Module)):
-        return value
     names = NETWORKS.names()
-    if isinstance(value, str):
+    allowed = "a subclass of torch.nn.Module, 'module:Class' of one, or a name given to "
+    allowed += "polopt.register_network" + (f": {', '.join(names)}" if names else "")
+    found = value
+    if value in names:
+        found = NETWORKS.get(value)
+    elif isinstance(value, str) and ":" in value:
         try:
-            found: type[nn.Module] = NETWORKS.get(value)
-        except ConfigError:
-            if value in names:  # it cannot be imported
-                raise
-        else:
-            return found
-    known = f": {', '.join(names)}" if names else ""
-    raise ValueError(
-        f"a subclass of torch.nn.Module, or a name given to polopt.register_network{known}"
-    )
+            found = load_path(value)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"{allowed} ({error})") from None
+    if found is None or (isinstance(found, type) and issubclass(found, nn.Module)):
+        return found
+    raise ValueError(allowed)
 
 
 def _json_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -70,8 +70,8 @@ class ModelConfig(Config):
         initial_log_std: initial log standard deviation (the bias, if it depends on the
             observation).
         squash_actions: squash Box actions into the box with tanh instead of clipping them.
-        custom: a `torch.nn.Module` class that replaces the network, or its name; see
-            `CustomNetwork`. The options above have no effect on it, but for `squash_actions`.
+        custom: a `torch.nn.Module` class that replaces the network, its registered name, or
+            `module:Class`; see `CustomNetwork`. The options above have no effect on it, but for `squash_actions`.
         custom_options: keyword arguments of its constructor.
     """
 

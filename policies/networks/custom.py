@@ -160,7 +160,7 @@ def _check_outputs(outputs: Any, name: str, num_params: int, state_size: int) ->
     is_tuple = isinstance(outputs, tuple) and len(outputs) == len(shapes)
     if not is_tuple or not all(isinstance(output, Tensor) for output in outputs):
         raise ConfigError(
-            f"key 'model.custom': {name}.forward returned {shown(outputs)}. Allowed: {wanted}"
+            f"key 'model.custom': {name}.forward returned {_described(outputs)}. Allowed: {wanted}"
         )
     params, values = outputs[:2]
     right = all(
@@ -168,7 +168,7 @@ def _check_outputs(outputs: Any, name: str, num_params: int, state_size: int) ->
         for output, shape in zip(outputs, shapes, strict=True)
     )
     if not right:
-        got = ", ".join(f"{t.dtype} {list(t.shape)}" for t in outputs)
+        got = ", ".join(map(_described, outputs))
         raise ConfigError(
             f"key 'model.custom': {name}.forward returned {got} for {_ROWS} observations. Allowed: "
             f"{wanted}"
@@ -178,6 +178,15 @@ def _check_outputs(outputs: Any, name: str, num_params: int, state_size: int) ->
             f"key 'model.custom': the outputs of {name}.forward do not depend on a parameter of "
             "it. Allowed: a module that can learn"
         )
+
+
+def _described(value: Any) -> str:
+    """`value` in an error: a tensor by type and shape, without its numbers."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {', '.join(map(_described, value)) or 'nothing'}"
+    return shown(value)
 
 
 def _raised(where: str, error: Exception) -> str:

@@ -185,7 +185,9 @@ class VectorSampler:
                 self.policy.dist.to_env(actions)
             )
             if not self._next_step or self.ended is not None:
-                raw = self._end_episodes(t, rows, raw, infos)
+                over = terminated[t] | truncated[t]
+                if np.count_nonzero(over):
+                    raw = self._end_episodes(t, rows, np.flatnonzero(over), raw, infos)
             if self.faults.mask is not None:
                 needed = ~(terminated[t] | truncated[t]) if self._next_step else True
                 self.faults.check_masks(self.env, raw, needed)
@@ -201,13 +203,12 @@ class VectorSampler:
             self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
 
-    def _end_episodes(self, t: int, rows: FragmentColumns, raw: Any, infos: Any) -> Any:
+    def _end_episodes(
+        self, t: int, rows: FragmentColumns, ended: np.ndarray, raw: Any, infos: Any
+    ) -> Any:
         """Records the last infos and, unless the next step resets, the last observations of the
-        episodes that ended at step `t`. Returns the observations to go on with."""
-        over = rows.terminated[t] | rows.truncated[t]
-        if not np.count_nonzero(over):
-            return raw
-        ended = np.flatnonzero(over)
+        episodes of environments `ended` `[K]`, which ended at step `t`. Returns the observations to
+        go on with."""
         if self.ended is not None:
             rows.last_infos |= {(t, n): self._last_info(infos, n) for n in ended.tolist()}
         if not self._next_step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import numbers
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
+from polopt.common.registry import load_path
 from polopt.rollouts.envs.errors import traceback_of
 
 _ALLOWED = "a subclass of polopt.Callbacks, 'module:Class' of one, or None"
@@ -60,9 +60,8 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
     """
     found = value
     if isinstance(value, str):
-        module, _, name = value.rpartition(":")
         try:
-            found = getattr(importlib.import_module(module), name) if module else None
+            found = load_path(value) if ":" in value else None
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"key 'callbacks': got {value!r}: {error}. Allowed: {_ALLOWED}"

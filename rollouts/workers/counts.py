@@ -127,11 +127,13 @@ class CallRecord:
             moments: see `SampleBatch.moments`.
             early_stopped: whether it ended early.
         """
-        self.env_steps += batch.env_steps
+        env_steps, actions = batch.env_steps, batch.flat("actions")
+        if env_steps < len(batch):
+            actions = actions[batch.flat("valid")]
+        self.env_steps += env_steps
         self._episodes.append(batch.episodes)
         self.moments = merged(self.moments, moments)
-        valid = batch.flat("valid")
-        self._actions = self._actions.merge(ActionSums.of(batch.flat("actions")[valid], sizes))
+        self._actions = self._actions.merge(ActionSums.of(actions, sizes))
         self.num_early_stopped += early_stopped
         self.fault(batch.faults)
 

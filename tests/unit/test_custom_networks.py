@@ -443,7 +443,7 @@ class Unused(Without):
             r"WrongParams.forward returned .*\[2, 2\].*Allowed: action_dist_inputs \[B, 3",
         ),
         (WrongValues, r"returned .*float32 \[2, 3\], torch.float32 \[2, 1\].*values \[B\]"),
-        (OneOutput, r"OneOutput.forward returned tensor.*Allowed: action_dist_inputs"),
+        (OneOutput, r"OneOutput.forward returned torch.float32 .*Allowed: action_dist_inputs"),
         (Raising, r"Raising.forward raised RuntimeError: no such layer(.|\n)*in helper\n"),
         (RaisingInit, r"RaisingInit\(...\) raised OSError: no file(.|\n)*in make_body\n"),
         (Halves, r"parameter 'body.weight' of Halves is torch.float64 on cpu. Allowed: float32"),
@@ -456,7 +456,7 @@ class Unused(Without):
         (Without, r"the outputs of Without.forward do not depend on a parameter"),
         (Unused, r"the outputs of Unused.forward do not depend on a parameter"),
         (int, r"got <class 'int'>; allowed: a subclass of torch.nn.Module"),
-        (nn.Linear(2, 2), r"got Linear.*allowed: a subclass of torch.nn.Module, or a name"),
+        (nn.Linear(2, 2), r"got Linear.*allowed: a subclass of torch.nn.Module, 'module:Class'"),
         ("nobody", r"got 'nobody'; allowed: .*polopt.register_network"),
     ],
 )
@@ -515,6 +515,22 @@ def test_registered_name_selects_the_class(tmp_path: Path) -> None:
     np.testing.assert_array_equal(polopt.load(tmp_path / "c").get_weights().flat, weights)
     with pytest.raises(ConfigError, match=r"a subclass of torch\.nn:Module"):
         polopt.register_network("wrong", int)
+
+
+def test_path_selects_the_class_in_a_config_but_not_in_a_checkpoint(tmp_path: Path) -> None:
+    path = f"{__name__}:Mine"
+    assert policy_with(path).config.model.custom is Mine
+    weights = trained(tmp_path, path)
+    with pytest.raises(ConfigError, match="network 'Mine', which is not known here"):
+        polopt.load(tmp_path)
+    loaded = polopt.load(tmp_path, network=Mine)
+    np.testing.assert_array_equal(loaded.get_weights().flat, weights)
+
+
+@pytest.mark.parametrize("path", ["no_such_module:Mine", f"{__name__}:Missing", "math:pi"])
+def test_wrong_path_is_an_error(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"key 'model.custom'.*'module:Class' of one"):
+        policy_with(path)
 
 
 class Mine(Base):

@@ -12,6 +12,7 @@ affect speed are those of each peer's script:
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
 - `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
+- `ppo-breakout`: the same on MinAtar's Breakout, with the network of MinAtar's paper.
 - `async-samples*`: `async_samples` with the A2C policy, sampling as `a3c`.
 - `*-ray`: the same through Ray instead of ZeroMQ; `ddppo*-gloo`: sums over gloo.
 - `sample`: one worker in this process, 8 environments, 128 steps per fragment; values and
@@ -43,6 +44,7 @@ import measuring  # first: it starts the clock of start-up
 import gymnasium
 import ray
 import yaml
+from tasks import make_breakout
 
 import polopt
 
@@ -60,6 +62,7 @@ PACKAGES = ("ray", "torch", "gymnasium", "numpy")
 CARTPOLE = {"env": "CartPole-v1", "vectorization_mode": "sync"}
 PENDULUM = {"env": "Pendulum-v1", "vectorization_mode": "sync"}
 HALF_CHEETAH = {"env": "HalfCheetah-v5", "vectorization_mode": "sync"}
+BREAKOUT = {"env": lambda _: make_breakout(), "vectorization_mode": "sync"}
 PPO: dict[str, Any] = {
     "rollout_fragment_length": 128,
     "lr": 3e-4,
@@ -92,6 +95,7 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo-pendulum": ("SyncPPO", {**PENDULUM, **PPO}),
     "a3c-halfcheetah": ("A3C", HALF_CHEETAH),
     "ppo-halfcheetah": ("SyncPPO", {**HALF_CHEETAH, **PPO}),
+    "ppo-breakout": ("SyncPPO", {**BREAKOUT, **PPO}),
     "ddppo-halfcheetah": ("DDPPO", {**HALF_CHEETAH, "num_envs_per_worker": 5, **DDPPO}),
     "async-samples": ("PolicyOptimizerTrainer", {**CARTPOLE, **ASYNC_SAMPLES}),
     "async-samples-halfcheetah": ("PolicyOptimizerTrainer", {**HALF_CHEETAH, **ASYNC_SAMPLES}),

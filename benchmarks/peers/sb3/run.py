@@ -8,7 +8,8 @@ setting; `subproc` steps each environment in a process of its own. The faster ca
 
 - `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows per update, as a gradient of A3C;
   `a2c-16x20`: 320 rows, as a batch of A2C. Its default, 8 x 5, is slower. RMSprop.
-- `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256.
+- `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256; on HalfCheetah-v5 and MinAtar's
+  Breakout, too, the latter with the CNN of MinAtar's paper.
 - `result-*`: returns at a budget, see `benchmarks/results.py`. Hyper-parameters of RL Baselines3
   Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, schedules over the budget; for MinAtar's Breakout,
   which it does not have, those for Atari, with the CNN of MinAtar's paper.
@@ -36,8 +37,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from tasks import make_breakout
 
 FOREVER = 10**9
+ENVS: dict[str, Any] = {
+    "pendulum": "Pendulum-v1",
+    "halfcheetah": "HalfCheetah-v5",
+    "breakout": make_breakout,
+}
 MODEL = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh}
 A2C_OPTIONS: dict[str, Any] = {"gae_lambda": 1.0, "ent_coef": 0.01}
 PPO_OPTIONS: dict[str, Any] = {"n_epochs": 4, "batch_size": 256, "learning_rate": 3e-4}
@@ -106,9 +113,10 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     """Environment steps per second in training; a case is `algorithm-environments[-options]`."""
     algorithm, size, *options = args.case.split("-")
     number, _, steps = size.partition("x")
-    env = "Pendulum-v1" if "pendulum" in options else "CartPole-v1"
+    env = next((ENVS[option] for option in options if option in ENVS), "CartPole-v1")
     envs = make_envs(env, int(number), args.seed, "subproc" in options)
-    common: dict[str, Any] = {"policy_kwargs": MODEL, "seed": args.seed, "device": "cpu"}
+    model_options = MINATAR_MODEL if "breakout" in options else MODEL
+    common: dict[str, Any] = {"policy_kwargs": model_options, "seed": args.seed, "device": "cpu"}
     if algorithm == "a2c":
         model = A2C("MlpPolicy", envs, n_steps=int(steps), **common, **A2C_OPTIONS)
     else:
@@ -158,6 +166,13 @@ class MinAtarCNN(BaseFeaturesExtractor):
         return self.layers(observations.float().permute(0, 3, 1, 2))
 
 
+MINATAR_MODEL: dict[str, Any] = {
+    "features_extractor_class": MinAtarCNN,
+    "net_arch": [],
+    "activation_fn": torch.nn.ReLU,
+}
+
+
 def halfcheetah(seed: int, env_steps: int) -> Any:
     """PPO on HalfCheetah-v5 with Zoo's settings for HalfCheetah-v4."""
     envs = VecNormalize(make_envs("HalfCheetah-v5", 1, seed), gamma=0.98)
@@ -205,12 +220,9 @@ def positions_only(**options: Any) -> gymnasium.Env[Any, Any]:
 
 def breakout(seed: int, env_steps: int) -> Any:
     """PPO on MinAtar's Breakout."""
-    from minatar.gym import register_envs
-
-    register_envs()
     return PPO(
         "MlpPolicy",
-        make_envs("MinAtar/Breakout-v1", 8, seed),
+        make_envs(make_breakout, 8, seed),
         n_steps=128,
         batch_size=256,
         n_epochs=4,
@@ -218,11 +230,7 @@ def breakout(seed: int, env_steps: int) -> Any:
         clip_range=falling(0.1),
         vf_coef=0.5,
         ent_coef=0.01,
-        policy_kwargs={
-            "features_extractor_class": MinAtarCNN,
-            "net_arch": [],
-            "activation_fn": torch.nn.ReLU,
-        },
+        policy_kwargs=MINATAR_MODEL,
         seed=seed,
         device="cpu",
     )
@@ -254,6 +262,11 @@ RATES = (
     "ppo-16",
     "ppo-16-subproc",
     "ppo-16-pendulum",
+    *(
+        f"{case}-{env}"
+        for env in ("halfcheetah", "breakout")
+        for case in ("ppo-16", "ppo-16-subproc")
+    ),
 )
 CASES = {
     **dict.fromkeys(RATES, train),
