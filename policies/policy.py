@@ -324,11 +324,9 @@ class Policy(ABC):
         if not isinstance(gradients, Gradients | PackedGradients):
             raise TypeError(f"gradients were expected; got {type(gradients).__name__}")
         vector = gradients.packed if isinstance(gradients, PackedGradients) else gradients.flat
-        shape = vector.shape
-        if shape != (len(self.flat.grads),):
-            raise ValueError(
-                f"a gradient of shape [{len(self.flat.grads)}] was expected; got {list(shape)}"
-            )
+        size = self.flat.grads.numel()
+        if vector.shape != (size,):
+            raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")
 
     def no_gradients(self) -> Gradients:
         """The gradient of zero rows: zeros."""

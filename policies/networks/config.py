@@ -71,7 +71,8 @@ class ModelConfig(Config):
             observation).
         squash_actions: squash Box actions into the box with tanh instead of clipping them.
         custom: a `torch.nn.Module` class that replaces the network, its registered name, or
-            `module:Class`; see `CustomNetwork`. The options above have no effect on it, but for `squash_actions`.
+            `module:Class`; see `CustomNetwork`. The options above have no effect on it, but for
+            `squash_actions`.
         custom_options: keyword arguments of its constructor.
     """
 
