@@ -116,6 +116,18 @@ CASES = (
         (Opponent("sb3", ("ppo-16-pendulum",), 3.0), Opponent("rllib", ("ppo-pendulum",), 5.0)),
     ),
     Case(
+        "halfcheetah-ppo",
+        "SyncSamples, PPO on HalfCheetah-v5, 2,048 rows",
+        "ppo-halfcheetah",
+        (Opponent("sb3", ("ppo-16-halfcheetah", "ppo-16-subproc-halfcheetah"), 3.0),),
+    ),
+    Case(
+        "breakout-ppo",
+        "SyncSamples, PPO on MinAtar's Breakout, 2,048 rows",
+        "ppo-breakout",
+        (Opponent("sb3", ("ppo-16-breakout", "ppo-16-subproc-breakout"), 3.0),),
+    ),
+    Case(
         "pong-a3c",
         "AsyncGradients on ALE/Pong-v5, 2 x 4 x 20",
         "pong-a3c",

@@ -125,7 +125,7 @@ def markdown(rows: Sequence[Row]) -> str:
         "|---|---:|---|---:|---:|---:|---|",
     ]
     for row in rows:
-        digits = 1 if row.case == "learn" else 0
+        digits = 1 if row.case.startswith("learn") else 0
         if row.ours is None or (row.peer and row.theirs is None):
             reached = f"not measured: {row.note}".replace("|", "/")
         else:
