@@ -141,7 +141,9 @@ def write_into(page: Path, text: str) -> None:
 def parse() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="*", help="cases by name, such as 'ppo' or '*ppo'")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], help="cases by name, such as 'ppo' or '*ppo'"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
     parser.add_argument("--seeds", type=int, default=5, help="turns of the learning case")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
@@ -156,10 +158,10 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Measures, prints a table, writes JSON."""
     args = parse()
-    cases = [case for case in CASES if fnmatch(case.name, args.only)]
+    cases = [case for case in CASES if any(fnmatch(case.name, name) for name in args.only)]
     if not cases:
         names = ", ".join(case.name for case in CASES)
-        print(f"--only: got {args.only!r}; the cases are {names}", file=sys.stderr)
+        print(f"--only: got {' '.join(args.only)!r}; the cases are {names}", file=sys.stderr)
         return 2
     cores = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, cores)  # inherited by every process that this one starts

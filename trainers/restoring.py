@@ -205,7 +205,8 @@ def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
     ]
     why = "; ".join(different) or "other observation or action space"
     env = state["config"].get("env")
-    return f"it is of another network, trained on {env!r:.80} ({why})"
+    where = "a callable environment" if env is None else f"{env!r:.80}"
+    return f"it is of another network, trained on {where} ({why})"
 
 
 def _plain(value: Any) -> Any:

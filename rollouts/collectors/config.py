@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 import torch
 
-from polopt.common.config import Automatic, Config
+from polopt.common.config import Automatic, Config, ConfigError, differ, shown
 from polopt.rollouts.sampling.sample_request import Exploration
 
 
@@ -19,6 +19,10 @@ def _known_device(name: str) -> str:
         raise ValueError("names of torch devices, such as cpu or cuda:0") from error
     return name
 
+
+C = TypeVar("C", bound="CollectorConfig")
+#: TorchRL's classes that collect in one process, as a worker does.
+_SINGLE_COLLECTORS = ("Collector", "SyncDataCollector")
 
 #: A name that `torch.device` accepts; this machine need not have such a device.
 DeviceName = Annotated[str, pydantic.AfterValidator(_known_device)]
@@ -87,6 +91,10 @@ class CollectingConfig(Config):
 class CollectorConfig(CollectingConfig):
     """Options of a collector that makes its own workers, besides environments and policy.
 
+    `parse` also takes three arguments of TorchRL's RayCollector: `collector_class`, if it is
+    TorchRL's class for one process; `collector_kwargs`, whose options are taken as if they were
+    given here; and `device`, which is both `policy_device` and `storing_device`.
+
     Attributes:
         num_collectors: number of collectors, each a Ray actor; None: one for each given
             environment. 0: this process collects, without Ray.
@@ -126,7 +134,46 @@ class CollectorConfig(CollectingConfig):
     max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
     max_consecutive_non_finite: int = pydantic.Field(5, ge=1)
 
+    @classmethod
+    def parse(cls: type[C], options: Mapping[str, Any], where: str = "config") -> C:
+        return super().parse(_without_torchrls_keys(options, where), where)
+
     @property
     def envs_per_collector(self) -> int:
         """N of one collector."""
         return self.num_envs * self.num_workers_per_collector
+
+
+def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Options with those of TorchRL replaced; see `CollectorConfig`.
+
+    Raises:
+        ConfigError: they have no counterpart, or contradict other options.
+    """
+    options = dict(options)
+    kind = options.pop("collector_class", None)
+    if kind is not None and getattr(kind, "__name__", kind) not in _SINGLE_COLLECTORS:
+        raise ConfigError(
+            f"{where}: key 'collector_class': got {shown(kind)}. Allowed: "
+            f"{', '.join(_SINGLE_COLLECTORS)}; num_workers_per_collector puts each environment "
+            "into a process of its own"
+        )
+    inner = options.pop("collector_kwargs", None) or {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(
+            f"{where}: key 'collector_kwargs': got {shown(inner)}. Allowed: a dict for all "
+            "collectors; environments and remote_configs can be lists"
+        )
+    inner = dict(inner)
+    devices = [given.pop("device") for given in (inner, options) if "device" in given]
+    for key, value in inner.items():
+        if key in options and differ(options[key], value):
+            raise ConfigError(
+                f"{where}: key {key!r} is {shown(options[key])}, and {shown(value)} in "
+                "collector_kwargs; give one of them"
+            )
+        options[key] = value
+    for device in devices:
+        for key in ("policy_device", "storing_device"):
+            options.setdefault(key, str(device))
+    return options

@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import ray
+import torch
 from collector_toys import FailsAfterSteps, Reach, TimestampEnv, update
 from fakes import pid_of, worker_config
 from toy_envs import Clock, Drift
@@ -284,3 +286,27 @@ def test_ray_init_config_goes_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sessions.attach_or_start(2.0, 2, {"num_cpus": 3, "namespace": "mine"})
     assert given == [{"num_cpus": 3, "namespace": "mine"}]
     assert not sessions.attach_or_start(2.0, 2, {"num_cpus": 3}), "connected already"
+
+
+def test_example_of_torchrl() -> None:
+    """The example of TorchRL's RayCollector, with Gymnasium's environment."""
+    nn = pytest.importorskip("tensordict.nn")
+    policy = nn.TensorDictModule(
+        torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"]
+    )
+    collector = Collector(
+        create_env_fn=[lambda: gymnasium.make("Pendulum-v1")],
+        policy=policy,
+        collector_class="Collector",
+        max_frames_per_traj=50,
+        init_random_frames=-1,
+        reset_at_each_iter=-False,
+        collector_kwargs={"device": "cpu", "storing_device": "cpu"},
+        num_collectors=1,
+        total_frames=10000,
+        frames_per_batch=200,
+    )
+    with collector:
+        batch = next(collector)
+    assert batch.env_steps == 200
+    assert (batch["truncated"].sum(axis=0) == 4).all()

@@ -20,6 +20,7 @@ from polopt.policies import gae
 from polopt.policies.non_learning import ModulePolicy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.collectors.collector import Collector, next_seed
+from polopt.rollouts.collectors.config import CollectorConfig
 
 # ---- policies -----------------------------------------------------------------------------------
 
@@ -177,6 +178,39 @@ def test_a_tensordict_module_gives_actions() -> None:
     tensordict = pytest.importorskip("tensordict.nn")
     module = tensordict.TensorDictModule(fixed(2.5), in_keys=["observation"], out_keys=["action"])
     assert (next(local_collector(Reach, module))["actions"] == 2.5).all()
+
+
+def test_arguments_of_torchrl_are_options() -> None:
+    class SyncDataCollector:
+        """Stands for TorchRL's."""
+
+    def parse(**options: Any) -> CollectorConfig:
+        return CollectorConfig.parse({"frames_per_batch": 200, **options}, "Collector")
+
+    found = parse(
+        collector_class=SyncDataCollector,
+        collector_kwargs={"device": "meta", "storing_device": "cpu", "max_frames_per_traj": 50},
+    )
+    assert (found.policy_device, found.storing_device) == ("meta", "cpu")
+    assert found.max_frames_per_traj == 50
+    both = parse(device=torch.device("meta"))
+    assert both.policy_device == both.storing_device == "meta"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"collector_class": Counter}, "'collector_class': got .*num_workers_per_collector"),
+        ({"collector_kwargs": [{}, {}]}, "'collector_kwargs': got .*Allowed: a dict for all"),
+        ({"collector_kwargs": {"seed": 1}, "seed": 2}, "'seed' is 2, and 1 in collector_kwargs"),
+        ({"collector_kwargs": {"sed": 1}}, "unknown key 'sed'"),
+    ],
+)
+def test_arguments_of_torchrl_without_counterpart_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        local_collector(**options)
 
 
 def test_a_callable_gives_actions() -> None:

@@ -14,6 +14,8 @@ affect speed are those of each peer's script:
 - `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
 - `ppo-breakout`: the same on MinAtar's Breakout, with the network of MinAtar's paper.
 - `async-samples*`: `async_samples` with the A2C policy, sampling as `a3c`.
+- `ppo-halfcheetah-evaluated`: two episodes are evaluated after every ten batches, 20,480 steps,
+  between iterations; `-evaluated-beside`: by a worker beside training.
 - `*-ray`: the same through Ray instead of ZeroMQ; `ddppo*-gloo`: sums over gloo.
 - `sample`: one worker in this process, 8 environments, 128 steps per fragment; values and
   advantages are computed, too.
@@ -108,6 +110,18 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "pong-a3c": ("A3C", {**PONG, "grads_per_step": 20}),  # rounds of seconds
     "pong-ppo": ("SyncPPO", {**PONG, **PPO}),
 }
+for workers, suffix in ((0, ""), (1, "-beside")):
+    preset, options = TRAINING["ppo-halfcheetah"]
+    TRAINING[f"ppo-halfcheetah-evaluated{suffix}"] = (
+        preset,
+        {
+            **options,
+            "min_sample_timesteps_per_iteration": 2048,
+            "evaluation_interval": 10,
+            "evaluation_duration": 2,
+            "evaluation_num_workers": workers,
+        },
+    )
 for name in ("a3c", "async-samples", "ddppo"):
     for case in (name, f"{name}-halfcheetah"):
         preset, options = TRAINING[case]

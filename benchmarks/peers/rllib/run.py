@@ -129,8 +129,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps_of(result: dict[str, Any]) -> int:
-    """Environment steps since the start."""
-    return int(result["env_runners"]["num_env_steps_sampled_lifetime"])
+    """Environment steps since the start. First results of IMPALA and APPO may have no number."""
+    return int(result["env_runners"].get("num_env_steps_sampled_lifetime", 0))
 
 
 def sample(args: argparse.Namespace) -> dict[str, Any]:

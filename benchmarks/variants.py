@@ -1,7 +1,8 @@
-"""polopt over ZeroMQ, through Ray, and with gloo's all-reduce, in turn.
+"""Settings of polopt in turn: ZeroMQ, Ray and gloo's all-reduce; training without evaluation, with
+evaluation between iterations, and with an evaluation worker beside it.
 
-    python benchmarks/transports.py                       # about 15 minutes
-    python benchmarks/transports.py --turns 1 --seconds 3 # about 5 minutes
+    python benchmarks/variants.py                       # about 15 minutes
+    python benchmarks/variants.py --turns 1 --seconds 3 # about 5 minutes
 
 Environment steps/s and processor time of the driver and of all workers per 1,000 environment steps,
 as in `compare.py`. Each measurement is a new process; a turn measures each case once. Ratios are
@@ -22,11 +23,12 @@ from environments import PEERS
 from processes import STARTUP_LIMIT_S, run
 
 ENVS = ("", "-halfcheetah")
-#: Case of `peers/polopt/run.py` over ZeroMQ, and what it is compared with.
+#: Case of `peers/polopt/run.py`, over ZeroMQ and without evaluation, and what it is compared with.
 CASES = {
     **{f"a3c{env}": ("-ray",) for env in ENVS},
     **{f"async-samples{env}": ("-ray",) for env in ENVS},
     **{f"ddppo{env}": ("-ray", "-gloo") for env in ENVS},
+    "ppo-halfcheetah": ("-evaluated", "-evaluated-beside"),
 }
 
 
@@ -52,7 +54,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     args = parser.parse_args()
-    print("| case | ZeroMQ, steps/s | other | steps/s | ZeroMQ / other, rate | CPU time |")
+    print("| case | steps/s | variant | steps/s | case / variant, rate | CPU time |")
     print("|---|---:|---|---:|---|---|")
     for case in args.only:
         variants = ("", *CASES[case])

@@ -1,0 +1,101 @@
+"""What two cores allow SyncPPO: the rate if sampling on both overlapped learning, and the rate in
+training.
+
+    python benchmarks/ceiling.py [--seconds 3] [--repeats 5]
+
+`sample` and `learn` are processor time in one process, without Ray: of a worker that samples 8
+environments for 128 steps, and of a policy that learns from two such fragments with 4 epochs of
+minibatches of 256. The ceiling is 2 / (sample + learn): both cores are always busy, and nothing is
+sent. Without overlap, as training does it, the limit is 1 / (sample / 2 + learn): both workers
+sample, then the driver learns alone. Training is `peers/polopt/run.py`, in turn with the other two.
+Needs MuJoCo and MinAtar: pip install -e '.[benchmark]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "common"))
+
+from about import about
+from environments import PEERS
+from processes import STARTUP_LIMIT_S, run
+from tasks import make_breakout
+
+import polopt
+from polopt.common.sample_batch import SampleBatch
+
+ENVS: dict[str, Any] = {
+    "ppo": "CartPole-v1",
+    "ppo-halfcheetah": "HalfCheetah-v5",
+    "ppo-breakout": lambda _: make_breakout(),
+}
+
+
+def parts(env: Any, seconds: float) -> tuple[float, float]:
+    """Processor microseconds per environment step of sampling and of learning."""
+    worker = polopt.GradientWorkerSet.create_factory(
+        env,
+        "ppo",
+        num_workers=0,
+        num_envs_per_worker=8,
+        rollout_fragment_length=128,
+        vectorization_mode="sync",
+        seed=0,
+        num_sgd_iter=4,
+        sgd_minibatch_size=256,
+    )().local
+    spent_s = [0.0, 0.0]
+    steps, began_s = 0, time.perf_counter()
+    while time.perf_counter() - began_s < seconds or not steps:
+        times_s = [time.process_time()]
+        fragments = [worker.sample(), worker.sample()]
+        times_s.append(time.process_time())
+        worker.policy.learn_on_batch(SampleBatch.concat(fragments))
+        times_s.append(time.process_time())
+        spent_s = [s + b - a for s, a, b in zip(spent_s, times_s, times_s[1:], strict=True)]
+        steps += sum(fragment.env_steps for fragment in fragments)
+    sample_s, learn_s = spent_s
+    return 1e6 * sample_s / steps, 1e6 * learn_s / steps
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    source = Path(__file__).resolve().parents[1] / "src"
+    print("| case | sample, us | learn, us | ceiling, steps/s | without overlap ", end="")
+    print("| in training | share of the ceiling |")
+    print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    for case, env in ENVS.items():
+        rows = []
+        for _ in range(args.repeats):
+            sample_us, learn_us = parts(env, args.seconds)
+            command = [sys.executable, str(PEERS / "polopt" / "run.py"), case]
+            command += ["--seconds", str(args.seconds)]
+            rate = run(command, 2 * args.seconds + STARTUP_LIMIT_S, source)["rate"]
+            ceiling = 2e6 / (sample_us + learn_us)
+            limit = 1e6 / (sample_us / 2 + learn_us)
+            rows.append((sample_us, learn_us, ceiling, limit, rate, rate / ceiling))
+        *figures, share = (statistics.median(column) for column in zip(*rows, strict=True))
+        shares = [row[-1] for row in rows]
+        spread = f"{min(shares):.0%} to {max(shares):.0%}"
+        cells = [f"{figure:,.1f}" for figure in figures[:2]] + [f"{f:,.0f}" for f in figures[2:]]
+        print(f"| {case} | {' | '.join(cells)} | {share:.0%} ({spread}) |", flush=True)
+    print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
+    print(f"Command: `{' '.join(['python', *sys.argv])}`")
+
+
+if __name__ == "__main__":
+    main()
