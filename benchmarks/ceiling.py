@@ -31,7 +31,6 @@ from processes import STARTUP_LIMIT_S, run
 from tasks import make_breakout
 
 import polopt
-from polopt.common.sample_batch import SampleBatch
 
 ENVS: dict[str, Any] = {
     "ppo": "CartPole-v1",
@@ -59,7 +58,7 @@ def parts(env: Any, seconds: float) -> tuple[float, float]:
         times_s = [time.process_time()]
         fragments = [worker.sample(), worker.sample()]
         times_s.append(time.process_time())
-        worker.policy.learn_on_batch(SampleBatch.concat(fragments))
+        worker.policy.learn_on_batch(polopt.SampleBatch.concat(fragments))
         times_s.append(time.process_time())
         spent_s = [s + b - a for s, a, b in zip(spent_s, times_s, times_s[1:], strict=True)]
         steps += sum(fragment.env_steps for fragment in fragments)
