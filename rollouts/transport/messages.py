@@ -7,20 +7,16 @@ or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pickle
 import signal
 import struct
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
 from ray import cloudpickle
-
-from polopt.common.weights import Weights
 
 #: Kinds of messages. HELLO: first message of a worker. LARGE: the answer does not fit into a
 #: message, and is to be fetched through Ray. END, from the client: return from `serve`, and its
@@ -50,7 +46,6 @@ HEARTBEAT_INTERVAL_S = 5.0
 MAX_POLL_S = 2e6
 #: Limit for messages still queued when a socket closes.
 LINGER_S = 1.0
-_PLAIN = frozenset((type(None), bool, int, float, str, bytes, Weights))
 
 
 def configure(socket: zmq.Socket[bytes], heartbeat_timeout_s: float, max_frame_bytes: int) -> None:
@@ -97,25 +92,6 @@ def encode(
     dumps = cloudpickle.dumps if by_value else pickle.dumps
     pickled = dumps(content, protocol=5, buffer_callback=keep)
     return [_HEADER.pack(kind, number) + pickled, *buffers]
-
-
-def encode_function(function: Callable[..., Any]) -> bytes:
-    """A function for another process: an importable one by its path, others by value. The result is
-    cloudpickle's, which takes five times as long to find out that a function is importable."""
-    importable = (
-        type(function) is FunctionType
-        and function.__module__ != "__main__"
-        and not cloudpickle.list_registry_pickle_by_value()
-    )
-    if importable:
-        with contextlib.suppress(pickle.PicklingError, AttributeError):  # local functions
-            return pickle.dumps(function, protocol=5)
-    return bytes(cloudpickle.dumps(function))
-
-
-def are_plain(args: Iterable[Any]) -> bool:
-    """Whether `encode` needs no `by_value` for these arguments: weights, numbers, text."""
-    return all(type(arg) in _PLAIN for arg in args)
 
 
 def fits(frames: Sequence[bytes | memoryview], max_frame_bytes: int) -> bool:

@@ -31,7 +31,6 @@ from polopt.rollouts.transport.messages import (
     LARGE,
     MAX_FRAME_BYTES,
     NONE_WANTED,
-    are_plain,
     decode,
     encode,
     fits,
@@ -182,7 +181,7 @@ class RpcChannel:
             Exception: an argument cannot be pickled.
         """
         content = function, args, self._oldest_wanted(number)
-        frames = encode(CALL, number, content, by_value=not are_plain(args))
+        frames = encode(CALL, number, content, by_value=True)
         if not fits(frames, self._endpoint.max_frame_bytes):
             self._router.num_large_messages += 1
             raise LargeCallError(f"{self.name}: arguments of {name} do not fit into a message")

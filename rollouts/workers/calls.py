@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from polopt.common.config import ConfigError
@@ -16,7 +17,7 @@ from polopt.common.tracing import TRACER
 from polopt.metrics.timers import LoadMeter
 from polopt.rollouts.envs.errors import EnvironmentAPIError
 from polopt.rollouts.envs.resolving import env_name
-from polopt.rollouts.transport.messages import encode_function, is_of_signal
+from polopt.rollouts.transport.messages import is_of_signal
 from polopt.rollouts.transport.rpc_client import RpcFuture, TransportError
 from polopt.rollouts.workers.callbacks import CallbackError
 from polopt.rollouts.workers.counts import Counts
@@ -223,8 +224,8 @@ class Calls:
         `weights` are the policy's `Weights` at the moment of sending, None if the worker has them.
 
         Args:
-            fn: encoded each time, as cloudpickle does: an importable function by its name,
-                others by value.
+            fn: encoded by cloudpickle each time: an importable function by its name, others by
+                value.
             workers: workers that are up, such as `workers.up()` and `reply.worker`.
             args: further arguments.
 
@@ -278,7 +279,7 @@ class Calls:
         args = tuple(self._weights_for(worker) if a is WEIGHTS else a for a in work.args)
         number, now_s = self._workers.next_call_number(), self._workers.clock()
         try:
-            function = encode_function(work.function)
+            function = cloudpickle.dumps(work.function)
             call = self._workers.start_call(worker, number, work.name, function, args, self._ended)
         except (RayError, TransportError, ConfigError):
             raise
