@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 from torch import nn
 
-from polopt.common.config import Config, canonical
+from polopt.common.config import Config, ConfigError, canonical
 from polopt.common.registry import load_path
 from polopt.policies.networks.registry import NETWORKS
 
@@ -27,13 +27,15 @@ def _network_class(value: Any) -> type[nn.Module] | None:
     allowed = "a subclass of torch.nn.Module, 'module:Class' of one, or a name given to "
     allowed += "polopt.register_network" + (f": {', '.join(names)}" if names else "")
     found = value
-    if value in names:
-        found = NETWORKS.get(value)
-    elif isinstance(value, str) and ":" in value:
+    if isinstance(value, str):
         try:
-            found = load_path(value)
+            # A name may also be known to the driver of this trial alone.
+            found = load_path(value) if ":" in value else NETWORKS.get(value)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"{allowed} ({error})") from None
+        except ConfigError:
+            if value in names:  # it cannot be imported
+                raise
     if found is None or (isinstance(found, type) and issubclass(found, nn.Module)):
         return found
     raise ValueError(allowed)

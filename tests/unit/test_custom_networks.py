@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.common.tune_registry import share
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.networks.observations import split
@@ -515,6 +516,12 @@ def test_registered_name_selects_the_class(tmp_path: Path) -> None:
     np.testing.assert_array_equal(polopt.load(tmp_path / "c").get_weights().flat, weights)
     with pytest.raises(ConfigError, match=r"a subclass of torch\.nn:Module"):
         polopt.register_network("wrong", int)
+
+
+def test_name_that_only_the_driver_of_a_trial_registered_is_known() -> None:
+    share("polopt/network/of_driver", Normalised)
+    assert "of_driver" not in NETWORKS.names()
+    assert policy_with("of_driver").config.model.custom is Normalised
 
 
 def test_path_selects_the_class_in_a_config_but_not_in_a_checkpoint(tmp_path: Path) -> None:
