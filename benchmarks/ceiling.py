@@ -43,14 +43,12 @@ def parts(env: Any, seconds: float) -> tuple[float, float]:
     """Processor microseconds per environment step of sampling and of learning."""
     worker = polopt.GradientWorkerSet.create_factory(
         env,
-        "ppo",
+        ("ppo", {"num_sgd_iter": 4, "sgd_minibatch_size": 256}),
         num_workers=0,
         num_envs_per_worker=8,
         rollout_fragment_length=128,
         vectorization_mode="sync",
         seed=0,
-        num_sgd_iter=4,
-        sgd_minibatch_size=256,
     )().local
     spent_s = [0.0, 0.0]
     steps, began_s = 0, time.perf_counter()
@@ -60,7 +58,7 @@ def parts(env: Any, seconds: float) -> tuple[float, float]:
         times_s.append(time.process_time())
         worker.policy.learn_on_batch(polopt.SampleBatch.concat(fragments))
         times_s.append(time.process_time())
-        spent_s = [s + b - a for s, a, b in zip(spent_s, times_s, times_s[1:], strict=True)]
+        spent_s = [s + b - a for s, a, b in zip(spent_s, times_s[:-1], times_s[1:], strict=True)]
         steps += sum(fragment.env_steps for fragment in fragments)
     sample_s, learn_s = spent_s
     return 1e6 * sample_s / steps, 1e6 * learn_s / steps
