@@ -60,7 +60,7 @@ class ActionMask:
         if wrong.any():
             row, column = map(int, np.argwhere(wrong)[0])
             raise ValueError(
-                f"{_which(masks, row)} must have values 0 and 1; got {masks[row, column]} at "
+                f"{_mask_of(masks, row)} must have values 0 and 1; got {masks[row, column]} at "
                 f"index {column}"
             )
         starts = np.cumsum((0, *self.sizes[:-1]))
@@ -71,11 +71,12 @@ class ActionMask:
             part = int(np.flatnonzero(empty[row])[0])
             which = f" of action {part}" if len(self.sizes) > 1 else ""
             raise ValueError(
-                f"{_which(masks, row)} allows none of the {self.sizes[part]} choices{which}"
+                f"{_mask_of(masks, row)} allows none of the {self.sizes[part]} choices{which}"
             )
 
 
-def _which(masks: np.ndarray, row: int) -> str:
+def _mask_of(masks: np.ndarray, row: int) -> str:
+    """Names a mask of a batch in an error."""
     return "the action mask" + (f" of environment {row}" if len(masks) > 1 else "")
 
 

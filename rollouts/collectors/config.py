@@ -136,6 +136,7 @@ class CollectorConfig(CollectingConfig):
 
     @classmethod
     def parse(cls: type[C], options: Mapping[str, Any], where: str = "config") -> C:
+        """As `Config.parse`, after TorchRL's arguments have become options; see the class."""
         return super().parse(_without_torchrls_keys(options, where), where)
 
     @property
@@ -165,7 +166,7 @@ def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, 
             "collectors; environments and remote_configs can be lists"
         )
     inner = dict(inner)
-    devices = [given.pop("device") for given in (inner, options) if "device" in given]
+    devices = [given.pop("device", None) for given in (inner, options)]
     for key, value in inner.items():
         if key in options and differ(options[key], value):
             raise ConfigError(
@@ -173,7 +174,7 @@ def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, 
                 "collector_kwargs; give one of them"
             )
         options[key] = value
-    for device in devices:
+    for device in filter(None, devices):
         for key in ("policy_device", "storing_device"):
             options.setdefault(key, str(device))
     return options

@@ -195,6 +195,7 @@ def test_arguments_of_torchrl_are_options() -> None:
     assert found.max_frames_per_traj == 50
     both = parse(device=torch.device("meta"))
     assert both.policy_device == both.storing_device == "meta"
+    assert parse(device=None, collector_kwargs={"device": None}).policy_device == "cpu"
 
 
 @pytest.mark.parametrize(
