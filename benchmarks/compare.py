@@ -44,6 +44,7 @@ from processes import STARTUP_LIMIT_S, Turns, run
 #: Row and case of `peers/polopt/run.py`.
 ROWS = {
     "a3c": "a3c",
+    "a3c-untrained": "a3c-untrained",
     "ppo": "ppo",
     "ddppo": "ddppo",
     "worker": "sample",

@@ -185,8 +185,7 @@ class ActorCriticPolicy(Policy):
         return self._backend.action_params(self._normalized_obs(obs))
 
     def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.normalizer is not None:
-            obs = self.normalizer.observations(obs)
+        obs = self._normalized_obs(obs)
         if not self.state_size:
             return self._backend.action_params(obs), state
         params, _, states = self._backend.unroll(obs[None], state)
@@ -443,14 +442,12 @@ class _Minibatches:
             batch = policy.prepare_batch(batch)
             self._rows = policy.training_rows(batch, reducer)
             sums = [float(len(self._rows["actions"])), sums[1], *_moments(batch)]
-        learners = reducer.world_size
-        if learners > 1:
-            total = torch.tensor(sums, dtype=torch.float64)
-            reducer.sum_(total)
-            sums = total.tolist()
-        rows, columns, *moments = sums
+        total = torch.tensor(sums, dtype=torch.float64)
+        reducer.sum_(total)
+        rows, columns, *moments = total.tolist()
         if moments:
             self._values = _value_statistics(moments)
+        learners = reducer.world_size
         parts = num_minibatches(int(rows), learners, policy.config.sgd_minibatch_size)
         if policy.whole_columns or policy.state_size:
             parts = min(parts, -(-int(columns) // learners))

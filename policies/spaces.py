@@ -67,13 +67,6 @@ class ObservationEncoder:
             ValueError: if the observation does not have the structure and shapes of the space, or
                 has values that the integers of a Box cannot hold.
         """
-        if (
-            type(observation) is np.ndarray
-            and observation.dtype == self.dtype
-            and isinstance(self.space, spaces.Box)
-            and observation.shape == self.space.shape
-        ):
-            return observation  # the usual case, at the end of each episode
         return self._checked(observation, batches=False)[0][0]
 
     def encode_some(self, observations: Any) -> tuple[np.ndarray, bool]:

@@ -127,10 +127,8 @@ class CallRecord:
             moments: see `SampleBatch.moments`.
             early_stopped: whether it ended early.
         """
-        env_steps, actions = batch.env_steps, batch.flat("actions")
-        if env_steps < len(batch):
-            actions = actions[batch.flat("valid")]
-        self.env_steps += env_steps
+        actions = batch.flat("actions")[batch.flat("valid")]
+        self.env_steps += batch.env_steps
         self._episodes.append(batch.episodes)
         self.moments = merged(self.moments, moments)
         self._actions = self._actions.merge(ActionSums.of(actions, sizes))
