@@ -7,8 +7,8 @@ another (`vectorization_mode: sync`), as those of the peers; CartPole-v1 has a f
 implementation, which polopt uses by default and `a3c-vector` uses here. Hyper-parameters that
 affect speed are those of each peer's script:
 
-- `a3c`, `a2c`: 8 environments per worker, 20 steps. `a3c-untrained` does not learn, so that episodes,
-  whose resets cost time, are as short in every run.
+- `a3c`, `a2c`: 8 environments per worker, 20 steps. `a3c-untrained` does not learn, so that
+  episodes, whose resets cost time, are as short in every run.
 - `ppo`: 2,048 rows per batch, 4 epochs of minibatches of 256.
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
