@@ -47,6 +47,8 @@ ROWS = {
     "a3c-untrained": "a3c-untrained",
     "ppo": "ppo",
     "ddppo": "ddppo",
+    "async-samples": "async-samples",
+    "impala": "impala",
     "worker": "sample",
     "collector-sync": "collect-sync",
     "collector-async": "collect-async",

@@ -27,7 +27,12 @@ from polopt.optimizers.sync_samples import (
 )
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.workers.calls import WEIGHTS, Reply
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: A fragment that ends within this time and that of learning from a batch may end before the driver
+#: requests another one.
+SOON_S = 0.05
 
 
 class AsyncSamplesConfig(OptimizerConfig):
@@ -40,8 +45,9 @@ class AsyncSamplesConfig(OptimizerConfig):
             sampled it and the batch that it is learned in. Workers wait instead of exceeding it;
             nothing is dropped. With 0 and a batch of one fragment of each worker, the result is
             that of `sync_samples`, bit for bit. None: no bound.
-        max_requests_in_flight_per_worker: fragments requested of each worker at once. With 2, a
-            worker samples the next one while the driver learns.
+        max_requests_in_flight_per_worker: most fragments requested of each worker at once. With 2,
+            a worker samples the next one while the driver learns. It is requested once the worker
+            may end the one before while the driver learns.
     """
 
     train_batch_size: Automatic = pydantic.Field(None, ge=0, le=10**8)
@@ -79,6 +85,8 @@ class AsyncSamples(PolicyOptimizer):
         self._num_requested = 0
         self._requested: Counter[int] = Counter()  # number of its last request, by worker index
         self._num_batches = self._num_waiting = 0
+        self._sample_s: dict[int, float] = {}  # of the last fragment, by worker index
+        self._learn_s = 0.0  # of the last batch
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -105,6 +113,8 @@ class AsyncSamples(PolicyOptimizer):
                 self._request(len(replies), size)
             with self.timers["sample"]:
                 replies.append(self._next(size - len(replies), size))
+        for reply in replies:
+            self._sample_s[reply.worker.index] = sum(reply.counts.seconds.values())
         with self.timers["broadcast"]:
             self._request(size, size)
         # Not in order of arrival: with a bound of 0 the result is that of `sync_samples`.
@@ -112,15 +122,18 @@ class AsyncSamples(PolicyOptimizer):
         self.calls.count(replies)
         batch = SampleBatch.concat([reply.value for reply in replies])
         self.timers["sample"].push_rows(batch.env_steps)
+        began_s = self.workers.clock()
         with self.timers["learn"]:
             self.learn(batch)
+        self._learn_s = self.workers.clock() - began_s
         self.timers["learn"].push_rows(batch.env_steps)
         return self.metrics.counts_since(before)
 
     def _request(self, taken: int, size: int) -> None:
         """Requests fragments of the workers with the fewest, in turn, as many as the bound allows:
         with `size` fragments in a batch, the k-th one ahead, from 0, is learned from `k // size`
-        batches after this one.
+        batches after this one. A slow worker's second fragment, requested early, would have to be
+        waited for as soon as its first, and take the place of fragments of faster workers.
 
         Args:
             taken: fragments of the current batch that have been taken.
@@ -131,16 +144,33 @@ class AsyncSamples(PolicyOptimizer):
         # Also those that have arrived and wait here, or each drain would leave more of them.
         kept = Counter(reply.worker.index for reply in self.calls.kept)
         work = {w: self.calls.num_work_of(w) + kept[w.index] for w in workers}
+        ends_s = self._ends_s(workers)
+        soon_s = self.workers.clock() + self._learn_s + SOON_S
         while bound is None or ahead // size <= bound:
-            free = [worker for worker in workers if work[worker] < self.calls.per_worker]
+            free = [
+                worker
+                for worker in workers
+                if work[worker] < self.calls.per_worker and ends_s[worker] <= soon_s
+            ]
             if not free:
                 return
             worker = min(free, key=lambda w: (work[w], self._requested[w.index]))
             self.calls.send(worker, sample, WEIGHTS)
             ahead += 1
             work[worker] += 1
+            ends_s[worker] += self._sample_s.get(worker.index, 0.0)
             self._num_requested += 1
             self._requested[worker.index] = self._num_requested
+
+    def _ends_s(self, workers: list[WorkerHandle]) -> dict[WorkerHandle, float]:
+        """When each worker will have done what was requested of it, as quickly as the last time."""
+        ends_s: dict[WorkerHandle, float] = {}
+        for call in self.calls.pending():
+            worker = call.worker
+            began_s = ends_s.get(worker, max(call.sent_s, worker.last_answer_s or 0.0))
+            ends_s[worker] = began_s + self._sample_s.get(worker.index, 0.0)
+        now_s = self.workers.clock()
+        return {worker: ends_s.get(worker, now_s) for worker in workers}
 
     def _next(self, left: int, size: int) -> Reply:
         """The next fragment of the batch, not counted yet: the first that has arrived, unless an

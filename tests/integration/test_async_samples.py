@@ -139,6 +139,30 @@ def test_fragments_that_wait_are_counted_for_each_batch(rate: int) -> None:
     assert stats["num_fragments_waiting"] == rate
 
 
+def test_slow_worker_does_not_take_the_places_of_faster_ones() -> None:
+    optimizer = make(num_workers=2, max_rollout_lag=20)
+    fake, (quick, slow) = optimizer.workers.ray, optimizer.workers.remote
+    run = slow.actor.worker.run
+    optimizer.step()
+
+    def run_slowly(*args: Any) -> Any:
+        answer = run(*args)
+        return answer._replace(counts=answer.counts._replace(seconds={"sample": 10.0}))
+
+    slow.actor.worker.run = run_slowly
+    fake.script = lambda pending: next((r for r in pending if r.index == slow.index), pending[0])
+    for _ in range(3):
+        optimizer.step()  # the driver learns how long its fragments take
+    fake.script = lambda pending: next(r for r in pending if r.index == quick.index)
+    for _ in range(2):
+        optimizer.step()
+        calls = optimizer.calls
+        assert calls.num_work_of(slow) == 1, "its fragment takes longer than to learn"
+    fake.now_s += 9.99  # it ends soon
+    optimizer._request(0, 1)
+    assert calls.num_work_of(slow) == 2
+
+
 def test_without_a_bound_fragments_of_a_slow_worker_are_older() -> None:
     optimizer = make(uneven(0), train_batch_size=ROWS)
     for _ in range(40):
