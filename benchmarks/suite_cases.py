@@ -202,9 +202,12 @@ CASES = (
     ),
     Case(
         "learn-uneven",
-        "APPO beside SyncPPO, CartPole-v1, one worker's steps 1 ms longer",
-        "learn-appo-uneven",
-        (Opponent("polopt", ("learn-uneven",), 1.0),),
+        "AsyncSamples, decoupled PPO, CartPole-v1, one worker's steps 1 ms longer",
+        "learn-decoupled-ppo-uneven",
+        (
+            Opponent("polopt", ("learn-uneven",), 1.0),
+            Opponent("polopt", ("learn-appo-uneven",), None),
+        ),
         kind="learn",
     ),
 )

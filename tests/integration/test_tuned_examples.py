@@ -38,6 +38,7 @@ def test_examples_for_presets_and_environments():
         "acrobot_ppo",
         "cartpole_impala",
         "cartpole_appo",
+        "cartpole_decoupled_ppo",
         "acrobot_impala",
         "acrobot_appo",
         "pendulum_ppo",

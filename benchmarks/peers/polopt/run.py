@@ -55,6 +55,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "tuned_examples"
 LEARN = {
     "learn": "cartpole_ppo",
     "learn-appo": "cartpole_appo",
+    "learn-decoupled-ppo": "cartpole_decoupled_ppo",
     "learn-impala": "cartpole_impala",
     "learn-acrobot": "acrobot_ppo",
     "learn-acrobot-appo": "acrobot_appo",
