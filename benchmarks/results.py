@@ -40,8 +40,8 @@ SEEDS = (0, 1, 2, 3, 4)
 POINTS = 100
 #: Longest run.
 LIMIT_S = 4 * 3600.0
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-DASHES = ("solid", "dash", "dot", "dashdot")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
 
 
 class Cell(NamedTuple):
@@ -129,6 +129,29 @@ TASKS: dict[str, Task] = {
             Cell("A3C", "breakout_a3c"),
             Cell("Stable-Baselines3 PPO, the same CNN", "sb3:result-breakout"),
         ),
+    ),
+    "CartPole-v1": Task(
+        250_000,
+        (
+            Cell("A3C", "cartpole_a3c"),
+            Cell("A2C", "cartpole_a2c"),
+            Cell("SyncPPO", "cartpole_ppo"),
+            Cell("DDPPO", "cartpole_ddppo"),
+            Cell("IMPALA", "cartpole_impala"),
+            Cell("APPO", "cartpole_appo"),
+            Cell("AsyncSamples, decoupled PPO", "cartpole_decoupled_ppo"),
+        ),
+        goal=450.0,
+    ),
+    "Acrobot-v1": Task(
+        300_000,
+        (
+            Cell("A3C", "acrobot_a3c"),
+            Cell("SyncPPO", "acrobot_ppo"),
+            Cell("IMPALA", "acrobot_impala"),
+            Cell("APPO", "acrobot_appo"),
+        ),
+        goal=-95.0,
     ),
 }
 

@@ -89,14 +89,16 @@ def floor_row(case: Case, ours: Turns) -> Row:
 
 
 def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: Turns) -> list[Row]:
-    """Compares seconds to the goal, without and with start-up. The goal with start-up is 1.
+    """Compares seconds to the goal, without and with start-up. The goal with start-up is 1, where there
+    is a goal.
 
     Turns are seeds, and seeds of two systems are unrelated, so medians are compared.
     """
     if not ours or not theirs:
         return [Row(case.name, case.what, peer, goal=goal, note="no turn measured both")]
     rows = []
-    for words, startup, needed in (("", False, goal), (", start-up included", True, 1.0)):
+    with_startup = None if goal is None else 1.0
+    for words, startup, needed in (("", False, goal), (", start-up included", True, with_startup)):
         mine, other = seconds(ours, startup), seconds(theirs, startup)
         # A system that does not reach the goal counts as infinitely slow.
         ratio = 0.0 if math.isinf(mine.median) else other.median / mine.median
