@@ -89,8 +89,8 @@ def floor_row(case: Case, ours: Turns) -> Row:
 
 
 def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: Turns) -> list[Row]:
-    """Compares seconds to the goal, without and with start-up. The goal with start-up is 1, where there
-    is a goal.
+    """Compares seconds to the goal, without and with start-up. Where there is a goal, that with
+    start-up is 1.
 
     Turns are seeds, and seeds of two systems are unrelated, so medians are compared.
     """
