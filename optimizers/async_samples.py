@@ -6,6 +6,7 @@ Policies correct for that lag themselves: by V-trace, or by PPO's importance rat
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -30,8 +31,8 @@ from polopt.rollouts.workers.calls import WEIGHTS, Reply
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: A fragment that ends within this time and that of learning from a batch may end before the driver
-#: requests another one.
+#: A fragment that is expected to end within this time, or while the driver learns, may end before
+#: the driver requests another one.
 SOON_S = 0.05
 
 
@@ -60,8 +61,8 @@ class AsyncSamplesConfig(OptimizerConfig):
 
 
 class AsyncSamples(PolicyOptimizer):
-    """Learns from the first fragments that arrive. Each worker has the next fragment requested
-    already, so it samples while the driver learns.
+    """Learns from the first fragments that arrive. Each worker has its next fragment requested
+    before it has none to sample, so it samples while the driver learns.
 
     Results depend on timing, unless `max_rollout_lag` is 0. A failed worker's fragments are sampled
     by its replacement, with the weights of that time.
@@ -132,8 +133,10 @@ class AsyncSamples(PolicyOptimizer):
     def _request(self, taken: int, size: int) -> None:
         """Requests fragments of the workers with the fewest, in turn, as many as the bound allows:
         with `size` fragments in a batch, the k-th one ahead, from 0, is learned from `k // size`
-        batches after this one. A slow worker's second fragment, requested early, would have to be
-        waited for as soon as its first, and take the place of fragments of faster workers.
+        batches after this one. A worker that has a fragment gets another one requested when that
+        one may end while the driver learns: earlier it would only be older when it is learned from,
+        and take the place of fragments of faster workers within the bound. With a bound of 0, where
+        timing must not decide, at once.
 
         Args:
             taken: fragments of the current batch that have been taken.
@@ -145,7 +148,9 @@ class AsyncSamples(PolicyOptimizer):
         kept = Counter(reply.worker.index for reply in self.calls.kept)
         work = {w: self.calls.num_work_of(w) + kept[w.index] for w in workers}
         ends_s = self._ends_s(workers)
-        soon_s = self.workers.clock() + self._learn_s + SOON_S
+        # An answer that came while the driver learned is taken up to that time later, and what the
+        # worker did since then seems to have begun later.
+        soon_s = math.inf if bound == 0 else self.workers.clock() + 2 * self._learn_s + SOON_S
         while bound is None or ahead // size <= bound:
             free = [
                 worker

@@ -166,7 +166,9 @@ def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, 
             "collectors; environments and remote_configs can be lists"
         )
     inner = dict(inner)
-    devices = [given.pop("device", None) for given in (inner, options)]
+    for given in (inner, options):
+        if given.get("device", 0) is None:  # TorchRL's default
+            del given["device"]
     for key, value in inner.items():
         if key in options and differ(options[key], value):
             raise ConfigError(
@@ -174,7 +176,8 @@ def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, 
                 "collector_kwargs; give one of them"
             )
         options[key] = value
-    for device in filter(None, devices):
+    if "device" in options:
+        device = str(options.pop("device"))
         for key in ("policy_device", "storing_device"):
-            options.setdefault(key, str(device))
+            options.setdefault(key, device)
     return options

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 from fakes import (
+    CheckedWorker,
     FakeRay,
     FakeWorkerSet,
     Ref,
@@ -26,6 +27,7 @@ from fakes import (
 
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.rollout_worker import Answer
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -34,13 +36,24 @@ ROWS = 10  # of a fragment
 PPO = {"num_sgd_iter": 2, "sgd_minibatch_size": 8, "kl_coeff": 0.2, "lr": 1e-2}
 
 
+class TimedWorker(CheckedWorker):
+    """Whose calls take `seconds`, as their replies say: the fake clock stands still meanwhile."""
+
+    seconds = 0.0
+
+    def run(self, *args: Any) -> Answer:
+        answer = super().run(*args)
+        counts = answer.counts._replace(seconds={"sample": self.seconds})
+        return answer._replace(counts=counts)
+
+
 def make(
     script: Script = oldest_first, num_workers: int = 3, cls: Any = AsyncSamples, **options: Any
 ) -> Any:
     fake = FakeRay()
     fake.script = script
     config = worker_config("ppo", rollout={"num_workers": num_workers}, **PPO)
-    return make_optimizer(cls, FakeWorkerSet(config, fake), **options)
+    return make_optimizer(cls, FakeWorkerSet(config, fake, TimedWorker), **options)
 
 
 def uneven(seed: int, slow: int = 3) -> Script:
@@ -80,9 +93,11 @@ def test_workers_sample_while_the_driver_learns(requests: int) -> None:
     assert pending == [2 * requests] * 4
 
 
-def test_bound_of_zero_equals_sync_samples_bit_for_bit() -> None:
+@pytest.mark.parametrize("fragments", [3, 6])
+def test_bound_of_zero_equals_sync_samples_bit_for_bit(fragments: int) -> None:
     def weights(cls: Any, script: Script, **options: Any) -> bytes:
-        optimizer = make(script, cls=cls, train_batch_size=3 * ROWS, **options)
+        optimizer = make(script, cls=cls, train_batch_size=fragments * ROWS, **options)
+        optimizer.workers.remote[2].actor.worker.seconds = 100.0  # slower than the others
         for _ in range(5):
             optimizer.step()
         return optimizer.policy.get_weights().flat.tobytes()
@@ -142,14 +157,7 @@ def test_fragments_that_wait_are_counted_for_each_batch(rate: int) -> None:
 def test_slow_worker_does_not_take_the_places_of_faster_ones() -> None:
     optimizer = make(num_workers=2, max_rollout_lag=20)
     fake, (quick, slow) = optimizer.workers.ray, optimizer.workers.remote
-    run = slow.actor.worker.run
-    optimizer.step()
-
-    def run_slowly(*args: Any) -> Any:
-        answer = run(*args)
-        return answer._replace(counts=answer.counts._replace(seconds={"sample": 10.0}))
-
-    slow.actor.worker.run = run_slowly
+    slow.actor.worker.seconds = 10.0
     fake.script = lambda pending: next((r for r in pending if r.index == slow.index), pending[0])
     for _ in range(3):
         optimizer.step()  # the driver learns how long its fragments take

@@ -205,6 +205,11 @@ def test_arguments_of_torchrl_are_options() -> None:
         ({"collector_kwargs": [{}, {}]}, "'collector_kwargs': got .*Allowed: a dict for all"),
         ({"collector_kwargs": {"seed": 1}, "seed": 2}, "'seed' is 2, and 1 in collector_kwargs"),
         ({"collector_kwargs": {"sed": 1}}, "unknown key 'sed'"),
+        (
+            {"collector_kwargs": {"device": "cpu"}, "device": "meta"},
+            "'device' is 'meta', and 'cpu'",
+        ),
+        ({"device": 0}, "'policy_device': got '0'"),
     ],
 )
 def test_arguments_of_torchrl_without_counterpart_are_refused(

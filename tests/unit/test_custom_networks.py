@@ -516,6 +516,8 @@ def test_registered_name_selects_the_class(tmp_path: Path) -> None:
     np.testing.assert_array_equal(polopt.load(tmp_path / "c").get_weights().flat, weights)
     with pytest.raises(ConfigError, match=r"a subclass of torch\.nn:Module"):
         polopt.register_network("wrong", int)
+    with pytest.raises(ConfigError, match="Allowed: a name without a colon"):
+        polopt.register_network("norm:v2", Normalised)
 
 
 def test_name_that_only_the_driver_of_a_trial_registered_is_known() -> None:
