@@ -172,7 +172,7 @@ class AsyncSamples(PolicyOptimizer):
         ends_s: dict[WorkerHandle, float] = {}
         for call in self.calls.pending():
             worker = call.worker
-            began_s = ends_s.get(worker, max(call.sent_s, worker.last_answer_s or 0.0))
+            began_s = ends_s.get(worker, call.began_s)
             ends_s[worker] = began_s + self._sample_s.get(worker.index, 0.0)
         now_s = self.workers.clock()
         return {worker: ends_s.get(worker, now_s) for worker in workers}

@@ -145,6 +145,12 @@ class Pending:
     latest_s: float = math.inf
     stopped: bool = False
 
+    @property
+    def began_s(self) -> float:
+        """When its worker began it, if it is the worker's oldest call: once it was sent and the
+        answer before it was taken."""
+        return max(self.sent_s, self.worker.last_answer_s or 0.0)
+
 
 def function_name(fn: Function) -> str:
     """Name of a function in messages, with its module."""
@@ -746,10 +752,7 @@ class Calls:
         return limit_s if work.timeout_s is None else work.timeout_s
 
     def _deadline_s(self, call: Pending) -> float:
-        # A queued call starts when the call before it has ended.
-        answered_s = call.worker.last_answer_s or 0.0
-        limit_s = max(call.sent_s, answered_s) + self._timeout_s(call.work)
-        return min(limit_s, call.latest_s)
+        return min(call.began_s + self._timeout_s(call.work), call.latest_s)
 
     def _overdue(self, now_s: float) -> Pending | None:
         """A call that is past its limit and has not ended. Of each worker only the oldest call
@@ -774,6 +777,6 @@ class Calls:
         return None
 
     def _hang(self, call: Pending) -> WorkerFailure:
-        silent_s = self._workers.clock() - max(call.sent_s, call.worker.last_answer_s or 0.0)
+        silent_s = self._workers.clock() - call.began_s
         why = self._message(call.work, call.worker, f"no answer for {silent_s:.1f} s")
         return WorkerFailure("hang", call.worker.index, why)

@@ -209,7 +209,7 @@ def test_arguments_of_torchrl_are_options() -> None:
             {"collector_kwargs": {"device": "cpu"}, "device": "meta"},
             "'device' is 'meta', and 'cpu'",
         ),
-        ({"device": 0}, "'policy_device': got '0'"),
+        ({"device": 0}, "'storing_device': got '0'"),
     ],
 )
 def test_arguments_of_torchrl_without_counterpart_are_refused(
