@@ -215,8 +215,11 @@ def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[
             lines.append(f"| {cell.title} | not run | 0 | |" + " |" * bool(goal))
             continue
         returns = [run["return"] for run in found]
-        low, high = interval(returns) if len(returns) > 1 else (float("nan"),) * 2
-        line = f"| {cell.title} | {interquartile_mean(returns):,.0f} [{low:,.0f}, {high:,.0f}] "
+        spread = "(one seed)"
+        if len(returns) > 1:
+            low, high = interval(returns)
+            spread = f"[{low:,.0f}, {high:,.0f}]"
+        line = f"| {cell.title} | {interquartile_mean(returns):,.0f} {spread} "
         line += f"| {len(found)} | {median(run['seconds'] for run in found):,.0f} s |"
         if task.goal is not None:
             reached = sorted(steps_to(task.goal, run) for run in found)
