@@ -276,6 +276,9 @@ def write_page(store: dict[str, Any]) -> None:
             for cell in task.cells
         }
         lines += table(name, task, runs)
+        commits = sorted({run["commit"] for found in runs.values() for run in found})
+        if commits:
+            lines += [f"Commits: {', '.join(commits)}.", ""]
         figure = figure_of(name, task, runs)
         if figure is not None:
             image = "task-" + name.lower().replace("/", "-") + ".png"
@@ -314,17 +317,19 @@ def main() -> None:
         for cell in TASKS[name].cells
         if not given.cells or cell.source in given.cells
     ]
+    facts = about()  # before the store changes the working tree
     for seed in [] if given.page else given.seeds:
         for name, cell in cells:
             key = f"{name}/{cell.source}/{seed}"
             if key in store:
                 continue
             try:
-                store[key] = measure(cell, seed, TASKS[name].env_steps, given.cache)
+                found = measure(cell, seed, TASKS[name].env_steps, given.cache)
+                store[key] = {**found, "commit": facts["commit"]}
             except PeerError as error:
                 print(f"{key}: {error}", file=sys.stderr, flush=True)
                 continue
-            store["about"] = about()
+            store["about"] = facts
             partial = STORE.with_suffix(".partial")
             partial.write_text(json.dumps(store, indent=1, sort_keys=True))
             partial.replace(STORE)

@@ -61,8 +61,8 @@ class AsyncSamplesConfig(OptimizerConfig):
 
 
 class AsyncSamples(PolicyOptimizer):
-    """Learns from the first fragments that arrive. Each worker has its next fragment requested
-    before it has none to sample, so it samples while the driver learns.
+    """Learns from the first fragments that arrive. A worker's next fragment is requested
+    before its current one ends, so it samples while the driver learns.
 
     Results depend on timing, unless `max_rollout_lag` is 0. A failed worker's fragments are sampled
     by its replacement, with the weights of that time.
@@ -168,7 +168,8 @@ class AsyncSamples(PolicyOptimizer):
             self._requested[worker.index] = self._num_requested
 
     def _ends_s(self, workers: list[WorkerHandle]) -> dict[WorkerHandle, float]:
-        """When each worker will have done what was requested of it, as quickly as the last time."""
+        """When each worker ends the last fragment that was requested of it, by the clock of
+        `workers`, if each takes as long as the last one that was learned from."""
         ends_s: dict[WorkerHandle, float] = {}
         for call in self.calls.pending():
             worker = call.worker

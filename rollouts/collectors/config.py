@@ -167,7 +167,7 @@ def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, 
         )
     inner = dict(inner)
     for given in (inner, options):
-        if given.get("device", 0) is None:  # TorchRL's default
+        if "device" in given and given["device"] is None:  # TorchRL's default
             del given["device"]
     for key, value in inner.items():
         if key in options and differ(options[key], value):

@@ -147,8 +147,8 @@ class Pending:
 
     @property
     def began_s(self) -> float:
-        """When its worker began it, if it is the worker's oldest call: once it was sent and the
-        answer before it was taken."""
+        """Time at which its worker began it, at the latest, if it is the worker's oldest call: when
+        it was sent, or when the answer before it was taken."""
         return max(self.sent_s, self.worker.last_answer_s or 0.0)
 
 

@@ -167,7 +167,7 @@ def test_slow_worker_does_not_take_the_places_of_faster_ones() -> None:
         calls = optimizer.calls
         assert calls.num_work_of(slow) == 1, "its fragment takes longer than to learn"
     fake.now_s += 9.99  # it ends soon
-    optimizer._request(0, 1)
+    optimizer.step()
     assert calls.num_work_of(slow) == 2
 
 
