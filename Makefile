@@ -29,7 +29,7 @@ test: $(STAMP) ## unit tests, and each optimizer once on Ray (minutes)
 test-integration: $(STAMP) ## all other tests with Ray and the command line
 	$(PYTEST) tests/integration --ignore=$(ON_RAY) $(ARGS)
 
-test-slow: $(STAMP) ## learning tests
+test-slow: $(STAMP) ## learning tests, and more cases of tests that start Ray
 	$(PYTEST) -m slow $(ARGS)
 
 test-chaos: $(STAMP) ## tests that kill workers over and over

@@ -367,9 +367,20 @@ def wait_for_line(process: subprocess.Popen[str], start: str, count: int = 1) ->
     pytest.fail(f"ended before {start!r}: {process.communicate()}")
 
 
+def usual_first(usual: list[Any], others: list[Any]) -> list[Any]:
+    """The cases of a test; only `make test-slow` runs the others, each of which starts Ray."""
+    return [*usual, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
+
+
 @needs_proc
-@pytest.mark.parametrize("target", ["process", "group"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "target"),
+    usual_first(
+        # Ctrl-C and a closed terminal signal the group, a service manager one process.
+        [(signal.SIGINT, "group"), (signal.SIGTERM, "process"), (signal.SIGHUP, "group")],
+        [(signal.SIGINT, "process"), (signal.SIGTERM, "group"), (signal.SIGHUP, "process")],
+    ),
+)
 def test_signal_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals, target: str) -> None:
     # Without periodic checkpoints the one at the end is the only one.
     with endless_run(tmp_path, 10**6 if target == "process" else 1) as process:
@@ -404,8 +415,12 @@ def test_signal_before_the_first_result(tmp_path: Path, state: str) -> None:
 
 
 @needs_proc
-@pytest.mark.parametrize("twice", [False, True])
-@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize(
+    ("after_s", "twice"),
+    usual_first(
+        [(0.0, False), (0.5, True), (1.5, False)], [(0.0, True), (0.5, False), (1.5, True)]
+    ),
+)
 def test_sigterm_at_any_moment_of_the_start(tmp_path: Path, after_s: float, twice: bool) -> None:
     with endless_run(tmp_path) as process:
         wait_for_line(process, "starting Ray")
