@@ -106,8 +106,10 @@ class ObservationEncoder:
                         f"{name} must have values of dtype {space.dtype}, for {space}; "
                         f"got {given!r:.100}"
                     )
-            if batches and array.dtype.kind == "f" and not np.isfinite(array).all():
+            if batches and not self._is_finite(array):
                 raise ValueError(f"{name} must be finite; got {given!r:.100}")
+            if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and (array % 1).any():
+                raise ValueError(f"{name} must have whole numbers, for {space}; got {given!r:.100}")
             arrays.append((space, array))
         if len(sizes) > 1:
             parts = ", ".join(
@@ -118,6 +120,15 @@ class ObservationEncoder:
         if not isinstance(self.space, spaces.Box):
             return np.concatenate([_flatten_batch(*pair) for pair in arrays], axis=1), is_batch
         return arrays[0][1].astype(self.dtype, copy=False), is_batch
+
+    def _is_finite(self, array: np.ndarray) -> bool:
+        """Whether values are finite, also once they have the dtype of encoded observations."""
+        if array.dtype.kind != "f":
+            return True
+        if self.dtype.kind != "f":  # a Box of integers, whose values have been compared
+            return bool(np.isfinite(array).all())
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(array.astype(self.dtype, copy=False)).all())
 
 
 def _check(space: Space[Any], whole: Space[Any]) -> None:

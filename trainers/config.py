@@ -15,6 +15,7 @@ from polopt.common.registry import Registry
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.learning.config import PolicyConfig
+from polopt.policies.networks.config import ModelConfig
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.config import RolloutConfig
@@ -318,6 +319,8 @@ def _owner(key: str, owners: Mapping[str, type[Config]]) -> str:
             "choose. Leave it out, or give it with the name: "
             '{"optimizer": {"name": ..., "' + key + '": ...}}'
         )
+    if key in ModelConfig.keys():  # noqa: SIM118 - as above
+        raise ConfigError(f"key {key!r} is an option of the network: model={{{key!r}: ...}}")
     known = [k for owner in owners.values() for k in _keys(owner)] + ["optimizer", "policy"]
     raise ConfigError(f"unknown key {key!r}{nearest_of(key, known)}")
 

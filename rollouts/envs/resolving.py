@@ -70,6 +70,11 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
         meant = nearest(name, gymnasium.registry)
         if module and not module_name:
             meant = f"; did you mean {f'{module}:{name}'!r}?"
+        if module_name:
+            meant = (
+                f"; {module_name} defines no callable {name!r} and registers no environment of "
+                f"this id{meant}"
+            )
         raise ConfigError(f"key 'env': got {env!r}{meant} ({error})") from None
 
 

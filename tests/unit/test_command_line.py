@@ -162,7 +162,8 @@ def test_address_of_another_server_is_one_error(
     [
         ("x.yaml", "run: [", "x.yaml, line 1"),
         ("x.yaml", "- 1", "a mapping with 'run' and 'config'"),
-        ("x.yaml", "config: {}", "key 'run' is missing"),
+        ("x.yaml", "config: {}", "key 'run' is missing. Allowed: the name of a preset"),
+        ("x.py", "config = {}", "key 'run' is missing. Allowed: the name of a preset"),
         ("x.yaml", "run: A3C\nconfg: {}", "did you mean 'config'?"),
         ("x.yaml", "run: A3C\nconfig: 3", "key 'config': got 3"),
         ("x.yaml", "run: A3C\nstop: {training_iteration: yes}", "allowed: a valid number"),

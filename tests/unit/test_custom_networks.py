@@ -564,6 +564,8 @@ def test_network_that_is_not_known_is_named(tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, command)
         assert refused.exit_code == 2
         assert "--network module:Class" in refused.stderr
+        lacking = CliRunner().invoke(app, [*command, "--network", "math:Missing"])
+        assert "--network math:Missing: math defines no class 'Missing'" in lacking.stderr
         wrong = CliRunner().invoke(app, [*command, "--network", f"{__file__}:trained"])
         assert "a subclass of torch.nn.Module" in wrong.stderr
     given = ["--network", f"{__file__}:Mine"]

@@ -111,6 +111,12 @@ def test_callable_attribute_of_a_module_is_the_creator() -> None:
     assert resolve_env("toy_envs:Drift") is Drift
 
 
+def test_name_that_a_module_lacks_is_named() -> None:
+    said = r"'toy_envs:Drif'; toy_envs defines no callable 'Drif' and registers no environment of"
+    with pytest.raises(ConfigError, match=said):
+        resolve_env("toy_envs:Drif")
+
+
 @pytest.mark.parametrize("name", ["CartPole-v9", "Game"])
 def test_module_is_not_imported_without_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -161,7 +167,7 @@ def test_unknown_id_names_the_nearest(given: str, near: str) -> None:
 def test_atari_id_names_the_module_that_registers_it() -> None:
     with pytest.raises(ConfigError, match="did you mean 'ale_py:ALE/NoSuchGame-v5'"):
         resolve_env("ALE/NoSuchGame-v5")
-    with pytest.raises(ConfigError, match="'os:ALE/NoSuchGame-v5' "):
+    with pytest.raises(ConfigError, match="'os:ALE/NoSuchGame-v5'; os defines no"):
         resolve_env("os:ALE/NoSuchGame-v5")  # the module is named
 
 

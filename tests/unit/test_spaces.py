@@ -136,6 +136,9 @@ WRONG_OBSERVATIONS: list[tuple[Space[Any], Any, str]] = [
     (spaces.Box(0, 255, (2,), np.uint8), [0, 256], "values of dtype uint8.*got .0, 256"),
     (spaces.Discrete(3), [1], r"shape \[\], for Discrete\(3\).*got \[1\]"),
     (spaces.Discrete(3), 3, "must be in the space; got 3"),
+    (spaces.Discrete(3), 0.5, r"observation must have whole numbers, for Discrete\(3\); got 0.5"),
+    (FLATTENED["multi"], [0, 1.5, 0], "must have whole numbers, for MultiDiscrete"),
+    (spaces.Discrete(3), np.nan, "must have whole numbers"),
     (FLATTENED["tuple"], (1,), "must have 2 parts"),
     (FLATTENED["tuple"], (1, np.zeros(2)), r"observation\[1\] must have shape \[2, 2\]"),
     (FLATTENED["dict"], {"z": 7}, "must have the keys"),
@@ -170,6 +173,7 @@ def test_empty_space_is_refused(space: Space[Any]) -> None:
         ({"image": np.full((4, 4, 1), 300), "at": np.zeros(2)}, r"\['image'\] must have values of"),
         ({"image": np.full((4, 4, 1), 0.5), "at": np.zeros(2)}, r"\['image'\] must have values of"),
         ({"image": np.zeros((4, 4, 1)), "at": np.array([0.0, np.nan])}, r"\['at'\] must be finite"),
+        ({"image": np.zeros((4, 4, 1)), "at": [1e300, 0.0]}, r"\['at'\] must be finite"),
         ({"picture": np.zeros((4, 4, 1))}, r"keys \['image', 'at'\]; got the keys \['picture'\]$"),
     ],
 )

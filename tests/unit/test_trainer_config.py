@@ -91,6 +91,8 @@ def test_plugin_by_name_dict_or_class() -> None:
         ({"gama": 1}, {}, r"unknown key 'gama'; did you mean 'gamma'\? Allowed: .*gamma"),
         ({"num_env_runer": 1}, {}, r"did you mean 'num_env_runners'\?"),
         ({"zzz": 1}, {}, r"unknown key 'zzz'\. Allowed"),
+        ({"use_lstm": True}, {}, r"'use_lstm' is an option of the network: model={'use_lstm': "),
+        ({"target_kl": 0.01}, {"policy": "ppo"}, "'target_kl' is now 'kl_stop'"),
         ({"grads_per_step": 1}, {}, r"'grads_per_step' is an option of optimizer 'async_grad"),
         ({"clip_param": 1}, A2C.preset, r"'clip_param' is an option of .*policy 'ppo'"),
         ({"optimizer": {"name": "sync_samples", "grads_per_step": 1}}, {}, "'grads_per_step'"),

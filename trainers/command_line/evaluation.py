@@ -243,6 +243,9 @@ def _named_class(name: str | None, option: str, base: Any, base_name: str) -> An
     found = None if name is None else named(name, option)
     if found is None or (isinstance(found, type) and issubclass(found, base)):
         return found
+    if isinstance(found, str) and ":" in found:  # else `named` returns what the module has
+        module_name, _, attribute = found.rpartition(":")
+        raise ConfigError(f"{option} {name}: {module_name} defines no class {attribute!r}")
     raise ConfigError(
         f"{option} {name}: got {found!r:.100}. Allowed: module:Class or FILE.py:Class, a subclass "
         f"of {base_name}"

@@ -192,4 +192,9 @@ def _variables(module: Any) -> dict[str, Any]:
 def _example(described: Any, where: str) -> Example:
     if not isinstance(described, Mapping):
         raise ConfigError(f"{where}: got {described!r}. Allowed: a mapping with 'run' and 'config'")
+    if not {"run", "preset"} & described.keys():
+        raise ConfigError(
+            f"{where}: key 'run' is missing. Allowed: the name of a preset, such as 'SyncPPO'; "
+            "'config' and 'stop' stand beside it"
+        )
     return Example.parse({k: v for k, v in described.items() if v is not None}, where)
