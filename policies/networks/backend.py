@@ -40,13 +40,13 @@ class Backend:
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
         with torch.inference_mode():
-            params = self._model.action_params(as_tensor(obs, self._device))
+            params = self._model.action_params(as_tensor(_aligned(obs), self._device))
         return params.cpu().numpy()
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`."""
         with torch.inference_mode():
-            values = self._model.value(as_tensor(obs, self._device))
+            values = self._model.value(as_tensor(_aligned(obs), self._device))
         return values.cpu().numpy()
 
     def unroll(
@@ -57,7 +57,7 @@ class Backend:
         begins = None if starts is None else as_tensor(starts, device)
         with torch.inference_mode():
             params, values, states = self._model.unroll(
-                as_tensor(obs, device), as_tensor(state, device), begins
+                as_tensor(_aligned(obs), device), as_tensor(_aligned(state), device), begins
             )
         return (
             params.cpu().numpy(),
@@ -83,6 +83,15 @@ class Backend:
             self._model.eval()
         stats["total_loss"] = loss
         return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy of it that begins at a multiple of 16 bytes.
+
+    Matrix products on a CPU round differently where an array does not, as the rows of one step of a
+    fragment: the last bit of what the sampler and `predict` compute would differ.
+    """
+    return array.copy() if array.ctypes.data % 16 else array
 
 
 def as_tensor(array: np.ndarray, device: torch.device | None = None) -> Tensor:

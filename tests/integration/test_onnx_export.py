@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from test_checkpoints import SMALL
-from test_loading import ACTIONS, OBSERVATIONS
+from test_loading import ACTIONS, OBSERVATIONS, OPTIONS, trained
 from typer.testing import CliRunner
 
 import polopt
@@ -69,6 +69,8 @@ def check_model(policy: Policy, path: Path) -> None:
     space.seed(3)
     for rows in (1, 2, 7):
         batch = batch_of(space, rows)
+        if policy.mask is not None:
+            batch["action_mask"][:, rows % 3] = 1  # one action at least is allowed
         states = np.random.default_rng(rows).normal(size=(rows, policy.state_size))
         memory = [states.astype(np.float32)] if policy.state_size else []
         feed = dict(zip(inputs, [*leaves(batch), *memory], strict=True))
@@ -121,6 +123,24 @@ def test_onnx_model_normalises_as_predict(observations: str, tmp_path: Path) -> 
     rows = policy.encoder.encode(batch_of(space, 50)).reshape(50, -1) * 0.3 + 0.1
     size = len(policy.get_weights().moments.mean)
     policy.add_moments(Moments.of(rows[:, -size:] if observations != "dict" else rows[:, 3:7]))
+    policy.export_onnx(tmp_path / "policy.onnx")
+    check_model(policy, tmp_path / "policy.onnx")
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("decoupled_ppo", "masks, normalisation and memory"),
+        ("appo", "own network with memory"),
+    ],
+)
+def test_onnx_model_has_options_together(name: str, option: str, tmp_path: Path) -> None:
+    observations, actions, options = OPTIONS[option]
+    made = trained(observations, actions, policy=name, **options)
+    policy = made.get_policy()
+    made.stop()
+    assert policy.get_weights().moments.rows > 0
     policy.export_onnx(tmp_path / "policy.onnx")
     check_model(policy, tmp_path / "policy.onnx")
 

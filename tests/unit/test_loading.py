@@ -18,6 +18,7 @@ import torch
 from gymnasium import Space, spaces
 from test_checkpoint_fields import rewrite
 from test_checkpoints import SMALL
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import polopt
@@ -50,20 +51,81 @@ ACTIONS: dict[str, Space[Any]] = {
 }
 
 
+MASKED = spaces.Dict(a=BOX, action_mask=spaces.MultiBinary(3), z=spaces.Discrete(2))
+SPACES = {**OBSERVATIONS, "masked": MASKED}
+
+
 class Noise(gymnasium.Env[Any, Any]):
     """Random observations of a space; accepts actions of another. Episodes do not end."""
 
     def __init__(self, config: Any) -> None:
-        self.observation_space = copy.deepcopy(OBSERVATIONS[config["observations"]])
+        self.observation_space = copy.deepcopy(SPACES[config["observations"]])
         self.action_space = copy.deepcopy(ACTIONS[config["actions"]])
 
+    def observe(self) -> Any:
+        self.seen = self.observation_space.sample()
+        if self.observation_space == MASKED:
+            self.seen["action_mask"][self.np_random.integers(3)] = 1  # one at least is allowed
+        return self.seen
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
         self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
+        return self.observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action)
-        return self.observation_space.sample(), float(np.sum(action)), False, False, {}
+        if self.observation_space == MASKED:
+            assert self.seen["action_mask"][action - self.action_space.start], "not allowed"
+        return self.observe(), float(np.sum(action)), False, False, {}
+
+
+class Own(nn.Module):
+    """A network of a user's, for observations `BOX`."""
+
+    def __init__(self, observation_space: Any, action_space: Any, num_params: int) -> None:
+        super().__init__()
+        self.body = nn.Linear(observation_space.shape[0], 6)
+        self.policy, self.value = nn.Linear(6, num_params), nn.Linear(6, 1)
+
+    def forward(self, obs: Tensor) -> Any:
+        hidden = self.body(obs).tanh()
+        return self.policy(hidden), self.value(hidden)[:, 0]
+
+
+class OwnMemory(Own):
+    """The same with memory."""
+
+    state_size = 6
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.cell = nn.GRUCell(6, 6)
+
+    def forward(self, obs: Tensor, state: Tensor) -> Any:  # type: ignore[override]
+        after = self.cell(self.body(obs), state)
+        return self.policy(after), self.value(after)[:, 0], after
+
+
+LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 5}
+#: Observations, actions and options.
+OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "memory": ("dict", "discrete", {"model": LSTM}),
+    "normalisation": ("dict", "box", {"normalize_observations": True}),
+    "normalisation and memory": ("box", "multi", {"normalize_observations": True, "model": LSTM}),
+    "masks": ("masked", "discrete", {}),
+    "masks, normalisation and memory": (
+        "masked",
+        "discrete",
+        {"normalize_observations": True, "model": LSTM},
+    ),
+    "own network": ("box", "float32", {"model": {"custom": Own}}),
+    "own network with memory": (
+        "box",
+        "discrete",
+        {"normalize_observations": True, "model": {"custom": OwnMemory}},
+    ),
+}
 
 
 def trained(observations: str, actions: str, **config: Any) -> PolicyOptimizerTrainer:
@@ -92,7 +154,10 @@ def row(batch: Any, n: int) -> Any:
     return batch[n]
 
 
-def check_acts_as_in_training(made: PolicyOptimizerTrainer, directory: Path) -> None:
+def check_acts_as_in_training(
+    made: PolicyOptimizerTrainer, directory: Path, network: type[nn.Module] | None = None
+) -> None:
+    """The loaded policy, and the operations that an ONNX model consists of, act as the sampler."""
     made.save(str(directory))
     policy, sampler = made.get_policy(), made.workers.local.sampler
     raw: list[Any] = []
@@ -102,25 +167,35 @@ def check_acts_as_in_training(made: PolicyOptimizerTrainer, directory: Path) -> 
     sampled = sampler.sample(explore=False)
     del policy.encoder.encode
     made.stop()
-    loaded = polopt.load(directory)
+    loaded = polopt.load(directory, network=network)
     assert type(loaded) is type(policy)
     assert loaded is not policy
     np.testing.assert_array_equal(loaded.get_weights().flat, policy.get_weights().flat)
     assert loaded.encoder.space == policy.encoder.space
     assert loaded.action_space == policy.action_space
+    after: Any = None
     for t, observations in enumerate(raw[:-1]):
-        actions, state = loaded.predict(observations)
-        assert state is None
+        before = after
+        actions, after = loaded.predict(observations, before)
+        assert (after is None) == (loaded.state_size == 0)
         np.testing.assert_array_equal(actions, policy.dist.to_env(sampled["actions"][t]))
-        np.testing.assert_array_equal(actions, policy.predict(observations)[0])
-        assert actions.dtype == policy.predict(observations)[0].dtype
+        other = policy.predict(observations, before)[0]
+        np.testing.assert_array_equal(actions, other)
+        assert actions.dtype == other.dtype
         params = sampled["action_dist_inputs"][t]
-        np.testing.assert_array_equal(
-            loaded.action_params(loaded.encoder.encode(observations)), params
-        )
+        memory = np.zeros((3, loaded.state_size), np.float32) if before is None else before
+        encoded = loaded.encoder.encode(observations)
+        np.testing.assert_array_equal(loaded.act(encoded, memory)[0], params)
+        with torch.inference_mode():
+            in_torch = loaded.act_in_torch(
+                loaded.model, torch.as_tensor(encoded), torch.as_tensor(memory)
+            )
+        np.testing.assert_allclose(in_torch[0], params, rtol=1e-5, atol=1e-5)
+        if loaded.state_size:
+            np.testing.assert_allclose(in_torch[1], after, rtol=1e-5, atol=1e-5)
         for seed in range(3):
             drawn = [
-                p.predict(observations, deterministic=False, rng=np.random.default_rng(seed))[0]
+                p.predict(observations, before, False, np.random.default_rng(seed))[0]
                 for p in (loaded, policy)
             ]
             np.testing.assert_array_equal(*drawn)
@@ -129,9 +204,9 @@ def check_acts_as_in_training(made: PolicyOptimizerTrainer, directory: Path) -> 
             encoded, is_batch = loaded.encoder.encode_some(one)
             assert not is_batch
             np.testing.assert_allclose(
-                loaded.action_params(encoded)[0], params[n], rtol=1e-5, atol=1e-5
+                loaded.act(encoded, memory[n : n + 1])[0][0], params[n], rtol=1e-5, atol=1e-5
             )
-            action = loaded.predict(one)[0]
+            action = loaded.predict(one, None if before is None else before[n])[0]
             assert np.shape(action) == loaded.action_space.shape
             assert loaded.action_space.contains(action)
 
@@ -146,6 +221,15 @@ def test_policy_acts_as_in_training(name: str, actions: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("observations", OBSERVATIONS)
 def test_every_space_acts_as_in_training(observations: str, actions: str, tmp_path: Path) -> None:
     check_acts_as_in_training(trained(observations, actions), tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", POLICIES.names())
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_acts_as_in_training(name: str, option: str, tmp_path: Path) -> None:
+    observations, actions, options = OPTIONS[option]
+    made = trained(observations, actions, policy=name, **options)
+    network = options.get("model", {}).get("custom")
+    check_acts_as_in_training(made, tmp_path / "c", network)
 
 
 @pytest.mark.parametrize(
