@@ -25,10 +25,16 @@ _RETURN = _EPISODES + "episode_return_mean"
 _BLOCKS = (_OPT, _FAULTS, _LEARNER, _EPISODES)
 _ABOVE = ("learners/",)  # of blocks
 _OF_EACH = ("/index", "/env_steps_per_sampling_s")
+_NAME = _OPT + "name"
+#: What goes on without a slow worker, by the optimizer whose other workers wait for it.
+_WITHOUT_SLOW = {
+    "sync_samples": "fraction_workers below 1, or async_samples",
+    "sync_gradients": "async_gradients",
+}
 #: Columns that rules read, besides those of each worker.
 READ = frozenset(
     [
-        *(_STEPS, _RETURN, _OPT + "interval_s", _OPT + "rows_per_update"),
+        *(_STEPS, _RETURN, _NAME, _OPT + "interval_s", _OPT + "rows_per_update"),
         *(_EPISODES + f"episode_return_{which}" for which in ("min", "max")),
         _EPISODES + "num_episodes_lifetime",
         *(_DRIVER + phase for phase in ("startup", "wait", "sample", "dispatch", "broadcast")),
@@ -36,7 +42,7 @@ READ = frozenset(
         *(_WORKERS + part for part in ("idle", "skew", "allreduce")),
         *(_MACHINE + key for key in ("cpu_share", "num_cpus", "load_1m")),
         *(_OPT + f"num_{what}" for what in ("updates", "skipped_updates", "bytes_sent", "ranks")),
-        *(_OPT + f"num_{what}" for what in ("gradients", "gradients_stale", "early_stopped")),
+        *(_OPT + f"num_{what}" for what in ("gradients", "gradients_stale")),
         *(_LEARNER + key for key in ("entropy", "vf_loss", "mean_kl_loss", "clip_fraction")),
         *(_FAULTS + f"num_{what}" for what in ("env_faults", "non_finite", "workers_given_up")),
         _FAULTS + "num_remote_worker_restarts",
@@ -483,19 +489,18 @@ def _slow_worker(run: Results) -> tuple[str, str] | None:
         return None
     skew, idle = run.share(_WORKERS + "skew"), run.share(_WORKERS + "idle")
     allreduce = run.has(_OPT + "num_ranks")
+    otherwise = _WITHOUT_SLOW.get(run.text(_NAME))
     text = (
         f"Worker {slow} is {median / rates[slow]:.1f} times slower than the median (its "
         f"environment, or its machine): {rates[slow]:,.0f} steps/s while it samples"
     )
     if allreduce and skew >= 0.1:
         text += f". All ranks wait for rank {slow}: {skew:.0%} of their time"
-    elif run.has(_DRIVER + "broadcast") and idle >= 0.1:
+    elif otherwise and idle >= 0.1:
         text += f". The others wait for it: workers are idle for {idle:.0%} of their time"
     if allreduce:
         return text, "mend its environment, or fraction_workers below 1"
-    if run.has(_OPT + "num_early_stopped"):
-        return text, "mend its environment, or fraction_workers below 1, or async_samples"
-    return text, "mend its environment"
+    return text, f"mend its environment, or {otherwise}" if otherwise else "mend its environment"
 
 
 @_rule(

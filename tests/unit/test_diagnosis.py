@@ -54,6 +54,8 @@ def healthy(phases: tuple[str, str, str] = ("wait", "apply", "dispatch"), worker
                     "last_non_finite": "",
                 },
                 "optimizer": {
+                    "name": "async_gradients",
+                    "num_early_stopped": 0,
                     "interval_s": 3.5 if i == 0 else 0.5,
                     "rows_per_update": 64.0,
                     "num_updates": 125 * (i + 1),
@@ -81,14 +83,14 @@ def healthy(phases: tuple[str, str, str] = ("wait", "apply", "dispatch"), worker
 def samples() -> Rows:
     rows = healthy(("sample", "learn", "broadcast"))
     for row in rows:
-        row["optimizer"]["num_early_stopped"] = 0
+        row["optimizer"]["name"] = "sync_samples"
     return rows
 
 
 def ranks() -> Rows:
     rows = healthy(("sample", "learn", "group"))
     for row in rows:
-        row["optimizer"] |= {"num_early_stopped": 0, "num_ranks": 4}
+        row["optimizer"] |= {"name": "decentralized_allreduce", "num_ranks": 4}
     return rows
 
 
@@ -293,6 +295,29 @@ def test_rule_names_the_fault_and_no_other_does(
     assert set(found) == {rule}
     text = f"{found[rule].text}; {found[rule].change}"
     assert [part for part in parts if part not in text] == [], text
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "waits", "change"),
+    [
+        ("async_gradients", False, "mend its environment"),
+        ("async_samples", False, "mend its environment"),
+        ("sync_gradients", True, "mend its environment, or async_gradients"),
+        (
+            "sync_samples", True,
+            "mend its environment, or fraction_workers below 1, or async_samples",
+        ),
+    ],
+)  # fmt: skip
+def test_change_for_a_slow_worker_fits_the_optimizer(
+    optimizer: str, waits: bool, change: str
+) -> None:
+    rows = healthy(("sample", "learn", "broadcast"))
+    put(rows, "optimizer/name", optimizer)
+    put(rows, "optimizer/workers/per_worker/2/env_steps_per_sampling_s", 50.0)
+    finding = findings(rows)["slow-worker"]
+    assert ("The others wait" in finding.text) == waits
+    assert finding.change == change
 
 
 def test_every_rule_has_a_run_with_its_fault() -> None:
