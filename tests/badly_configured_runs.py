@@ -79,7 +79,7 @@ RUNS: dict[str, Bad] = {
         "DDPPO",
         "slow-worker",
         {**ONE_SLOW, "rollout_fragment_length": 32, "optimizer": {
-            "name": "decentralized_allreduce", "preemption_threshold": 1.0}},
+            "name": "decentralized_allreduce", "fraction_workers": 1.0}},
     ),
     "lr_x100": Bad("SyncPPO", "update-size", {"lr": 0.1}),
     "batch_of_8": Bad("A3C", "small-updates", {"rollout_fragment_length": 8}),
@@ -151,15 +151,20 @@ def _burn() -> None:
         sum(range(1000))
 
 
+def config_of(bad: Bad) -> dict[str, Any]:
+    """The whole config of a run."""
+    config = {"env": Toy, "num_workers": 2, "num_envs_per_worker": 1, "seed": 0}
+    config |= {"min_time_s_per_iteration": 0.25, "min_sample_timesteps_per_iteration": 300}
+    return config | bad.config
+
+
 def train(bad: Bad, folder: Path, seconds: float) -> Path:
     """Trains one run; its directory."""
     run_config = tune.RunConfig(
         storage_path=str(folder.resolve()), stop={"optimizer/training_s": seconds}, verbose=0
     )
-    space = {"env": Toy, "num_workers": 2, "num_envs_per_worker": 1, "seed": 0}
-    space |= {"min_time_s_per_iteration": 0.25, "min_sample_timesteps_per_iteration": 300}
-    space |= bad.config
-    grid = tune.Tuner(PRESETS[bad.preset], param_space=space, run_config=run_config).fit()
+    tuner = tune.Tuner(PRESETS[bad.preset], param_space=config_of(bad), run_config=run_config)
+    grid = tuner.fit()
     assert not grid.errors, grid.errors
     return Path(grid[0].path)
 
