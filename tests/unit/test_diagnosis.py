@@ -186,6 +186,15 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("KL 60, clip fraction 0.93",),
     ),
     (
+        "update-size",
+        samples,
+        {
+            "learners/default_policy/mean_kl_loss": 0.2,
+            "learners/default_policy/clip_fraction": 0.7,
+        },
+        ("KL 0.2, clip fraction 0.7",),
+    ),
+    (
         "return-fell",
         healthy,
         {"env_runners/episode_return_mean": lambda i: 20.0 + 40.0 * i if i < 10 else 25.0},
@@ -336,6 +345,9 @@ ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
     ("a policy without entropy", samples, {"learners/default_policy/entropy": 0.0}),
     ("one large update", samples, {
         "learners/default_policy/mean_kl_loss": lambda i: 0.9 if i == 3 else 0.01}),
+    ("rows that APPO clips because they are old", samples, {
+        "learners/default_policy/mean_kl_loss": 0.001,
+        "learners/default_policy/clip_fraction": 0.87}),
     ("a dip that is made up for", healthy, {
         "env_runners/episode_return_mean": lambda i: 20.0 + 15.0 * (i if i != 15 else 2)}),
     ("noise at the goal", healthy, {
