@@ -171,6 +171,18 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("Policy deterministic since 8,000 steps: entropy 0.001",),
     ),
     (
+        "deterministic",  # the mean returns of episodes that are nearly alike differ a little
+        samples,
+        {
+            "learners/default_policy/entropy": 1e-18,
+            "env_runners/episode_return_mean": lambda i: 9.3 + 0.02 * (i % 3) + 0.002 * i,
+            "env_runners/episode_return_min": 8.0,
+            "env_runners/episode_return_max": 11.0,
+            "learners/default_policy/mean_kl_loss": 0.0,
+        },
+        ("Policy deterministic since 8,000 steps: entropy 1e-18",),
+    ),
+    (
         "value-loss",
         samples,
         {"learners/default_policy/vf_loss": 1.3e9},
@@ -193,6 +205,15 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
             "learners/default_policy/clip_fraction": 0.7,
         },
         ("KL 0.2, clip fraction 0.7",),
+    ),
+    (
+        "update-size",  # which made the policy deterministic at once, so that nothing changes since
+        samples,
+        {
+            "learners/default_policy/mean_kl_loss": lambda i: 0.0 if i else 7.0,
+            "learners/default_policy/clip_fraction": lambda i: 0.0 if i else 0.45,
+        },
+        ("KL 7, clip fraction 0.45",),
     ),
     (
         "return-fell",
@@ -348,6 +369,9 @@ ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
     ("rows that APPO clips because they are old", samples, {
         "learners/default_policy/mean_kl_loss": 0.001,
         "learners/default_policy/clip_fraction": 0.87}),
+    ("rows that PPO clips in six action dimensions", samples, {
+        "learners/default_policy/mean_kl_loss": 0.028,
+        "learners/default_policy/clip_fraction": 0.53}),
     ("a dip that is made up for", healthy, {
         "env_runners/episode_return_mean": lambda i: 20.0 + 15.0 * (i if i != 15 else 2)}),
     ("noise at the goal", healthy, {
