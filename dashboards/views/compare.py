@@ -10,7 +10,7 @@ import numpy as np
 from polopt.dashboards.data.colors import evaluation_dash
 from polopt.dashboards.data.results import RETURN
 from polopt.dashboards.data.rows import NOT_SET
-from polopt.dashboards.data.selection import Selection, differing_keys
+from polopt.dashboards.data.selection import Run, Selection, differing_keys
 from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
     Estimate,
@@ -44,6 +44,8 @@ from polopt.dashboards.views.drawing import (
     set_rows,
 )
 from polopt.dashboards.views.faults import add_fault_marks
+from polopt.dashboards.views.shares import DRIVER
+from polopt.metrics.timers import STARTUP
 
 _STEPS = "environment steps"
 _MOST_PAIRED = 12  # groups in the matrix of pairs
@@ -71,10 +73,18 @@ def panels(selection: Selection) -> list[Panel]:
             "optimizer/env_steps_per_s",
             "env steps/s",
             from_zero=True,
+            transform=_after_startup,
         ),
         _throughput(selection),
         config_table(selection),
     ]
+
+
+def _after_startup(run: Run, rates: Array) -> Array:
+    """Rates without those of results that begin before the start-up ends: their steps are those of
+    a longer time than their seconds of training."""
+    startup = run.trial.values(f"{DRIVER}/{STARTUP}")
+    return rates if startup is None else np.where(startup > 0.0, np.nan, rates)
 
 
 def _throughput(selection: Selection) -> Panel:

@@ -14,6 +14,7 @@ from polopt.dashboards.data.downsample import downsample
 
 HEIGHT = 360  # px, with a legend of few rows
 _ROW_HEIGHT, _AROUND_ROWS = 20, 100  # px of a plot with a row for each group
+_LINE_HEIGHT, _NAME_LINE = 15, 26  # of the name of a row: px and characters of a line
 # Of legends: characters of a row and of a symbol, px of a row, rows that fit into `HEIGHT`.
 _LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
 _POINTS = 20_000  # in one figure, over all of its curves
@@ -54,11 +55,25 @@ class Panel:
 
     def __post_init__(self) -> None:
         if self.figure is not None:  # room for the legend, which is below the plot
-            names = [t.name or "" for t in self.figure.data if t.showlegend is not False]
-            characters = sum(len(name) + _LEGEND_SYMBOL for name in names)
-            rows = -(-characters // _LEGEND_ROW)
+            rows = _legend_rows([t.name or "" for t in self.figure.data if _is_listed(t)])
             height = HEIGHT + _LEGEND_ROW_HEIGHT * max(0, rows - _FREE_LEGEND_ROWS)
             self.figure.update_layout(height=max(height, self.figure.layout.height or 0))
+
+
+def _is_listed(trace: Any) -> bool:
+    """Whether a trace is in the legend."""
+    return trace.showlegend is not False and trace.type != "heatmap"
+
+
+def _legend_rows(names: Sequence[str]) -> int:
+    """Rows of a legend whose entries are not broken."""
+    rows = filled = 0
+    for name in names:
+        width = len(name) + _LEGEND_SYMBOL
+        if not rows or filled + width > _LEGEND_ROW:
+            rows, filled = rows + 1, 0
+        filled += width
+    return rows
 
 
 def escaped(text: str) -> str:
@@ -85,6 +100,8 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
             "y": -0.3,
             "x": 0,
             "font": {"size": 11},
+            "tracegroupgap": 0,
+            "maxheight": 2000,  # px; the height of the figure has room for it
         },
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -98,11 +115,29 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
 
 def set_rows(figure: go.Figure, names: Sequence[str]) -> None:
     """Names the rows of a plot of one row for each group, from the top, and makes it high enough
-    for their names."""
+    for their names. Long names are broken into lines, so that they leave room for the plot."""
+    broken = [_broken(name) for name in names]
     figure.update_yaxes(
-        categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4]
+        categoryorder="array",
+        categoryarray=names[::-1],
+        range=[-0.6, len(names) - 0.4],
+        tickmode="array",
+        tickvals=names,
+        ticktext=["<br>".join(lines) for lines in broken],
     )
-    figure.update_layout(height=max(HEIGHT, _ROW_HEIGHT * len(names) + _AROUND_ROWS))
+    row = max(_ROW_HEIGHT, *(6 + _LINE_HEIGHT * len(lines) for lines in broken))
+    figure.update_layout(height=max(HEIGHT, row * len(names) + _AROUND_ROWS))
+
+
+def _broken(name: str) -> list[str]:
+    """Lines of a name, broken at spaces."""
+    lines: list[str] = []
+    for word in name.split(" "):
+        if lines and len(lines[-1]) + 1 + len(word) <= _NAME_LINE:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def transparent(color: str, alpha: float) -> str:

@@ -12,7 +12,14 @@ from polopt.dashboards.data.downsample import downsample_rows
 from polopt.dashboards.data.results import TRAINING_S
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import named_lines
-from polopt.dashboards.views.drawing import Panel, escaped, new_figure, not_in_results, transparent
+from polopt.dashboards.views.drawing import (
+    Panel,
+    escaped,
+    new_figure,
+    not_in_results,
+    set_rows,
+    transparent,
+)
 from polopt.dashboards.views.faults import add_fault_marks
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 from polopt.metrics.worker_times import PARTS
@@ -133,9 +140,7 @@ def share_bars(
             hovertemplate=f"{part} %{{x:.1%}}<extra>%{{y}}</extra>",
         )
     figure.update_xaxes(range=[0, 1], tickformat=".0%")
-    figure.update_yaxes(
-        categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4]
-    )
+    set_rows(figure, names)
     return Panel(*panel, figure=figure)
 
 

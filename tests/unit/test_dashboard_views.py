@@ -397,6 +397,37 @@ def test_runs_of_one_config_have_no_table_of_the_best(results: Path) -> None:
     assert "best" not in by_key(experiments.panels(select(results)))
 
 
+def test_long_names_of_rows_are_broken_into_lines(results: Path) -> None:
+    """One line of 47 characters left less than a quarter of a plot's width for the plot."""
+    write_sweep(results, 2)
+    panels = by_key(compare.panels(select(results)))
+    tab = of_optimizer(select(results))
+    for panel in (panels["throughput"], panels["target-steps"], tab["driver-bars"]):
+        assert panel.figure is not None
+        axis = panel.figure.layout.yaxis
+        assert any("<br>" in text for text in axis.ticktext), panel.key
+        assert max(len(line) for text in axis.ticktext for line in text.split("<br>")) <= 26
+        assert [text.replace("<br>", " ") for text in axis.ticktext] == list(axis.tickvals)
+        assert set(axis.tickvals) == {y for trace in panel.figure.data for y in trace.y}
+
+
+def test_rate_of_the_start_up_is_not_in_the_throughput(results: Path) -> None:
+    """Its steps are those of a longer time than its seconds of training."""
+    write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
+    selection = select(results)
+    rates = selection.runs[0].trial.values("optimizer/env_steps_per_s")
+    (line,) = curves(by_key(compare.panels(selection))["throughput-time"]).values()
+    assert rates is not None
+    np.testing.assert_allclose(line.y, rates[1:])
+
+
+def test_legend_of_long_names_has_a_row_for_each(results: Path) -> None:
+    write_sweep(results, 12)
+    figure = by_key(compare.panels(select(results)))["return-steps"].figure
+    assert figure is not None
+    assert figure.layout.height >= 360 + 20 * (12 - 2)
+
+
 def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
     write_sweep(results, 30)
     panels = by_key(compare.panels(select(results)))
