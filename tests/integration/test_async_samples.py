@@ -93,6 +93,16 @@ def test_workers_sample_while_the_driver_learns(requests: int) -> None:
     assert pending == [2 * requests] * 4
 
 
+def test_peak_of_sampling_is_that_of_the_workers() -> None:
+    """Not of the driver's wait, which is near 0 where fragments have arrived before."""
+    optimizer = make(num_workers=2)
+    for actor in optimizer.workers.actors:
+        actor.worker.seconds = 0.5
+    for _ in range(4):
+        optimizer.step()
+    assert optimizer.extra_stats()["sample_peak_throughput"] == 2 * ROWS / 0.5
+
+
 @pytest.mark.parametrize("fragments", [3, 6])
 def test_bound_of_zero_equals_sync_samples_bit_for_bit(fragments: int) -> None:
     def weights(cls: Any, script: Script, **options: Any) -> bytes:
