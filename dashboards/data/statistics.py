@@ -125,7 +125,8 @@ def median_reach(found: Array, resamples: int = _RESAMPLES, seed: int = 0) -> Es
     """Median of the steps or seconds to a return, with its 95 percent bootstrap interval.
 
     Runs that do not reach it take longer than all others, so that they count and are not dropped:
-    the median, or a bound, is infinite where half of the runs, or of a sample of them, do not.
+    the median, or a bound, is infinite where half of the runs, or of a sample of them, do not: the
+    mean of a number and infinity is infinite.
 
     Args:
         found: shape `[runs]`; NaN for runs that do not reach the return.
@@ -138,20 +139,14 @@ def median_reach(found: Array, resamples: int = _RESAMPLES, seed: int = 0) -> Es
     ordered = np.where(np.isfinite(found), found, np.inf)
     if not len(ordered):
         return Estimate(float("nan"))
-    value = float(_upper_median(ordered[None])[0])
+    value = float(np.median(ordered))
     if len(ordered) < LEAST_RUNS_FOR_BAND:
         return Estimate(value)
     draws = np.random.default_rng(seed).integers(0, len(ordered), size=(resamples, len(ordered)))
-    medians = np.sort(_upper_median(ordered[draws]))
+    medians = np.sort(np.median(ordered[draws], axis=1))
     tail = (1.0 - _CONFIDENCE) / 2.0
     low, high = medians[int(tail * (resamples - 1))], medians[int((1.0 - tail) * (resamples - 1))]
     return Estimate(value, float(low), float(high))
-
-
-def _upper_median(rows: Array) -> Array:
-    """The median of each row; of an even number of values the upper one of the two in the middle,
-    because the mean of a number and infinity means nothing."""
-    return np.asarray(np.sort(rows, axis=1)[:, rows.shape[1] // 2])
 
 
 def first_reach(at: Array, scores: Array, target: float) -> float:

@@ -37,6 +37,7 @@ from polopt.dashboards.views.drawing import (
     Panel,
     add_band,
     add_curve,
+    broken_names,
     escaped,
     new_figure,
     not_in_results,
@@ -116,7 +117,7 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
         f"Return against {on_axis.x_title}",
         f"Interquartile mean over seeds with its 95 percent bootstrap interval; single runs below "
         f"{LEAST_RUNS_FOR_BAND} seeds. Finished runs keep their last return."
-        + (" Other dashes: evaluation, run by run." if evaluated else "")
+        + (" Other dashes with marks: evaluations, run by run." if evaluated else "")
         + (f" {early} runs that ended early are single lines." if early else "")
         + (" Normalised per task to the lowest and highest return." if normalised else ""),
     )
@@ -149,7 +150,7 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
             add_curve(
                 figure, *one.evaluated, name=f"{_named(one)}, evaluation",
                 group=f"{name}, evaluation", color=one.run.color, columns=columns,
-                legend=number == 0, band=False, width=1.0,
+                legend=number == 0, band=False, points=True,
                 dash=evaluation_dash(one.run.look.dash),
             )  # fmt: skip
     add_fault_marks(figure, on_axis, [one.run for one in scored])
@@ -257,6 +258,9 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
         few = "" if is_known(x, y) else f", {_TOO_FEW}: n={seeds(x)} and n={seeds(y)}"
         return f"{interval_text(found)}{few}"
 
+    if not any(is_known(x, y) for x in names for y in names):
+        why = f"{_TOO_FEW.capitalize()}: two groups of at least {LEAST_RUNS_FOR_BAND} are needed"
+        return Panel(*panel, missing=why)
     figure = new_figure("lower return", "higher return")
     cells = [
         list(zip([x] * len(names), names, row, strict=True))
@@ -284,8 +288,8 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
         xgap=2,
         ygap=2,
     )
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(autorange="reversed", showgrid=False, **broken_names(labels))
+    figure.update_xaxes(showgrid=False, **broken_names(labels))
     return Panel(*panel, figure=figure)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ import plotly.graph_objects as go
 from polopt.dashboards.data.downsample import downsample
 
 HEIGHT = 360  # px, with a legend of few rows
-_ROW_HEIGHT, _AROUND_ROWS = 20, 100  # px of a plot with a row for each group
+# Px of a plot with a row for each group: of a row, and around the rows, with and without a legend.
+_ROW_HEIGHT, _AROUND_ROWS, _AROUND_WITH_LEGEND = 20, 100, 180
 _LINE_HEIGHT, _NAME_LINE = 15, 26  # of the name of a row: px and characters of a line
 # Of legends: characters of a row and of a symbol, px of a row, rows that fit into `HEIGHT`.
 _LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
@@ -116,23 +118,28 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
 def set_rows(figure: go.Figure, names: Sequence[str]) -> None:
     """Names the rows of a plot of one row for each group, from the top, and makes it high enough
     for their names. Long names are broken into lines, so that they leave room for the plot."""
-    broken = [_broken(name) for name in names]
     figure.update_yaxes(
         categoryorder="array",
         categoryarray=names[::-1],
         range=[-0.6, len(names) - 0.4],
-        tickmode="array",
-        tickvals=names,
-        ticktext=["<br>".join(lines) for lines in broken],
+        **broken_names(names),
     )
-    row = max(_ROW_HEIGHT, *(6 + _LINE_HEIGHT * len(lines) for lines in broken))
-    figure.update_layout(height=max(HEIGHT, row * len(names) + _AROUND_ROWS))
+    lines = max(len(_broken(name)) for name in names)
+    row = max(_ROW_HEIGHT, 6 + _LINE_HEIGHT * lines)
+    around = _AROUND_WITH_LEGEND if any(map(_is_listed, figure.data)) else _AROUND_ROWS
+    figure.update_layout(height=max(HEIGHT, row * len(names) + around))
+
+
+def broken_names(names: Sequence[str]) -> dict[str, Any]:
+    """Options of an axis whose categories have these names: long ones are broken into lines."""
+    texts = ["<br>".join(_broken(name)) for name in names]
+    return {"tickmode": "array", "tickvals": list(names), "ticktext": texts}
 
 
 def _broken(name: str) -> list[str]:
-    """Lines of a name, broken at spaces."""
+    """Lines of a name, broken at spaces, but not within parentheses."""
     lines: list[str] = []
-    for word in name.split(" "):
+    for word in re.findall(r"\([^()]{,20}\)|\S+", name):
         if lines and len(lines[-1]) + 1 + len(word) <= _NAME_LINE:
             lines[-1] += f" {word}"
         else:
@@ -159,7 +166,7 @@ def add_curve(
         color: hex.
         columns: columns of pixels.
         **options: `legend` (False hides the entry), `group` (entries that are switched together),
-            `band` (False leaves it out), `dash`, `shape` of lines.
+            `band` (False leaves it out), `dash`, `shape` of lines, `points` (True marks each).
     """
     curve = downsample(x, y, columns)
     if not len(curve.x):
@@ -167,11 +174,15 @@ def add_curve(
     group = escaped(options.get("group", name))
     if options.get("band", True) and not curve.exact:
         add_band(figure, curve.x, curve.low, curve.high, color=color, group=group)
+    mode = "markers" if len(curve.x) == 1 else "lines"
+    if options.get("points", False):
+        mode = "lines+markers"
     figure.add_scatter(
         x=curve.x,
         y=curve.mean,
         name=group if options.get("legend", True) else escaped(name),
-        mode="lines" if len(curve.x) > 1 else "markers",
+        mode=mode,
+        marker={"size": 5},
         line={
             "color": color,
             "width": options.get("width", 1.6),

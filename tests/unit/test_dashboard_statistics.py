@@ -11,6 +11,7 @@ from polopt.dashboards.data.statistics import (
     estimate,
     first_reach,
     interquartile_mean,
+    median_reach,
     probability_of_improvement,
     resampled,
 )
@@ -82,6 +83,14 @@ def test_estimate_below_five_runs_has_no_interval() -> None:
     assert np.isnan(estimate([np.arange(4.0)]).low)
     assert np.isfinite(estimate([np.arange(5.0)]).low)
     assert np.isnan(estimate([np.arange(9.0), np.arange(4.0)]).low)
+
+
+@pytest.mark.parametrize(
+    ("found", "median"),
+    [((1.0, 3.0), 2.0), ((3.0, 1.0, 2.0), 2.0), ((1.0, np.nan), np.inf), ((1, 2, np.nan), 2.0)],
+)
+def test_median_counts_runs_that_do_not_reach_it(found: tuple[float, ...], median: float) -> None:
+    assert median_reach(np.array(found)).value == median
 
 
 def test_first_reach_is_the_first_result_at_target() -> None:

@@ -71,6 +71,7 @@ def test_evaluation_is_drawn_where_its_weights_were_taken(results: Path) -> None
         training = found[next(n for n in found if trace.name.startswith(n.partition(" (n=")[0]))]
         assert trace.line.color == training.line.color
         assert trace.line.dash != training.line.dash
+        assert (trace.mode, training.mode) == ("lines+markers", "lines")
     assert "evaluation" in panels["return-steps"].help
 
 
@@ -426,6 +427,14 @@ def test_legend_of_long_names_has_a_row_for_each(results: Path) -> None:
     figure = by_key(compare.panels(select(results)))["return-steps"].figure
     assert figure is not None
     assert figure.layout.height >= 360 + 20 * (12 - 2)
+
+
+def test_pairs_of_groups_with_too_few_seeds_are_a_sentence(results: Path) -> None:
+    """Of many groups, the texts in the cells would not fit."""
+    write_sweep(results, 12)
+    panel = by_key(compare.panels(select(results)))["probability-of-improvement"]
+    assert panel.figure is None
+    assert panel.missing == "Too few seeds: two groups of at least 5 are needed"
 
 
 def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
