@@ -39,6 +39,7 @@ class PhaseTimer:
         self._interval: deque[float] = deque(maxlen=MAX_DURATIONS)
         self._started_s = 0.0
         self._running = False
+        self._is_cut = False  # whether only a part of the last timing is known
         self._taken_s = 0.0  # total of earlier intervals
         self.total_s = 0.0
         self.peak_rows_per_s = 0.0
@@ -58,8 +59,11 @@ class PhaseTimer:
         self.total_s += duration_s
 
     def push_rows(self, rows: int) -> None:
-        """Sets the number of rows that the last timed phase of the interval processed."""
-        if self._interval and self._interval[-1] > 0.0:
+        """Sets the number of rows that the last timed phase of the interval processed. A timing
+        that `restart` has cut counts for no throughput: its rows are those of all of it."""
+        if self._is_cut:
+            self._is_cut = False
+        elif self._interval and self._interval[-1] > 0.0:
             self.peak_rows_per_s = max(self.peak_rows_per_s, rows / self._interval[-1])
 
     def restart(self, at_s: float) -> None:
@@ -71,6 +75,7 @@ class PhaseTimer:
         """
         last_s = self._interval[-1] if self._interval and not self._running else 0.0
         after_s = min(last_s, self._started_s + last_s - at_s)
+        self._is_cut = after_s > 0.0 or (self._running and self._started_s < at_s)
         self._started_s = max(self._started_s, at_s)
         self._window.clear()
         self._interval.clear()

@@ -56,6 +56,17 @@ def test_timer_mean_over_window_of_several_intervals() -> None:
     assert timer.mean_ms == 2000.0
 
 
+def test_phase_that_began_before_the_restart_is_no_peak() -> None:
+    timer = PhaseTimer()
+    with timer:
+        timer.restart(time.perf_counter())
+    timer.push_rows(512)
+    assert timer.peak_rows_per_s == 0.0
+    timer.push(0.5)
+    timer.push_rows(100)
+    assert timer.peak_rows_per_s == 200.0
+
+
 def test_peak_throughput() -> None:
     timer = PhaseTimer()
     timer.push_rows(99)  # no phase was timed yet
