@@ -30,6 +30,8 @@ class Browser:
     Attributes:
         errors: errors of the console, of scripts and of the network.
         requests: addresses of all requests.
+        file_bytes: bytes of the answers to them as they were sent; messages of WebSockets are not
+            in it.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -38,6 +40,7 @@ class Browser:
         assert CHROMIUM is not None
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self.file_bytes = 0
         self._number = 0
         self._process = subprocess.Popen(
             [CHROMIUM, *_OPTIONS.split(), f"--user-data-dir={profile}", "about:blank"],
@@ -97,6 +100,8 @@ class Browser:
                 self.errors.append(json.dumps(params["entry"])[:500])
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
+            case "Network.loadingFinished":
+                self.file_bytes += int(params["encodedDataLength"])
 
     def look(self, width: int, scheme: str, height: int = 1000) -> None:
         """Sets the size of the window in px and the colors, `light` or `dark`."""
