@@ -57,6 +57,8 @@ config = {
     "num_workers": 2,
     "rollout_fragment_length": 16,
     "min_time_s_per_iteration": 0.5,
+    "evaluation_interval": 1,
+    "evaluation_duration": 1,
     "model": {"fcnet_hiddens": [8]},
 }
 results = tune.Tuner(
