@@ -62,11 +62,13 @@ class Finding:
         rule: key of the rule that found it.
         text: what the numbers say, and the cause.
         change: what to change, as config keys where there are some.
+        severity: orders findings of the same rule in several runs: larger is worse.
     """
 
     rule: str
     text: str
     change: str
+    severity: float
 
 
 class Results:
@@ -273,10 +275,10 @@ RULES: list[Rule] = []
 
 def _rule(
     key: str, when: str, unless: tuple[str, ...] = ()
-) -> Callable[[Callable[[Results], tuple[str, str] | None]], Check]:
-    """Adds a rule; its function returns the text and the change of a finding, or None."""
+) -> Callable[[Callable[[Results], tuple[str, str, float] | None]], Check]:
+    """Adds a rule; its function returns text, change and severity of a finding, or None."""
 
-    def add(function: Callable[[Results], tuple[str, str] | None]) -> Check:
+    def add(function: Callable[[Results], tuple[str, str, float] | None]) -> Check:
         def check(run: Results) -> Finding | None:
             found = function(run)
             return None if found is None else Finding(key, *found)
@@ -298,7 +300,7 @@ def diagnose(run: Results) -> list[Finding]:
 
 
 @_rule("env-faults", "an environment raised")
-def _env_faults(run: Results) -> tuple[str, str] | None:
+def _env_faults(run: Results) -> tuple[str, str, float] | None:
     count = run.rise(_FAULTS + "num_env_faults")
     if count < 1:
         return None
@@ -306,11 +308,12 @@ def _env_faults(run: Results) -> tuple[str, str] | None:
     return (
         f"{count:,.0f} environment {_plural('fault', count)}: {message}",
         "mend the environment; each fault ends an episode that is lost",
+        count,
     )
 
 
 @_rule("worker-failures", "a worker died, hung or raised")
-def _worker_failures(run: Results) -> tuple[str, str] | None:
+def _worker_failures(run: Results) -> tuple[str, str, float] | None:
     restarts = run.rise(_FAULTS + "num_remote_worker_restarts")
     given_up = run.rise(_FAULTS + "num_workers_given_up")
     if restarts + given_up < 1:
@@ -320,11 +323,12 @@ def _worker_failures(run: Results) -> tuple[str, str] | None:
     return (
         f"{restarts:,.0f} {_plural('worker', restarts)} restarted{gone}: {message}",
         "see the Faults tab for the tracebacks; a worker that is killed may lack memory",
+        restarts + given_up,
     )
 
 
 @_rule("non-finite", "data or gradients were not finite")
-def _non_finite(run: Results) -> tuple[str, str] | None:
+def _non_finite(run: Results) -> tuple[str, str, float] | None:
     fragments = run.rise(_FAULTS + "num_non_finite")
     skipped = run.rise(_OPT + "num_skipped_updates")
     if fragments + skipped < 1:
@@ -334,6 +338,7 @@ def _non_finite(run: Results) -> tuple[str, str] | None:
         f"{fragments:,.0f} fragments and {skipped:,.0f} updates were not finite"
         + (f": {message}" if message else ""),
         "look for NaN in rewards and observations; lower lr, set grad_clip",
+        fragments + skipped,
     )
 
 
@@ -341,7 +346,7 @@ def _non_finite(run: Results) -> tuple[str, str] | None:
 
 
 @_rule("no-reward", "at least 20 episodes ended, and all returns are 0")
-def _no_reward(run: Results) -> tuple[str, str] | None:
+def _no_reward(run: Results) -> tuple[str, str, float] | None:
     episodes = run.last(_EPISODES + "num_episodes_lifetime")
     low = run.column(_EPISODES + "episode_return_min")
     high = run.column(_EPISODES + "episode_return_max")
@@ -350,6 +355,7 @@ def _no_reward(run: Results) -> tuple[str, str] | None:
     return (
         f"No episode had a reward: {episodes:,.0f} episodes, all with return 0",
         "check the environment's reward; a sparse one needs exploration (entropy_coeff)",
+        episodes,
     )
 
 
@@ -358,7 +364,7 @@ def _no_reward(run: Results) -> tuple[str, str] | None:
     "the entropy of a policy over discrete actions is below 0.015, or 2 percent of its highest, "
     "for the last fifth of the steps, without a higher return since",
 )
-def _deterministic(run: Results) -> tuple[str, str] | None:
+def _deterministic(run: Results) -> tuple[str, str, float] | None:
     entropy, steps = run.column(_LEARNER + "entropy"), run.column(_STEPS)
     returns = run.column(_RETURN)
     if len(entropy) < 5 or len(entropy) != len(steps) or entropy.min() < 0.0:
@@ -380,17 +386,19 @@ def _deterministic(run: Results) -> tuple[str, str] | None:
     return (
         f"Policy deterministic since {steps[begin]:,.0f} steps: entropy {entropy[-1]:.2g}",
         "lower lr, or raise entropy_coeff",
+        1.0 - float(steps[begin] / steps[-1]),
     )
 
 
 @_rule("value-loss", "the value loss is above a million")
-def _value_loss(run: Results) -> tuple[str, str] | None:
+def _value_loss(run: Results) -> tuple[str, str, float] | None:
     loss = _late(run.column(_LEARNER + "vf_loss"))
     if not len(loss) or np.median(loss) < 1e6:
         return None
     return (
         f"Value loss {np.median(loss):.1e}: rewards are too large for the value function",
         "scale rewards, so that returns are about 1 to 1000",
+        float(np.median(loss)),
     )
 
 
@@ -399,7 +407,7 @@ def _value_loss(run: Results) -> tuple[str, str] | None:
     "KL divergence above 0.5, or clip fraction above 0.5 with a KL divergence above 0.05, in a "
     "tenth of the results in which the policy changed at all",
 )
-def _update_size(run: Results) -> tuple[str, str] | None:
+def _update_size(run: Results) -> tuple[str, str, float] | None:
     kl, clip = run.column(_LEARNER + "mean_kl_loss"), run.column(_LEARNER + "clip_fraction")
     if not kl.any() or len(kl) != len(clip):  # a policy without one of them
         too_large = [kl > 0.5, clip > 0.5]
@@ -414,11 +422,12 @@ def _update_size(run: Results) -> tuple[str, str] | None:
         f"KL {kl.max(initial=0.0):.2g}, clip fraction {clip.max(initial=0.0):.2g}: updates are too "
         "large",
         "lower lr, fewer num_sgd_iter, larger sgd_minibatch_size",
+        float(max(kl.max(initial=0.0), clip.max(initial=0.0))),
     )
 
 
 @_rule("return-fell", "the mean return is less than half as far above its lowest as at its best")
-def _return_fell(run: Results) -> tuple[str, str] | None:
+def _return_fell(run: Results) -> tuple[str, str, float] | None:
     returns, steps = run.column(_RETURN), run.column(_STEPS)
     if len(returns) < 5 or len(steps) < len(returns):
         return None
@@ -435,6 +444,7 @@ def _return_fell(run: Results) -> tuple[str, str] | None:
     return (
         f"Return fell from {high:,.4g} (after {at:,.0f} steps) to {last:,.4g}",
         "lower lr, or let it fall with the steps; set grad_clip",
+        float((high - last) / spread),
     )
 
 
@@ -444,7 +454,7 @@ def _return_fell(run: Results) -> tuple[str, str] | None:
     " 100 episodes",
     unless=("no-reward", "deterministic", "value-loss", "update-size", "return-fell"),
 )
-def _no_learning(run: Results) -> tuple[str, str] | None:
+def _no_learning(run: Results) -> tuple[str, str, float] | None:
     returns, steps = run.column(_RETURN), run.column(_STEPS)
     if len(returns) < 6 or len(steps) < len(returns) or steps[-1] - steps[-len(returns)] < 1e5:
         return None
@@ -457,11 +467,12 @@ def _no_learning(run: Results) -> tuple[str, str] | None:
     return (
         f"{steps[-1]:,.0f} steps changed nothing: return {first:,.4g} before, {last:,.4g} now",
         "raise or lower lr, check that rewards depend on actions",
+        float(steps[-1]),
     )
 
 
 @_rule("small-updates", "updates of fewer than 16 rows")
-def _small_updates(run: Results) -> tuple[str, str] | None:
+def _small_updates(run: Results) -> tuple[str, str, float] | None:
     rows = run.column(_OPT + "rows_per_update")
     rows = rows[rows > 0.0]  # 0: no update in that interval
     typical = float(np.median(rows)) if len(rows) else math.inf
@@ -470,6 +481,7 @@ def _small_updates(run: Results) -> tuple[str, str] | None:
     return (
         f"{typical:.0f} rows per update: gradients are noisy, and each costs a message",
         "raise rollout_fragment_length, num_envs_per_worker or sgd_minibatch_size",
+        -typical,
     )
 
 
@@ -481,7 +493,7 @@ def _small_updates(run: Results) -> tuple[str, str] | None:
     "a worker samples less than half as many steps a second, while it samples, as the median "
     "of the others; less than two sevenths where all cores are busy",
 )
-def _slow_worker(run: Results) -> tuple[str, str] | None:
+def _slow_worker(run: Results) -> tuple[str, str, float] | None:
     if not run.lasts:
         return None
     rates = {}
@@ -508,9 +520,12 @@ def _slow_worker(run: Results) -> tuple[str, str] | None:
         text += f". All ranks wait for rank {slow}: {skew:.0%} of their time"
     elif otherwise and idle >= 0.1:
         text += f". The others wait for it: workers are idle for {idle:.0%} of their time"
+    change = "mend its environment"
     if allreduce:
-        return text, "mend its environment, or fraction_workers below 1"
-    return text, f"mend its environment, or {otherwise}" if otherwise else "mend its environment"
+        change += ", or fraction_workers below 1"
+    elif otherwise:
+        change += f", or {otherwise}"
+    return text, change, median / rates[slow]
 
 
 @_rule(
@@ -518,7 +533,7 @@ def _slow_worker(run: Results) -> tuple[str, str] | None:
     "driver and workers both wait, and more processes want a processor than there are and "
     "than this run has",
 )
-def _machine_busy(run: Results) -> tuple[str, str] | None:
+def _machine_busy(run: Results) -> tuple[str, str, float] | None:
     cpus, load = run.last(_MACHINE + "num_cpus"), run.mean(_MACHINE + "load_1m")
     own = len(run.workers()) + 1
     if not run.lasts or not load >= max(own + 0.5 * cpus, 1.5 * cpus):
@@ -529,17 +544,19 @@ def _machine_busy(run: Results) -> tuple[str, str] | None:
         f"The cores are busy with other work: {load:.0f} processes want {cpus:.0f} cores, of which "
         f"at most {own} are this run's",
         "end the other work, or measure again; shares and rates are not those of a quiet machine",
+        load / cpus,
     )
 
 
 @_rule("too-many-workers", "at least twice as many workers as cores, which are all busy")
-def _too_many_workers(run: Results) -> tuple[str, str] | None:
+def _too_many_workers(run: Results) -> tuple[str, str, float] | None:
     workers, cpus = len(run.workers()), run.last(_MACHINE + "num_cpus")
     if not run.lasts or not workers >= 2.0 * cpus or run.mean(_MACHINE + "cpu_share") < 0.8:
         return None
     return (
         f"{workers} workers on {cpus:.0f} cores: they take turns",
         f"num_workers={cpus:.0f}, with a larger num_envs_per_worker for more samples",
+        workers / cpus,
     )
 
 
@@ -548,7 +565,7 @@ def _too_many_workers(run: Results) -> tuple[str, str] | None:
     "the driver sends weights in more than 30 percent of its time, 100 KB or more with each "
     "request",
 )
-def _weights_dominate(run: Results) -> tuple[str, str] | None:
+def _weights_dominate(run: Results) -> tuple[str, str, float] | None:
     phase = "dispatch" if run.has(_DRIVER + "dispatch") else "broadcast"
     share = run.share(_DRIVER + phase)
     updates = max(run.rise(_OPT + "num_updates"), 1.0)
@@ -560,6 +577,7 @@ def _weights_dominate(run: Results) -> tuple[str, str] | None:
         f"{sent / 1e3:,.0f} KB for each update",
         "longer fragments (rollout_fragment_length), a smaller network, or DecentralizedAllReduce, "
         "whose weights stay in the workers",
+        share,
     )
 
 
@@ -569,7 +587,7 @@ def _weights_dominate(run: Results) -> tuple[str, str] | None:
     "time while workers are idle for more than 20",
     unless=("weights-dominate",),
 )
-def _driver_busy(run: Results) -> tuple[str, str] | None:
+def _driver_busy(run: Results) -> tuple[str, str, float] | None:
     wait = run.mean(_DRIVER + "wait")
     idle = run.share(_WORKERS + "idle")
     if not run.lasts or not wait < 0.15 or idle < 0.2:
@@ -578,11 +596,12 @@ def _driver_busy(run: Results) -> tuple[str, str] | None:
         f"Driver busy {1.0 - wait:.0%}, workers idle {idle:.0%}: more workers make gradients "
         "older, not faster",
         "larger fragments (rollout_fragment_length), fewer workers, or SyncSamples",
+        idle,
     )
 
 
 @_rule("stale", "more than 30 percent of the gradients are older than max_policy_lag")
-def _stale(run: Results) -> tuple[str, str] | None:
+def _stale(run: Results) -> tuple[str, str, float] | None:
     arrived, stale = run.rise(_OPT + "num_gradients"), run.rise(_OPT + "num_gradients_stale")
     if arrived < 100 or stale < 0.3 * arrived:
         return None
@@ -590,17 +609,19 @@ def _stale(run: Results) -> tuple[str, str] | None:
         f"{stale / arrived:.0%} of the gradients are older than max_policy_lag, and dropped or "
         "scaled down",
         "fewer workers, longer fragments, or a larger max_policy_lag",
+        stale / arrived,
     )
 
 
 @_rule("allreduce-dominates", "sums over the group take more than half of the ranks' time")
-def _allreduce_dominates(run: Results) -> tuple[str, str] | None:
+def _allreduce_dominates(run: Results) -> tuple[str, str, float] | None:
     share = run.share(_WORKERS + "allreduce")
     if not run.lasts or share < 0.5:
         return None
     return (
         f"Sums over the group take {share:.0%} of the ranks' time",
         "larger sgd_minibatch_size, fewer num_sgd_iter, or fewer workers",
+        share,
     )
 
 
@@ -608,13 +629,14 @@ def _allreduce_dominates(run: Results) -> tuple[str, str] | None:
     "reporting",
     "results, loggers and checkpoints take more than 30 percent of the driver's time",
 )
-def _reporting(run: Results) -> tuple[str, str] | None:
+def _reporting(run: Results) -> tuple[str, str, float] | None:
     share = run.share(_DRIVER + "report")
     if not run.lasts or share < 0.3:
         return None
     return (
         f"Tune, its loggers and checkpoints take {share:.0%} of the driver's time",
         "raise min_time_s_per_iteration",
+        share,
     )
 
 
@@ -623,7 +645,7 @@ def _reporting(run: Results) -> tuple[str, str] | None:
     "the driver waits in more than 60 percent of its time for workers that are busy, and half"
     " of the cores are free",
 )
-def _more_workers(run: Results) -> tuple[str, str] | None:
+def _more_workers(run: Results) -> tuple[str, str, float] | None:
     wait = max(run.share(_DRIVER + "wait"), run.share(_DRIVER + "sample"))
     cpus, busy = run.last(_MACHINE + "num_cpus"), run.mean(_MACHINE + "cpu_share")
     workers = len(run.workers())
@@ -635,6 +657,7 @@ def _more_workers(run: Results) -> tuple[str, str] | None:
         f"Cores are free: the driver waits for {wait:.0%} of its time, workers are busy, and "
         f"{busy:.0%} of {cpus:.0f} cores are in use",
         f"more workers: num_workers={min(2 * workers, int(cpus) - 1)}",
+        wait,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,39 +11,61 @@ from polopt.dashboards.views import compare, experiments, fault_tab, learner, op
 from polopt.dashboards.views.drawing import Panel
 from polopt.metrics.diagnosis import RULES, Finding
 
-_MOST_FINDINGS = 12
+_MOST_FINDINGS, _MOST_NAMES = 12, 3
 
 
 def findings_panel(selection: Selection) -> list[Panel]:
-    """The findings as one list, an entry for each rule and group; nothing if there are none.
+    """The findings as one list, an entry for each rule and change, with the groups that have it;
+    nothing if there are none.
 
-    The text is that of the run in focus where it has the finding, else that of the first run.
+    The groups are in the order of their worst run, and the text is that of the worst run of all;
+    the run in focus is before them where it has the finding.
     """
     order = [rule.key for rule in RULES]
     found: dict[tuple[str, str], list[tuple[Run, Finding]]] = {}
     for run in selection.runs:
         for finding in run.trial.findings:
-            found.setdefault((run.group, finding.rule), []).append((run, finding))
-    focus = selection.focused()
-    focused = focus.group if focus is not None and selection.focus else ""
-    sizes = {name: len(runs) for name, runs in selection.groups.items()}
-    rows: list[tuple[str, str, str]] = []
-    for (group, _), members in sorted(
-        found.items(), key=lambda item: (item[0][0] != focused, item[0][0], order.index(item[0][1]))
-    ):
-        chosen = [finding for run, finding in members if run is focus] or [members[0][1]]
-        count = f"{group} ({len(members)} of {sizes[group]})" if sizes[group] > 1 else group
-        rows.append((chosen[0].text, chosen[0].change, count))
-    if not rows:
+            found.setdefault((finding.rule, finding.change), []).append((run, finding))
+    focus = selection.focused() if selection.focus else None
+    entries: list[tuple[tuple[bool, int, float], tuple[str, str, str]]] = []
+    for (rule, change), members in found.items():
+        ranked = sorted(members, key=lambda pair: (pair[0] is not focus, -pair[1].severity))
+        groups = Counter(run.group for run, _ in ranked)  # in the order of their first run
+        place = (
+            focus is None or focus.group not in groups,
+            order.index(rule),
+            -max(finding.severity for _, finding in members),
+        )
+        entries.append((place, (ranked[0][1].text, change, _named(groups, selection))))
+    if not entries:
         return []
+    rows = [row for _, row in sorted(entries)]
     more = len(rows) - _MOST_FINDINGS
     title = (
         "What is wrong"
         if more <= 0
         else f"What is wrong: the first {_MOST_FINDINGS} of {len(rows)}"
     )
-    help_ = "What the rules in docs/dashboards.md find in the results, with a change that may help."
+    help_ = (
+        "What the rules in docs/dashboards.md find in the results, with a change that may help. "
+        "The numbers are those of the first group that is named: of its worst run, or of the run "
+        "in focus."
+    )
     return [Panel("findings", title, help_, findings=rows[:_MOST_FINDINGS], wide=True)]
+
+
+def _named(groups: Counter[str], selection: Selection) -> str:
+    """Names of groups, each with the number of its runs that are meant; of many the first ones."""
+    sizes = {name: len(runs) for name, runs in selection.groups.items()}
+    first, *others = (
+        f"{name} ({count} of {sizes[name]})" if sizes[name] > 1 else name
+        for name, count in groups.items()
+    )
+    if not others:
+        return first
+    more = len(others) - (_MOST_NAMES - 1)
+    listed = "; ".join(others[: _MOST_NAMES - 1])
+    return f"{first}; also {listed}" + (f"; and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)

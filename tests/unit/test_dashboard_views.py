@@ -18,11 +18,12 @@ pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not install
 from polopt import dashboards, metrics
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
-from polopt.dashboards.data.results import RETURN, ResultsDirectory
+from polopt.dashboards.data.results import RETURN, ResultsDirectory, Trial
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
 from polopt.dashboards.views import compare, experiments, fault_tab, learner, optimizer_tab
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.tabs import tabs_of
+from polopt.dashboards.views.tabs import findings_panel, tabs_of
+from polopt.metrics.diagnosis import Finding
 from polopt.metrics.tab import OptimizerTab, Plot, Tab
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
@@ -791,15 +792,42 @@ def test_findings_are_at_the_top_of_each_tab(results: Path, tmp_path: Path) -> N
         assert "mend the environment" in change
         assert runs == "A3C (2 of 3)"
     report.write_report(results, tmp_path / "report.html")
-    assert "3 environment faults: ValueError: reward" in (tmp_path / "report.html").read_text()
+    assert "5 environment faults: ValueError: reward" in (tmp_path / "report.html").read_text()
 
 
-def test_findings_of_many_groups_are_a_short_list(results: Path) -> None:
+def test_equal_findings_of_groups_are_one_entry_with_the_worst_first(results: Path) -> None:
     for number in range(20):
-        write_trial(results, "sync_samples", 0, 4, env_faults=(2,), params={"lr": number})
+        params = {"lr": round(0.1 * number, 1)}
+        faults = (2,) if number != 7 else (2, 3, 4)
+        write_trial(results, "sync_samples", 0, 5, env_faults=faults, params=params)
+    write_trial(results, "sync_samples", 1, 5, params={"lr": 0.7})
     panel = by_key(tabs_of(select(results).runs)[0].panels(select(results)))["findings"]
-    assert len(panel.findings) == 12
+    assert panel.title == "What is wrong"
+    ((text, _, groups),) = panel.findings
+    assert text.startswith("3 environment faults")
+    assert groups.startswith("SyncPPO, lr 0.7 (1 of 2); also SyncPPO, lr ")
+    assert groups.endswith("; and 17 more")
+    assert groups.count("SyncPPO") == 3
+
+
+def test_changes_that_differ_are_different_entries(results: Path) -> None:
+    """Of two optimizers in which others wait, or do not wait, for a slow worker."""
+    for optimizer in ("sync_samples", "async_gradients"):
+        write_trial(results, optimizer, 0, 12, num_workers=4, slow=1.0)
+    selection = select(results)
+    findings = findings_panel(selection)[0].findings
+    slow = [(change, groups) for text, change, groups in findings if "times slower" in text]
+    assert len(slow) == 2
+    assert {groups for _, groups in slow} == {"A3C", "SyncPPO"}
+
+
+def test_list_of_findings_is_bounded(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_trial(results, "sync_samples", 0, 3)
+    found = [Finding("env-faults", f"text {i}", f"change {i}", float(i)) for i in range(20)]
+    monkeypatch.setattr(Trial, "findings", found)
+    (panel,) = findings_panel(select(results))
     assert panel.title == "What is wrong: the first 12 of 20"
+    assert [text for text, _, _ in panel.findings] == [f"text {19 - i}" for i in range(12)]
 
 
 def test_runs_without_a_preset_are_named_by_optimizer(results: Path) -> None:

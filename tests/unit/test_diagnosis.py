@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,37 @@ def test_rule_names_the_fault_and_no_other_does(
     assert set(found) == {rule}
     text = f"{found[rule].text}; {found[rule].change}"
     assert [part for part in parts if part not in text] == [], text
+    assert math.isfinite(found[rule].severity)
+
+
+#: For some rules: a number of the results, and two values of which the second is worse.
+WORSE: list[tuple[str, Callable[[], Rows], str, Any, Any]] = [
+    (
+        "env-faults", healthy, "fault_tolerance/num_env_faults",
+        lambda i: i + 1, lambda i: 9 * i + 1,
+    ),
+    ("value-loss", samples, "learners/default_policy/vf_loss", 1e7, 1e9),
+    ("small-updates", healthy, "optimizer/rows_per_update", 12.0, 8.0),
+    (
+        "slow-worker", healthy, "optimizer/workers/per_worker/2/env_steps_per_sampling_s",
+        50.0, 20.0,
+    ),
+    ("reporting", samples, "optimizer/driver/share/report", 0.4, 0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "make", "path", "bad", "worse"), WORSE, ids=[each[0] for each in WORSE]
+)
+def test_worse_numbers_are_more_severe(
+    rule: str, make: Callable[[], Rows], path: str, bad: Any, worse: Any
+) -> None:
+    severities = []
+    for values in (bad, worse):
+        rows = make()
+        put(rows, path, values)
+        severities.append(findings(rows)[rule].severity)
+    assert severities[0] < severities[1]
 
 
 @pytest.mark.parametrize(
