@@ -33,12 +33,14 @@ from polopt.dashboards.views.tabs import Tab, tabs_of
 _REFRESH_S = 5.0
 _SLOW_OPEN_BYTES = 8_000_000  # above it, progress is shown
 _MOST_VALUES = 40  # of a config key that is offered as a filter
-# Plots stand side by side where both get 430 px, below each other otherwise.
+# Plots stand side by side where both get 430 px, below each other otherwise. A table that is wider
+# than the page has a scroll bar that can be seen; Streamlit shows it only under the pointer.
 _STYLE = """<style>
 .st-key-panels > div, .st-key-panels { display: grid !important; gap: 0.75rem;
   grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); }
 .st-key-panels > * { min-width: 0; width: 100%; }
 .st-key-panels > :has(> [class*="st-key-wide-"]) { grid-column: 1 / -1; }
+[data-testid="stDataFrame"] * { scrollbar-color: rgba(128,128,128,0.6) transparent !important; }
 .block-container, [data-testid="stMainBlockContainer"] { padding: 3.5rem 1.5rem 2rem; }
 </style>"""
 

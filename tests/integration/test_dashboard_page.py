@@ -50,6 +50,12 @@ OVERLAPS = """(() => {
   return hits; })()"""
 PAGE_OVERLAPS = OVERLAPS.replace("PANELS", "'.st-key-panels > *'")
 REPORT_OVERLAPS = OVERLAPS.replace("PANELS", "'section'")
+# Tables with columns outside of the page that no visible scroll bar reaches.
+CUT_TABLES = """[...document.querySelectorAll('[data-testid=stDataFrame] *')].filter(e => {
+    const style = getComputedStyle(e);
+    return e.clientWidth > 200 && e.scrollWidth > e.clientWidth + 2 && style.overflowX === 'auto' &&
+        (e.getBoundingClientRect().right > innerWidth ||
+         style.scrollbarColor.startsWith('rgba(0, 0, 0, 0)')); }).length"""
 SETTLED = """!document.querySelector('[data-testid="stStatusWidget"]') &&
     !document.querySelector('[data-stale="true"]')"""
 
@@ -146,6 +152,7 @@ def test_every_tab_has_plots_and_no_overlap(browser: Browser, address: str) -> N
             assert len(plots) >= 2, tab
             assert min(plots) > 0, tab
             assert look_for_overlaps(browser, PAGE_OVERLAPS) == [], (tab, look)
+            assert browser.run(CUT_TABLES) == 0, (tab, look)
             assert (brightness(browser, ".stApp") > 384) == (look[1] == "light")
         assert not browser.run("document.querySelector('[data-testid=stException]')?.textContent")
     assert browser.run("window.attacked") is None
