@@ -18,6 +18,7 @@ from pathlib import Path
 import streamlit as st
 
 from polopt.dashboards.data.results import ResultsDirectory
+from polopt.dashboards.data.scales import OUTLIER_FACTOR
 from polopt.dashboards.data.selection import (
     SEED_KEY,
     TASK_KEY,
@@ -33,6 +34,7 @@ from polopt.dashboards.views.tabs import Tab, tabs_of
 _REFRESH_S = 5.0
 _SLOW_OPEN_BYTES = 8_000_000  # above it, progress is shown
 _MOST_VALUES = 40  # of a config key that is offered as a filter
+_MOST_SMOOTHING = 0.99
 # Plots stand side by side where both get 430 px, below each other otherwise. A table that is wider
 # than the page has a scroll bar that can be seen; Streamlit shows it only under the pointer.
 _STYLE = """<style>
@@ -96,7 +98,16 @@ def _choices(runs: Sequence[Run]) -> Filters:
         keys = _several("Filter by config key", offered, "keys", placeholder="keys that differ")
         for key in keys:
             config[key] = frozenset(_several(_plain(key), differing[key], f"config-{key}"))
-    return Filters(frozenset(chosen_experiments), frozenset(chosen_optimizers), config)
+    hidden = _groups("Hide groups", runs, "hide")
+    return Filters(frozenset(chosen_experiments), frozenset(chosen_optimizers), config, hidden)
+
+
+def _groups(label: str, runs: Sequence[Run], key: str) -> frozenset[str]:
+    """A choice of groups; none where there is one group only."""
+    names = list(dict.fromkeys(run.group for run in runs))
+    if len(names) < 2:
+        return frozenset()
+    return frozenset(_several(label, names, key, placeholder="none"))
 
 
 def _several(label: str, options: Sequence[str], key: str, placeholder: str = "all") -> list[str]:
@@ -117,6 +128,8 @@ def _number(label: str, key: str, step: float, lowest: float | None = None) -> f
 def _show(panel: Panel, tab: str) -> None:
     title = f"**{_plain(panel.title)}**"
     st.markdown(title, help=_plain(panel.help) or None)
+    if panel.note:
+        st.caption(_plain(panel.note))
     if panel.figure is not None:
         st.plotly_chart(
             panel.figure,
@@ -195,9 +208,10 @@ def _built(tab: Tab, selection: Selection) -> list[Panel]:
 def _content(directory: ResultsDirectory, filters: Filters, options: Selection) -> None:
     begun = time.perf_counter()
     _open(directory)
-    runs = [run for run in make_runs(directory.trials) if filters.passes(run.trial)]
+    options = options.with_runs(filters.shown(make_runs(directory.trials)))
+    runs = options.runs
     if not runs:
-        st.info("No trials are selected. Clear a filter in the side bar.")
+        st.info("No trials are selected. Clear a filter or a hidden group in the side bar.")
         return
     tabs = tabs_of(runs)
     titles = [tab.title for tab in tabs]
@@ -205,16 +219,23 @@ def _content(directory: ResultsDirectory, filters: Filters, options: Selection) 
     for place, tab in zip(shown, tabs, strict=True):
         if place.open:
             with place:
-                _panels(tab, replace(options, runs=runs), directory.folder)
+                _panels(tab, options, directory.folder)
     took = time.perf_counter() - begun
     running = sum(run.trial.state == "running" for run in runs)
-    st.caption(
-        f"{len(runs)} trials, {running} running. {time.strftime('%H:%M:%S')}, drawn in {took:.1f} s"
-    )
+    left_out = len(directory.trials) - len(runs)
+    hidden = f", {left_out} not shown" if left_out else ""
+    counts = f"{len(runs)} trials, {running} running{hidden}"
+    st.caption(f"{counts}. {time.strftime('%H:%M:%S')}, drawn in {took:.1f} s")
 
 
-def _options(runs: Sequence[Run]) -> Selection:
-    """The axis of curves, and what is compared."""
+def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
+    """What comes first, how curves are drawn, and what is compared.
+
+    Args:
+        runs: all runs, so that no filter changes which groups are pinned.
+        shown: those that pass the filters.
+    """
+    pinned = _groups("Pin groups", runs, "pin")
     axis = st.segmented_control(
         "Axis of curves", ["seconds", "steps"], default="seconds", required=True,
         key="axis", bind="query-params",
@@ -226,15 +247,43 @@ def _options(runs: Sequence[Run]) -> Selection:
         key="startup",
         bind="query-params",
     )
+    log = st.toggle(
+        "Logarithmic y axis",
+        help="Of curves without values below 0. Counts stay linear.",
+        key="log",
+        bind="query-params",
+    )
+    robust = st.toggle(
+        "Robust range",
+        value=True,
+        help=f"The y axis of curves may leave out runs whose values reach more than "
+        f"{OUTLIER_FACTOR:.0f} times as far from 0 as those of the median group. Such a plot says "
+        "how many runs leave its range.",
+        key="robust",
+        bind="query-params",
+    )
+    smoothing = st.slider(
+        "Smoothing",
+        0.0,
+        _MOST_SMOOTHING,
+        help="Weight of an exponential moving average of the curves of single runs: how much a "
+        "result counts, relative to the one after it. 0: none. Faint lines are as measured. "
+        "Counts, means over runs and shares of time are not smoothed.",
+        key="smoothing",
+        bind="query-params",
+    )
     budget = _number("Rank groups after so many steps", "budget", 10_000.0, 0.0)
-    tasks = sorted({run.task for run in runs})
+    tasks = sorted({run.task for run in shown})
     targets = {}
     for task in tasks:
         label = "Return to reach" if len(tasks) == 1 else f"Return to reach: {_plain(task)}"
         target = _number(label, f"target-{task}", 10.0)
         if target is not None:
             targets[task] = target
-    return Selection((), str(axis), startup, targets, budget)
+    return Selection(
+        (), str(axis), startup, targets, budget,
+        pinned=pinned, smoothing=smoothing, log=log, robust=robust,
+    )  # fmt: skip
 
 
 def main(folder: str) -> None:
@@ -251,7 +300,7 @@ def main(folder: str) -> None:
         )
         runs = make_runs(directory.trials)
         filters = _choices(runs)
-        options = _options([run for run in runs if filters.passes(run.trial)])
+        options = _options(runs, filters.shown(runs))
     if not directory.trials:
         st.info("No results here yet. This page shows them as soon as a run writes some.")
     run_every = _REFRESH_S if automatic else None

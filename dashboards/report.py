@@ -30,6 +30,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var
 h1 { font-size: 1.5rem; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 0; } nav a { margin-right: 1rem; color: inherit; }
 p { color: var(--muted); margin: 0.2rem 0 0.4rem; font-size: 0.85rem; overflow-wrap: anywhere; }
+p.note { color: var(--text); }
 .panels { display: grid; gap: 1.5rem;
   grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
 section { min-width: 0; } section.wide { grid-column: 1 / -1; }
@@ -154,6 +155,8 @@ def _json(figure: go.Figure) -> str:
 
 def _section(panel: Panel, plot: str) -> str:
     head = f"<h3>{html.escape(panel.title)}</h3><p>{html.escape(panel.help)}</p>"
+    if panel.note:
+        head += f'<p class="note">{html.escape(panel.note)}</p>'
     if panel.figure is not None:
         body = f'<div id="{plot}" style="height:{panel.figure.layout.height}px"></div>'
     elif panel.findings:

@@ -61,6 +61,10 @@ class Selection:
         targets: return whose first reach is compared, by task; those that are missing are chosen.
         budget: environment steps at which groups are ranked; None: chosen.
         focus: directory of the trial whose shares and histograms an optimizer's tab draws.
+        pinned: labels of groups that come first, and that no list of the best leaves out.
+        smoothing: weight of the moving average of curves of single runs; 0: none.
+        log: whether curves have a logarithmic y axis where no value is below 0.
+        robust: whether runs with far larger values than the others may leave the range of curves.
     """
 
     runs: Sequence[Run]
@@ -69,6 +73,10 @@ class Selection:
     targets: Mapping[str, float] = field(default_factory=dict)
     budget: float | None = None
     focus: str = ""
+    pinned: frozenset[str] = frozenset()
+    smoothing: float = 0.0
+    log: bool = False
+    robust: bool = True
 
     @property
     def groups(self) -> dict[str, list[Run]]:
@@ -97,6 +105,10 @@ class Selection:
     def since(self) -> str:
         """A sentence on whether start-up is contained."""
         return "With start-up." if self.startup else "Since the first result, without start-up."
+
+    def with_runs(self, runs: Iterable[Run]) -> Selection:
+        """The same selection with other runs, those of pinned groups first."""
+        return replace(self, runs=sorted(runs, key=lambda run: run.group not in self.pinned))
 
     def of(self, optimizers: Iterable[str]) -> Selection:
         """The same selection with the runs of these optimizers only."""
@@ -135,11 +147,13 @@ class Filters:
         experiments: names of experiments.
         optimizers: names of optimizers.
         config: for each config key the texts of the values that are shown.
+        hidden: labels of groups that are not shown.
     """
 
     experiments: frozenset[str] = frozenset()
     optimizers: frozenset[str] = frozenset()
     config: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
 
     def passes(self, trial: Trial) -> bool:
         """Whether a trial is shown."""
@@ -151,6 +165,10 @@ class Filters:
         return all(
             values.get(key, NOT_SET) in allowed for key, allowed in self.config.items() if allowed
         )
+
+    def shown(self, runs: Iterable[Run]) -> list[Run]:
+        """The runs that are shown."""
+        return [run for run in runs if self.passes(run.trial) and run.group not in self.hidden]
 
 
 def last_return(run: Run) -> float:

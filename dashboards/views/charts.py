@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from polopt.dashboards.data.downsample import downsample_rows
+from polopt.dashboards.data.scales import Scale, scale_of
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.statistics import median_reach
 from polopt.dashboards.views.drawing import (
     MOST_BANDS,
+    Array,
     Panel,
     add_curve,
     escaped,
@@ -20,9 +22,30 @@ from polopt.dashboards.views.drawing import (
     not_in_results,
     pixel_columns,
     set_rows,
+    set_scale,
     transparent,
 )
 from polopt.dashboards.views.faults import add_fault_marks
+
+
+def scale_of_runs(selection: Selection, curves: Iterable[tuple[Run, Array]]) -> Scale:
+    """The y axis of curves of runs, each with its values of shape `[R]`."""
+    groups: dict[str, list[Array]] = {}
+    for run, values in curves:
+        groups.setdefault(run.group, []).append(values)
+    return scale_of(groups, selection.log, selection.robust)
+
+
+def smoothing_note(selection: Selection, which: str = "Smoothed") -> str:
+    """A sentence on the smoothing of curves; empty without it."""
+    if selection.smoothing <= 0.0:
+        return ""
+    return f"{which} with weight {selection.smoothing:g}; faint lines are as measured."
+
+
+def _is_count(name: str) -> bool:
+    """Whether a column holds counts: drawn as they are, neither smoothed nor on another scale."""
+    return name.rsplit("/", 1)[-1].startswith("num_")
 
 
 def run_lines(
@@ -50,19 +73,23 @@ def run_lines(
     if not drawn:
         return not_in_results(*panel, name)
     figure = new_figure(selection.x_title, y_title)
-    if o.get("from_zero"):
-        figure.update_yaxes(rangemode="tozero")
-    columns = pixel_columns(len(drawn))
+    if _is_count(name) and "transform" not in o:
+        selection = replace(selection, smoothing=0.0, log=False, robust=False)
+    scale = scale_of_runs(selection, [(run, y) for run, _, y in drawn])
+    set_scale(figure, scale, from_zero=o.get("from_zero", False))
+    columns = pixel_columns(len(drawn) * (2 if selection.smoothing > 0.0 else 1))
     seen: set[str] = set()
     for run, x, y in drawn:
         add_curve(
             figure, x, y, name=run.label, group=run.group, color=run.color, columns=columns,
             legend=run.group not in seen, band=len(drawn) <= MOST_BANDS,
             shape=o.get("shape", "linear"), dash=run.look.dash,
+            smoothing=selection.smoothing, log=scale.log,
         )  # fmt: skip
         seen.add(run.group)
     add_fault_marks(figure, selection, [run for run, _, _ in drawn])
-    return Panel(*panel, figure=figure)
+    note = f"{smoothing_note(selection)} {scale.note}".strip()
+    return Panel(*panel, figure=figure, note=note)
 
 
 def named_lines(
@@ -87,13 +114,19 @@ def named_lines(
     if x is None or not drawn:
         return not_in_results(*panel, *(column for column, _ in lines.values()))
     figure = new_figure(selection.x_title, y_title)
-    figure.update_yaxes(rangemode="tozero")
+    if all(_is_count(lines[name][0]) for name in drawn):
+        selection = replace(selection, smoothing=0.0, log=False)
+    scale = scale_of({run.group: list(drawn.values())}, selection.log, robust=False)
+    set_scale(figure, scale, from_zero=True)
+    columns = pixel_columns(len(drawn) * (2 if selection.smoothing > 0.0 else 1))
     for name, values in drawn.items():
         add_curve(
-            figure, x, values, name=name, color=lines[name][1], columns=pixel_columns(len(drawn))
-        )
+            figure, x, values, name=name, color=lines[name][1], columns=columns,
+            smoothing=selection.smoothing, log=scale.log,
+        )  # fmt: skip
     add_fault_marks(figure, selection, [run])
-    return Panel(*panel, figure=figure, run=run.label)
+    note = f"{smoothing_note(selection)} {scale.note}".strip()
+    return Panel(*panel, figure=figure, note=note, run=run.label)
 
 
 def heat_map(

@@ -18,7 +18,13 @@ from polopt.dashboards.data.statistics import (
     median_reach,
     probability_of_improvement,
 )
-from polopt.dashboards.views.charts import Point, run_lines, strips
+from polopt.dashboards.views.charts import (
+    Point,
+    run_lines,
+    scale_of_runs,
+    smoothing_note,
+    strips,
+)
 from polopt.dashboards.views.curves import (
     Array,
     Reach,
@@ -43,6 +49,7 @@ from polopt.dashboards.views.drawing import (
     not_in_results,
     pixel_columns,
     set_rows,
+    set_scale,
 )
 from polopt.dashboards.views.faults import add_fault_marks
 from polopt.dashboards.views.shares import DRIVER
@@ -125,7 +132,11 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
         return not_in_results(*panel, RETURN)
     y_title = "normalised return" if normalised else "mean episode return"
     figure = new_figure(on_axis.x_title, y_title)
-    columns = pixel_columns(len(scored))
+    values = [(one.run, np.concatenate([one.y, one.evaluated[1]])) for one in scored]
+    scale = scale_of_runs(on_axis, values)
+    set_scale(figure, scale)
+    columns = pixel_columns(len(scored) * (2 if selection.smoothing > 0.0 else 1))
+    num_single = 0
     for name, members in grouped(scored).items():
         shown = f"{name} (n={len(members)})"
         whole = [one for one in members if not one.ended_early]
@@ -133,28 +144,35 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
         single = members
         if found is not None:
             color = members[0].run.color
-            add_band(figure, found.x, found.low, found.high, color=color, group=escaped(shown))
+            there = found.low > 0.0 if scale.log else np.full(len(found.x), True)
+            add_band(
+                figure, found.x[there], found.low[there], found.high[there], color=color,
+                group=escaped(shown),
+            )  # fmt: skip
             add_curve(
                 figure, found.x, found.mean, name=shown, color=color, columns=columns, width=2.4,
-                dash=members[0].run.look.dash,
+                dash=members[0].run.look.dash, log=scale.log,
             )  # fmt: skip
             single = [one for one in members if one.ended_early]
+        num_single += len(single)
         for number, one in enumerate(single):
             add_curve(
                 figure, one.x, one.y, name=_named(one), group=shown, color=one.run.color,
                 columns=columns, legend=number == 0 and found is None,
                 band=len(scored) <= LEAST_RUNS_FOR_BAND, width=1.0 if one.ended_early else 1.6,
-                dash=one.run.look.dash,
+                dash=one.run.look.dash, smoothing=selection.smoothing, log=scale.log,
             )  # fmt: skip
         for number, one in enumerate(one for one in members if len(one.evaluated[0])):
             add_curve(
                 figure, *one.evaluated, name=f"{_named(one)}, evaluation",
                 group=f"{name}, evaluation", color=one.run.color, columns=columns,
                 legend=number == 0, band=False, points=True,
-                dash=evaluation_dash(one.run.look.dash),
+                dash=evaluation_dash(one.run.look.dash), log=scale.log,
             )  # fmt: skip
     add_fault_marks(figure, on_axis, [one.run for one in scored])
-    return Panel(*panel, figure=figure)
+    which = "Single runs, but not evaluations, are smoothed"
+    smoothing = smoothing_note(selection, which) if num_single else ""
+    return Panel(*panel, figure=figure, note=f"{smoothing} {scale.note}".strip())
 
 
 def _named(one: Scored) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from polopt.dashboards.data.downsample import downsample
+from polopt.dashboards.data.scales import Scale, above_zero, smoothed
 
 HEIGHT = 360  # px, with a legend of few rows
 # Px of a plot with a row for each group: of a row, and around the rows, with and without a legend.
@@ -39,6 +40,7 @@ class Panel:
         columns: names of a table's columns.
         rows: cells of a table.
         findings: what is wrong, the change that may help, and the runs: a list instead of a table.
+        note: what is left out or changed in the plot, always visible, unlike the help.
         missing: why there is nothing to draw.
         wide: whether it spans the page.
         run: label of the run that it shows; empty where it shows all selected runs.
@@ -51,6 +53,7 @@ class Panel:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
     findings: Sequence[tuple[str, str, str]] = ()
+    note: str = ""
     missing: str = ""
     wide: bool = False
     run: str = ""
@@ -115,6 +118,29 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
     return figure
 
 
+def set_scale(figure: go.Figure, scale: Scale, from_zero: bool = False) -> None:
+    """Sets the y axis of a plot of curves.
+
+    Args:
+        figure: the figure.
+        scale: of its curves.
+        from_zero: whether an axis that is linear contains 0.
+    """
+    if scale.log:
+        figure.update_yaxes(type="log", exponentformat="power")
+        return
+    if from_zero:
+        figure.update_yaxes(rangemode="tozero")
+    if scale.range is None:
+        return
+    low, high = scale.range
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    margin = 0.05 * (high - low or abs(high) or 1.0)
+    bottom = 0.0 if from_zero and low == 0.0 else low - margin
+    figure.update_yaxes(range=[bottom, high + margin])
+
+
 def set_rows(figure: go.Figure, names: Sequence[str]) -> None:
     """Names the rows of a plot of one row for each group, from the top, and makes it high enough
     for their names. Long names are broken into lines, so that they leave room for the plot."""
@@ -166,13 +192,32 @@ def add_curve(
         color: hex.
         columns: columns of pixels.
         **options: `legend` (False hides the entry), `group` (entries that are switched together),
-            `band` (False leaves it out), `dash`, `shape` of lines, `points` (True marks each).
+            `band` (False leaves it out), `dash`, `shape` of lines, `points` (True marks each),
+            `smoothing` (the weight of `smoothed`; the curve itself is faint then, without a band),
+            `log` (True leaves out values that are not above 0).
     """
+    measured, smoothing = y, options.get("smoothing", 0.0)
+    if smoothing > 0.0:
+        y = smoothed(y, smoothing)
+    if options.get("log", False):
+        measured, y = above_zero(measured), above_zero(y)
     curve = downsample(x, y, columns)
     if not len(curve.x):
         return
     group = escaped(options.get("group", name))
-    if options.get("band", True) and not curve.exact:
+    if smoothing > 0.0:
+        faint = downsample(x, measured, columns)
+        figure.add_scatter(
+            x=faint.x,
+            y=faint.mean,
+            mode="lines",
+            line={"color": transparent(color, 0.4), "width": 1.0},
+            name=f"{escaped(name)}, as measured",
+            legendgroup=group,
+            showlegend=False,
+            hoverinfo="skip",
+        )
+    elif options.get("band", True) and not curve.exact:
         add_band(figure, curve.x, curve.low, curve.high, color=color, group=group)
     mode = "markers" if len(curve.x) == 1 else "lines"
     if options.get("points", False):

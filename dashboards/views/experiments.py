@@ -88,8 +88,10 @@ def _best(selection: Selection) -> list[Panel]:
     for task in selection.tasks:
         of_task = [run for run in selection.runs if run.task == task]
         with_returns = [run for run in of_task if math.isfinite(last_return(run))]
-        best = sorted(with_returns, key=lambda run: -last_return(run))[:_BEST]
-        for rank, run in enumerate(best, start=1):
+        ranked = sorted(with_returns, key=lambda run: -last_return(run))
+        for rank, run in enumerate(ranked, start=1):
+            if rank > _BEST and run.group not in selection.pinned:
+                continue
             values = [run.trial.settings.get(key, NOT_SET) for key in shown]
             numbers = [rank, round(last_return(run), 2), _whole(run.trial.last(STEPS))]
             state = run.trial.state
@@ -104,6 +106,8 @@ def _best(selection: Selection) -> list[Panel]:
     columns = ("task", "rank", "return", "steps", "state", "seed", *shown, "group", "trial")
     of_each = " of each task" if len(selection.tasks) > 1 else ""
     title = f"Highest returns{of_each}: at most {_BEST} of {len(trials)} trials"
+    if selection.pinned:
+        title += ", and those of pinned groups"
     return [Panel("best", title, help_, columns=columns, rows=rows, wide=True)]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from polopt.dashboards.data.colors import evaluation_dash
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views.charts import run_lines
+from polopt.dashboards.views.charts import run_lines, scale_of_runs, smoothing_note
 from polopt.dashboards.views.drawing import (
     MOST_BANDS,
     Array,
@@ -15,6 +15,7 @@ from polopt.dashboards.views.drawing import (
     new_figure,
     not_in_results,
     pixel_columns,
+    set_scale,
 )
 from polopt.dashboards.views.faults import add_fault_marks
 
@@ -69,7 +70,11 @@ def _values(selection: Selection) -> Panel:
     if not drawn:
         return not_in_results(*panel, _PREDICTED, _TARGET)
     figure = new_figure(selection.x_title, "value")
-    pixels = pixel_columns(2 * len(drawn))
+    scale = scale_of_runs(
+        selection, [(run, np.concatenate(list(columns.values()))) for run, _, columns in drawn]
+    )
+    set_scale(figure, scale)
+    pixels = pixel_columns(len(drawn) * (4 if selection.smoothing > 0.0 else 2))
     seen: set[str] = set()
     for run, x, columns in drawn:
         for name, kind, dash in (
@@ -80,10 +85,12 @@ def _values(selection: Selection) -> Panel:
             add_curve(
                 figure, x, columns[name], name=label, color=run.color, columns=pixels, dash=dash,
                 legend=label not in seen, band=len(drawn) <= MOST_BANDS // 2,
+                smoothing=selection.smoothing, log=scale.log,
             )  # fmt: skip
             seen.add(label)
     add_fault_marks(figure, selection, [run for run, _, _ in drawn])
-    return Panel(*panel, figure=figure)
+    note = f"{smoothing_note(selection)} {scale.note}".strip()
+    return Panel(*panel, figure=figure, note=note)
 
 
 def _bias(selection: Selection) -> Panel:

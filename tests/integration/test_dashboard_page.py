@@ -206,6 +206,37 @@ def test_address_holds_what_is_shown_and_reload_keeps_it(browser: Browser, addre
     assert browser.errors == []
 
 
+def test_double_click_shows_what_leaves_the_range(
+    browser: Browser, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    for optimizer, level in (("sync_samples", 480.0), ("async_gradients", 480e4)):
+        write_trial(tmp_path / "results", optimizer, 0, 20, level=level)
+    plot = "document.querySelector('.js-plotly-plot')"
+    top = f"{plot}?._fullLayout?.yaxis?.range[1]"
+    with running_server(tmp_path / "results", environment) as address:
+        browser.look(*LOOKS[0])
+        browser.open(f"{address}/?tab=Compare")
+        drawn_plots(browser)
+        assert browser.run(top) < 1000.0
+        assert "1 of 2 runs leaves the range" in browser.run("document.body.innerText")
+        x, y = browser.run(
+            f"(() => {{ const box = {plot}.querySelector('.nsewdrag').getBoundingClientRect(); "
+            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for count in (1, 2):
+            for kind in ("mousePressed", "mouseReleased"):
+                browser.send(
+                    "Input.dispatchMouseEvent",
+                    type=kind, x=x, y=y, button="left", clickCount=count,
+                )  # fmt: skip
+        browser.wait_for(f"{top} > 1e6")
+        browser.open(f"{address}/?tab=Compare&robust=false")
+        browser.wait_for(f"{top} > 1e6")
+        assert "leaves the range" not in browser.run("document.body.innerText")
+    assert browser.errors == []
+
+
 def test_server_listens_on_loopback_only(address: str) -> None:
     port = int(address.rsplit(":", 1)[1])
     with urllib.request.urlopen(address, timeout=30) as answer:

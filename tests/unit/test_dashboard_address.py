@@ -41,7 +41,8 @@ def opened(results: Path, **address: Any) -> AppTest:
 def shown(page: AppTest) -> dict[str, Any]:
     """What the widgets hold, by key."""
     widgets = [
-        *page.multiselect, *page.number_input, *page.toggle, *page.selectbox, *page.button_group
+        *page.multiselect, *page.number_input, *page.toggle, *page.selectbox, *page.button_group,
+        *page.slider,
     ]  # fmt: skip
     return {widget.key: widget.value for widget in widgets}
 
@@ -60,6 +61,11 @@ ADDRESS = {
     "config-lr": "0.002",
     "axis": "steps",
     "startup": "true",
+    "hide": "SyncPPO",
+    "pin": "A3C",
+    "log": "true",
+    "robust": "false",
+    "smoothing": "0.6",
     "refresh": "false",
     "budget": "2000",
     "target-CartPole-v1": "12.5",
@@ -77,6 +83,11 @@ def test_address_opens_the_page_as_it_was(results: Path) -> None:
         "config-lr": ["0.002"],
         "axis": "steps",
         "startup": True,
+        "hide": ["SyncPPO"],
+        "pin": ["A3C"],
+        "log": True,
+        "robust": False,
+        "smoothing": 0.6,
         "refresh": False,
         "budget": 2000.0,
         "target-CartPole-v1": 12.5,
@@ -112,6 +123,10 @@ HOSTILE = "<script>window.attacked=1</script>"
         {"budget": "nan", "target-CartPole-v1": "inf", "target-Other-v1": "5", HOSTILE: HOSTILE},
         {"budget": "-1", "target-CartPole-v1": "1e999"},
         {"budget": "many", "target-CartPole-v1": ["1", HOSTILE]},
+        {"hide": HOSTILE, "pin": ["SyncPPO, lr 7", ""], "log": "maybe", "robust": HOSTILE},
+        {"smoothing": "nan"},
+        {"smoothing": "1.0"},
+        {"smoothing": ["0.5", HOSTILE]},
     ],
 )
 def test_unknown_values_of_an_address_are_ignored(results: Path, address: dict[str, Any]) -> None:
@@ -125,6 +140,24 @@ def test_focus_that_is_no_run_is_the_first_run(results: Path, value: str) -> Non
     page = opened(results, **{"tab": "AsyncGradients", "focus-async-gradients": value})
     assert page.selectbox[0].index == 0
     assert page.query_params["focus-async-gradients"] == page.selectbox[0].value
+
+
+def test_hidden_group_is_left_out_of_all_tabs_and_counted(results: Path) -> None:
+    page = opened(results, hide="SyncPPO")
+    assert page.caption[-1].value.startswith("3 trials, 0 running, 3 not shown.")
+    assert {tab.label for tab in page.tabs} == {tab.label for tab in opened(results).tabs} - {
+        "SyncSamples"
+    }
+    trials = opened(results, hide=["SyncPPO", "A3C"])
+    assert "hidden group" in trials.info[-1].value
+
+
+def test_pinned_group_is_the_first_of_each_table(results: Path) -> None:
+    for pinned in ("A3C", "SyncPPO"):
+        page = opened(results, pin=pinned)
+        trials = page.dataframe[-1].value
+        assert trials["group"].iloc[0] == pinned
+        assert len(trials) == 6
 
 
 def test_known_values_remain_beside_unknown_ones(results: Path) -> None:

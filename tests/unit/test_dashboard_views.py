@@ -19,6 +19,7 @@ from polopt import dashboards, metrics
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
 from polopt.dashboards.data.results import RETURN, ResultsDirectory, Trial
+from polopt.dashboards.data.scales import smoothed
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
 from polopt.dashboards.views import compare, experiments, fault_tab, learner, optimizer_tab
 from polopt.dashboards.views.drawing import Panel
@@ -828,6 +829,140 @@ def test_list_of_findings_is_bounded(results: Path, monkeypatch: pytest.MonkeyPa
     (panel,) = findings_panel(select(results))
     assert panel.title == "What is wrong: the first 12 of 20"
     assert [text for text, _, _ in panel.findings] == [f"text {19 - i}" for i in range(12)]
+
+
+def test_group_with_large_returns_leaves_the_range_of_the_others(results: Path) -> None:
+    for optimizer, level in (("sync_samples", 480.0), ("async_gradients", 300.0)):
+        write_trial(results, optimizer, 0, 20, level=level)
+    write_trial(results, "decentralized_allreduce", 0, 20, level=480e4)
+    selection = select(results)
+    note = "1 of 3 runs leaves the range. A double click shows all."
+    for panels, key in ((compare.panels, "return-steps"), (experiments.panels, "returns")):
+        panel = by_key(panels(selection))[key]
+        assert panel.figure is not None
+        assert 200.0 < panel.figure.layout.yaxis.range[1] < 600.0
+        assert panel.note == note
+        whole = by_key(panels(replace(selection, robust=False)))[key]
+        assert whole.figure is not None
+        assert (whole.figure.layout.yaxis.range, whole.note) == (None, "")
+        # All points are drawn in both cases, so that a double click shows them.
+        assert len(whole.figure.data) == len(panel.figure.data)
+    # Numbers of steps and of faults are shown in full.
+    assert by_key(experiments.panels(selection))["steps"].note == ""
+
+
+def test_plain_runs_have_no_range_and_no_note(results: Path) -> None:
+    write_examples(results, seeds=2, iterations=12)
+    selection = select(results)
+    for tab in tabs_of(selection.runs):
+        for panel in tab.panels(selection):
+            assert panel.note == "", (tab.key, panel.key, panel.note)
+
+
+def test_losses_have_a_logarithmic_axis_and_mixed_signs_do_not(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 6, deaths=(3,))
+    lines = rows_of(folder)
+    lines[2]["learners"]["default_policy"]["mean_kl_loss"] = 0.0
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    selection = select(results, log=True)
+    panels = by_key(learner.panels(selection))
+    types = {key: panel.figure.layout.yaxis.type for key, panel in panels.items() if panel.figure}
+    assert types["vf_loss"] == types["mean_kl_loss"] == types["values"] == "log"
+    assert types["policy_loss"] is None
+    assert "values are below 0" in panels["policy_loss"].note
+    assert panels["mean_kl_loss"].note == "1 of 6 values are not above 0 and not drawn."
+    assert len(curves(panels["mean_kl_loss"])["SyncPPO"].y) == 5
+    assert panels["vf_loss"].note == ""
+    returns = by_key(compare.panels(selection))["return-steps"].figure
+    assert returns is not None
+    assert returns.layout.yaxis.type == "log"
+    counts = by_key(fault_tab.panels(selection))["worker-restarts"]
+    assert counts.figure is not None
+    assert (counts.figure.layout.yaxis.type, counts.note) == (None, "")
+
+
+def test_band_of_a_logarithmic_axis_is_above_zero(results: Path) -> None:
+    for seed in range(5):
+        write_trial(results, "sync_samples", seed, 9, level=480.0 if seed else 1.0)
+        write_trial(results, "async_gradients", seed, 9, params={"env": "Other-v1"})
+    # Of two tasks: returns are normalised, and the lowest one is 0.
+    panel = by_key(compare.panels(select(results, log=True)))["return-steps"]
+    for trace in curves(panel).values():
+        assert np.all(np.asarray(trace.y) > 0.0), trace.name
+    assert "values are not above 0 and not drawn" in panel.note
+
+
+def test_smoothed_curve_has_the_measured_one_behind_it(results: Path) -> None:
+    folder = write_trial(results, "async_gradients", 0, 9)
+    for seed in range(5):
+        write_trial(results, "sync_samples", seed, 9)
+    losses = np.array([row["learners"]["default_policy"]["vf_loss"] for row in rows_of(folder)])
+    selection = select(results, smoothing=0.8)
+    panel = by_key(learner.panels(selection))["vf_loss"]
+    assert panel.figure is not None
+    drawn = [trace for trace in panel.figure.data if trace.legendgroup == "A3C"]
+    faint, curve = drawn
+    np.testing.assert_allclose(faint.y, losses)
+    np.testing.assert_allclose(curve.y, smoothed(losses, 0.8))
+    assert faint.line.color.endswith("0.4)")
+    assert (faint.showlegend, curve.showlegend) == (False, True)
+    assert panel.note == "Smoothed with weight 0.8; faint lines are as measured."
+
+
+def test_means_over_runs_counts_and_shares_are_not_smoothed(results: Path) -> None:
+    for seed in range(5):
+        write_trial(results, "sync_samples", seed, 9, deaths=(3,))
+    plain, smooth = select(results), select(results, smoothing=0.8)
+
+    def points(selection: Selection, panels: Any, key: str) -> list[tuple[str, list[float]]]:
+        panel = by_key(panels(selection))[key]
+        assert panel.figure is not None
+        assert panel.note == ""
+        return [(trace.name, list(trace.y)) for trace in panel.figure.data]
+
+    for panels, key in (
+        (compare.panels, "return-steps"),
+        (experiments.panels, "steps"),
+        (fault_tab.panels, "worker-restarts"),
+        (lambda selection: list(of_optimizer(selection).values()), "driver-shares"),
+    ):
+        assert points(smooth, panels, key) == points(plain, panels, key)
+    write_trial(results, "async_gradients", 0, 9)
+    note = by_key(compare.panels(select(results, smoothing=0.8)))["return-steps"].note
+    assert note.startswith("Single runs, but not evaluations, are smoothed with weight 0.8")
+
+
+def test_pinned_groups_come_first_and_are_among_the_best(results: Path) -> None:
+    for number in range(1, 14):
+        params = {"lr": round(0.001 * number, 3)}
+        write_trial(results, "sync_samples", 0, 3, level=1000.0 * number, params=params)
+    selection, name = select(results), "SyncPPO, lr 0.002"
+    assert next(iter(selection.groups)) == "SyncPPO, lr 0.001"
+    pinned = replace(selection, pinned=frozenset({name})).with_runs(selection.runs)
+    assert next(iter(pinned.groups)) == name
+    assert len(pinned.runs) == 13
+    panels = by_key(compare.panels(pinned))
+    assert panels["config-differences"].rows[0][0] == name
+    assert panels["return-steps"].figure.data[0].name.startswith(name)  # type: ignore[union-attr]
+    best = by_key(experiments.panels(pinned))["best"]
+    assert [row[1] for row in best.rows] == [*range(1, 11), 12]
+    assert best.rows[-1][-2] == name
+    assert best.title.endswith("at most 10 of 13 trials, and those of pinned groups")
+
+
+def test_hidden_groups_are_nowhere_and_colors_stay(results: Path) -> None:
+    write_examples(results, seeds=2, iterations=4)
+    selection = select(results)
+    filters = Filters(hidden=frozenset({"SyncPPO"}))
+    runs = filters.shown(selection.runs)
+    assert {run.group for run in runs} == {*selection.groups} - {"SyncPPO"}
+    looks = {run.group: run.look for run in selection.runs}
+    assert all(run.look == looks[run.group] for run in runs)
+    shown = selection.with_runs(runs)
+    for tab in tabs_of(shown.runs):
+        for panel in tab.panels(shown):
+            assert "SyncPPO" not in str(panel.rows) + str(panel.findings)
+            assert "SyncPPO" not in str(panel.figure.to_dict() if panel.figure else "")
 
 
 def test_runs_without_a_preset_are_named_by_optimizer(results: Path) -> None:

@@ -1,0 +1,134 @@
+"""How curves of several runs are drawn: smoothed, on which y axis, and in which range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: A run leaves the range if its values reach so many times as far from 0 as those of the median
+#: group. Where most groups do not learn, the return of one that does may be 50 times theirs.
+OUTLIER_FACTOR = 100.0
+# Of the largest value of a run: a KL divergence below 0 by so little is 0 but for rounding.
+_ROUNDING = 1e-6
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The y axis of a plot of curves.
+
+    Attributes:
+        log: whether it is logarithmic; values that are not above 0 are not drawn then.
+        range: the least and the greatest value that it contains; None: those of all curves.
+        note: what is not drawn, or leaves the range, or why the axis is linear; may be empty.
+    """
+
+    log: bool = False
+    range: tuple[float, float] | None = None
+    note: str = ""
+
+
+def smoothed(values: Array, weight: float) -> Array:
+    """Exponential moving average: each value counts `weight` times as much as the one after it.
+
+    The weights of each average sum to 1 (the debiased average that TensorBoard draws), so that it
+    begins at the first value and a constant stays what it is.
+
+    Args:
+        values: shape `[R]`. Entries that are not finite are NaN in the average and have no weight
+            in the others.
+        weight: from 0, which leaves the values as they are, to below 1.
+    """
+    averages = np.full(len(values), np.nan)
+    known = np.isfinite(values)
+    count = int(known.sum())
+    if not count:
+        return averages
+    from scipy.signal import lfilter  # here, because importing it delays the start of the page
+
+    finite = values[known]
+    sums = lfilter([1.0 - weight], [1.0, -weight], finite)
+    found = sums / (1.0 - weight ** np.arange(1, count + 1))
+    # Rounding takes averages of a constant off it, and a plot would show that as a curve.
+    averages[known] = np.clip(found, finite.min(), finite.max())
+    return averages
+
+
+def above_zero(values: Array) -> Array:
+    """The values that a logarithmic axis has; NaN for the others."""
+    return np.where(values > 0.0, values, np.nan)
+
+
+def scale_of(groups: Mapping[str, Sequence[Array]], log: bool, robust: bool) -> Scale:
+    """The y axis of the curves of some groups.
+
+    Args:
+        groups: values of each run of each group, of shape `[R]`; those that are not finite do not
+            count.
+        log: whether a logarithmic axis is wanted. With values below 0 it is linear.
+        robust: whether a linear axis has the range of `robust_range`.
+    """
+    known = {
+        name: [finite for run in runs if len(finite := run[np.isfinite(run)])]
+        for name, runs in groups.items()
+    }
+    note = ""
+    if log and any(known.values()):
+        values = np.concatenate([run for runs in known.values() for run in runs])
+        below = sum(map(_count_below_zero, (run for runs in known.values() for run in runs)))
+        if not below and np.any(values > 0.0):
+            left_out = int(np.count_nonzero(values <= 0.0))
+            count = f"{left_out:,} of {len(values):,} values are not above 0 and not drawn."
+            return Scale(log=True, note=count if left_out else "")
+        why = f"{below:,} of {len(values):,} values are below 0" if below else "no value is above 0"
+        note = f"The axis is linear: {why}."
+    extents = {
+        name: [(float(run.min()), float(run.max())) for run in runs] for name, runs in known.items()
+    }
+    range_ = robust_range(extents) if robust else None
+    if range_ is None:
+        return Scale(note=note)
+    least, greatest = range_
+    runs = [extent for members in extents.values() for extent in members]
+    leaving = sum(low < least or high > greatest for low, high in runs)
+    left = f"{leaving} of {len(runs)} runs {'leaves' if leaving == 1 else 'leave'} the range."
+    return Scale(range=range_, note=f"{note} {left} A double click shows all.".strip())
+
+
+def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
+    """The least and greatest value of all runs but outliers; None if no run is one.
+
+    A run is an outlier if its values reach more than `OUTLIER_FACTOR` times as far from 0 as those
+    of the median group, which reach as far as those of its median run. Of an even number of groups
+    or runs the median is the lower one of the two in the middle: of two groups, the one with the
+    larger values leaves the range. Runs without another value than 0 have no part in medians.
+
+    Args:
+        groups: least and greatest value of each run of each group.
+    """
+    reaches = [_lower_median([_reach(run) for run in members]) for members in groups.values()]
+    limit = OUTLIER_FACTOR * _lower_median(reaches)
+    runs = [run for members in groups.values() for run in members]
+    kept = [run for run in runs if _reach(run) <= limit]
+    if len(kept) == len(runs):
+        return None
+    return min(low for low, _ in kept), max(high for _, high in kept)
+
+
+def _count_below_zero(run: Array) -> int:
+    return int(np.count_nonzero(run < -_ROUNDING * float(np.abs(run).max())))
+
+
+def _reach(extent: tuple[float, float]) -> float:
+    """The largest distance from 0."""
+    return max(abs(extent[0]), abs(extent[1]))
+
+
+def _lower_median(reaches: Sequence[float]) -> float:
+    """Of those that are not 0; 0 if all are."""
+    known = sorted(reach for reach in reaches if reach > 0.0)
+    return known[(len(known) - 1) // 2] if known else 0.0
