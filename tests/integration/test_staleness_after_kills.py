@@ -48,7 +48,7 @@ def test_first_result_of_a_replacement_is_no_older_than_others(
     for _ in range(50):
         optimizer.step()
     since_the_kill = optimizer.stats()[lag_of]
-    # Work bound to the weights of the kill would be `missed` updates old. On a busy machine a worker
-    # that waits for a core is several times as late as usual.
+    # Work bound to the weights of the kill would be `missed` updates old. On a busy machine, a
+    # worker that waits for a core is several times as late as usual.
     assert since_the_kill["max"] < missed / 3
     assert workers.faults.counts["death"] == 1
