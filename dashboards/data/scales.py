@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-#: A run leaves the range if its values reach so many times as far from 0 as those of the median
-#: group. Where most groups do not learn, the return of one that does may be 50 times theirs.
+#: A run leaves the range if its values reach so many times as far from 0 as those of three
+#: quarters of the groups. Where most groups do not learn, the return of one that does may be 50
+#: times theirs.
 OUTLIER_FACTOR = 100.0
 # Of the largest value of a run: a KL divergence below 0 by so little is 0 but for rounding.
 _ROUNDING = 1e-6
@@ -103,15 +104,16 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
     """The least and greatest value of all runs but outliers; None if no run is one.
 
     A run is an outlier if its values reach more than `OUTLIER_FACTOR` times as far from 0 as those
-    of the median group, which reach as far as those of its median run. Of an even number of groups
-    or runs the median is the lower one of the two in the middle: of two groups, the one with the
-    larger values leaves the range. Runs without another value than 0 have no part in medians.
+    of three quarters of the groups, each of which reaches as far as its median run: values that
+    more than a quarter of the groups have are no outliers. Of an even number of runs the lower one
+    of the two in the middle counts; of two or three groups only the one with the largest values
+    may leave the range. Runs without another value than 0 do not count.
 
     Args:
         groups: least and greatest value of each run of each group.
     """
-    reaches = [_lower_median([_reach(run) for run in members]) for members in groups.values()]
-    limit = OUTLIER_FACTOR * _lower_median(reaches)
+    reaches = [_quartile([_reach(run) for run in members], 2) for members in groups.values()]
+    limit = OUTLIER_FACTOR * _quartile(reaches, 3)
     runs = [run for members in groups.values() for run in members]
     kept = [run for run in runs if _reach(run) <= limit]
     if len(kept) == len(runs):
@@ -128,7 +130,7 @@ def _reach(extent: tuple[float, float]) -> float:
     return max(abs(extent[0]), abs(extent[1]))
 
 
-def _lower_median(reaches: Sequence[float]) -> float:
-    """Of those that are not 0; 0 if all are."""
+def _quartile(reaches: Sequence[float], quarters: int) -> float:
+    """A quartile of those that are not 0, by number; the lower value where it is between two."""
     known = sorted(reach for reach in reaches if reach > 0.0)
-    return known[(len(known) - 1) // 2] if known else 0.0
+    return known[(len(known) - 1) * quarters // 4] if known else 0.0
