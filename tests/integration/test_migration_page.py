@@ -17,7 +17,8 @@ BLOCKS = blocks_of(PAGE)
 #: In the tables' middle column, besides keys of configs: names of Python and values.
 OTHERS = {"SyncPPO", "A2C", "explore", "trainer.save(path)", "on_episode_end", "on_train_result"}
 OTHERS |= {"[[steps, value], ...]", "adam", "vf_coef", "lambda_"}
-OTHERS |= {"Dict", "action_mask", "predict", "torch.nn.Module", "TorchModelV2"}
+OTHERS |= {"Dict", "action_mask", "predict", "torch.nn.Module", "TorchModelV2", "state"}
+OTHERS |= {"predict(deterministic)", "predict(obs, state)", "polopt evaluate --stochastic"}
 
 
 @pytest.mark.timeout(600)
