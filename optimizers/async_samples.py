@@ -127,7 +127,7 @@ class AsyncSamples(PolicyOptimizer):
         batch = SampleBatch.concat([reply.value for reply in replies])
         if sampled_s > 0.0:
             # By the workers' seconds: the driver's end at once where fragments wait for it.
-            rate = batch.env_steps * len(self._sample_s) / sampled_s
+            rate = batch.env_steps * len(self.workers.up()) / sampled_s
             self._sample_peak = max(self._sample_peak, rate)
         began_s = self.workers.clock()
         with self.timers["learn"]:
