@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+# Two processes; all tests of a file run in one of them, so that its fixtures start Ray once. Files
+# in the order given. ARGS='-n 0' runs the tests in pytest's own process, as a debugger needs it.
+IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # Shows each optimizer at work on Ray; part of `make test`, not of `make test-integration`.
 ON_RAY := tests/integration/test_optimizers_on_ray.py
 # TORCH=2.13.0: that version of torch instead of the oldest or the newest one.
@@ -24,7 +27,7 @@ run: $(STAMP) ## train CartPole with each policy optimizer and compare them
 	@$(BIN)/python -m polopt.tuned_examples.showcase
 
 test: $(STAMP) ## unit tests, and each optimizer once on Ray (minutes)
-	$(PYTEST) tests/unit $(ON_RAY) $(ARGS)
+	$(PYTEST) $(ON_RAY) tests/unit $(IN_PARALLEL) $(ARGS)
 
 test-integration: $(STAMP) ## all other tests with Ray and the command line
 	$(PYTEST) tests/integration --ignore=$(ON_RAY) $(ARGS)
@@ -36,13 +39,13 @@ test-chaos: $(STAMP) ## tests that kill workers over and over
 	$(PYTEST) tests/chaos $(ARGS)
 
 test-oldest: ## unit tests and each optimizer on Ray, with the oldest versions in setup.cfg (not in CI)
-	$(VERSIONS) oldest $(VENV)-oldest tests/unit $(ON_RAY) $(ARGS)
+	$(VERSIONS) oldest $(VENV)-oldest $(ON_RAY) tests/unit $(IN_PARALLEL) $(ARGS)
 
 test-newest: ## the same tests, with the newest versions inside setup.cfg's ranges (not in CI)
-	$(VERSIONS) newest $(VENV)-newest tests/unit $(ON_RAY) $(ARGS)
+	$(VERSIONS) newest $(VENV)-newest $(ON_RAY) tests/unit $(IN_PARALLEL) $(ARGS)
 
 test-wheel: ## builds and checks sdist and wheel; the same tests with the installed wheel (not in CI)
-	$(VERSIONS) wheel $(VENV)-wheel tests/unit $(ON_RAY) $(ARGS)
+	$(VERSIONS) wheel $(VENV)-wheel $(ON_RAY) tests/unit $(IN_PARALLEL) $(ARGS)
 
 check: lint format-check types test test-integration ## all that CI runs
 

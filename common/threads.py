@@ -21,5 +21,7 @@ def limit_threads(count: int) -> None:
 
 def blas_threads() -> int:
     """The current number of threads of NumPy's BLAS in this process."""
-    pools = threadpoolctl.threadpool_info()
-    return max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1)
+    pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+    # SciPy brings a BLAS of its own, which has no limit if it is loaded after `limit_threads`.
+    of_numpy = [pool for pool in pools if "numpy" in pool["filepath"]]
+    return max((pool["num_threads"] for pool in of_numpy or pools), default=1)

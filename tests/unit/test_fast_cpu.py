@@ -250,6 +250,18 @@ def test_several_blas_threads_learn_through_torch() -> None:
     assert uses_torch(policy)
 
 
+def test_threads_of_another_library_do_not_count() -> None:
+    """SciPy's BLAS has no limit where an environment imports SciPy after the worker's limit."""
+    pytest.importorskip("scipy.linalg")
+
+    of_scipy = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    paths = [pool.filepath for pool in of_scipy.lib_controllers if "scipy.libs" in pool.filepath]
+    if not paths:
+        pytest.skip("SciPy uses NumPy's BLAS here")
+    with threadpoolctl.ThreadpoolController().select(filepath=paths).limit(limits=2):
+        assert not uses_torch(policy_of("default"))
+
+
 def test_large_networks_learn_through_torch() -> None:
     env = FakeEnv(*MODELS["default"][:2])
     assert uses_torch(make_policy("a2c", env, model={"fcnet_hiddens": [512, 512]}))
