@@ -275,7 +275,9 @@ class FakeWorkerSet(WorkerSet):
         up: bool = True,
     ) -> None:
         self.actors: list[FakeActor] = []
+        #: Workers without a process, and how many of them Ray has no resources for.
         self.unplaced: set[int] = set()
+        self.lacking = 1_000_000
         self._kind = kind
         self._up = up
         fake = fake or FakeRay()
@@ -284,8 +286,11 @@ class FakeWorkerSet(WorkerSet):
     def use_transport(self, message_bytes: int) -> None:
         """Does nothing: there is no process to connect."""
 
-    def waits_for_resources(self, worker: WorkerHandle) -> bool:
-        return worker.index in self.unplaced
+    def waiting_for_resources(
+        self, starting: Sequence[WorkerHandle]
+    ) -> tuple[list[WorkerHandle], int]:
+        waiting = [worker for worker in starting if worker.index in self.unplaced]
+        return waiting, min(len(waiting), self.lacking)
 
     def _start(self, index: int) -> WorkerHandle:
         restart_count = self._processes.restart_counts.get(index, 0)

@@ -1,7 +1,9 @@
-"""Placement of workers by Ray: actor options, and whether an actor still waits for resources."""
+"""Placement of workers by Ray: actor options, and how many actors still wait for resources."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -12,6 +14,9 @@ from polopt.rollouts.config import RolloutConfig
 MAX_ARGUMENT_BYTES = 100_000
 #: States of an actor whose process may not have started.
 _UNPLACED = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}
+
+#: Amounts of resources by Ray's names of them.
+Request = frozenset[tuple[str, float]]
 
 
 def actor_options(rollout: RolloutConfig, index: int) -> dict[str, Any]:
@@ -32,12 +37,19 @@ def actor_options(rollout: RolloutConfig, index: int) -> dict[str, Any]:
     return options
 
 
-def in_reservation(options: dict[str, Any]) -> bool:
-    """Whether an actor with these options gets resources that the placement group of this process,
-    such as that of a Tune trial, has reserved."""
-    if options.get("scheduling_strategy") is not None:
-        return False
-    return ray.util.get_current_placement_group() is not None
+def cluster_request(options: Mapping[str, Any]) -> Request | None:
+    """What an actor with these options requests of the cluster; None if it gets resources that the
+    placement group of this process, such as that of a Tune trial, has reserved."""
+    if options.get("scheduling_strategy") is None and ray.util.get_current_placement_group():
+        return None
+    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    amounts = {name: options.get(option) for name, option in names.items()}
+    return _request({**amounts, **(options.get("resources") or {})})
+
+
+def _request(amounts: Mapping[str, float | None]) -> Request:
+    # Ray rounds amounts to 1e-4.
+    return frozenset((name, round(amount, 4)) for name, amount in amounts.items() if amount)
 
 
 def actor_argument(config: Any) -> Any:
@@ -47,12 +59,45 @@ def actor_argument(config: Any) -> Any:
     return ray.put(config) if large else config
 
 
-def waits_for_resources(actor: Any) -> bool:
-    """Whether Ray has not found resources for the actor yet. Such an actor cannot hang."""
+def waiting_for_resources(requests: Iterable[tuple[Any, Request | None]]) -> tuple[list[Any], int]:
+    """Actors that may wait for resources.
+
+    Ray tells how many requests it cannot meet, and which actors have no process; an actor without
+    a process may also have its resources and start slowly.
+
+    Args:
+        requests: actors, each with its `cluster_request`. One that gets reserved resources does not
+            wait for them.
+
+    Returns:
+        The actors without a process that request what Ray cannot meet now, and how many of them
+        wait, at most.
+    """
+    of_cluster = [(actor, request) for actor, request in requests if request is not None]
+    unmet = _unmet_requests() if of_cluster else Counter()
+    waiting = [pair for pair in of_cluster if unmet[pair[1]] and not _has_process(pair[0])]
+    number = sum((Counter(request for _, request in waiting) & unmet).values())
+    return [actor for actor, _ in waiting], number
+
+
+def _unmet_requests() -> Counter[Request]:
+    """Number of tasks and actors of the cluster that wait for resources, by what they request."""
+    from ray.autoscaler.v2.sdk import get_cluster_status  # 0.1 s; seldom needed
+
+    # The cluster's control service answers, also where no autoscaler runs.
+    status = get_cluster_status(ray.get_runtime_context().gcs_address)
+    unmet: Counter[Request] = Counter()
+    for demand in status.resource_demands.ray_task_actor_demand:
+        for bundle in demand.bundles_by_count:
+            unmet[_request(bundle.bundle)] += bundle.count
+    return unmet
+
+
+def _has_process(actor: Any) -> bool:
     # The public state API (ray.util.state) needs the dashboard, which may not run.
     info = ray._private.state.actors(actor._actor_id.hex())
-    # Ray sets the node before it has resources, and the IP address with the process.
-    return bool(info) and info["State"] in _UNPLACED and not info["Address"]["IPAddress"]
+    # Ray sets the node before it has resources, and the IP address once the process has booted.
+    return not info or info["State"] not in _UNPLACED or bool(info["Address"]["IPAddress"])
 
 
 def describe_resources(rollout: RolloutConfig, ray: Any = ray) -> str:

@@ -11,7 +11,12 @@ from typing import Any
 from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.resolving import EnvSource
 from polopt.rollouts.transport.rpc_client import RpcChannel
-from polopt.rollouts.workers.placement import actor_argument, actor_options, in_reservation
+from polopt.rollouts.workers.placement import (
+    Request,
+    actor_argument,
+    actor_options,
+    cluster_request,
+)
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
@@ -40,7 +45,7 @@ class WorkerHandle:
         sent_weights: serial number of the snapshot of weights last sent to it; None: none yet.
         last_answer_s: time of its last answer; None before the first.
         removed: it was removed from the `WorkerSet` or replaced; its pending calls are dropped.
-        reserved: a placement group has reserved its resources.
+        request: what it requests of the cluster; None: a placement group has reserved it.
         channel: connection for calls over ZeroMQ; None: there were no such calls yet.
         set_up: calls `(function, arguments)` that it runs once it is up, before any work.
     """
@@ -51,7 +56,7 @@ class WorkerHandle:
     sent_weights: int | None = None
     last_answer_s: float | None = None
     removed: bool = False
-    reserved: bool = False
+    request: Request | None = None
     channel: RpcChannel | None = None
     set_up: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
 
@@ -143,7 +148,7 @@ class WorkerProcesses:
         if index in self.specs:
             options.update(self.specs[index].options)
         actor = self._ray_class.options(**options).remote(actor_argument(own), index)
-        return WorkerHandle(index, actor, now_s, reserved=in_reservation(options))
+        return WorkerHandle(index, actor, now_s, request=cluster_request(options))
 
     def kill_failed(self, worker: WorkerHandle) -> None:
         """Kills the process of a failed worker, and counts its restart."""

@@ -17,7 +17,7 @@ from ray import cloudpickle
 from polopt.common.weights import Weights
 from polopt.rollouts.transport.rpc_client import LargeCallError, RpcClient, RpcFuture, open_rpc
 from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError, logger
-from polopt.rollouts.workers.placement import describe_resources, waits_for_resources
+from polopt.rollouts.workers.placement import describe_resources, waiting_for_resources
 from polopt.rollouts.workers.rollout_worker import Answer, RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import (
@@ -325,10 +325,12 @@ class WorkerSet:
         if now_s - self._checked_s < min(CHECK_INTERVAL_S, self._startup_timeout_s):
             return
         self._checked_s = now_s
+        starting = [worker for worker in self.starting.values() if not worker.removed]
+        waiting, number = self.waiting_for_resources(starting)
         late = []
         may_wait = self.config.in_evaluation or self.enough_up()  # training goes on
-        for worker in [w for w in self.starting.values() if not w.removed]:
-            waits = self.waits_for_resources(worker)
+        for worker in starting:
+            waits = worker in waiting
             if waits and now_s - worker.started_s >= CHECK_INTERVAL_S:
                 late.append(worker.index)
             since_s = now_s - max(worker.started_s, self._last_up_s)
@@ -352,7 +354,8 @@ class WorkerSet:
             else:
                 effect = "The run waits for them."
             logger.warning(
-                "Ray has no resources yet for %s%s %s: %s. %s",
+                "Ray has no resources yet for %s%s%s %s: %s. %s",
+                f"{number} of " if number < len(late) else "",
                 self.config.who,
                 "s" * (len(late) > 1),
                 ", ".join(map(str, late)),
@@ -364,10 +367,14 @@ class WorkerSet:
     def _startup_timeout_s(self) -> float:
         return self.config.rollout.worker_startup_timeout_s
 
-    def waits_for_resources(self, worker: WorkerHandle) -> bool:
-        """Whether Ray has not placed a worker that is starting. Resources of a placement group are
-        available already: a worker there only waits for the start of its process."""
-        return not worker.reserved and waits_for_resources(worker.actor)
+    def waiting_for_resources(
+        self, starting: Sequence[WorkerHandle]
+    ) -> tuple[list[WorkerHandle], int]:
+        """Workers that may wait for resources, of those that are starting, and how many of them do.
+        Resources of a placement group are available already: a worker there only waits for the
+        start of its process."""
+        actors, number = waiting_for_resources((w.actor, w.request) for w in starting)
+        return [worker for worker in starting if worker.actor in actors], number
 
     def enough_up(self) -> bool:
         """Whether enough workers have answered for a run to begin (`min_workers`), or to

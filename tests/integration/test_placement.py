@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import pytest
 import ray
-from fakes import FakeWorkerProcess, worker_config
+from fakes import FakeWorkerProcess
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from polopt.rollouts.workers.placement import in_reservation, waits_for_resources
-from polopt.rollouts.workers.worker_handle import WorkerHandle
-from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.rollouts.workers.placement import cluster_request, waiting_for_resources
 
 
-@pytest.mark.parametrize("reserved", [False, True])
-def test_actor_waits_for_missing_resources(ray_session: None, reserved: bool) -> None:
-    options: dict[str, Any] = {"num_cpus": 0, "resources": {"absent": 1.0}}
+def test_actor_waits_for_missing_resources(ray_session: None) -> None:
+    options: dict[str, Any] = {"num_cpus": 0.125, "resources": {"absent": 1.0}}
     actor = ray.remote(FakeWorkerProcess).options(**options).remote()
     pending = actor.pid.remote()
     assert ray.wait([pending], timeout=2.0)[0] == []
-    assert waits_for_resources(actor)
-    workers = WorkerSet(worker_config(rollout={"num_workers": 0}))
-    worker = WorkerHandle(1, actor, reserved=reserved)
-    assert workers.waits_for_resources(worker) is not reserved
+    request = cluster_request(options)
+    assert waiting_for_resources([(actor, request)]) == ([actor], 1)
+    assert waiting_for_resources([(actor, None)]) == ([], 0), "its resources are reserved"
     ray.kill(actor)
 
 
 def test_started_actor_does_not_wait(ray_session: None) -> None:
     actor = ray.remote(FakeWorkerProcess).options(num_cpus=0).remote()
     ray.get(actor.pid.remote(), timeout=120.0)
-    assert not waits_for_resources(actor)
+    assert waiting_for_resources([(actor, cluster_request({"num_cpus": 0}))]) == ([], 0)
     ray.kill(actor)
+
+
+def test_placed_actors_that_boot_slowly_do_not_wait(ray_session: None, tmp_path: Path) -> None:
+    """Two actors have all resources; Ray shows them as it shows the third, which has none."""
+    code = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.1)\n"
+    (tmp_path / "sitecustomize.py").write_text(code.format(str(tmp_path / "boot")))
+    options: dict[str, Any] = {
+        "num_cpus": 0.125,
+        "resources": {"seat": 4.0},
+        "runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}},
+    }
+    slow_class = ray.remote(FakeWorkerProcess).options(**options)
+    actors = [slow_class.remote() for _ in range(2)]
+    request = cluster_request(options)
+    wait_for(lambda: "seat" not in ray.available_resources())
+    requests = [(actor, request) for actor in actors]
+    for _ in range(3):
+        assert waiting_for_resources(requests) == ([], 0)
+        time.sleep(0.5)
+    actors.append(slow_class.remote())
+    requests.append((actors[-1], request))
+    wait_for(lambda: waiting_for_resources(requests) == (actors, 1))
+    for actor in actors:
+        ray.kill(actor)
+    (tmp_path / "boot").touch()  # else Ray waits for these processes before it starts others
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {limit_s:g} s"
+        time.sleep(0.2)
 
 
 def test_placement_group_reserves_resources(ray_session: None) -> None:
@@ -40,7 +70,9 @@ def test_placement_group_reserves_resources(ray_session: None) -> None:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
 
     def inside() -> tuple[bool, bool]:
-        return in_reservation({}), in_reservation({"scheduling_strategy": "DEFAULT"})
+        options = {"num_cpus": 0.1}
+        outside = {**options, "scheduling_strategy": "DEFAULT"}
+        return cluster_request(options) is None, cluster_request(outside) is None
 
     assert inside() == (False, False)
     task = ray.remote(inside).options(num_cpus=0.1, scheduling_strategy=strategy)

@@ -131,6 +131,21 @@ def test_slow_start_is_not_called_a_lack_of_resources(
     assert {"no resources yet for worker 3:" in line for line in caplog.messages} == {True}
 
 
+def test_warning_tells_how_many_workers_lack_resources(
+    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray does not tell which one of the workers without a process has its resources."""
+    workers = make(4, min_workers=1)
+    workers.unplaced, workers.lacking = {2, 3, 4}, 1
+    fake.script = of_worker(1)
+    for _ in range(20):
+        assert indices(workers.up()) == [1]
+        fake.now_s += 1.0
+    assert {"no resources yet for 1 of workers 2, 3, 4:" in line for line in caplog.messages} == {
+        True
+    }
+
+
 def test_a_start_may_take_as_long_as_others_come_up(fake: FakeRay, make: Any) -> None:
     workers = make(5, min_workers=1)
     for index in range(1, 5):
