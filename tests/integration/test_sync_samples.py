@@ -236,6 +236,18 @@ def test_batch_is_complete_when_a_worker_fails(up: bool) -> None:
     assert sum(method == "sample" for method, _ in two.actor.calls) > samples[1]
 
 
+@pytest.mark.parametrize("removed", [[3], [1, 2]])
+def test_overlapped_batch_is_complete_after_workers_are_removed(removed: list[int]) -> None:
+    # Each worker has one pending fragment, and one or two more that were not sent yet.
+    optimizer = make({"collection": "overlapped"}, train_batch_size=8 * ROWS)
+    optimizer.step()
+    optimizer.workers.remove_workers(removed)
+    for _ in range(3):
+        result = optimizer.step()
+        assert result.env_steps_sampled == result.env_steps_trained == 8 * ROWS
+    assert len(optimizer.workers.remote) == 3 - len(removed)
+
+
 # ---- with processes ----------------------------------------------------------------------
 
 
