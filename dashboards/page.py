@@ -256,9 +256,9 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
     robust = st.toggle(
         "Robust range",
         value=True,
-        help="The y axis of curves may leave out runs whose values reach more than "
-        f"{OUTLIER_FACTOR:.0f} times as far from 0 as those of three quarters of the groups. Such "
-        "a plot says how many runs leave its range.",
+        help="The axis of curves and of interquartile means may leave out values that reach more "
+        f"than {OUTLIER_FACTOR:.0f} times as far from 0 as those of three quarters of the groups. "
+        "Such a plot says how many runs or groups leave its range.",
         key="robust",
         bind="query-params",
     )

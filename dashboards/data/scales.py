@@ -1,4 +1,4 @@
-"""How curves of several runs are drawn: smoothed, on which y axis, and in which range."""
+"""How values of several runs are drawn: smoothed, on which axis, and in which range."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Scale:
-    """The y axis of a plot of curves.
+    """The axis of values: of a plot of curves the y axis.
 
     Attributes:
         log: whether it is logarithmic; values that are not above 0 are not drawn then.
-        range: the least and the greatest value that it contains; None: those of all curves.
+        range: the least and the greatest value that it contains; None: all values.
         note: what is not drawn, or leaves the range, or why the axis is linear; may be empty.
     """
 
@@ -93,11 +93,30 @@ def scale_of(groups: Mapping[str, Sequence[Array]], log: bool, robust: bool) -> 
     range_ = robust_range(extents) if robust else None
     if range_ is None:
         return Scale(note=note)
-    least, greatest = range_
     runs = [extent for members in extents.values() for extent in members]
-    leaving = sum(low < least or high > greatest for low, high in runs)
-    left = f"{leaving} of {len(runs)} runs {'leaves' if leaving == 1 else 'leave'} the range."
-    return Scale(range=range_, note=f"{note} {left} A double click shows all.".strip())
+    return Scale(range=range_, note=f"{note} {_leaving(runs, range_, 'runs')}".strip())
+
+
+def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -> Scale:
+    """The axis of one value of each group with the bounds of its interval.
+
+    Bounds leave the range on their own: a group whose interval is wide because of one run keeps its
+    value in the range.
+
+    Args:
+        intervals: the value and the bounds of each group; those that are not finite do not count.
+        robust: whether the axis has the range of `robust_range`.
+    """
+    known = {
+        name: [float(value) for value in values if np.isfinite(value)]
+        for name, values in intervals.items()
+    }
+    points = {name: [(value, value) for value in values] for name, values in known.items()}
+    range_ = robust_range(points) if robust else None
+    if range_ is None:
+        return Scale()
+    extents = [(min(values), max(values)) for values in known.values() if values]
+    return Scale(range=range_, note=_leaving(extents, range_, "groups"))
 
 
 def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
@@ -119,6 +138,14 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
     if len(kept) == len(runs):
         return None
     return min(low for low, _ in kept), max(high for _, high in kept)
+
+
+def _leaving(extents: Sequence[tuple[float, float]], range_: tuple[float, float], what: str) -> str:
+    """A sentence that counts what leaves a range."""
+    least, greatest = range_
+    leaving = sum(low < least or high > greatest for low, high in extents)
+    verb = "leaves" if leaving == 1 else "leave"
+    return f"{leaving} of {len(extents)} {what} {verb} the range. A double click shows all."
 
 
 def _count_below_zero(run: Array) -> int:

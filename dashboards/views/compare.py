@@ -10,6 +10,7 @@ import numpy as np
 from polopt.dashboards.data.colors import evaluation_dash
 from polopt.dashboards.data.results import RETURN
 from polopt.dashboards.data.rows import NOT_SET
+from polopt.dashboards.data.scales import scale_of_intervals
 from polopt.dashboards.data.selection import Run, Selection, differing_keys
 from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
@@ -209,6 +210,10 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
     members = grouped(scored)
     figure = new_figure("normalised return" if _is_normalised(scored) else "mean return", "")
     labels = []
+    estimates = {name: estimate(tasks) for name, tasks in scores.items()}
+    intervals = {name: (one.value, one.low, one.high) for name, one in estimates.items()}
+    scale = scale_of_intervals(intervals, selection.robust)
+    set_scale(figure, scale, horizontal=True)
     for name, runs in members.items():
         tasks = scores.get(name, [])
         there = sum(map(len, tasks))
@@ -216,7 +221,7 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
         labels.append(label)
         if not tasks:
             continue
-        found = estimate(tasks)
+        found = estimates[name]
         has_interval = np.isfinite(found.low)
         figure.add_scatter(
             x=[found.value],
@@ -241,7 +246,7 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
             hovertemplate=f"{label}<br>{interval_text(found)}<extra></extra>",
         )
     set_rows(figure, labels)
-    return [Panel(*final, figure=figure), _pairs(pairs, scores)]
+    return [Panel(*final, figure=figure, note=scale.note), _pairs(pairs, scores)]
 
 
 def _left_out(runs: Sequence[Scored]) -> str:

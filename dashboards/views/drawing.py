@@ -118,19 +118,23 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
     return figure
 
 
-def set_scale(figure: go.Figure, scale: Scale, from_zero: bool = False) -> None:
-    """Sets the y axis of a plot of curves.
+def set_scale(
+    figure: go.Figure, scale: Scale, from_zero: bool = False, horizontal: bool = False
+) -> None:
+    """Sets the axis of values.
 
     Args:
         figure: the figure.
-        scale: of its curves.
+        scale: of its values.
         from_zero: whether an axis that is linear contains 0.
+        horizontal: whether it is the x axis instead of the y axis.
     """
+    update = figure.update_xaxes if horizontal else figure.update_yaxes
     if scale.log:
-        figure.update_yaxes(type="log", exponentformat="power")
+        update(type="log", exponentformat="power")
         return
     if from_zero:
-        figure.update_yaxes(rangemode="tozero")
+        update(rangemode="tozero")
     if scale.range is None:
         return
     low, high = scale.range
@@ -138,7 +142,7 @@ def set_scale(figure: go.Figure, scale: Scale, from_zero: bool = False) -> None:
         low, high = min(low, 0.0), max(high, 0.0)
     margin = 0.05 * (high - low or abs(high) or 1.0)
     bottom = 0.0 if from_zero and low == 0.0 else low - margin
-    figure.update_yaxes(range=[bottom, high + margin])
+    update(range=[bottom, high + margin])
 
 
 def set_rows(figure: go.Figure, names: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from polopt.dashboards.data.scales import (
     above_zero,
     robust_range,
     scale_of,
+    scale_of_intervals,
     smoothed,
 )
 
@@ -143,3 +144,21 @@ def test_range_and_the_reason_of_a_linear_axis_are_both_said() -> None:
     scale = scale_of(groups, log=True, robust=True)
     assert scale.range == (-1.0, 2.0)
     assert "below 0. 1 of 3 runs leaves the range." in scale.note
+
+
+def test_wide_interval_leaves_the_range_and_its_value_does_not() -> None:
+    groups = {name: (500.0 + i, 490.0, 510.0) for i, name in enumerate("abc")}
+    groups["wide"] = (400.0, 300.0, 1e6)
+    scale = scale_of_intervals(groups, robust=True)
+    assert scale.range == (300.0, 510.0)
+    assert scale.note == "1 of 4 groups leaves the range. A double click shows all."
+    assert scale_of_intervals(groups, robust=False) == Scale()
+
+
+def test_values_without_intervals_have_a_robust_range() -> None:
+    groups = {name: (float(i), NAN, NAN) for i, name in enumerate("abc", start=1)}
+    assert scale_of_intervals(groups, robust=True) == Scale()
+    groups["few"] = (NAN, NAN, NAN)
+    groups["large"] = (-1e6, NAN, NAN)
+    assert scale_of_intervals(groups, robust=True).range == (1.0, 3.0)
+    assert scale_of_intervals({}, robust=True) == Scale()

@@ -851,6 +851,27 @@ def test_group_with_large_returns_leaves_the_range_of_the_others(results: Path) 
     assert by_key(experiments.panels(selection))["steps"].note == ""
 
 
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_extreme_group_leaves_the_range_of_final_scores(results: Path, seeds: int) -> None:
+    for seed in range(seeds):
+        for optimizer, level in (("sync_samples", 480.0), ("async_gradients", 300.0)):
+            write_trial(results, optimizer, seed, 20, level=level)
+        write_trial(results, "decentralized_allreduce", seed, 20, level=-480e4)
+        write_trial(results, "async_samples", seed, 20, level=480e4)
+    selection = select(results)
+    panel = by_key(compare.panels(selection))["final-score"]
+    assert panel.figure is not None
+    low, high = panel.figure.layout.xaxis.range
+    shown = {mark.name.split(" (")[0]: mark.x[0] for mark in panel.figure.data}
+    assert low < min(shown["SyncPPO"], shown["A3C"])
+    assert max(shown["SyncPPO"], shown["A3C"]) < high < 600.0
+    assert shown["IMPALA"] > 1e5
+    assert panel.note == "1 of 4 groups leaves the range. A double click shows all."
+    whole = by_key(compare.panels(replace(selection, robust=False)))["final-score"]
+    assert whole.figure is not None
+    assert (whole.figure.layout.xaxis.range, whole.note) == (None, "")
+
+
 def test_plain_runs_have_no_range_and_no_note(results: Path) -> None:
     write_examples(results, seeds=2, iterations=12)
     selection = select(results)
