@@ -304,9 +304,8 @@ def _env_faults(run: Results) -> tuple[str, str, float] | None:
     count = run.rise(_FAULTS + "num_env_faults")
     if count < 1:
         return None
-    message = _last_line(run.text(_FAULTS + "last_env_fault"))
     return (
-        f"{count:,.0f} environment {_plural('fault', count)}: {message}",
+        f"{count:,.0f} environment {_plural('fault', count)}" + _reason(run, "last_env_fault"),
         "mend the environment; each fault ends an episode that is lost",
         count,
     )
@@ -318,10 +317,10 @@ def _worker_failures(run: Results) -> tuple[str, str, float] | None:
     given_up = run.rise(_FAULTS + "num_workers_given_up")
     if restarts + given_up < 1:
         return None
-    message = _last_line(run.text(_FAULTS + "last_failure"))
     gone = f", {given_up:,.0f} given up" if given_up else ""
     return (
-        f"{restarts:,.0f} {_plural('worker', restarts)} restarted{gone}: {message}",
+        f"{restarts:,.0f} {_plural('worker', restarts)} restarted{gone}"
+        + _reason(run, "last_failure"),
         "see the Faults tab for the tracebacks; a worker that is killed may lack memory",
         restarts + given_up,
     )
@@ -333,10 +332,11 @@ def _non_finite(run: Results) -> tuple[str, str, float] | None:
     skipped = run.rise(_OPT + "num_skipped_updates")
     if fragments + skipped < 1:
         return None
-    message = _last_line(run.text(_FAULTS + "last_non_finite"))
+    counts = {"fragment": fragments, "update": skipped}
+    named = [f"{count:,.0f} {_plural(noun, count)}" for noun, count in counts.items() if count]
+    verb = "was" if fragments + skipped == 1 else "were"
     return (
-        f"{fragments:,.0f} fragments and {skipped:,.0f} updates were not finite"
-        + (f": {message}" if message else ""),
+        f"{' and '.join(named)} {verb} not finite" + _reason(run, "last_non_finite"),
         "look for NaN in rewards and observations; lower lr, set grad_clip",
         fragments + skipped,
     )
@@ -666,9 +666,10 @@ def _late(values: Array) -> Array:
     return values[len(values) // 3 :]
 
 
-def _last_line(text: str, most: int = 120) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][:most] if lines else ""
+def _reason(run: Results, key: str, most: int = 120) -> str:
+    """The last line of a message of the fault counts, after a colon; empty without a message."""
+    lines = run.text(_FAULTS + key).strip().splitlines()
+    return f": {lines[-1][:most]}" if lines else ""
 
 
 def _plural(word: str, count: float) -> str:

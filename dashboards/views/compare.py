@@ -285,6 +285,8 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
         why = f"{_TOO_FEW.capitalize()}: two groups of at least {LEAST_RUNS_FOR_BAND} are needed"
         return Panel(*panel, missing=why)
     figure = new_figure("lower return", "higher return")
+    # Plotly shrinks the text of all cells until the longest line fits.
+    in_cell = _TOO_FEW.replace(" ", "<br>")
     cells = [
         list(zip([x] * len(names), names, row, strict=True))
         for x, row in zip(names, estimates, strict=True)
@@ -296,7 +298,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
         z=[[found.value if is_known(x, y) else None for x, y, found in row] for row in cells],
         text=[
             [
-                f"{found.value:.2f}" if is_known(x, y) else _TOO_FEW if x != y else ""
+                f"{found.value:.2f}" if is_known(x, y) else in_cell if x != y else ""
                 for x, y, found in row
             ]
             for row in cells

@@ -210,7 +210,7 @@ def test_too_few_seeds_give_no_probability(results: Path) -> None:
     (cells,) = pairs.data
     texts = {(y, x): cells.text[i][j] for i, y in enumerate(cells.y) for j, x in enumerate(cells.x)}
     assert texts["SyncPPO", "DDPPO"] == "1.00"
-    assert texts["A3C", "DDPPO"] == texts["SyncPPO", "A3C"] == "too few seeds"
+    assert texts["A3C", "DDPPO"] == texts["SyncPPO", "A3C"] == "too<br>few<br>seeds"
     final = curves(panels["final-score"])
     assert final["A3C (n=1)"].marker.symbol == "circle-open"
     assert final["SyncPPO (n=5)"].marker.symbol == "circle"

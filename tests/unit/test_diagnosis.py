@@ -148,6 +148,18 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("3 fragments and 2 updates were not finite: rewards: NaN",),
     ),
     (
+        "worker-failures",
+        healthy,
+        {"fault_tolerance/num_remote_worker_restarts": lambda i: int(i > 4)},
+        ("1 worker restarted",),
+    ),
+    (
+        "non-finite",
+        samples,
+        {"optimizer/num_skipped_updates": lambda i: int(i > 4)},
+        ("1 update was not finite",),
+    ),
+    (
         "no-reward",
         samples,
         {f"env_runners/episode_return_{which}": 0.0 for which in ("mean", "min", "max")},
@@ -326,6 +338,7 @@ def test_rule_names_the_fault_and_no_other_does(
     assert set(found) == {rule}
     text = f"{found[rule].text}; {found[rule].change}"
     assert [part for part in parts if part not in text] == [], text
+    assert not found[rule].text.endswith(": "), "without a message, there is no colon"
     assert math.isfinite(found[rule].severity)
 
 
