@@ -30,7 +30,7 @@ test: $(STAMP) ## unit tests, and each optimizer once on Ray (minutes)
 	$(PYTEST) $(ON_RAY) tests/unit $(IN_PARALLEL) $(ARGS)
 
 test-integration: $(STAMP) ## all other tests with Ray and the command line
-	$(PYTEST) tests/integration --ignore=$(ON_RAY) $(ARGS)
+	$(PYTEST) tests/integration --ignore=$(ON_RAY) $(IN_PARALLEL) $(ARGS)
 
 test-slow: $(STAMP) ## learning tests, and more cases of tests that start Ray
 	$(PYTEST) -m slow $(ARGS)
