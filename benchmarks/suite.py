@@ -106,12 +106,15 @@ def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
 
 
 def best_of(sides: Sequence[Side]) -> Side:
-    """The fastest side; one that failed only if all failed."""
+    """The fastest side; one that failed, or did not reach the goal, only if all did."""
 
-    def rate(side: Side) -> float:
-        return max((turn.get("rate", 0.0) for turn in side.turns.values()), default=-1.0)
+    def speed(turn: dict[str, Any]) -> tuple[bool, float]:
+        if "rate" in turn:
+            return True, turn["rate"]
+        return turn["reached"], -turn["seconds_to_goal"]
 
-    return max(sides, key=rate)
+    failed = (False, float("-inf"))
+    return max(sides, key=lambda side: max(map(speed, side.turns.values()), default=failed))
 
 
 def compare(case: Case, opponent: Opponent, ours: Side, theirs: Side) -> list[Row]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +26,21 @@ def test_unknown_case_is_refused_with_the_names() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "a3c" in done.stderr
+
+
+def test_fastest_setting_of_a_peer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    suite = importlib.import_module("suite")
+
+    def best(*turns: dict[str, Any] | None) -> str:
+        sides = [
+            suite.Side("peer", f"setting {i}", {} if turn is None else {0: turn})
+            for i, turn in enumerate(turns)
+        ]
+        return suite.best_of(sides).case
+
+    late, soon = ({"reached": True, "seconds_to_goal": seconds} for seconds in (80.0, 49.0))
+    never = {"reached": False, "seconds_to_goal": 30.0}  # an error ended it
+    assert best(None, late, never, soon) == "setting 3"
+    assert best(None, never) == "setting 1"
+    assert best({"rate": 1.0}, {"rate": 3.0}, None) == "setting 1"
