@@ -277,7 +277,7 @@ class FakeWorkerSet(WorkerSet):
         self.actors: list[FakeActor] = []
         #: Workers without a process, and how many of them Ray has no resources for.
         self.unplaced: set[int] = set()
-        self.lacking = 1_000_000
+        self.lacking: int | None = None  # all
         self._kind = kind
         self._up = up
         fake = fake or FakeRay()
@@ -290,7 +290,7 @@ class FakeWorkerSet(WorkerSet):
         self, starting: Sequence[WorkerHandle]
     ) -> tuple[list[WorkerHandle], int]:
         waiting = [worker for worker in starting if worker.index in self.unplaced]
-        return waiting, min(len(waiting), self.lacking)
+        return waiting, len(waiting) if self.lacking is None else self.lacking
 
     def _start(self, index: int) -> WorkerHandle:
         restart_count = self._processes.restart_counts.get(index, 0)

@@ -59,25 +59,28 @@ def actor_argument(config: Any) -> Any:
     return ray.put(config) if large else config
 
 
-def waiting_for_resources(requests: Iterable[tuple[Any, Request | None]]) -> tuple[list[Any], int]:
-    """Actors that may wait for resources.
+def waiting_for_resources(workers: Iterable[Any]) -> tuple[list[Any], int]:
+    """Workers that may wait for resources.
 
     Ray tells how many requests it cannot meet, and which actors have no process; an actor without
     a process may also have its resources and start slowly.
 
     Args:
-        requests: actors, each with its `cluster_request`. One that gets reserved resources does not
-            wait for them.
+        workers: each a `WorkerHandle`, without an answer yet. One that gets reserved resources does
+            not wait for them.
 
     Returns:
-        The actors without a process that request what Ray cannot meet now, and how many of them
-        wait, at most.
+        The workers without a process that request what Ray cannot meet now, and how many of them
+        wait, at most: other programs may request the same.
+
+    Raises:
+        ray.exceptions.RpcError: Ray's control service does not answer within 10 s.
     """
-    of_cluster = [(actor, request) for actor, request in requests if request is not None]
-    unmet = _unmet_requests() if of_cluster else Counter()
-    waiting = [pair for pair in of_cluster if unmet[pair[1]] and not _has_process(pair[0])]
+    requests = [(worker, worker.request) for worker in workers if worker.request is not None]
+    unmet = _unmet_requests() if requests else Counter()
+    waiting = [pair for pair in requests if unmet[pair[1]] and not _has_process(pair[0].actor)]
     number = sum((Counter(request for _, request in waiting) & unmet).values())
-    return [actor for actor, _ in waiting], number
+    return [worker for worker, _ in waiting], number
 
 
 def _unmet_requests() -> Counter[Request]:

@@ -370,11 +370,8 @@ class WorkerSet:
     def waiting_for_resources(
         self, starting: Sequence[WorkerHandle]
     ) -> tuple[list[WorkerHandle], int]:
-        """Workers that may wait for resources, of those that are starting, and how many of them do.
-        Resources of a placement group are available already: a worker there only waits for the
-        start of its process."""
-        actors, number = waiting_for_resources((w.actor, w.request) for w in starting)
-        return [worker for worker in starting if worker.actor in actors], number
+        """See `placement.waiting_for_resources`."""
+        return waiting_for_resources(starting)
 
     def enough_up(self) -> bool:
         """Whether enough workers have answered for a run to begin (`min_workers`), or to

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 from ray import tune
+from waiting import wait_until
 
 from polopt.trainers.presets import A2C
 from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
@@ -401,12 +402,8 @@ def test_signal_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals, targe
         assert state["training_iteration"] >= 1
 
 
-def wait_for_handler(process: subprocess.Popen[str]) -> None:
-    """Waits until a process handles SIGTERM."""
-    deadline_s = time.monotonic() + 60
-    while not caught_signals(process.pid) >> (signal.SIGTERM - 1) & 1:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
+def handles_sigterm(process: subprocess.Popen[str]) -> bool:
+    return bool(caught_signals(process.pid) >> (signal.SIGTERM - 1) & 1)
 
 
 def caught_signals(pid: int) -> int:
@@ -440,7 +437,10 @@ def test_sigterm_at_any_moment_of_the_start(
     tmp_path: Path, line: str, after_s: float, twice: bool
 ) -> None:
     with endless_run(tmp_path) as process:
-        wait_for_line(process, line) if line else wait_for_handler(process)
+        if line:
+            wait_for_line(process, line)
+        else:
+            wait_until(lambda: handles_sigterm(process), interval_s=0.001)
         time.sleep(after_s)
         process.send_signal(signal.SIGTERM)
         sent_s = time.monotonic()

@@ -17,6 +17,7 @@ from collector_toys import FailsAfterSteps, TimestampEnv, fake_collector, local_
 from fakes import worker_config
 from faulty_envs import Spoiled
 from toy_envs import Clock
+from waiting import wait_until
 
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_thread import CollectorEnded, CollectorThread
@@ -25,13 +26,6 @@ from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 STOPS_WITHIN_S = 30.0  # two without other load
-
-
-def until(condition: Any, timeout_s: float = 120.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "condition is still false"
-        time.sleep(0.01)
 
 
 def stop_quickly(thread: CollectorThread) -> None:
@@ -54,17 +48,17 @@ def test_all_batches_in_order_then_the_end() -> None:
 def test_the_queue_is_bounded_and_so_are_the_workers() -> None:
     collector = fake_collector(2)
     thread = CollectorThread(collector, maxsize=3)
-    until(thread.queue.full)
+    wait_until(thread.queue.full)
 
     def num_calls() -> int:
         return sum(len(actor.calls) for actor in collector.workers.actors)
 
     # Three batches in the queue, one that waits for room, and one fragment of each worker.
-    until(lambda: num_calls() >= 3 + 1 + 2)
+    wait_until(lambda: num_calls() >= 3 + 1 + 2)
     time.sleep(0.2)  # time for calls beyond the bound, of which there must be none
     assert num_calls() == 3 + 1 + 2
     thread.get()
-    until(lambda: num_calls() >= 3 + 1 + 2 + 1)
+    wait_until(lambda: num_calls() >= 3 + 1 + 2 + 1)
     stop_quickly(thread)
     with pytest.raises(ValueError, match="bounded"):
         CollectorThread(collector, maxsize=0)
@@ -79,7 +73,7 @@ def collector_that_raises(raises_after: int) -> Collector:
 def test_an_exception_is_raised_at_the_next_get() -> None:
     collector = collector_that_raises(raises_after=15)
     thread = CollectorThread(collector, maxsize=8)  # 12 rows a batch, of two environments
-    until(lambda: not thread.is_alive)
+    wait_until(lambda: not thread.is_alive)
     for _ in range(2):
         with pytest.raises(EnvironmentFailedError, match="step limit of the test"):
             thread.get()
@@ -113,7 +107,7 @@ def test_get_has_a_limit() -> None:
 def test_stop_while_the_queue_is_full() -> None:
     collector = local_collector(lambda: Clock(5))
     thread = CollectorThread(collector)
-    until(lambda: thread.queue.full() and collector.num_batches == 2)  # one waits for room
+    wait_until(lambda: thread.queue.full() and collector.num_batches == 2)  # one waits for room
     stop_quickly(thread)
     with pytest.raises(CollectorEnded):
         thread.get()
@@ -232,7 +226,7 @@ def test_not_finite_fragment_that_a_stop_ends_is_sampled_again(over: Any) -> Non
     env_config = {"what": "nan reward", "times": 1}
     collector = over(0.0, Spoiled, env_config, sync=True, frames_per_batch=20_000)
     thread = CollectorThread(collector)
-    until(collector.calls.pending)
+    wait_until(collector.calls.pending)
     stop_quickly(thread)
     for _ in range(2):
         batch = next(collector)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ import ray
 from fakes import FakeWorkerProcess
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from waiting import wait_until
 
 from polopt.rollouts.workers.placement import cluster_request, waiting_for_resources
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 
 def test_actor_waits_for_missing_resources(ray_session: None) -> None:
@@ -20,16 +21,18 @@ def test_actor_waits_for_missing_resources(ray_session: None) -> None:
     actor = ray.remote(FakeWorkerProcess).options(**options).remote()
     pending = actor.pid.remote()
     assert ray.wait([pending], timeout=2.0)[0] == []
-    request = cluster_request(options)
-    assert waiting_for_resources([(actor, request)]) == ([actor], 1)
-    assert waiting_for_resources([(actor, None)]) == ([], 0), "its resources are reserved"
+    worker = WorkerHandle(1, actor, request=cluster_request(options))
+    assert waiting_for_resources([worker]) == ([worker], 1)
+    reserved = WorkerHandle(1, actor, request=None)
+    assert waiting_for_resources([reserved]) == ([], 0)
     ray.kill(actor)
 
 
 def test_started_actor_does_not_wait(ray_session: None) -> None:
     actor = ray.remote(FakeWorkerProcess).options(num_cpus=0).remote()
     ray.get(actor.pid.remote(), timeout=120.0)
-    assert waiting_for_resources([(actor, cluster_request({"num_cpus": 0}))]) == ([], 0)
+    worker = WorkerHandle(1, actor, request=cluster_request({"num_cpus": 0}))
+    assert waiting_for_resources([worker]) == ([], 0)
     ray.kill(actor)
 
 
@@ -43,26 +46,17 @@ def test_placed_actors_that_boot_slowly_do_not_wait(ray_session: None, tmp_path:
         "runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}},
     }
     slow_class = ray.remote(FakeWorkerProcess).options(**options)
-    actors = [slow_class.remote() for _ in range(2)]
     request = cluster_request(options)
-    wait_for(lambda: "seat" not in ray.available_resources())
-    requests = [(actor, request) for actor in actors]
+    workers = [WorkerHandle(i, slow_class.remote(), request=request) for i in (1, 2)]
+    wait_until(lambda: "seat" not in ray.available_resources())
     for _ in range(3):
-        assert waiting_for_resources(requests) == ([], 0)
+        assert waiting_for_resources(workers) == ([], 0)
         time.sleep(0.5)
-    actors.append(slow_class.remote())
-    requests.append((actors[-1], request))
-    wait_for(lambda: waiting_for_resources(requests) == (actors, 1))
-    for actor in actors:
-        ray.kill(actor)
+    workers.append(WorkerHandle(3, slow_class.remote(), request=request))
+    wait_until(lambda: waiting_for_resources(workers) == (workers, 1), interval_s=0.2)
+    for worker in workers:
+        ray.kill(worker.actor)
     (tmp_path / "boot").touch()  # else Ray waits for these processes before it starts others
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, f"not within {limit_s:g} s"
-        time.sleep(0.2)
 
 
 def test_placement_group_reserves_resources(ray_session: None) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from polopt.dashboards.grafana import ALERTS, dashboards
 from polopt.optimizers.registry import OPTIMIZERS
@@ -114,13 +115,6 @@ def prometheus(discovery: Path, folder: Path) -> Iterator[Ask]:
     finally:
         process.terminate()
         process.wait(30)
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
 
 
 def scrapes_agent(ask: Ask) -> bool:

@@ -181,7 +181,8 @@ def test_ranks_report_the_wait_for_the_slowest(worker_pool: Pool) -> None:
     for _ in range(4):
         optimizer.step()
     stats = optimizer.stats()["workers"]
-    assert stats["share"]["skew"] > 0.05, "0.17 at a load average of 17"
+    # The more other work the machine does, the less: 0.17 at a load average of 17.
+    assert stats["share"]["skew"] > 0.05
     assert stats["p99_ms"]["skew"] > 100.0
     assert stats["share"]["learn"] > 0.0
 

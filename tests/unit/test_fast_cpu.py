@@ -251,7 +251,8 @@ def test_several_blas_threads_learn_through_torch() -> None:
 
 
 def test_threads_of_another_library_do_not_count() -> None:
-    """SciPy's BLAS has no limit where an environment imports SciPy after the worker's limit."""
+    """SciPy's BLAS has no limit where an environment imports SciPy after the limit was set: the
+    driver makes its policy after it has looked at the spaces of an environment."""
     pytest.importorskip("scipy.linalg")
 
     of_scipy = threadpoolctl.ThreadpoolController().select(user_api="blas")
