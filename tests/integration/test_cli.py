@@ -322,7 +322,8 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 
 
 def of_session(session: int) -> list[str]:
-    """Command lines of the processes of a session that have not ended."""
+    """Command lines of the processes of a session that have not ended. One without a command line
+    has been killed: the kernel has its memory back and has not yet ended it."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -330,7 +331,7 @@ def of_session(session: int) -> list[str]:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue  # has ended
-        if int(of) == session and state != "Z":
+        if int(of) == session and state not in "ZX" and command:
             found.append(command)
     return found
 

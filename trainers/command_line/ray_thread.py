@@ -19,6 +19,8 @@ _START_S = 300.0
 _END_S = 60.0
 #: Ray's processes have this time to end by themselves after `ray.shutdown`, in seconds.
 _LEFT_S = 1.0
+#: Those that are killed have this time until the kernel has ended them, in seconds.
+_KILLED_S = 0.5
 
 
 class RayThread:
@@ -66,9 +68,7 @@ class RayThread:
             if kind is not Stopped:
                 with self._signals.raising():
                     self._thread.submit(ray.shutdown).result(_END_S)
-                    deadline_s = time.monotonic() + _LEFT_S
-                    while any(map(_alive, self._processes)) and time.monotonic() < deadline_s:
-                        time.sleep(0.05)
+                    _wait_for_end(self._processes, _LEFT_S)
         finally:
             self.kill()
 
@@ -84,6 +84,13 @@ class RayThread:
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        _wait_for_end(found, _KILLED_S)
+
+
+def _wait_for_end(processes: set[psutil.Process], duration_s: float) -> None:
+    deadline_s = time.monotonic() + duration_s
+    while any(map(_alive, processes)) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
 
 
 def _descendants() -> set[psutil.Process]:
