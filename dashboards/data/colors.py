@@ -1,7 +1,8 @@
 """Colors of groups and of phases, the same in all plots and in Grafana.
 
 Colors are apart for readers with deuteranopia, protanopia and tritanopia, too: a test simulates
-them (Machado et al., 2009). The first six are those of Okabe and Ito, 2008.
+them (Machado et al., 2009). The first six are those of Okabe and Ito, 2008; lines of the other
+three are nearer to them and are dashed, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ PALETTE = (
     *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"),
     *("#D55E00", "#8800ff", "#884422", "#99bb66"),
 )
+_NUM_SOLID = 6  # colors whose first line is solid
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross")
 #: Waiting is grey in every plot, work has colors.
@@ -71,8 +73,9 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
         )
         taken.add(place)
         colors.add(place % len(PALETTE))
-        number = place // len(PALETTE)
-        looks[name] = Look(PALETTE[place % len(PALETTE)], _DASHES[number], _SYMBOLS[number])
+        number, color = divmod(place, len(PALETTE))
+        number = (number + (color >= _NUM_SOLID)) % len(_DASHES)
+        looks[name] = Look(PALETTE[color], _DASHES[number], _SYMBOLS[number])
     return looks
 
 

@@ -83,8 +83,13 @@ def test_group_that_arrives_changes_no_other() -> None:
 def test_first_groups_have_different_colors() -> None:
     looks = looks_of(["A3C", "A2C", "SyncPPO", "DDPPO", "IMPALA", "DPPO"])
     assert len({look.color for look in looks.values()}) == 6
-    assert {look.dash for look in looks.values()} == {"solid"}
-    assert looks_of(["SyncPPO"])["SyncPPO"].dash == "solid"
+
+
+def test_lines_are_dashed_where_the_color_may_not_tell() -> None:
+    looks = looks_of([str(number) for number in range(9)])
+    dashes = {look.color: (look.dash, look.symbol) for look in looks.values()}
+    assert {dashes[color] for color in PALETTE[:6]} == {("solid", "circle")}
+    assert {dashes[color] for color in PALETTE[6:]} == {("dash", "square")}
 
 
 def test_many_groups_have_a_look_each() -> None:

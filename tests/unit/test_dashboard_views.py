@@ -212,8 +212,8 @@ def test_too_few_seeds_give_no_probability(results: Path) -> None:
     assert texts["SyncPPO", "DDPPO"] == "1.00"
     assert texts["A3C", "DDPPO"] == texts["SyncPPO", "A3C"] == "too<br>few<br>seeds"
     final = curves(panels["final-score"])
-    assert final["A3C (n=1)"].marker.symbol == "circle-open"
-    assert final["SyncPPO (n=5)"].marker.symbol == "circle"
+    assert final["A3C (n=1)"].marker.symbol.endswith("-open")
+    assert not final["SyncPPO (n=5)"].marker.symbol.endswith("-open")
 
 
 def test_runs_that_ended_early_do_not_cut_a_band(results: Path) -> None:
