@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -105,13 +106,18 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 def click_tab(browser: Browser, title: str) -> None:
-    browser.wait_for(
+    """Shows a tab; a click that Streamlit loses because the page is drawn anew is repeated."""
+    shows = f"document.querySelector('[role=tab][aria-selected=true]')?.textContent === {title!r}"
+    click = (
         f"(() => {{ const tab = [...document.querySelectorAll('[role=tab]')].find("
         f"t => t.textContent === {title!r}); if (tab) tab.click(); return !!tab; }})()"
     )
-    browser.wait_for(
-        f"document.querySelector('[role=tab][aria-selected=true]')?.textContent === {title!r}"
-    )
+    deadline = time.monotonic() + 120
+    while not browser.run(shows):
+        assert time.monotonic() < deadline, f"{title} is not shown"
+        browser.wait_for(click)
+        with contextlib.suppress(TimeoutError):
+            browser.wait_for(shows, timeout_s=20.0)
 
 
 def drawn_plots(browser: Browser) -> list[int]:
