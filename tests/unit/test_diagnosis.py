@@ -404,7 +404,7 @@ ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
     ("a solved task: low entropy and rising returns", samples, {
         "learners/default_policy/entropy": lambda i: 0.69 if i < 5 else 0.005}),
     ("a task solved within the first third", samples, {
-        "env_runners/episode_return_mean": lambda i: -90.0 if i > 5 else -500.0 + 68.0 * i,
+        "env_runners/episode_return_mean": lambda i: -90.0 if i > 2 else -500.0 + 136.0 * i,
         "env_runners/episode_return_min": -160.0,
         "env_runners/episode_return_max": -63.0}),
     ("entropy of a Gaussian policy", samples, {
