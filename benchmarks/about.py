@@ -11,23 +11,29 @@ from typing import Any
 
 
 def about() -> dict[str, Any]:
-    """Commit, versions and hardware."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
+    """Commit, versions and hardware. `-dirty` is added to a commit if other files than documents
+    and results, which measuring itself writes, differ from it."""
+    commit = _git("describe", "--always").stdout.strip()
+    changed = _git("status", "--porcelain", "-uno", "--", ":/", ":!/docs", ":!/benchmarks/results")
     names = ("ray", "torch", "gymnasium", "numpy")
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit + ("-dirty" if changed.stdout else ""),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "cpu": cpu_model(),
         **{name: metadata.version(name) for name in names},
     }
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["git", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
 
 
 def cpu_model() -> str:

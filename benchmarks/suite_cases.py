@@ -204,10 +204,14 @@ CASES = (
         "learn-uneven",
         "AsyncSamples, decoupled PPO, CartPole-v1, one worker's steps 1 ms longer",
         "learn-decoupled-ppo-uneven",
-        (
-            Opponent("polopt", ("learn-uneven",), 1.0),
-            Opponent("polopt", ("learn-appo-uneven",), None),
-        ),
+        (Opponent("polopt", ("learn-uneven",), 1.0),),
+        kind="learn",
+    ),
+    Case(
+        "learn-appo-uneven",
+        "APPO, CartPole-v1, one worker's steps 1 ms longer",
+        "learn-appo-uneven",
+        (Opponent("polopt", ("learn-uneven",), 1.0),),
         kind="learn",
     ),
 )

@@ -124,7 +124,9 @@ def spread(values: list[float]) -> str:
 def row(trials: int, iterations: int, repeats: int) -> str:
     """One row of the table."""
     folder = Path(tempfile.mkdtemp(prefix="polopt-dashboard-"))
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    # Sessions that Ray has left in its own temporary directory are not part of the results.
+    isolated = {"XDG_CACHE_HOME": str(folder / "cache"), "RAY_TMPDIR": str(folder)}
+    environment = {**os.environ, **isolated}
     results = folder / "results" / "made-up"
     try:
         sizes = ["--trials", str(trials), "--iterations", str(iterations)]
