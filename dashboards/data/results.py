@@ -168,7 +168,7 @@ class ResultsDirectory:
     """
 
     def __init__(self, folder: Path, cache_folder: Path | None = None) -> None:
-        self.folder = folder.expanduser().absolute()
+        self.folder = folder.expanduser().resolve()  # Tune's states name resolved directories
         self._cache_folder = cache_folder or cache_dir()
         self._by_folder: dict[Path, Trial] = {}
         self._states = TuneStates()
@@ -210,10 +210,13 @@ class ResultsDirectory:
     def _find(self) -> dict[Path, _Place]:
         """Directories of trials, and where their files are. A trial that Tune has not started has
         no directory yet."""
-        staged = self._states.staged()
         walked = list(self._walk())
-        folders = [folder for folder, is_trial in walked if is_trial]
-        experiments = {folder.parent if is_trial else folder for folder, is_trial in walked}
+        # The results directory may be one trial.
+        names = {folder.name for folder, _, _ in walked} | {self.folder.parent.name}
+        staged = self._states.staged(names)
+        folders = [folder for folder, is_trial, _ in walked if is_trial]
+        experiments = {folder.parent for folder in folders}
+        experiments |= {folder for folder, _, has_state in walked if has_state}
         experiments |= {path for path in staged if self._holds(path)}
         found = {folder: _Place(folder / RESULT_FILE) for folder in folders}
         for experiment in experiments:
@@ -246,15 +249,16 @@ class ResultsDirectory:
         is_below = above != self.folder and self.folder in above.parents
         return str(above.relative_to(self.folder)) if is_below else above.name
 
-    def _walk(self) -> Iterator[tuple[Path, bool]]:
-        """Directories of trials (True) and of experiments that Tune has saved the state of."""
+    def _walk(self) -> Iterator[tuple[Path, bool, bool]]:
+        """All directories, but none below a trial's; whether one is a trial's, and whether it is an
+        experiment's that Tune has saved the state of."""
         for parent, folders, files in os.walk(self.folder):
             path = Path(parent)
-            if {RESULT_FILE, PARAMS_FILE, ERROR_FILE} & set(files):
-                yield path, True
+            is_trial = bool({RESULT_FILE, PARAMS_FILE, ERROR_FILE} & set(files))
+            has_state = any(fnmatch.fnmatch(file, STATE_FILES) for file in files)
+            yield path, is_trial, has_state and not is_trial
+            if is_trial:
                 folders.clear()
-            elif any(fnmatch.fnmatch(file, STATE_FILES) for file in files):
-                yield path, False
             depth = len(path.relative_to(self.folder).parts)
             folders[:] = [] if depth >= _MAX_DEPTH else sorted(folders)
 

@@ -93,15 +93,21 @@ class TuneStates:
         paths = sorted(folder.glob(STATE_FILES), reverse=True)
         return [state for path in paths if (state := self._state(path)) is not None]
 
-    def staged(self) -> dict[Path, TuneState]:
+    def staged(self, names: Collection[str]) -> dict[Path, TuneState]:
         """The newest state of each experiment in Ray's temporary directory, by the directory that
         Tune copies its results to.
 
         While a run goes on, Tune's loggers write there, and Tune copies now and then.
+
+        Args:
+            names: of directories that may be an experiment's, which Tune makes before it writes
+                anything. Ray keeps every session, and most of them are of other experiments.
         """
         root = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
         found: dict[Path, TuneState] = {}
         for folder in root.glob("session_[0-9]*/artifacts/*/*/driver_artifacts"):
+            if folder.parent.name not in names:
+                continue
             try:
                 own = folder.stat().st_uid == os.getuid()
             except OSError:

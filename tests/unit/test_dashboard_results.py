@@ -24,7 +24,7 @@ from polopt.dashboards.data.rows import (
     RowColumns,
     rows_in_effect,
 )
-from polopt.dashboards.data.tune_state import scan_pickle
+from polopt.dashboards.data.tune_state import TuneStates, scan_pickle
 
 
 def opened(root: Path, cache: Path) -> ResultsDirectory:
@@ -305,6 +305,32 @@ def test_rows_of_the_last_run_of_a_directory_are_shown(
     (trial,) = opened(root, cache).trials
     assert (trial.optimizer, trial.state) == ("async_gradients", "running")
     assert values(trial, "training_iteration") == [1, 2]
+
+
+def test_states_of_other_experiments_are_not_read(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    stage(tmp_path, root / "exp", "A2C_00000_00000", FIRST)
+    stage(tmp_path, root / "other", "A2C_00000_00000", SECOND)
+    assert list(TuneStates().staged({"exp"})) == [(root / "exp").resolve()]
+
+
+@pytest.mark.parametrize("opened_folder", ["", "exp", "exp/A2C_00000_00000"])
+def test_running_trial_is_found_from_each_directory_and_through_a_link(
+    root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened_folder: str
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    trial = root / "exp" / "A2C_00000_00000"
+    trial.mkdir(parents=True)
+    (trial / "params.json").write_text("{}")
+    made = write_trial(tmp_path / "made", "sync_samples", 1, 4, finished=False)
+    (made / "result.json").replace(stage(tmp_path, root / "exp", trial.name, FIRST))
+    link = tmp_path / "link"
+    link.symlink_to(root / opened_folder)
+    for folder in (root / opened_folder, link):
+        (found,) = opened(folder, cache).trials
+        assert len(values(found, "training_iteration")) == 4
 
 
 class AsyncHyperBandScheduler:
