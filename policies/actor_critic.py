@@ -30,9 +30,9 @@ from polopt.policies.learning.minibatches import (
     shuffled_sequences,
     valid_rows,
 )
-from polopt.policies.learning.reducer import LocalReducer, Reducer
+from polopt.policies.learning.reducer import LocalReducer, Reducer, summed
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
-from polopt.policies.networks.backend import Backend, as_tensor
+from polopt.policies.networks.backend import Backend, Rows, as_tensor
 from polopt.policies.networks.base import Network
 from polopt.policies.networks.factory import make_network
 from polopt.policies.networks.masked import MaskedNetwork
@@ -135,7 +135,7 @@ class ActorCriticPolicy(Policy):
         super().__init__(observation_space, action_space, config, seed, device)
         self.state_size = self.model.state_size
         closed_form = self.loss_gradients if has_closed_form(type(self)) else None
-        self._backend = self.make_backend(self.model, closed_form)
+        self.backend = self.make_backend(self.model, closed_form)
 
     def make_segments(self) -> dict[str, Segment]:
         return {"network": Segment(self.masked(self.make_network()))}
@@ -182,13 +182,13 @@ class ActorCriticPolicy(Policy):
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         if self.state_size:
             return self.act(obs, np.zeros((len(obs), self.state_size), np.float32))[0]
-        return self._backend.action_params(self._normalized_obs(obs))
+        return self.backend.action_params(self._normalized_obs(obs))
 
     def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         obs = self._normalized_obs(obs)
         if not self.state_size:
-            return self._backend.action_params(obs), state
-        params, _, states = self._backend.unroll(obs[None], state)
+            return self.backend.action_params(obs), state
+        params, _, states = self.backend.unroll(obs[None], state)
         return params[0], states[0]
 
     def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,7 +202,7 @@ class ActorCriticPolicy(Policy):
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory; see
         `state_values`. Where the policy normalises rewards, they are those of normalised ones."""
-        return self._backend.value(self._normalized_obs(obs))
+        return self.backend.value(self._normalized_obs(obs))
 
     def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
         return obs if self.normalizer is None else self.normalizer.observations(obs)
@@ -228,14 +228,14 @@ class ActorCriticPolicy(Policy):
         after `terminated`."""
         batch = self.normalized(batch)
         if not self.state_size:
-            return gae.state_values(batch, self._backend.value)
+            return gae.state_values(batch, self.backend.value)
         starts = gae.episode_starts(batch)
-        _, values, states = self._backend.unroll(batch.all_obs, batch.per_env["state"], starts)
+        _, values, states = self.backend.unroll(batch.all_obs, batch.per_env["state"], starts)
         successors = np.zeros(0, np.float32)
         if len(batch.successor_index):
             rows = zip(*np.divmod(batch.successor_index, batch.shape[1]), strict=True)
             after = np.stack([states[int(t)][n] for t, n in rows])
-            successors = self._backend.unroll(batch.successor_obs[None], after)[1][0]
+            successors = self.backend.unroll(batch.successor_obs[None], after)[1][0]
         return values[:-1], gae.next_values(batch, values, successors)
 
     def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
@@ -245,7 +245,7 @@ class ActorCriticPolicy(Policy):
             batch: `[T, N]`; N may be 0.
             backend: of another network than `model`.
         """
-        batch, backend = self.normalized(batch), backend or self._backend
+        batch, backend = self.normalized(batch), backend or self.backend
         if self.state_size:
             starts = gae.episode_starts(batch)[:-1]
             return backend.unroll(batch.obs, batch.per_env["state"], starts)[0]
@@ -286,9 +286,9 @@ class ActorCriticPolicy(Policy):
 
     def training_rows(
         self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, Tensor]:
-        """The valid rows `[B, ...]` of the columns that `loss` reads, as tensors. If the config
-        says so, advantages are standardised over the rows of all learners (see `Reducer`).
+    ) -> dict[str, np.ndarray]:
+        """The valid rows `[B, ...]` of the columns that `loss` reads, which gets them as tensors.
+        If the config says so, advantages are standardised over the rows of all learners.
 
         Of a policy with memory, `obs` are whole sequences `[T, N, ...]`, and there are `starts` and
         `valid` `[T, N]` (the rows B are the valid ones, by time and then by environment) and
@@ -300,36 +300,36 @@ class ActorCriticPolicy(Policy):
         """
         batch = self.normalized(batch)
         columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
-        rows = valid_rows(batch, columns, self.device)
+        rows = valid_rows(batch, columns)
         if self.config.standardize_advantages:
             rows["advantages"] = standardized(rows["advantages"], reducer or LocalReducer())
         if self.state_size:
-            sequences = {
+            rows |= {
                 "obs": batch.obs,
                 "starts": gae.episode_starts(batch)[:-1],
                 "valid": batch["valid"],
                 "state": batch.per_env["state"],
             }
-            rows |= {name: as_tensor(array, self.device) for name, array in sequences.items()}
         return rows
 
-    def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
-        """Writes the gradient of the mean loss of `rows` to `flat.grads`; returns statistics."""
+    def backward(self, rows: Rows) -> dict[str, float]:
+        """Writes the gradient of the mean loss of `rows`, from `training_rows`, to `flat.grads`;
+        returns statistics."""
         self.flat.zero_grads()
-        return self._backend.backward(rows)
+        return self.backend.backward(rows)
 
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
         batch = self.prepare_batch(batch)
         gradients = self._gradients_of(self.training_rows(batch), value_statistics(batch))
         return gradients._replace(new_rows=gradients.rows, acted=batch.version)
 
-    def _gradients_of(self, rows: Mapping[str, Tensor], values: Mapping[str, float]) -> Gradients:
+    def _gradients_of(self, rows: Rows, values: Mapping[str, float]) -> Gradients:
         count = len(rows["actions"])
         if count == 0:
             return self.no_gradients()
         buffers = self.flat.get_buffers()
         stats = self.backward(rows)
-        if not np.array_equal(buffers, self.flat.get_buffers(), equal_nan=True):
+        if len(buffers) and not np.array_equal(buffers, self.flat.get_buffers(), equal_nan=True):
             raise ConfigError(
                 f"learning changes buffers of {type(self.model).__name__}, such as running "
                 "statistics of batch normalisation, and a gradient does not hold them. Allowed: an "
@@ -385,11 +385,11 @@ class ActorCriticPolicy(Policy):
         kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
         return _mean(epochs) | kl | _mean(values)
 
-    def update(self, rows: Mapping[str, Tensor], reducer: Reducer) -> dict[str, float]:
+    def update(self, rows: Rows, reducer: Reducer) -> dict[str, float]:
         """One update from one minibatch of each learner.
 
         Args:
-            rows: of this learner, `[B, ...]`; B may be 0.
+            rows: of this learner, `[B, ...]`, from `training_rows`; B may be 0.
             reducer: sums over all learners.
 
         Returns:
@@ -435,16 +435,14 @@ class _Minibatches:
         self._policy = policy
         self._batch = batch
         self._reducer = reducer
-        self._rows: dict[str, Tensor] = {}
+        self._rows: Rows = {}
         self._values: dict[str, float] = {}
         sums = [float(batch.env_steps), float(batch.shape[1])]
         if not policy.whole_columns:
             batch = policy.prepare_batch(batch)
-            self._rows = policy.training_rows(batch, reducer)
+            self._rows = policy.backend.rows(policy.training_rows(batch, reducer))
             sums = [float(len(self._rows["actions"])), sums[1], *_moments(batch)]
-        total = torch.tensor(sums, dtype=torch.float64)
-        reducer.sum_(total)
-        rows, columns, *moments = total.tolist()
+        rows, columns, *moments = summed(sums, reducer)
         if moments:
             self._values = _value_statistics(moments)
         learners = reducer.world_size
@@ -453,7 +451,7 @@ class _Minibatches:
             parts = min(parts, -(-int(columns) // learners))
         self.parts = parts if rows else 0
 
-    def epoch(self, parts: int) -> Iterator[tuple[dict[str, Tensor], dict[str, float]]]:
+    def epoch(self, parts: int) -> Iterator[tuple[Rows, dict[str, float]]]:
         """Rows and `value_statistics` of each of `parts` minibatches, which together hold each row
         once."""
         policy = self._policy
@@ -464,28 +462,26 @@ class _Minibatches:
             return
         for part in shuffled_columns(self._batch, parts, policy.shuffle):
             prepared = policy.prepare_batch(part)
-            moments = torch.tensor(_moments(prepared), dtype=torch.float64)
-            self._reducer.sum_(moments)
+            moments = summed(_moments(prepared), self._reducer)
             rows = policy.training_rows(prepared, self._reducer)
-            yield rows, _value_statistics(moments.tolist())
+            yield rows, _value_statistics(moments)
 
 
-def standardized(advantages: Tensor, reducer: Reducer) -> Tensor:
+# What is not finite is left to the weight updater, which does not apply such gradients.
+@np.errstate(over="ignore", invalid="ignore")
+def standardized(advantages: np.ndarray, reducer: Reducer) -> np.ndarray:
     """`[B]` with mean 0 and standard deviation 1 over the rows of all learners.
 
     Two passes in float64, because the difference of large sums would lose digits where learners
     have different means.
     """
-    values = advantages.double()
-    moments = torch.stack(
-        [torch.tensor(float(len(values)), dtype=torch.float64), values.sum().cpu()]
-    )
-    reducer.sum_(moments)
-    count, mean = float(moments[0]), float(moments[1] / moments[0].clamp(min=1.0))
-    squares = (values - mean).square().sum().cpu().reshape(1)
-    reducer.sum_(squares)
-    std = (float(squares[0]) / max(count, 1.0)) ** 0.5
-    return ((values - mean) / max(std, 1e-8)).float()
+    values = advantages.astype(np.float64)
+    count, total = summed([float(len(values)), float(values.sum())], reducer)
+    rows = max(count, 1.0)
+    values -= total / rows
+    (squares,) = summed([float(np.dot(values, values))], reducer)
+    values /= max((squares / rows) ** 0.5, 1e-8)
+    return values.astype(np.float32)
 
 
 def value_statistics(batch: SampleBatch) -> dict[str, float]:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 
 import numpy as np
-from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.learning.reducer import Reducer
@@ -44,7 +43,7 @@ class DecoupledPPOPolicy(PPOPolicy):
 
     def training_rows(
         self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, np.ndarray]:
         rows = super().training_rows(batch, reducer)
         rows["advantages"] = rows["advantages"] * rows.pop("importance_weights")
         return rows

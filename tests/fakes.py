@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from ray import cloudpickle
@@ -414,7 +415,7 @@ class SlowSecondWorkerDrift(Drift):
 class OwnAdvantagesPPO(PPOPolicy):
     """Wrong variant: each learner standardises its advantages by its own rows."""
 
-    def training_rows(self, batch: SampleBatch, reducer: Any = None) -> dict[str, torch.Tensor]:
+    def training_rows(self, batch: SampleBatch, reducer: Any = None) -> dict[str, np.ndarray]:
         return super().training_rows(batch)
 
 

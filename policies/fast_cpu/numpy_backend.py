@@ -7,13 +7,13 @@ from typing import TypeGuard
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.loss_gradients import LossGradients
 from polopt.policies.fast_cpu.loss_terms import LossTerms
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
-from polopt.policies.networks.backend import Backend, Loss
+from polopt.policies.networks.backend import Backend, Loss, Rows
 from polopt.policies.networks.mlp import MLPNetwork
 
 #: Largest number of parameters of a network that learns in NumPy. Arithmetic dominates the cost of
@@ -65,7 +65,8 @@ class NumpyBackend(Backend):
         self._terms_of = terms_of
         self._loss_gradients = loss_gradients
         size = sum(parameter.numel() for parameter in network.parameters())
-        self._learns = size <= MAX_PARAMETERS and blas_threads() == 1
+        closed = terms_of is not None and loss_gradients is not None
+        self._learns = closed and size <= MAX_PARAMETERS and blas_threads() == 1
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """See `Backend`."""
@@ -75,16 +76,19 @@ class NumpyBackend(Backend):
         """See `Backend`."""
         return self._network.value(obs)
 
+    def rows(self, columns: Rows) -> Rows:
+        """See `Backend`; arrays stay arrays."""
+        return columns if self._learns else super().rows(columns)
+
     # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
     @np.errstate(over="ignore", invalid="ignore")
-    def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
+    def backward(self, rows: Rows) -> dict[str, float]:
         """See `Backend`."""
         if not (self._learns and self._terms_of and self._loss_gradients):
             return super().backward(rows)
-        columns = {name: column.numpy() for name, column in rows.items()}
-        params, values, done = self._network.forward(columns["obs"])
-        terms = self._terms_of(params, columns["actions"], columns.get("action_dist_inputs"))
-        gradients, stats = self._loss_gradients(terms, values, columns)
+        params, values, done = self._network.forward(rows["obs"])
+        terms = self._terms_of(params, rows["actions"], rows.get("action_dist_inputs"))
+        gradients, stats = self._loss_gradients(terms, values, rows)
         by_params = terms.vjp(gradients.log_prob, gradients.entropy, gradients.kl)
         self._network.backward(done, by_params, gradients.values)
         return stats

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.networks.backend import as_tensor
+from polopt.policies.networks.backend import Rows
 
 
-def valid_rows(batch: SampleBatch, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
-    """The valid rows `[B, ...]` of the columns `names`, as tensors; views where possible."""
+def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The valid rows `[B, ...]` of the columns `names`; views where possible."""
     valid = batch.flat("valid")
     if valid.all():
-        arrays = {name: batch.flat(name) for name in names}
-    else:
-        rows = np.flatnonzero(valid)
-        arrays = {name: batch.flat(name)[rows] for name in names}
-    return {name: as_tensor(array, device) for name, array in arrays.items()}
+        return {name: batch.flat(name) for name in names}
+    rows = np.flatnonzero(valid)
+    return {name: batch.flat(name)[rows] for name in names}
 
 
 def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> int:
@@ -33,19 +30,17 @@ def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> i
     return max(1, -(-rows // (world_size * minibatch_size)))
 
 
-def shuffled(
-    rows: Mapping[str, Tensor], parts: int, rng: np.random.Generator
-) -> Iterator[dict[str, Tensor]]:
+def shuffled(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
     """The rows in random order, in `parts` minibatches of nearly equal size (views of one copy)."""
     if parts == 1:
-        yield dict(rows)
+        yield rows
         return
     size = len(rows["obs"])
-    order = torch.from_numpy(rng.permutation(size)).to(rows["obs"].device)
-    cuts = [size * i // parts for i in range(1, parts)]
-    pieces = [column[order].tensor_split(cuts) for column in rows.values()]
-    for part in zip(*pieces, strict=True):
-        yield dict(zip(rows, part, strict=True))
+    order = rng.permutation(size)
+    columns = {name: column[order] for name, column in rows.items()}
+    cuts = [size * i // parts for i in range(parts + 1)]
+    for start, end in itertools.pairwise(cuts):
+        yield {name: column[start:end] for name, column in columns.items()}
 
 
 def shuffled_columns(
@@ -60,19 +55,16 @@ def shuffled_columns(
         yield batch.select(columns)
 
 
-def shuffled_sequences(
-    rows: Mapping[str, Tensor], parts: int, rng: np.random.Generator
-) -> Iterator[dict[str, Tensor]]:
+def shuffled_sequences(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
     """The rows of a policy with memory (see `ActorCriticPolicy.training_rows`), in `parts`
     minibatches of nearly equal numbers of environments, in random order."""
     if parts == 1:
-        yield dict(rows)
+        yield rows
         return
     valid = rows["valid"]
-    numbers = (valid.flatten().cumsum(0) - 1).view_as(valid)  # [T, N] row of each valid step
+    numbers = (valid.flatten().cumsum(0) - 1).reshape(valid.shape)  # [T, N] row of each valid step
     for envs in np.array_split(rng.permutation(valid.shape[1]), parts):
-        chosen = torch.from_numpy(envs).to(valid.device)
-        part = {name: rows[name][:, chosen] for name in ("obs", "starts", "valid")}
-        picked = numbers[:, chosen][part["valid"]]
-        part["state"] = rows["state"][chosen]
+        part = {name: rows[name][:, envs] for name in ("obs", "starts", "valid")}
+        picked = numbers[:, envs][part["valid"]]
+        part["state"] = rows["state"][envs]
         yield part | {name: rows[name][picked] for name in rows if name not in part}

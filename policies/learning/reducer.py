@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +29,13 @@ class LocalReducer:
 
     def sum_(self, tensor: Tensor) -> None:
         """Does nothing."""
+
+
+def summed(numbers: Sequence[float], reducer: Reducer) -> list[float]:
+    """Sums of a few numbers over all learners, in float64."""
+    if reducer.world_size == 1:
+        return list(numbers)
+    total = torch.tensor(numbers, dtype=torch.float64)
+    reducer.sum_(total)
+    sums: list[float] = total.tolist()
+    return sums

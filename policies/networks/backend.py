@@ -7,6 +7,7 @@ and loss; `fast_cpu.numpy_backend.NumpyBackend` is faster for small networks on 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from polopt.policies.networks.base import Network
 
+#: Columns of a batch or a minibatch: arrays, or what `Backend.rows` makes of them.
+Rows = Mapping[str, Any]
 #: `ActorCriticPolicy.loss`.
 Loss = Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -65,19 +68,27 @@ class Backend:
             {t: after.cpu().numpy() for t, after in states.items()},
         )
 
-    def backward(self, rows: Mapping[str, Tensor]) -> dict[str, float]:
+    def rows(self, columns: Rows) -> Rows:
+        """The columns of a batch as `backward` uses them: here, tensors on the network's device.
+        Called once for all minibatches, which are parts of what it returns."""
+        return {
+            name: as_tensor(column, self._device) if isinstance(column, np.ndarray) else column
+            for name, column in columns.items()
+        }
+
+    def backward(self, rows: Rows) -> dict[str, float]:
         """Adds the gradient of the mean loss of `rows` to the `.grad` of all parameters. The
         network is in training mode meanwhile, and else in evaluation mode.
 
         Args:
-            rows: `[B, ...]` columns; see `ActorCriticPolicy.loss`.
+            rows: `[B, ...]` columns, arrays or from `rows`; see `ActorCriticPolicy.loss`.
 
         Returns:
             learner statistics of the loss, with `total_loss`.
         """
         self._model.train()
         try:
-            loss, stats = self._loss(rows)
+            loss, stats = self._loss(self.rows(rows))
             loss.backward()
         finally:
             self._model.eval()

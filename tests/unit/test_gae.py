@@ -202,12 +202,12 @@ def test_training_rows_are_views_of_valid_rows() -> None:
     batch = policy.postprocess(made_batch(5, 2, "same_step", 2))
     rows = policy.training_rows(batch)
     for name in ("obs", *policy.loss_columns):
-        assert np.shares_memory(rows[name].numpy(), batch[name])
+        assert np.shares_memory(rows[name], batch[name])
     batch["valid"][1, 0] = batch["valid"][4, 1] = False
     rows = policy.training_rows(batch)
     kept = np.delete(np.arange(10), [2, 9])
     for name in ("obs", *policy.loss_columns):
-        np.testing.assert_array_equal(rows[name].numpy(), batch.flat(name)[kept])
+        np.testing.assert_array_equal(rows[name], batch.flat(name)[kept])
 
 
 def test_column_of_wrong_shape_is_refused() -> None:

@@ -171,7 +171,7 @@ def test_standardised_advantages_ignore_reward_scale() -> None:
 
 
 def test_equal_advantages_are_standardised_to_zero() -> None:
-    values = standardized(torch.full((5,), 3.0), LocalReducer())
+    values = standardized(np.full(5, 3.0, np.float32), LocalReducer())
     assert values.tolist() == [0.0] * 5
 
 

@@ -139,7 +139,7 @@ def plain_average(
     return stats
 
 
-def own_standardisation(wrapped: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def own_standardisation(wrapped: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Each learner standardises its own advantages."""
     return lambda advantages, reducer: wrapped(advantages, LocalReducer())
 
@@ -183,16 +183,16 @@ def test_minibatches_of_several_learners_equal_one(shares: tuple[float, ...]) ->
 
     rows = [single.training_rows(batch) for batch in batches]
     total = sum(len(r["obs"]) for r in rows)
-    union = torch.cat([r["advantages"] for r in rows])
+    union = np.concatenate([r["advantages"] for r in rows])
     for r in rows:
-        r["advantages"] = (r["advantages"] - union.mean()) / union.std(correction=0)
+        r["advantages"] = (r["advantages"] - union.mean()) / union.std()
     parts = num_minibatches(total, len(shares), 4)
     assert parts > 1
     generators = [np.random.default_rng(index) for index in range(len(shares))]
     for _ in range(3):
         cuts = [list(shuffled(r, parts, g)) for r, g in zip(rows, generators, strict=True)]
         for pieces in zip(*cuts, strict=True):
-            part = {name: torch.cat([piece[name] for piece in pieces]) for name in rows[0]}
+            part = {name: np.concatenate([piece[name] for piece in pieces]) for name in rows[0]}
             single.update(part, LocalReducer())
 
     initial = small_policy("ppo", **options).get_weights().flat

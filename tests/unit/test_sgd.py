@@ -12,7 +12,6 @@ from policy_helpers import (
     make_batch,
     small_policy,
 )
-from torch import Tensor
 from toy_envs import POLICIES
 
 from polopt.common.sample_batch import SampleBatch
@@ -26,7 +25,7 @@ from polopt.policies.ppo import PPOPolicy
 def test_epoch_uses_each_row_once_in_new_order(
     size: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Tensor] = []
+    seen: list[np.ndarray] = []
 
     class RecordingPPO(PPOPolicy):
         def backward(self, rows: Any) -> dict[str, float]:
@@ -40,7 +39,7 @@ def test_epoch_uses_each_row_once_in_new_order(
     policy.learn_on_batch(batch)
     assert policy.version == len(seen) == 3 * parts
     assert max(len(rows) for rows in seen) <= (size or 24)
-    epochs = [torch.cat(seen[i : i + parts]).numpy() for i in range(0, len(seen), parts)]
+    epochs = [np.concatenate(seen[i : i + parts]) for i in range(0, len(seen), parts)]
     expected = np.sort(batch.flat("obs"), axis=0)
     for epoch in epochs:
         np.testing.assert_array_equal(np.sort(epoch, axis=0), expected)
