@@ -67,6 +67,9 @@ class ObservationEncoder:
             ValueError: if the observation does not have the structure and shapes of the space, or
                 has values that the integers of a Box cannot hold.
         """
+        encoded = isinstance(observation, np.ndarray) and isinstance(self.space, spaces.Box)
+        if encoded and observation.shape == self.shape and observation.dtype == self.dtype:
+            return observation
         return self._checked(observation, batches=False)[0][0]
 
     def encode_some(self, observations: Any) -> tuple[np.ndarray, bool]:

@@ -289,3 +289,13 @@ def test_own_network_acts_and_learns_through_torch() -> None:
     plain.set_weights(policy.get_weights())
     np.testing.assert_allclose(policy.value(obs), plain.value(2.0 * obs), rtol=1e-4, atol=1e-5)
     assert uses_torch(policy)
+
+
+def test_closed_forms_make_no_tensors_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of("default")
+    batch = make_batch(policy)
+    made: list[Any] = []
+    monkeypatch.setattr(torch, "as_tensor", lambda *args, **kwargs: made.append(args))
+    policy.learn_on_batch(batch)
+    assert policy.version > 0
+    assert not made
