@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from polopt.common.config import ConfigError
+from polopt.common.files import read_regular
 from polopt.common.tracing import Event
 
 #: Name of the file in the trial's directory.
 TRACE_FILE = "trace.json"
+#: Largest file that is read.
+_MOST_BYTES = 2 << 30
 #: Time that a worker does not spend in a span.
 IDLE = "idle"
 #: Time that the driver does not spend in a span.
@@ -225,3 +231,21 @@ def percentages(trace: Mapping[str, Any]) -> dict[str, dict[str, int]]:
             whole[name] += 1
         found[process] = dict(sorted(whole.items(), key=lambda item: -exact[item[0]]))
     return found
+
+
+def read_trace(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+    """Reads the file of a trace.
+
+    Returns:
+        its `otherData`, and its `percentages`.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a trace of polopt.
+    """
+    try:
+        recorded = json.loads(read_regular(path, _MOST_BYTES))
+        return recorded["otherData"], percentages(recorded)
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is not a trace of polopt: {error!r}") from error

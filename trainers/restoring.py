@@ -193,6 +193,33 @@ def restore_state(
     return ""
 
 
+def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
+    """Gives an environment the running statistics with which the checkpoint's policy was trained;
+    see `set_evaluation_statistics`.
+
+    Args:
+        state: of the checkpoint, from `read_trainer_state`.
+        env: for evaluation.
+
+    Raises:
+        CheckpointError: the environment normalises observations in another way.
+    """
+    # `polopt.load` imports this module, and needs no environments.
+    from polopt.rollouts.envs.saving import set_evaluation_statistics
+
+    try:
+        workers = state["optimizer"].get("workers", {}).values()
+        parts = [one["statistics"] for one in workers if one.get("statistics")]
+        if parts:
+            set_evaluation_statistics(env, parts)
+    except (*_MISFITS, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            "the checkpoint's running statistics of observations do not fit the environment; name "
+            f"one with the wrappers of the training by --env ({why})"
+        ) from error
+
+
 def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
     saved_policy = state["config"].get("policy")
     saved_model = saved_policy.get("model") if isinstance(saved_policy, Mapping) else None

@@ -89,7 +89,7 @@ def _import(module_name: str, env: str) -> Any:
     importlib.invalidate_caches()  # the file may be newer than the last look at its folder
     try:
         return importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise ConfigError(
             f"key 'env': got {env!r}; its module cannot be imported: {error}"
         ) from None

@@ -24,11 +24,11 @@ from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.registry import POLICIES
 from polopt.trainers.command_line import evaluation
 from polopt.trainers.command_line.cli import app
-from polopt.trainers.command_line.evaluation import name_on_command_line
 from polopt.trainers.command_line.examples import example_names
+from polopt.trainers.command_line.names import name_on_command_line
 from polopt.trainers.loading import policy_of
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import find_checkpoint
+from polopt.trainers.restoring import find_checkpoint, restore_env_statistics
 from polopt.trainers.results import look_up
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -79,7 +79,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cartpole_a3c", "num_workers=0"], "'async_gradients' with num_workers=0"),
         (["cartpole_a3c", "lr"], "'lr'. Allowed: key=value"),
         (["cartpole_a3c", "model.=1"], "Allowed: key=value"),
-        (["cartpole_a3c", "lr=1", "lr.x=2"], "another argument sets 'lr' itself"),
+        (["cartpole_a3c", "lr=1", "lr.x=2"], "key 'lr': got {'x': 2}"),
         (["cartpole_a3c", "lr=[[0,1]"], "line 1: expected ',' or ']'"),
         (["cartpole_a3c", "stop=3"], "stop.KEY=limit"),
         (["cartpole_a3c", "stop.training_iteration=soon"], "got 'soon'; allowed: a valid number"),
@@ -227,7 +227,7 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
     with evaluation.environment(experiment) as env:
         policy = policy_of(state, tmp_path / "c")
         evaluation.check_spaces(policy, env)
-        evaluation.restore_statistics(state, env)
+        restore_env_statistics(state, env)
         observation, _ = env.reset(seed=7)
         evaluation.play(policy, env, 2, seed=0)
         assert env.obs_rms.count == pytest.approx(sum(e[0]["count"] for e in saved["envs"]))
@@ -276,6 +276,15 @@ def test_evaluate_on_a_named_callable(checkpoint: Path, tmp_path: Path) -> None:
 )
 def test_evaluate_refuses(checkpoint: Path, arguments: list[str], said: str) -> None:
     assert said in error_of(polopt("evaluate", checkpoint, *arguments))
+
+
+def test_module_that_is_no_python_is_one_error(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("half.py").write_text("def")
+    for env in ("half:make", "half.py:make"):
+        assert "invalid syntax" in error_of(polopt("evaluate", checkpoint, "--env", env))
 
 
 def test_evaluate_refuses_other_directories(tmp_path: Path) -> None:
@@ -356,7 +365,7 @@ def test_evaluate_finds_callables_of_files(checkpoint: Path, tmp_path: Path) -> 
     options = ["--episodes", 1, "--env"]
     assert polopt("evaluate", checkpoint, *options, f"{file}:make").exit_code == 0
     said = error_of(polopt("evaluate", checkpoint, *options, f"{file}:nothing"))
-    assert "defines no callable 'nothing'" in said
+    assert "does not define 'nothing'" in said
 
 
 def test_restore_of_another_network_fails_before_ray(

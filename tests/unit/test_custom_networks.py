@@ -565,9 +565,9 @@ def test_network_that_is_not_known_is_named(tmp_path: Path) -> None:
         assert refused.exit_code == 2
         assert "--network module:Class" in refused.stderr
         lacking = CliRunner().invoke(app, [*command, "--network", "math:Missing"])
-        assert "--network math:Missing: math defines no class 'Missing'" in lacking.stderr
+        assert "--network math:Missing: math does not define 'Missing'" in lacking.stderr
         wrong = CliRunner().invoke(app, [*command, "--network", f"{__file__}:trained"])
-        assert "a subclass of torch.nn.Module" in wrong.stderr
+        assert "a subclass of torch.nn.modules.module.Module" in wrong.stderr
     given = ["--network", f"{__file__}:Mine"]
     played = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--episodes", "1", *given])
     assert played.exit_code == 0, played.output

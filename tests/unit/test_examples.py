@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from polopt.common.config import ConfigError
-from polopt.trainers.command_line.examples import apply_changes, example_names, load_example, merge
+from polopt.trainers.command_line.examples import (
+    apply_changes,
+    example_names,
+    load_example,
+    merge,
+    read_yaml,
+)
 from polopt.trainers.command_line.plan import plan
-from polopt.trainers.command_line.yaml_reader import read_yaml
 
 #: Packages that examples need and polopt does not, by the beginning of their names.
 NEEDED = {"halfcheetah": "mujoco"}
@@ -64,6 +69,12 @@ def test_dotted_keys_change_nested_dicts() -> None:
         "env_config": {"x": {"y": 1}},
         "lr": 0.0001,
     }
+
+
+def test_options_of_a_plugin_that_another_argument_names() -> None:
+    changes = ["optimizer=sync_samples", "optimizer.train_batch_size=5"]
+    _, changed = apply_changes(load_example("cartpole_a3c"), changes)
+    assert changed == {"optimizer": {"name": "sync_samples", "train_batch_size": 5}}
 
 
 def test_change_by_an_alias_overrides_the_key() -> None:

@@ -414,7 +414,7 @@ def test_class_that_is_not_known_is_named(tmp_path: Path) -> None:
     played = CliRunner().invoke(app, [*evaluate, "--policy", f"{__file__}:Mine"])
     assert played.exit_code == 0, played.output
     wrong = CliRunner().invoke(app, [*evaluate, "--policy", f"{__file__}:trained"])
-    assert "a subclass of polopt.Policy" in wrong.stderr
+    assert "a subclass of polopt.policies.policy.Policy" in wrong.stderr
 
 
 @pytest.mark.parametrize(

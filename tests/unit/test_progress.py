@@ -223,4 +223,4 @@ def test_tune_can_pickle_it(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     with Progress(console, "title", {"training_iteration": 9}, tmp_path / "log") as progress:
         copy = pickle.loads(pickle.dumps(progress))
-    assert copy.num_results == 0
+    assert copy.history.num_results == 0

@@ -47,7 +47,7 @@ SYS_MODULES = {
     # Whether Tune is imported: importing it takes seconds.
     "common/tune_registry.py": ("tests/unit/test_env_sources.py::test_name_registered_with_tune"),
     # A module made of a user's file, as the documentation of importlib does it.
-    "trainers/command_line/examples.py": (
+    "trainers/command_line/names.py": (
         "tests/unit/test_examples.py::test_python_file_with_variables_or_a_function"
     ),
 }

@@ -16,13 +16,7 @@ import typer
 
 from polopt.common.config import ConfigError
 from polopt.trainers.command_line.dashboards import dashboard, grafana, report, trace
-from polopt.trainers.command_line.output import (
-    FAILED,
-    RESULTS_DIR,
-    bad_input,
-    fail,
-    say,
-)
+from polopt.trainers.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
 
 app = typer.Typer(
     help="Distributed reinforcement learning with interchangeable policy optimizers on Ray.",
@@ -31,6 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+_Checkpoint = Annotated[
+    Path, typer.Argument(help="A checkpoint, or a directory of which the newest is used.")
+]
 _POLICY_OPTION = typer.Option(
     metavar="CLASS",
     help="Class of the policy, module:Class or FILE.py:Class, where it is neither built in nor "
@@ -94,15 +91,14 @@ def train(
             try:
                 with signals.raising():
                     signals.check()
-                    _import_from_working_directory()
                     gc.disable()  # collections during thousands of imports find no garbage
-                    from polopt.trainers.command_line import plan, tune_run
+                    from polopt.trainers.command_line import names, plan, tune_run
 
                     gc.enable()
+                    names.import_from(Path.cwd())
                     planned = plan.plan(experiment, changes or [], restore)
                 signals.install()  # a Python file may have called `ray.init`
-                options = tune_run.RunOptions(results_dir, checkpoint_every, verbose)
-                error = tune_run.run(planned, options, signals)
+                error = tune_run.run(planned, results_dir, signals, checkpoint_every, verbose)
             except Stopped:
                 say("stopped before the first result; nothing was saved")
         if signals.number:
@@ -113,9 +109,7 @@ def train(
 
 @app.command()
 def evaluate(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint, or a directory of which the newest is used.")
-    ],
+    checkpoint: _Checkpoint,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 10,
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Sample actions instead of using the mode.")
@@ -139,49 +133,43 @@ def evaluate(
 ) -> None:
     """Play episodes with a trained policy."""
     with bad_input():
-        # Otherwise the current directory may hold modules of another user.
-        if ":" in (env or "") or policy is not None or network is not None:
-            _import_from_working_directory()
         from polopt.trainers.command_line import evaluation
+        from polopt.trainers.command_line.names import named_classes
         from polopt.trainers.loading import policy_of
-        from polopt.trainers.restoring import find_checkpoint
+        from polopt.trainers.restoring import find_checkpoint, restore_env_statistics
 
-        classes = evaluation.named_classes(policy, network)
+        classes = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
         state, experiment = evaluation.load(found, env)
         loaded = policy_of(state, found, *classes)
         with evaluation.environment(experiment, video) as single_env:
             evaluation.check_spaces(loaded, single_env)
-            evaluation.restore_statistics(state, single_env)
+            restore_env_statistics(state, single_env)
             played = evaluation.play(loaded, single_env, episodes, stochastic, seed)
     say(f"checkpoint  {found}")
-    returns = [episode.episode_return for episode in played]
-    for name, values in (("return", returns), ("length", [one.episode_len for one in played])):
-        say(f"{name:<11} {evaluation.summary(values)}  ({episodes} episodes)")
+    for name, key in (("return", "episode_return"), ("length", "episode_len")):
+        summary = evaluation.summary([getattr(episode, key) for episode in played])
+        say(f"{name:<11} {summary}  ({episodes} episodes)")
     if video is not None:
         say(f"video       {video}")
 
 
 @app.command()
 def export(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint, or a directory of which the newest is used.")
-    ],
+    checkpoint: _Checkpoint,
     output: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="Is written.")],
     policy: Annotated[str | None, _POLICY_OPTION] = None,
     network: Annotated[str | None, _NETWORK_OPTION] = None,
 ) -> None:
     """Write a trained policy as an ONNX model."""
     with bad_input():
-        if policy is not None or network is not None:
-            _import_from_working_directory()
-        from polopt.trainers.command_line.evaluation import named_classes
-        from polopt.trainers.loading import policy_of, read_whole
+        from polopt.trainers.command_line.names import named_classes
+        from polopt.trainers.loading import load
         from polopt.trainers.restoring import find_checkpoint
 
-        classes = named_classes(policy, network)
+        policy_class, network_class = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
-        policy_of(read_whole(found), found, *classes).export_onnx(output)
+        load(found, policy_class, network=network_class).export_onnx(output)
     say(f"checkpoint  {found}")
     say(f"model       {output}")
 
@@ -190,7 +178,23 @@ def export(
 def list_() -> None:
     """List presets, optimizers, policies and tuned examples."""
     with bad_input():
-        for number, (kind, entries) in enumerate(_catalogue().items()):
+        from polopt.optimizers.registry import OPTIMIZERS
+        from polopt.policies.registry import POLICIES
+        from polopt.trainers.command_line.examples import example_names, load_example
+        from polopt.trainers.presets import PRESETS
+
+        listed = {
+            "presets": {name: _first_sentence(cls) for name, cls in PRESETS.items()},
+            "examples": {name: load_example(name).description for name in example_names()},
+        }
+        for kind, registry in (("optimizers", OPTIMIZERS), ("policies", POLICIES)):
+            listed[kind] = {}
+            for name in registry.names():
+                try:
+                    listed[kind][name] = _first_sentence(registry.get(name))
+                except ConfigError as error:  # a plugin that cannot be imported
+                    listed[kind][name] = f"({error})"
+        for number, (kind, entries) in enumerate(listed.items()):
             if number:
                 say("")
             say(kind)
@@ -219,35 +223,9 @@ def _unraisable(problem: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(problem)
 
 
-def _catalogue() -> dict[str, dict[str, str]]:
-    from polopt.optimizers.registry import OPTIMIZERS
-    from polopt.policies.registry import POLICIES
-    from polopt.trainers.command_line.examples import example_names, load_example
-    from polopt.trainers.presets import PRESETS
-
-    listed = {
-        "presets": {name: _first_sentence(cls) for name, cls in PRESETS.items()},
-        "examples": {name: load_example(name).description for name in example_names()},
-    }
-    for kind, registry in (("optimizers", OPTIMIZERS), ("policies", POLICIES)):
-        listed[kind] = {}
-        for name in registry.names():
-            try:
-                listed[kind][name] = _first_sentence(registry.get(name))
-            except ConfigError as error:  # a plugin that cannot be imported
-                listed[kind][name] = f"({error})"
-    return listed
-
-
 def _first_sentence(cls: type) -> str:
     paragraph = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
     return paragraph.partition(". ")[0].removesuffix(".").replace("`", "")
-
-
-def _import_from_working_directory() -> None:
-    """A console script has its own directory on the path instead. Ray does the same in workers."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
 
 
 if __name__ == "__main__":

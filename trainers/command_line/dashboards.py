@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from polopt.common.config import ConfigError
-from polopt.common.files import read_regular
-from polopt.metrics.chrome_trace import TRACE_FILE, percentages
+from polopt.metrics.chrome_trace import TRACE_FILE, read_trace
 from polopt.trainers.command_line.output import RESULTS_DIR, bad_input, say, say_findings
 
-#: Largest trace that is read.
-_MOST_TRACE_BYTES = 2 << 30
+_Results = Annotated[
+    Path, typer.Argument(help="Directory of results: of one run, or of many experiments.")
+]
 
 
 def dashboard(
-    results_dir: Annotated[
-        Path, typer.Argument(help="Directory of results: of one run, or of many experiments.")
-    ] = RESULTS_DIR,
+    results_dir: _Results = RESULTS_DIR,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Default: the first free one from 8501.")
     ] = None,
@@ -37,9 +32,7 @@ def dashboard(
 
 
 def report(
-    results_dir: Annotated[
-        Path, typer.Argument(help="Directory of results: of one run, or of many experiments.")
-    ] = RESULTS_DIR,
+    results_dir: _Results = RESULTS_DIR,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file.")
     ] = Path("report.html"),
@@ -75,10 +68,11 @@ def grafana(
     """Write Grafana dashboards of each policy optimizer, and alert rules."""
     with bad_input():
         from polopt.dashboards.grafana import write_alerts, write_dashboards
+        from polopt.dashboards.ray_sessions import metrics_folder
         from polopt.optimizers.registry import OPTIMIZERS
         from polopt.trainers.tab_file import tab_of
 
-        metrics, session = _metrics_folder()
+        metrics, session = metrics_folder()
         given = folder or os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
         target = Path(given or metrics / "grafana" / "dashboards").expanduser()
         if not given and not target.is_dir():
@@ -117,46 +111,6 @@ _NEXT = """next        each in its own terminal:
 page        http://localhost:3000/d/polopt"""
 
 
-def _metrics_folder() -> tuple[Path, str]:
-    """Returns where Ray writes its configurations of Prometheus and Grafana, and text on which
-    session of Ray that is.
-
-    `session_latest` is the session that started last, which may be another user's, one that has
-    ended, or the local Ray of a run, which exports nothing.
-    """
-    on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None  # as Ray
-    root = Path(os.environ.get("RAY_TMPDIR") or on_linux or "/tmp", "ray")
-    given = os.environ.get("RAY_METRICS_OUTPUT_ROOT")
-    if given is not None:
-        return Path(given), ""
-    # Names end with the time of the start.
-    own = [path for path in sorted(root.glob("session_[0-9]*"), reverse=True) if _is_own(path)]
-    running = [path for path in own if (path / "metrics").is_dir() and _is_running(path)]
-    if not running:
-        return root / "session_latest" / "metrics", ""
-    others = len(running) - 1
-    which = f"{running[0].name}, the newest of {others + 1} of yours that run" if others else ""
-    return running[0] / "metrics", which or f"{running[0].name}, your only one that runs"
-
-
-def _is_own(path: Path) -> bool:
-    try:
-        return path.stat().st_uid == os.getuid()
-    except OSError:  # removed meanwhile
-        return False
-
-
-def _is_running(session: Path) -> bool:
-    """Whether a raylet of the session accepts connections."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(session / "sockets" / "raylet"))
-        except OSError:
-            return False
-    return True
-
-
 def trace(
     trial: Annotated[Path, typer.Argument(help="A trace, or a directory of a trial or of trials.")],
 ) -> None:
@@ -177,13 +131,7 @@ def trace(
 
 
 def _show(path: Path) -> None:
-    try:
-        recorded = json.loads(read_regular(path, _MOST_TRACE_BYTES))
-        steps, shares = recorded["otherData"], percentages(recorded)
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is not a trace of polopt: {error!r}") from error
+    steps, shares = read_trace(path)
     say(f"trace       {path}")
     last = steps["first_step"] + steps["num_steps"] - 1
     say(f"steps       {steps['first_step']} to {last}, {steps['duration_s']:.3f} s")

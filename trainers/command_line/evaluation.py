@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import inspect
 import os
 import secrets
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TransformReward
-from torch import nn
 
 from polopt.common.config import ConfigError
 from polopt.common.episodes import Episode
 from polopt.policies.policy import Policy
-from polopt.policies.spaces import ObservationEncoder
-from polopt.rollouts.envs.checking import reward_of
+from polopt.rollouts.envs.checking import reward_of, same_encoding
 from polopt.rollouts.envs.closing import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.resolving import env_name, resolve_env
-from polopt.rollouts.envs.saving import set_evaluation_statistics
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeding import seeds_from
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes
 from polopt.trainers.checkpoints import CheckpointError
+from polopt.trainers.command_line.names import import_from, named
 from polopt.trainers.config import Experiment
 from polopt.trainers.loading import read_whole
 
@@ -57,7 +51,9 @@ def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Expe
     plugins = ("optimizer", "policy")
     config = {key: value for key, value in state["config"].items() if key not in plugins}
     if env is not None:
-        config["env"] = named(env, "--env")
+        if ":" in env:  # else the current directory may hold modules of another user
+            import_from(Path.cwd())
+        config["env"] = named(env, "--env") if ".py:" in env else env
     if config.get("env") is None:
         raise ConfigError(
             f"checkpoint {checkpoint} was trained on a callable environment, which it cannot "
@@ -75,37 +71,15 @@ def check_spaces(policy: Policy, env: Any) -> None:
     """Refuses an environment whose observations or actions are not those of the policy.
 
     Raises:
-        ConfigError: an observation or action space that no policy supports.
         CheckpointError: other spaces than those of the checkpoint.
     """
-    encoder = ObservationEncoder(env.observation_space)
-    same = (encoder.shape, encoder.dtype) == (policy.encoder.shape, policy.encoder.dtype)
+    same = same_encoding(env.observation_space, policy.encoder.space)
     if not same or env.action_space != policy.action_space:
         raise CheckpointError(
             f"the checkpoint's policy does not fit observation space {env.observation_space!s:.200}"
             f" and action space {env.action_space!s:.200}: it is of {policy.encoder.space!s:.200} "
             f"and {policy.action_space!s:.200}"
         )
-
-
-def restore_statistics(state: dict[str, Any], env: Any) -> None:
-    """Gives an environment the running statistics with which the checkpoint's policy was trained;
-    see `set_evaluation_statistics`.
-
-    Raises:
-        CheckpointError: the environment normalises observations in another way.
-    """
-    try:
-        workers = state["optimizer"].get("workers", {}).values()
-        parts = [one["statistics"] for one in workers if one.get("statistics")]
-        if parts:
-            set_evaluation_statistics(env, parts)
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise CheckpointError(
-            "the checkpoint's running statistics of observations do not fit the environment; name "
-            f"one with the wrappers of the training by --env ({why})"
-        ) from error
 
 
 @contextmanager
@@ -119,35 +93,39 @@ def environment(experiment: Experiment, video: Path | None = None) -> Iterator[A
     Raises:
         ConfigError: it cannot be made, or cannot be recorded.
     """
-    if video is not None and importlib.util.find_spec("moviepy") is None:
-        raise ConfigError("--video needs moviepy, which is not installed: pip install moviepy")
-    source = experiment.rollout.env
-    try:
-        env = _make(source, dict(experiment.rollout.env_config), video)
-        try:
-            yield env
-        finally:
-            close_env(env, env_name(source))
-    except gymnasium.error.Error as error:  # rendering may fail at the first frame
-        raise ConfigError(f"environment {env_name(source)!r}: {error}") from error
-
-
-def _make(source: Any, env_config: dict[str, Any], video: Path | None) -> Any:
+    source, options = experiment.rollout.env, dict(experiment.rollout.env_config)
+    name = env_name(source)
     if video is not None:
-        env_config["render_mode"] = "rgb_array"
+        options["render_mode"] = "rgb_array"
+        if importlib.util.find_spec("moviepy") is None:
+            raise ConfigError("--video needs moviepy, which is not installed: pip install moviepy")
+        # pygame needs neither a window nor a sound card.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     try:
         if callable(source):
-            env = make_env(source, EnvContext(env_config, 0, 0, 0))
+            env = make_env(source, EnvContext(options, 0, 0, 0))
         else:
-            env = gymnasium.make(source, **env_config)
-    except (TypeError, ImportError) as error:
-        raise ConfigError(f"environment {env_name(source)!r} cannot be made: {error}") from error
+            env = gymnasium.make(source, **options)
+    except (TypeError, ImportError, gymnasium.error.Error) as error:
+        raise ConfigError(f"environment {name!r} cannot be made: {error}") from error
     if isinstance(env, VectorEnv):
         raise ConfigError(
-            f"{env_name(source)!r} makes a vector environment; evaluation takes a single one: "
-            "give --env"
+            f"{name!r} makes a vector environment; evaluation takes a single one: give --env"
         )
-    return env if video is None else _recorded(env, video)
+    try:
+        if video is not None:
+            if env.render_mode not in ("rgb_array", "rgb_array_list"):
+                raise ConfigError(
+                    "--video needs an environment with render_mode 'rgb_array'; "
+                    f"got {env.render_mode!r}"
+                )
+            env = gymnasium.wrappers.RecordVideo(env, str(video), episode_trigger=lambda _: True)
+        yield env
+    except gymnasium.error.Error as error:  # rendering may fail at the first frame
+        raise ConfigError(f"environment {name!r}: {error}") from error
+    finally:
+        close_env(env, name)
 
 
 def play(
@@ -187,99 +165,3 @@ def summary(values: Sequence[float]) -> str:
         f"mean {np.mean(values):.2f}  std {np.std(values):.2f}  "
         f"min {np.min(values):.2f}  max {np.max(values):.2f}"
     )
-
-
-def _recorded(env: Any, video: Path) -> Any:
-    if env.render_mode not in ("rgb_array", "rgb_array_list"):
-        raise ConfigError(
-            f"--video needs an environment with render_mode 'rgb_array'; got {env.render_mode!r}"
-        )
-    # pygame needs neither a window nor a sound card.
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-    return gymnasium.wrappers.RecordVideo(env, str(video), episode_trigger=lambda _: True)
-
-
-def named(name: str, option: str) -> Any:
-    """`module:name` and `FILE.py:name` give the callable of that name; all else is an id. Importing
-    `module` may register it.
-
-    Raises:
-        ConfigError: the module cannot be imported, or the file does not define the name.
-    """
-    module_name, colon, attribute = name.rpartition(":")
-    if not colon:
-        return name
-    try:
-        if module_name.endswith(".py"):
-            module = _module_of_file(Path(module_name))
-        else:
-            module = importlib.import_module(module_name)
-    except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(f"{option} {name}: {error}") from None
-    found = getattr(module, attribute, None)
-    if callable(found):
-        return found
-    if module_name.endswith(".py"):
-        raise ConfigError(f"{option} {name}: {module_name} defines no callable {attribute!r}")
-    return name
-
-
-def named_classes(
-    policy: str | None, network: str | None
-) -> tuple[type[Policy] | None, type[nn.Module] | None]:
-    """Returns the classes that `--policy` and `--network` name, None without a name.
-
-    Raises:
-        ConfigError: there is no such class.
-    """
-    return (
-        _named_class(policy, "--policy", Policy, "polopt.Policy"),
-        _named_class(network, "--network", nn.Module, "torch.nn.Module"),
-    )
-
-
-def _named_class(name: str | None, option: str, base: Any, base_name: str) -> Any:
-    found = None if name is None else named(name, option)
-    if found is None or (isinstance(found, type) and issubclass(found, base)):
-        return found
-    if isinstance(found, str) and ":" in found:  # else `named` returns what the module has
-        module_name, _, attribute = found.rpartition(":")
-        raise ConfigError(f"{option} {name}: {module_name} defines no class {attribute!r}")
-    raise ConfigError(
-        f"{option} {name}: got {found!r:.100}. Allowed: module:Class or FILE.py:Class, a subclass "
-        f"of {base_name}"
-    )
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(f"polopt_env_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def name_on_command_line(value: Any) -> str | None:
-    """Returns the value of `--env` or `--network` with which `polopt evaluate` finds an environment
-    or a network class; empty if the checkpoint is enough, None if there is no such value (a local
-    function, class or a lambda)."""
-    if isinstance(value, str):
-        return value if ":" in value else ""
-    name, module = getattr(value, "__qualname__", ""), inspect.getmodule(value)
-    if not name.isidentifier() or getattr(module, name, None) is not value:
-        return None
-    file = Path(getattr(module, "__file__", None) or "")
-    # The name is enough for installed modules and those of the current directory.
-    if file.parent == Path.cwd() or "site-packages" in file.parts:
-        return f"{_import_name(module)}:{name}"
-    return f"{file}:{name}"
-
-
-def _import_name(module: Any) -> str:
-    name = str(module.__name__)
-    return Path(module.__file__).stem if name.startswith("polopt_config_") else name

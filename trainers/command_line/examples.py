@@ -13,17 +13,18 @@ run. A Python file may also define `callbacks`, a list of `ray.tune.Callback`.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pydantic
+import yaml
 
 from polopt.common.config import Config, ConfigError, nearest
-from polopt.trainers.command_line.yaml_reader import read_yaml
+from polopt.trainers.command_line.names import import_file
+from polopt.trainers.presets import PRESETS
 
 _PACKAGE = "polopt.tuned_examples"
 #: JSON has neither NaN nor infinity, and no result reaches them; strict: neither a text nor a bool.
@@ -60,37 +61,39 @@ def example_names() -> list[str]:
     return sorted(Path(f.name).stem for f in files if f.name.endswith((".yaml", ".yml")))
 
 
-def load_example(name_or_path: str, presets: Sequence[str] = ()) -> Example:
-    """Reads a tuned example by its name, or a YAML or Python file by its path.
+def load_example(name_or_path: str) -> Example:
+    """Reads a tuned example by its name, or a YAML or Python file by its path. The name of a preset
+    gives one with an empty config.
 
     A Python file is executed. It defines `config`, `run` (or `preset`) and optionally the other
     keys as variables, or a function `experiment()` that returns a dict of them. Its environments
     may be callables.
 
-    Args:
-        name_or_path: a name, or the path of a file.
-        presets: names of presets, which have an empty config.
-
     Raises:
         ConfigError: no such example or file, or its content is not an experiment.
     """
-    path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml", ".py") or path.exists():
-        if not path.is_file():
-            raise ConfigError(f"no such file: {name_or_path}")
-        described = _run_python(path) if path.suffix == ".py" else _read(path, str(path))
-        return _example(described, str(path))
-    names = example_names()
-    if name_or_path in names:
-        resource = resources.files(_PACKAGE) / f"{name_or_path}.yaml"
-        return _example(_read(resource, name_or_path), name_or_path)
-    if name_or_path in presets:
-        return Example(run=name_or_path)
-    raise ConfigError(
-        f"{name_or_path!r} is not a tuned example, a preset or a file"
-        f"{nearest(name_or_path, [*names, *presets])} Examples: {', '.join(names) or 'none'}; "
-        f"presets: {', '.join(presets)}; or the path of a .yaml or .py file"
-    )
+    path: Any = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml", ".py") and not path.exists():
+        names = example_names()
+        if name_or_path in names:
+            path = resources.files(_PACKAGE) / f"{name_or_path}.yaml"
+        elif name_or_path in PRESETS:
+            return Example(run=name_or_path)
+        else:
+            raise ConfigError(
+                f"{name_or_path!r} is not a tuned example, a preset or a file"
+                f"{nearest(name_or_path, [*names, *PRESETS])} Examples: {', '.join(names)}; "
+                f"presets: {', '.join(PRESETS)}; or the path of a .yaml or .py file"
+            )
+    if not path.is_file():
+        raise ConfigError(f"no such file: {name_or_path}")
+    if path.suffix == ".py":
+        return _example(_run_python(path), name_or_path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name_or_path}: cannot be read: {error}") from None
+    return _example(read_yaml(text, name_or_path), name_or_path)
 
 
 def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, dict[str, Any]]:
@@ -106,23 +109,25 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
         ConfigError: an argument has another form.
     """
     config_changes: dict[str, Any] = {}
-    parts = {key: getattr(example, key) for key in Example.model_fields}
-    parts["stop"] = dict(example.stop)
+    run, stop = example.run, dict(example.stop)
     for change in changes:
         key, equals, text = change.partition("=")
-        if not (equals and key):
+        if not (equals and all(key.split("."))):
             raise ConfigError(f"argument {change!r}. Allowed: key=value, such as lr=0.001")
         value = read_yaml(text, f"argument {change!r}")
         if key == "stop":
             raise ConfigError(f"argument {change!r}. Allowed: stop.KEY=limit, KEY of a result")
         if key == "run":
-            parts["run"] = value
+            run = value
         elif key.startswith("stop."):
-            parts["stop"][key.removeprefix("stop.")] = value
+            stop[key.removeprefix("stop.")] = value
         else:
-            _put(config_changes, key.split("."), value, change)
-    parts["stop"] = {key: limit for key, limit in parts["stop"].items() if limit is not None}
-    return Example.parse(parts, "arguments"), config_changes
+            for part in reversed(key.split(".")):
+                value = {part: value}
+            config_changes = merge(config_changes, value)
+    limits = {key: limit for key, limit in stop.items() if limit is not None}
+    changed = {**vars(example), "run": run, "stop": limits}
+    return Example.parse(changed, "arguments"), config_changes
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,48 +147,13 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _put(tree: dict[str, Any], path: list[str], value: Any, change: str) -> None:
-    *parents, last = path
-    for part in parents:
-        below = tree.setdefault(part, {})
-        if not isinstance(below, dict):
-            raise ConfigError(f"argument {change!r}: another argument sets {part!r} itself")
-        tree = below
-    if not last:
-        raise ConfigError(f"argument {change!r}. Allowed: key=value, such as lr=0.001")
-    tree[last] = value
-
-
-def _read(path: Any, where: str) -> Any:
+def _run_python(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: cannot be read: {error}") from None
-    return read_yaml(text, where)
-
-
-def _run_python(path: Path) -> dict[str, Any]:
-    # Modules in the same directory can be imported; workers get the directory from `start_ray`.
-    sys.path.insert(0, str(path.resolve().parent))
-    name = f"polopt_config_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    # Other processes cannot import it under that name, so its classes are pickled by value.
-    from ray import cloudpickle
-
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        spec.loader.exec_module(module)
-        described = module.experiment() if hasattr(module, "experiment") else _variables(module)
+        module = import_file(path)  # workers get its directory from `start_ray`
+        if hasattr(module, "experiment"):
+            return module.experiment()
     except Exception as error:
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
-    return described
-
-
-def _variables(module: Any) -> dict[str, Any]:
     keys = (*Example.keys(), *Example.aliases)
     found = {key: getattr(module, key) for key in keys if hasattr(module, key)}
     return {"description": (module.__doc__ or "").strip().partition("\n")[0], **found}
@@ -198,3 +168,48 @@ def _example(described: Any, where: str) -> Example:
             "'config' and 'stop' stand beside it"
         )
     return Example.parse({k: v for k, v in described.items() if v is not None}, where)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader without duplicate keys."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# PyYAML implements YAML 1.1, in which `1e-3` is a string because it has no point.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Returns the value of a YAML document. Tags that would construct objects are refused.
+
+    Args:
+        text: YAML.
+        where: name of the document in errors.
+
+    Raises:
+        ConfigError: not YAML, or nested too deeply.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{where}{line}: {error.problem}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None

@@ -26,12 +26,10 @@ def bad_input() -> Iterator[None]:
     """Reports errors of configs and checkpoints in one line."""
     try:
         yield
-    except ConfigError as error:
-        fail(str(error), BAD_INPUT)
-    except RuntimeError as error:
+    except (ConfigError, RuntimeError) as error:
         from polopt.trainers.checkpoints import CheckpointError
 
-        if not isinstance(error, CheckpointError):
+        if not isinstance(error, ConfigError | CheckpointError):
             raise
         fail(str(error), BAD_INPUT)
 

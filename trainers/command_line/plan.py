@@ -53,7 +53,7 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
             workers than this machine has memory for, or no cluster at RAY_ADDRESS.
         CheckpointError: `restore` is not a complete checkpoint, or is of another network.
     """
-    loaded = load_example(example_or_config, list(PRESETS))
+    loaded = load_example(example_or_config)
     example, config_changes = apply_changes(loaded, changes)
     if example.run not in PRESETS:
         raise ConfigError(f"key 'run': got {example.run!r}{nearest_of(example.run, PRESETS)}")

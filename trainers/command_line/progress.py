@@ -15,17 +15,19 @@ from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from polopt.common.files import printable
-from polopt.metrics.diagnosis import Finding, History, diagnose
+from polopt.metrics.diagnosis import History, diagnose
 
 _logger = logging.getLogger("polopt")
 #: Rows of the table.
 _ROWS = 8
 #: Environment steps between two looks for learning, and seconds between two lines while starting.
 _REMARK_STEPS, _STARTING_S = 100_000, 30.0
+#: Rules of metrics/diagnosis.py that are checked while a run goes on.
+_REMARKS = ("no-learning", "no-reward")
 #: Of runs with evaluation: its mean return.
 EVALUATION = "evaluation"
 COLUMNS = ("return", "steps", "steps/s", "left", "workers", "lag", "longest phase")
@@ -58,12 +60,10 @@ def longest_phase(result: Mapping[str, Any]) -> str:
 def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, str]:
     """Returns one row of the table, by column. Of a run with evaluation it also has the mean return
     of the evaluation that has ended in this iteration, `-` if none has."""
-    mean = result["env_runners"]["episode_return_mean"]
-    faults, config = result["fault_tolerance"], result["config"]
+    config, up = result["config"], result["fault_tolerance"]["num_healthy_workers"]
     wanted = config.get("num_workers", config.get("num_env_runners"))
-    up = faults["num_healthy_workers"]
     values = (
-        _number(mean),
+        _mean_return(result),
         f"{result['num_env_steps_sampled_lifetime']:,}",
         f"{result['num_env_steps_sampled_per_second']:,.0f}",
         duration(time_left_s(result, limits)),
@@ -73,24 +73,23 @@ def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, s
     )
     row = dict(zip(COLUMNS, values, strict=True))
     if EVALUATION in result:
-        row[EVALUATION] = _number(result[EVALUATION]["env_runners"]["episode_return_mean"])
+        row[EVALUATION] = _mean_return(result[EVALUATION])
     return row
 
 
-def _number(mean: float) -> str:
+def _mean_return(result: Mapping[str, Any]) -> str:
+    mean = result["env_runners"]["episode_return_mean"]
     return "-" if math.isnan(mean) else f"{mean:.1f}"
 
 
 def line(row: Mapping[str, str]) -> str:
     """Returns a row as labelled text of at most about 100 characters."""
     up, _, wanted = row["workers"].partition("/")
-    evaluated = [f"{EVALUATION} {row[EVALUATION]}"] if EVALUATION in row else []
-    labels = [f"{key} {row[key]}" for key in ("return", "steps", "steps/s")]
-    labels[1:1] = evaluated
-    labels += [f"left {row['left']}"] if row["left"] != "-" else []
-    labels += [f"workers {row['workers']}"] if up not in (wanted, "-") else []
-    lag, phase = f"lag {row['lag']} updates", f"driver: {row['longest phase']}"
-    return "  ".join([*labels, lag, phase])
+    shown = ["return", EVALUATION, "steps", "steps/s"]
+    shown += ["left"] if row["left"] != "-" else []
+    shown += ["workers"] if up not in (wanted, "-") else []
+    labels = [f"{key} {row[key]}" for key in shown if key in row]
+    return "  ".join([*labels, f"lag {row['lag']} updates", f"driver: {row['longest phase']}"])
 
 
 def duration(seconds: float) -> str:
@@ -98,10 +97,10 @@ def duration(seconds: float) -> str:
     if math.isnan(seconds):
         return "-"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes == 0:
-        return f"{rest}s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
 class Progress(tune.Callback):
@@ -111,23 +110,21 @@ class Progress(tune.Callback):
     experiment; an unpickled one prints lines to standard output.
 
     Args:
-        console: of standard output.
+        console: None: of standard output.
         title: of the table.
         limits: stop conditions.
         log_file: warnings of the trial; may not exist yet.
 
     Attributes:
-        num_results: results shown.
         history: of the results, for the diagnosis.
         stopping: text that replaces the state once a stop is requested; empty before.
-        remarks: rules of findings that were shown while the run went on.
     """
 
     def __init__(
-        self, console: Console, title: str, limits: Mapping[str, float], log_file: Path
+        self, console: Console | None, title: str, limits: Mapping[str, float], log_file: Path
     ) -> None:
         self._arguments = (title, dict(limits), log_file)
-        self._console = console
+        self._console = console or Console()
         self._rows: deque[dict[str, str]] = deque(maxlen=_ROWS)
         self._live: Live | None = None
         self._state = "starting"
@@ -136,19 +133,14 @@ class Progress(tune.Callback):
         self._looked_at_steps: float | None = None
         self._log_position = 0
         self._handler = _Handler(self)
-        self.num_results = 0
         self.history = History()
         self.stopping = ""
-        self.remarks: set[str] = set()
+        self._remarked: set[str] = set()  # rules of findings
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self._arguments
-
-    def __setstate__(self, arguments: tuple[Any, ...]) -> None:
-        self.__init__(Console(), *arguments)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Progress, (None, *self._arguments)
 
     def __enter__(self) -> Progress:
-        self._begun_s = self._said_s = time.monotonic()
         _logger.addHandler(self._handler)
         if self._console.is_terminal:
             self._live = Live(
@@ -204,7 +196,6 @@ class Progress(tune.Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Called by Tune with each result."""
-        self.num_results += 1
         self.history.add(result)
         row = cells(result, self._arguments[1])
         if self._rows and row.get(EVALUATION) == "-":
@@ -216,15 +207,15 @@ class Progress(tune.Callback):
 
     def _look_for_learning(self, steps: float) -> None:
         """Says once that many steps changed nothing, so that the run can be ended early."""
-        if self._looked_at_steps is None:
+        if self._looked_at_steps is None:  # a restored run has steps already
             self._looked_at_steps = steps
         if steps - self._looked_at_steps < _REMARK_STEPS:
             return
         self._looked_at_steps = steps
         for finding in diagnose(self.history.results()):
-            if finding.rule in _REMARKS and finding.rule not in self.remarks:
-                self.remarks.add(finding.rule)
-                self.note(_remark(finding))
+            if finding.rule in _REMARKS and finding.rule not in self._remarked:
+                self._remarked.add(finding.rule)
+                self.note(f"remark: {finding.text} -> {finding.change}")
 
     def _elapsed(self) -> str:
         return duration(time.monotonic() - self._begun_s)
@@ -248,23 +239,14 @@ class Progress(tune.Callback):
     def _view(self) -> Group:
         title = Text(self._arguments[0], style="bold")
         columns = self._rows[-1] if self._rows else COLUMNS
-        table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
-        for column in table.columns:
-            column.justify = "right"
+        aligned = [Column(name, justify="right") for name in columns]
+        table = Table(*aligned, title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
         for row in self._rows:
             table.add_row(*row.values())
         parts: list[Any] = [table] if self._rows else [title]
         if self._state:
             parts.append(Spinner("dots", Text(self._state_text(), style="dim")))
         return Group(*parts)
-
-
-#: Rules of metrics/diagnosis.py that are checked while a run goes on.
-_REMARKS = ("no-learning", "no-reward")
-
-
-def _remark(finding: Finding) -> str:
-    return f"remark: {finding.text} -> {finding.change}"
 
 
 class _Handler(logging.Handler):

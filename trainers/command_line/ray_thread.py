@@ -1,18 +1,16 @@
-"""`RayThread`: Ray for the time of a run, in a thread of its own."""
+"""`ray_running`: Ray for the time of a run, in a thread of its own."""
 
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from types import TracebackType
+from contextlib import contextmanager, suppress
 
 import psutil
 import ray
 
-from polopt.trainers.command_line.signals import Stopped, StopSignals
+from polopt.trainers.command_line.signals import StopSignals
 
 #: Limits of the start and of the end of Ray, in seconds.
 _START_S = 300.0
@@ -23,8 +21,9 @@ _LEFT_S = 1.0
 _KILLED_S = 0.5
 
 
-class RayThread:
-    """Ray from `__enter__` to `__exit__`; no process that it started outlives it.
+@contextmanager
+def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[None]:
+    """Within, Ray runs; no process that it started outlives it.
 
     One thread calls `ray.init` and `ray.shutdown`. In the main thread, `ray.init` would begin by
     replacing the handler of SIGTERM, and no handler of a signal would run while it waits in
@@ -41,42 +40,14 @@ class RayThread:
         Stopped: a signal arrived; all that was started has been killed.
         TimeoutError: Ray has not started within five minutes.
     """
+    others = _descendants()
+    ended: set[psutil.Process] = set()  # by `ray.shutdown`; what is left of them has no parent here
 
-    def __init__(self, start: Callable[[], None], signals: StopSignals) -> None:
-        self._start = start
-        self._signals = signals
-        self._others = _descendants()
-        self._processes: set[psutil.Process] = set()
-        self._thread = ThreadPoolExecutor(1, "ray", _block_sighup)
-
-    def __enter__(self) -> None:
-        self._signals.kill = self.kill
-        try:
-            with self._signals.raising():
-                self._signals.check()
-                self._thread.submit(self._start).result(_START_S)
-                self._signals.install()
-        except BaseException:
-            self.kill()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        self._processes = _descendants() - self._others
-        try:
-            if kind is not Stopped:
-                with self._signals.raising():
-                    self._thread.submit(ray.shutdown).result(_END_S)
-                    _wait_for_end(self._processes, _LEFT_S)
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
+    def kill() -> None:
         """Kills the processes that Ray has started here. Each is stopped before, so that none
         starts another one meanwhile."""
-        found = set(self._processes)
-        while new := _descendants() - self._others - found:
+        found = set(ended)
+        while new := _descendants() - others - found:
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
@@ -84,24 +55,29 @@ class RayThread:
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        _wait_for_end(found, _KILLED_S)
+        psutil.wait_procs(found, _KILLED_S)
 
-
-def _wait_for_end(processes: set[psutil.Process], duration_s: float) -> None:
-    deadline_s = time.monotonic() + duration_s
-    while any(map(_alive, processes)) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    signals.kill = kill
+    thread = ThreadPoolExecutor(1, "ray", _block_sighup)
+    try:
+        with signals.raising():
+            signals.check()
+            thread.submit(start).result(_START_S)
+            signals.install()
+        try:
+            yield
+        finally:
+            if not signals.raised:
+                ended |= _descendants() - others
+                with signals.raising():
+                    thread.submit(ray.shutdown).result(_END_S)
+                    psutil.wait_procs(ended, _LEFT_S)
+    finally:
+        kill()
 
 
 def _descendants() -> set[psutil.Process]:
-    return {process for process in psutil.Process().children(recursive=True) if _alive(process)}
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return set(psutil.Process().children(recursive=True))
 
 
 def _block_sighup() -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 #: A run that has not ended so long after the signal is abandoned (`docker stop` kills after 10 s).
@@ -37,6 +37,7 @@ class StopSignals:
         number: of the first signal; 0 before.
         before_exit: called before the process exits after `EXIT_S` seconds.
         kill: ends processes that must not outlive this one.
+        raised: `Stopped` was raised, or the run has ended: it is not raised again.
     """
 
     def __init__(self) -> None:
@@ -44,15 +45,9 @@ class StopSignals:
         self.before_exit: Callable[[], None] = lambda: None
         self.kill: Callable[[], None] = lambda: None
         self._request: Callable[[], None] | None = None
-        self._may_raise = self._raised = False
+        self._may_raise = self.raised = False
         self._writer: int | None = None
         self._finished = threading.Event()
-        self._before: dict[int, Any] = {}  # handlers that were installed before
-
-    @property
-    def exit_code(self) -> int:
-        """128 plus the number of the signal, as shells report it."""
-        return 128 + self.number
 
     def install(self) -> None:
         """Installs the handlers, in the main thread; again, if others have replaced them."""
@@ -62,19 +57,21 @@ class StopSignals:
             signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             threading.Thread(target=self._watch, args=[reader], daemon=True).start()
         for number in _STOP_SIGNALS:
-            self._set(number, self._handle)
-        self._set(signal.SIGALRM, lambda *_: self._end_now())
+            signal.signal(number, self._handle)
+        signal.signal(signal.SIGALRM, lambda *_: self._end_now())
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Within, the handlers are installed; afterwards the ones from before are again."""
+        before = {number: signal.getsignal(number) for number in (*_STOP_SIGNALS, signal.SIGALRM)}
         self.install()
         try:
             yield
         finally:
             self.finish()
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
+            for number, handler in before.items():
+                # None: a handler that was not set from Python, such as faulthandler's.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @contextmanager
     def raising(self) -> Iterator[None]:
@@ -107,7 +104,7 @@ class StopSignals:
 
     def finish(self) -> None:
         """Ends the handling: the run has ended, later signals and the time limits do nothing."""
-        self._raised = True
+        self.raised = True
         self._finished.set()
         signal.set_wakeup_fd(-1)
         if self._writer is not None:
@@ -115,18 +112,13 @@ class StopSignals:
             self._writer = None
 
     def leave(self) -> NoReturn:
-        """Ends the process with the exit code of the signal, and without exit handlers: those of
-        Ray and of threads may wait for what the signal has interrupted."""
+        """Ends the process with the exit code of the signal, 128 plus its number, and without exit
+        handlers: those of Ray and of threads may wait for what the signal has interrupted."""
         self.finish()
         self.kill()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(self.exit_code)
-
-    def _set(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
-        before = signal.signal(number, handler)
-        # None: a handler that was not set from Python, such as faulthandler's.
-        self._before.setdefault(number, signal.SIG_DFL if before is None else before)
+        os._exit(128 + self.number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.number and self._request is not None:
@@ -137,8 +129,8 @@ class StopSignals:
         self._end_now()
 
     def _end_now(self) -> None:
-        if self._may_raise and not self._raised:
-            self._raised = True
+        if self._may_raise and not self.raised:
+            self.raised = True
             raise Stopped
 
     def _watch(self, reader: int) -> None:
@@ -160,5 +152,5 @@ class StopSignals:
                 try:
                     self.kill()
                 finally:
-                    os._exit(self.exit_code)
+                    os._exit(128 + self.number)
         os.close(reader)

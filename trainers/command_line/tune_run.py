@@ -11,9 +11,9 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,18 @@ from rich.console import Console
 from polopt.common.config import ConfigError
 from polopt.dashboards.tensorboard import TensorBoardLayout
 from polopt.metrics.diagnosis import diagnose
+from polopt.rollouts.envs.resolving import env_name
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.command_line.evaluation import name_on_command_line
+from polopt.trainers.command_line.names import name_on_command_line
 from polopt.trainers.command_line.output import say, say_findings
 from polopt.trainers.command_line.plan import Plan, ray_address
 from polopt.trainers.command_line.progress import Progress
-from polopt.trainers.command_line.ray_thread import RayThread
+from polopt.trainers.command_line.ray_thread import ray_running
 from polopt.trainers.command_line.signals import Stopped, StopSignals
-from polopt.trainers.command_line.stopping import StopWhen
+from polopt.trainers.config import Experiment
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.restoring import BEST, find_checkpoint
+from polopt.trainers.results import look_up
 from polopt.trainers.run_context import RunContext
 
 #: Checkpoints that a run keeps, the newest ones.
@@ -42,29 +44,22 @@ _KEPT = 3
 _FULL_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of the command line besides the experiment.
-
-    Attributes:
-        results_dir: directory of results and checkpoints.
-        checkpoint_every: iterations between checkpoints; 0: only at the end.
-        verbose: show the output of Ray and of the workers.
-    """
-
-    results_dir: Path
-    checkpoint_every: int = 20
-    verbose: bool = False
-
-
-def run(planned: Plan, options: RunOptions, signals: StopSignals) -> str:
+def run(
+    planned: Plan,
+    results_dir: Path,
+    signals: StopSignals,
+    checkpoint_every: int = 20,
+    verbose: bool = False,
+) -> str:
     """Trains until a limit is reached, a signal arrives, or something fails, and prints what there
     is then. Ray, if it was started here, has ended when this returns.
 
     Args:
         planned: the experiment.
-        options: of the command line.
+        results_dir: directory of results and checkpoints.
         signals: installed.
+        checkpoint_every: iterations between checkpoints; 0: only at the end.
+        verbose: show the output of Ray and of the workers.
 
     Returns:
         what ended the run early; empty if nothing or a signal did.
@@ -72,215 +67,199 @@ def run(planned: Plan, options: RunOptions, signals: StopSignals) -> str:
     Raises:
         ConfigError: the results directory cannot be created.
     """
-    if not options.verbose:
-        _silence()
-    folder = _new_folder(planned.name, options.results_dir)
+    if not verbose:  # messages of Ray about itself
+        warnings.filterwarnings("ignore", module=r"(ray|tensorboardX)(\..*)?")
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+    folder = _new_folder(planned.name, results_dir)
     context = RunContext(folder, Path.cwd(), planned.restore)
-    stop = StopWhen(planned.example.stop, context.stop_file)
-    progress = Progress(Console(), _title(planned), planned.example.stop, context.log_file)
-    experiment = planned.experiment
-    names = {"--env": name_on_command_line(experiment.rollout.env)}
-    network = getattr(getattr(experiment.policy, "model", None), "custom", None)
-    if network is not None:
-        names["--network"] = name_on_command_line(network)
+    limits = planned.example.stop
+    stop, failure = StopWhen(limits, context.stop_file), _TrialFailure(folder)
+    title = f"{planned.name}: {planned.example.run} on {env_name(planned.experiment.rollout.env)}"
+    progress = Progress(Console(), title, limits, context.log_file)
+    config = tune.RunConfig(
+        name=folder.name,
+        storage_path=str(folder.parent),
+        stop=stop,
+        callbacks=[progress, failure, TensorBoardLayout(), *planned.example.callbacks],
+        checkpoint_config=tune.CheckpointConfig(
+            num_to_keep=_KEPT, checkpoint_frequency=checkpoint_every, checkpoint_at_end=True
+        ),
+        sync_config=tune.SyncConfig(sync_artifacts=True),  # files of the trial, as `trace.json`
+        verbose=0,
+    )
+
+    def request() -> None:
+        if not progress.history.num_results:
+            signals.check()
+        progress.stopping = "stopping with a checkpoint; a second signal stops at once"
+        stop.request()
+
+    def fit() -> str:
+        """Returns what ended the experiment early, or an empty string."""
+        progress.say("starting Ray")
+        start = partial(start_ray, planned, verbose)
+        # A Python config may have started Ray, and keeps it.
+        with nullcontext() if ray.is_initialized() else ray_running(start, signals):
+            progress.say("starting workers")
+            tuner = tune.Tuner(
+                tune.with_parameters(PRESETS[planned.example.run], run=context),
+                param_space=planned.config,
+                tune_config=tune.TuneConfig(
+                    trial_dirname_creator=lambda trial: f"{trial.trainable_name}_{trial.trial_id}"
+                ),
+                run_config=config,
+            )
+            with signals.during(request):
+                results = tuner.fit()
+            return str(stop.error or "") or failure.text_of(results)
 
     def report(error: str = "") -> None:
-        say_findings(diagnose(progress.history.results()))
-        _report(folder, names, bool(progress.num_results or error), stopped=bool(signals.number))
-
-    def abandon() -> None:
         progress.close()
-        report()
+        say_findings(diagnose(progress.history.results()))
+        exists, stopped = bool(progress.history.num_results or error), bool(signals.number)
+        _report(folder, planned.experiment, exists, stopped)
 
-    signals.before_exit = abandon
-    with progress:
-        error = _fit(planned, options, context, (stop, progress), signals)
+    error = ""
+    signals.before_exit = report
+    with progress, suppress(Stopped):
+        try:
+            error = fit()
+        except Exception as caught:  # a callback may raise anything; Tune, while it reads an error
+            error = failure.with_full_disk(failure.error or f"{type(caught).__name__}: {caught}")
     signals.finish()
     context.stop_file.unlink(missing_ok=True)
     report(error)
     return "" if signals.number else error
 
 
-def _fit(
-    planned: Plan,
-    options: RunOptions,
-    context: RunContext,
-    hooks: tuple[StopWhen, Progress],
-    signals: StopSignals,
-) -> str:
-    """Runs the experiment; returns what ended it early, or an empty string."""
-    stop, progress = hooks
-    failure, folders = _TrialFailure(), [context.folder]
+class StopWhen:
+    """Stops the trial at the first limit that it reaches, or after the iteration in which `request`
+    was called. Tune then saves a checkpoint, which it does not on a signal.
 
-    def request() -> None:
-        if not progress.num_results:
-            signals.check()
-        progress.stopping = "stopping with a checkpoint; a second signal stops at once"
-        stop.request()
+    Args:
+        limits: result key to the value that ends the run.
+        stop_file: created by `request`; the trainer ends its iteration early once it exists.
 
-    def start() -> None:
-        start_ray(planned, options.verbose)
+    Attributes:
+        error: why the limits could not be compared; None if they could.
+    """
 
-    progress.say("starting Ray")
-    try:
-        # A Python config may have started Ray, and keeps it.
-        with nullcontext() if ray.is_initialized() else RayThread(start, signals):
-            progress.say("starting workers")
-            with signals.during(request):
-                results = _tuner(planned, options, context, (stop, progress, failure)).fit()
-            return str(stop.error or "") or _error_of(results, folders)
-    except Stopped:
-        return ""
-    except Exception as caught:  # a callback may raise anything; Tune, while it reads an error
-        error = failure.error or f"{type(caught).__name__}: {caught}"
-        return _with_full_disk(error, folders + failure.folders)
+    def __init__(self, limits: Mapping[str, float], stop_file: Path) -> None:
+        self._limits = dict(limits)
+        self._stop_file = stop_file
+        self._requested = False
+        self.error: ConfigError | None = None
 
+    def request(self) -> None:
+        """Stops the trial after the current iteration; may be called in a signal handler."""
+        self._requested = True
+        with suppress(OSError):  # disk full: the iteration is not shortened
+            self._stop_file.touch()
 
-def _tuner(
-    planned: Plan,
-    options: RunOptions,
-    context: RunContext,
-    hooks: tuple[StopWhen, Progress, _TrialFailure],
-) -> tune.Tuner:
-    stop, *callbacks = hooks
-    return tune.Tuner(
-        tune.with_parameters(PRESETS[planned.example.run], run=context),
-        param_space=planned.config,
-        tune_config=tune.TuneConfig(trial_dirname_creator=_trial_name),
-        run_config=tune.RunConfig(
-            name=context.folder.name,
-            storage_path=str(context.folder.parent),
-            stop=stop,
-            callbacks=[*callbacks, TensorBoardLayout(), *planned.example.callbacks],
-            checkpoint_config=tune.CheckpointConfig(
-                num_to_keep=_KEPT,
-                checkpoint_frequency=options.checkpoint_every,
-                checkpoint_at_end=True,
-            ),
-            sync_config=tune.SyncConfig(sync_artifacts=True),  # files of the trial, as `trace.json`
-            verbose=0,
-        ),
-    )
+    def __call__(self, trial_id: str, result: Mapping[Any, Any]) -> bool:
+        """Called by Tune with each result."""
+        if self._requested:
+            return True
+        try:
+            return any(look_up(result, key) >= limit for key, limit in self._limits.items())
+        except ConfigError as error:
+            self.error = error
+            return True
 
 
 class _TrialFailure(tune.Callback):
-    """Remembers the error of a trial. Tune reads it from a file in the results, which is empty if
+    """Why a trial has failed. Tune reads its error from a file in the results, which is empty if
     the disk is full.
 
+    Args:
+        folder: of the results.
+
     Attributes:
-        error: the last line of its traceback; empty if there is none.
-        folders: where Tune writes files of the trial before it copies them to the results.
+        error: the last line of the trial's traceback; empty if there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.error = ""
-        self.folders: list[Path] = []
+        self._folders = [folder]
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Called by Tune when a trial starts."""
-        self.folders = [Path(trial.local_path)]
+        # Tune writes files of the trial there before it copies them to the results.
+        self._folders = [self._folders[0], Path(trial.local_path)]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Called by Tune when a trial has failed."""
         self.error = _last_line(Path(trial.error_file).read_text())
 
+    def text_of(self, results: tune.ResultGrid) -> str:
+        """Returns the last line of the trial's traceback and the file that holds all of it; empty
+        if the trial has not failed."""
+        if not results.errors:
+            return ""
+        last = _last_line(str(results.errors[0])) or type(results.errors[0]).__name__
+        traceback = f"(traceback: {Path(results[0].path, 'error.txt')})"
+        return f"{self.with_full_disk(last)} {traceback}"
+
+    def with_full_disk(self, error: str) -> str:
+        """Replaces the error of a write to a full disk, which has no path, by one that names those
+        of the directories that are on a full disk; returns others unchanged."""
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if error.rstrip().endswith(f"[Errno {number}] {os.strerror(number)}"):
+                full = [f for f in self._folders if shutil.disk_usage(f).free < _FULL_BYTES]
+                return f"{os.strerror(number)}: {', '.join(map(str, full or self._folders))}"
+        return error
+
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
-def _with_full_disk(error: str, folders: Sequence[Path]) -> str:
-    """Replaces the error of a write to a full disk, which has no path, by one that names those of
-    the directories that are on a full disk; returns others unchanged."""
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        if error.rstrip().endswith(f"[Errno {number}] {os.strerror(number)}"):
-            full = [folder for folder in folders if shutil.disk_usage(folder).free < _FULL_BYTES]
-            return f"{os.strerror(number)}: {', '.join(map(str, full or folders))}"
-    return error
-
-
-def _trial_name(trial: Any) -> str:
-    return f"{trial.trainable_name}_{trial.trial_id}"
+    return text.strip().rpartition("\n")[2].strip()
 
 
 def _new_folder(experiment: str, results_dir: Path) -> Path:
     name = f"{experiment}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     folder = results_dir.expanduser().resolve() / name
     try:
-        for number in range(1, 1000):  # runs that start in the same second
-            if not folder.exists():
-                break
-            folder = folder.with_name(f"{name}_{number}")
+        while folder.exists():  # runs that start in the same second
+            folder = folder.with_name(f"{folder.name}_1")
         folder.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(f"--results-dir {results_dir}: {error.strerror or error}") from None
     return folder
 
 
-def _report(folder: Path, names: Mapping[str, str | None], exists: bool, stopped: bool) -> None:
-    """Prints what a run has left in its folder; if nothing exists, removes the folder.
-
-    Args:
-        folder: of the run.
-        names: see `_next_step`.
-        exists: whether it has a result.
-        stopped: by a signal.
-    """
+def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -> None:
+    """Prints what a run has left in its folder; if no result exists, removes the folder."""
     checkpoint = None
     if exists:
-        trials = [path for path in folder.iterdir() if path.is_dir()]
-        say(f"results     {trials[0] if trials else folder}")
+        say(f"results     {next(filter(Path.is_dir, folder.iterdir()), folder)}")
         with suppress(CheckpointError):  # there is none
             checkpoint = find_checkpoint(folder)
     else:
         shutil.rmtree(folder, ignore_errors=True)
     if checkpoint is not None:
         say(f"checkpoint  {checkpoint}")
-        best = _best_of(folder)
-        if best is not None and best != checkpoint:
+        best = next((path.parent for path in folder.glob(f"*/{BEST}/manifest.json")), checkpoint)
+        if best != checkpoint:
             say(f"best        {best}")
-        say(_next_step(best or checkpoint, names))
+        say(f"next        {_next_step(best, experiment)}")
     elif stopped:
         say(f"stopped{'' if exists else ' before the first result'}; nothing was saved")
 
 
-def _best_of(folder: Path) -> Path | None:
-    """The checkpoint of the best evaluation; None: nothing was evaluated."""
-    return next((path.parent for path in folder.glob(f"*/{BEST}/manifest.json")), None)
-
-
-def _next_step(checkpoint: Path, names: Mapping[str, str | None]) -> str:
-    """Returns the command that evaluates a checkpoint, runnable in the current directory.
-
-    Args:
-        checkpoint: its directory.
-        names: by option, the name of what a checkpoint cannot hold; empty: it is not needed, None:
-            there is none.
-    """
-    command = [*_program(), "evaluate", str(checkpoint)]
-    for option, name in names.items():
+def _next_step(checkpoint: Path, experiment: Experiment) -> str:
+    """Returns the command that evaluates a checkpoint, runnable in the current directory, with the
+    names of what the checkpoint cannot hold."""
+    installed = Path(sys.argv[0]).name == "polopt" and shutil.which("polopt")
+    program = (
+        ["polopt"] if installed else [sys.executable, "-m", "polopt.trainers.command_line.cli"]
+    )
+    command = [*program, "evaluate", str(checkpoint)]
+    network = getattr(getattr(experiment.policy, "model", None), "custom", None)
+    for option, value in (("--env", experiment.rollout.env), ("--network", network or "")):
+        name = name_on_command_line(value)
         if name is None:
-            return f"next        polopt evaluate needs {option}: the one of this run is local"
+            return f"polopt evaluate needs {option}: the one of this run is local"
         command += [option, name] if name else []
-    return f"next        {shlex.join(command)}"
-
-
-def _program() -> list[str]:
-    """Returns how this command was started."""
-    script = Path(sys.argv[0])
-    if script.name == "polopt":
-        return ["polopt"] if shutil.which("polopt") else [str(script.absolute())]
-    return [sys.executable, "-m", "polopt.trainers.command_line.cli"]
-
-
-def _error_of(results: tune.ResultGrid, folders: Sequence[Path]) -> str:
-    """Returns the last line of the trial's traceback and the file that holds all of it."""
-    if not results.errors:
-        return ""
-    last = _last_line(str(results.errors[0])) or type(results.errors[0]).__name__
-    traceback = f"(traceback: {Path(results[0].path, 'error.txt')})"
-    return f"{_with_full_disk(last, folders)} {traceback}"
+    return shlex.join(command)
 
 
 def start_ray(planned: Plan, verbose: bool = False) -> None:
@@ -291,32 +270,16 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     processes share CPUs instead of waiting for CPUs that never come.
     """
     experiment = planned.experiment
-    workers = experiment.num_remote_workers * experiment.rollout.num_cpus_per_worker
-    needed = experiment.trainer.num_cpus_for_driver + workers
-    num_cpus = max(os.cpu_count() or 1, math.ceil(needed))
-    here: dict[str, Any] = {"num_cpus": num_cpus, "include_dashboard": False}
-    folder = planned.folder
-    environment: dict[str, Any] | None = None
-    if folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
-        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
-    options = {
+    options: dict[str, Any] = {
         "address": ray_address(),
-        **(here if ray_address() == "local" else {}),
-        "runtime_env": environment,
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.CRITICAL,
     }
+    if ray_address() == "local":
+        workers = experiment.num_remote_workers * experiment.rollout.num_cpus_per_worker
+        needed = math.ceil(experiment.trainer.num_cpus_for_driver + workers)
+        options |= {"num_cpus": max(os.cpu_count() or 1, needed), "include_dashboard": False}
+    if planned.folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
+        paths = [str(planned.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        options["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
     ray.init(**options)
-
-
-def _silence() -> None:
-    """Hides messages of Ray about itself."""
-    warnings.filterwarnings("ignore", module=r"(ray|tensorboardX)(\..*)?")
-    logging.getLogger("ray").setLevel(logging.CRITICAL)
-
-
-def _title(planned: Plan) -> str:
-    env = planned.experiment.rollout.env
-    named = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    return f"{planned.name}: {planned.example.run} on {named}"

@@ -1,0 +1,100 @@
+"""Names of Python objects on the command line: `module:name` and `FILE.py:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ray import cloudpickle
+from torch import nn
+
+from polopt.common.config import ConfigError
+from polopt.policies.policy import Policy
+
+
+def import_from(folder: Path) -> None:
+    """Makes modules of a directory importable, as Python's `-m` does with the current one. Ray does
+    the same in workers."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def import_file(path: Path) -> ModuleType:
+    """Executes a Python file as a module, which may import modules of its directory.
+
+    Raises:
+        Exception: from the file.
+    """
+    import_from(path.resolve().parent)
+    name = f"polopt_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    # Other processes cannot import it under that name, so its classes are pickled by value.
+    cloudpickle.register_pickle_by_value(module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def named(name: str, option: str) -> Any:
+    """Returns what `module:name` or `FILE.py:name` stands for; imports the module.
+
+    Args:
+        name: the value of an option.
+        option: for messages.
+
+    Raises:
+        ConfigError: the module cannot be imported, or does not define the name.
+    """
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name:
+        raise ConfigError(f"{option} {name}. Allowed: module:NAME or FILE.py:NAME")
+    import_from(Path.cwd())
+    is_file = module_name.endswith(".py")
+    try:
+        module = import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ConfigError(f"{option} {name}: {error}") from None
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{option} {name}: {module_name} does not define {attribute!r}")
+    return getattr(module, attribute)
+
+
+def named_classes(
+    policy: str | None, network: str | None
+) -> tuple[type[Policy] | None, type[nn.Module] | None]:
+    """Returns the classes that `--policy` and `--network` name, None without a name.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    return _named_class(policy, "--policy", Policy), _named_class(network, "--network", nn.Module)
+
+
+def _named_class(name: str | None, option: str, base: type) -> Any:
+    found = None if name is None else named(name, option)
+    if found is None or (isinstance(found, type) and issubclass(found, base)):
+        return found
+    wanted = f"a subclass of {base.__module__}.{base.__name__}"
+    raise ConfigError(f"{option} {name}: got {found!r:.100}. Allowed: {wanted}")
+
+
+def name_on_command_line(value: Any) -> str | None:
+    """Returns the value of `--env` or `--network` with which `polopt evaluate` finds an environment
+    or a network class; empty if the checkpoint is enough, None if there is no such value (a local
+    function, class or a lambda)."""
+    if isinstance(value, str):
+        return value if ":" in value else ""
+    name, module = getattr(value, "__qualname__", ""), inspect.getmodule(value)
+    if not name.isidentifier() or getattr(module, name, None) is not value:
+        return None
+    file = Path(getattr(module, "__file__", None) or "")
+    # Installed modules are found by their names.
+    return f"{value.__module__ if 'site-packages' in file.parts else file}:{name}"
