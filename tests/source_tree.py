@@ -45,8 +45,9 @@ class Module(NamedTuple):
         return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
 
 
+@functools.cache
 def read(root: Path, path: Path) -> Module:
-    """Parses a file; `path` is below `root`."""
+    """Parses a file, once; `path` is below `root`."""
     relative = path.relative_to(root)
     parts = [part for part in relative.with_suffix("").parts if part != "__init__"]
     if parts[0] in PACKAGE_FOLDERS:

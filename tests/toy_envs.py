@@ -105,7 +105,7 @@ class GlobalRandom(gymnasium.Env[np.ndarray, int]):
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (5,), np.float32)
-        self.action_space = spaces.Discrete(10**6)
+        self.action_space = spaces.Discrete(1000)
         self.layout = np.random.random()  # noqa: NPY002
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
@@ -119,7 +119,7 @@ class GlobalRandom(gymnasium.Env[np.ndarray, int]):
             random.random(),
             np.random.random(),  # noqa: NPY002
             torch.rand(()).item(),
-            self.action_space.sample() / 10**6 + self.observation_space.sample()[0],
+            self.action_space.sample() / 1000 + self.observation_space.sample()[0],
             self.layout,
         ]
         return np.array(numbers, dtype=np.float32)

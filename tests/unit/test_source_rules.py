@@ -96,10 +96,19 @@ def own_names(module: Module) -> set[str]:
     return names
 
 
+def internal_options(module: Module) -> Iterator[str]:
+    """Keyword arguments of `ray.init` that start with an underscore."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and dotted(node.func) == "ray.init":
+            for keyword in node.keywords:
+                if (keyword.arg or "").startswith("_"):
+                    yield f"ray.init({keyword.arg})"
+
+
 def private_names(module: Module) -> Iterator[str]:
     """Private names that a module imports from dependencies or reaches through their attributes,
-    private attributes of objects that are not its own, `sys.modules`, and keyword arguments of
-    `ray.init` that start with an underscore."""
+    private attributes of objects that are not its own, `sys.modules`, and `internal_options`."""
+    yield from internal_options(module)
     names, own = imported(module), own_names(module)
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -109,10 +118,6 @@ def private_names(module: Module) -> Iterator[str]:
                 private = name.split(".")[0] in DEPENDENCIES and is_private(name)
                 if private or name == "sys.modules":
                     yield name
-        elif isinstance(node, ast.Call) and dotted(node.func) == "ray.init":
-            for keyword in node.keywords:
-                if (keyword.arg or "").startswith("_"):
-                    yield f"ray.init({keyword.arg})"
         elif isinstance(node, ast.Attribute):
             first, _, rest = (dotted(node) or "").partition(".")
             name = f"{names[first]}.{rest}" if first in names else rest
@@ -152,7 +157,7 @@ def test_private_name_has_a_test(test: str) -> None:
 
 def test_only_conftest_sets_internal_options_of_ray() -> None:
     found = modules(ROOT, ["tests", "benchmarks"])
-    files = {m.path.as_posix() for m in found if any("ray.init" in n for n in private_names(m))}
+    files = {module.path.as_posix() for module in found if any(internal_options(module))}
     assert files <= {"tests/conftest.py"}
 
 
