@@ -15,7 +15,7 @@ from typing import Any
 
 from polopt.common.config import ConfigError
 from polopt.common.files import read_regular
-from polopt.common.tracing import Event
+from polopt.common.tracer import Event
 
 #: Name of the file in the trial's directory.
 TRACE_FILE = "trace.json"

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from polopt.common.tracing import TRACER
+from polopt.common.tracer import TRACER
 
 #: The driver's phase between a result and the next iteration.
 REPORT = "report"

@@ -26,7 +26,7 @@ from polopt.optimizers.sync_samples import (
     sample,
     sample_message_bytes,
 )
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import WEIGHTS, Reply
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet

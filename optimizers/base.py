@@ -17,7 +17,7 @@ from polopt.metrics.actions import ActionStats
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.metrics.tab import Tab
 from polopt.policies.policy import Policy
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
 from polopt.rollouts.workers.set_up import (
     begin_restored_run,

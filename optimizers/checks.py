@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 
 
 def check_collection(owner: str, key: str, rollout: RolloutConfig) -> None:

@@ -22,7 +22,7 @@ from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_collection, check_unused
 from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.collective import GroupBroken
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.early_stop import Stragglers

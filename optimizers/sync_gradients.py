@@ -19,7 +19,7 @@ from polopt.metrics.tab import Tab
 from polopt.optimizers.async_gradients import GradientsConfig, compute_gradient
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_collection
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 

@@ -20,7 +20,7 @@ from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_central_gradients
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import WEIGHTS
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -154,7 +154,7 @@ class SyncSamples(PolicyOptimizer):
         """State of the workers' environments and random numbers, besides their statistics.
 
         A run restored with the same config continues bit for bit if collection is `sync` and the
-        environments have `get_state` and `set_state` (`polopt.rollouts.envs.saving`). Otherwise
+        environments have `get_state` and `set_state` (`polopt.rollouts.envs.env_state`). Otherwise
         weights, torch optimizer, schedules and counters continue, episodes start again, and
         fragments collected ahead are collected again."""
         up = {worker.index: (False,) for worker in self.workers.remote if worker.up}

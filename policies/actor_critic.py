@@ -21,7 +21,6 @@ from polopt.policies.distributions.diag_gaussian import DiagGaussian
 from polopt.policies.fast_cpu.loss_gradients import LossGradients, has_closed_form
 from polopt.policies.fast_cpu.loss_terms import LossTerms, loss_terms_of
 from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
-from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.minibatches import (
     num_minibatches,
@@ -30,6 +29,7 @@ from polopt.policies.learning.minibatches import (
     shuffled_sequences,
     valid_rows,
 )
+from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.reducer import LocalReducer, Reducer, summed
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
 from polopt.policies.networks.backend import Backend, Rows, as_tensor

@@ -22,8 +22,8 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
 from polopt.policies.distributions.factory import make_distribution
-from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
+from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
 from polopt.policies.normalization import Normalizer, kinds_of, sum_moments

@@ -25,9 +25,9 @@ from polopt.common.weights import Weights
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.policies import actor_critic
 from polopt.policies.ppo import PPOPolicy
-from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import probe_spaces
-from polopt.rollouts.envs.resolving import resolve_env
+from polopt.rollouts.envs.env_sources import resolve_env
+from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.rollout_worker import Answer, RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig

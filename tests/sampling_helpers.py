@@ -13,9 +13,9 @@ from toy_envs import (
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.a2c import A2CPolicy
-from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import probe_spaces
-from polopt.rollouts.envs.resolving import resolve_env
+from polopt.rollouts.envs.env_sources import resolve_env
+from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 

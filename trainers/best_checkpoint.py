@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pyarrow import fs
 
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.restoring import BEST
+from polopt.trainers.saved_trainer import BEST
 
 
 class Score(NamedTuple):

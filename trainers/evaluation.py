@@ -17,15 +17,15 @@ from polopt.common.episodes import EpisodeStats, episodes_of
 from polopt.common.weights import Weights
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
+from polopt.rollouts.envs.env_state import set_evaluation_statistics
 from polopt.rollouts.envs.random_state import kept_global_generators, seed_global_generators
-from polopt.rollouts.envs.saving import set_evaluation_statistics
-from polopt.rollouts.sampling.seeding import Seeds, evaluation_seeds
+from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.trainers.config import TrainerConfig
+from polopt.trainers.experiment import TrainerConfig
 from polopt.trainers.results import custom_block
 
 logger = logging.getLogger("polopt")

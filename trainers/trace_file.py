@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from polopt.common.tracing import MAX_EVENTS, TRACER, Event
+from polopt.common.tracer import MAX_EVENTS, TRACER, Event
 from polopt.metrics.chrome_trace import TRACE_FILE, chrome_trace
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.rollouts.workers.set_up import foreach_worker
-from polopt.trainers.config import TrainerConfig
+from polopt.trainers.experiment import TrainerConfig
 
 logger = logging.getLogger("polopt")
 

@@ -25,19 +25,19 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.config import Experiment, with_keywords
 from polopt.trainers.evaluation import Evaluation, evaluation_config
+from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import show_named_metrics
 from polopt.trainers.prometheus import PrometheusExporter
-from polopt.trainers.restoring import (
+from polopt.trainers.results import make_result
+from polopt.trainers.run_context import RunContext, finish_despite_sigterm
+from polopt.trainers.saved_spaces import describe_space
+from polopt.trainers.saved_trainer import (
     check_directory,
     misfit,
     read_or_fall_back,
     restore_state,
 )
-from polopt.trainers.results import make_result
-from polopt.trainers.run_context import RunContext, finish_despite_sigterm
-from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.tab_file import write_tab
 from polopt.trainers.trace_file import StepTrace
 from polopt.trainers.tune_storage import next_checkpoint

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.rmsprop import rmsprop
 
-from polopt.policies.learning.config import PolicyConfig
+from polopt.policies.learning.policy_config import PolicyConfig
 
 
 class TorchOptimizer(ABC):

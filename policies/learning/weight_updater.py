@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import FlatParameters
+from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.schedules import Schedule
 from polopt.policies.learning.torch_optimizers import TORCH_OPTIMIZERS, TorchOptimizer
 

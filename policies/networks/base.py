@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polopt.policies.networks.config import ModelConfig
 from polopt.policies.networks.layers import linear
 from polopt.policies.networks.lstm import LSTM
+from polopt.policies.networks.model_config import ModelConfig
 
 #: Memory `[B, S]` by step: after the last step, and at least after each step before a start.
 States = dict[int, Tensor]

@@ -18,10 +18,10 @@ from polopt.policies.networks.cnn import (
     ImageEncoder,
 )
 from polopt.policies.networks.combined import CombinedNetwork
-from polopt.policies.networks.config import ModelConfig
 from polopt.policies.networks.custom import make_custom
 from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.mlp import MLPNetwork
+from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.networks.observations import Part, parts_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from polopt.policies.networks.base import ActorCriticNetwork
-from polopt.policies.networks.config import ModelConfig
 from polopt.policies.networks.layers import ACTIVATIONS, mlp
+from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.networks.observations import flattened
 
 

@@ -14,7 +14,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.collector_arguments import CollectorArguments
-from polopt.rollouts.collectors.config import CollectingConfig, CollectorConfig
+from polopt.rollouts.collectors.collector_config import CollectingConfig, CollectorConfig
 from polopt.rollouts.collectors.frame_budget import FrameBudget
 from polopt.rollouts.collectors.trajectories import pad_trajectories, split_trajectories
 from polopt.rollouts.collectors.weight_sync import WeightSync

@@ -13,10 +13,10 @@ from polopt.common.config import Config, ConfigError, nearest_of
 from polopt.policies.non_learning import NonLearningConfig, adapter_for
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
-from polopt.rollouts.collectors.config import CollectorConfig
-from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.resolving import EnvSource, resolve_env
+from polopt.rollouts.collectors.collector_config import CollectorConfig
+from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
 from polopt.rollouts.ray_session import attach_or_start
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.worker_config import checked_spaces, make_worker_config
 from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -33,7 +33,7 @@ REMOTE_OPTIONS = (
     "runtime_env",
     "scheduling_strategy",
 )
-#: As `polopt.rollouts.envs.making.ENV_KEYS`, for a Collector.
+#: As `polopt.rollouts.envs.vector_env.ENV_KEYS`, for a Collector.
 ENV_KEYS = ("create_env_fn", "create_env_kwargs", "num_envs")
 
 

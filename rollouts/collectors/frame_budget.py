@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polopt.rollouts.collectors.config import CollectingConfig
+from polopt.rollouts.collectors.collector_config import CollectingConfig
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.workers.worker_set import WorkerSet
 

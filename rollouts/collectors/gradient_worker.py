@@ -18,7 +18,7 @@ from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import reduce_gradient
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_arguments import resolve_policy
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.counts import CallRecord, Counts
 from polopt.rollouts.workers.rank import TimedReducer

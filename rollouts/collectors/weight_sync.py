@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.rollouts.collectors.config import CollectingConfig
+from polopt.rollouts.collectors.collector_config import CollectingConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 

@@ -12,8 +12,9 @@ import numpy as np
 from gymnasium import spaces
 
 from polopt.common.action_mask import MASK_KEY, find_action_mask
-from polopt.rollouts.envs.checking import check_reset, check_step, range_check, reward_of
-from polopt.rollouts.envs.closing import close_env
+from polopt.rollouts.envs.close_env import close_env
+from polopt.rollouts.envs.env_api import check_reset, check_step, range_check, reward_of
+from polopt.rollouts.envs.env_state import copy_statistics
 from polopt.rollouts.envs.errors import (
     APIViolation,
     EnvironmentAPIError,
@@ -21,7 +22,6 @@ from polopt.rollouts.envs.errors import (
     traceback_of,
 )
 from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
-from polopt.rollouts.envs.saving import copy_statistics
 
 #: Key of `infos` with an `EnvFault` for each environment that had one.
 FAULT_KEY = "polopt_fault"

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from polopt.policies.acting import ActingPolicy
+from polopt.policies.acting_policy import ActingPolicy
 
 #: How actions are chosen from the policy's distribution; names of TorchRL's ExplorationType.
 #: `random` samples, `mode` and `deterministic` use the most likely action, `mean` the mean.

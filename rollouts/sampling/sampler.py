@@ -10,24 +10,24 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from polopt.common.episodes import Episode
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.acting import ActingPolicy
-from polopt.rollouts.envs.checking import range_check
-from polopt.rollouts.envs.closing import close_env
-from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, INFO_KEY
-from polopt.rollouts.envs.making import autoreset_mode
-from polopt.rollouts.envs.random_state import seed_spaces
-from polopt.rollouts.envs.saving import (
+from polopt.policies.acting_policy import ActingPolicy
+from polopt.rollouts.envs.close_env import close_env
+from polopt.rollouts.envs.env_api import range_check
+from polopt.rollouts.envs.env_state import (
     get_env_state,
     get_env_statistics,
     set_env_state,
     set_env_statistics,
 )
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, INFO_KEY
+from polopt.rollouts.envs.random_state import seed_spaces
+from polopt.rollouts.envs.vector_env import autoreset_mode
 from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
-from polopt.rollouts.sampling.fault_handling import SamplerFaults, has_sub_envs, seed_argument
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
 from polopt.rollouts.sampling.sample_request import ActionChooser, Exploration, action_chooser
-from polopt.rollouts.sampling.seeding import Seeds
+from polopt.rollouts.sampling.sampler_faults import SamplerFaults, has_sub_envs, seed_argument
+from polopt.rollouts.sampling.seeds import Seeds
 
 
 class VectorSampler:
@@ -298,7 +298,7 @@ class VectorSampler:
         self._returns.discard(envs)
 
     def get_state(self) -> dict[str, Any] | None:
-        """State of the environments (see `polopt.rollouts.envs.saving`), of the current episodes
+        """State of the environments (see `polopt.rollouts.envs.env_state`), of the current episodes
         and of the generator; None if the environments cannot return theirs."""
         env_state = get_env_state(self.env)
         if env_state is None:

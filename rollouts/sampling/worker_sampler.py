@@ -13,18 +13,18 @@ from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.acting import ActingPolicy
-from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.checking import same_encoding
-from polopt.rollouts.envs.closing import close_env
+from polopt.policies.acting_policy import ActingPolicy
+from polopt.rollouts.envs.close_env import close_env
+from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
-from polopt.rollouts.envs.making import make_vector_env
-from polopt.rollouts.envs.resolving import EnvSource, env_name
-from polopt.rollouts.sampling.fault_handling import SamplerFaults
+from polopt.rollouts.envs.vector_env import make_vector_env
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeding import Seeds
+from polopt.rollouts.sampling.sampler_faults import SamplerFaults
+from polopt.rollouts.sampling.seeds import Seeds
 
 
 def make_sampler(

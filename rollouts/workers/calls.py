@@ -13,10 +13,10 @@ from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from polopt.common.config import ConfigError
-from polopt.common.tracing import TRACER
+from polopt.common.tracer import TRACER
 from polopt.metrics.timers import LoadMeter
+from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.envs.errors import EnvironmentAPIError
-from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.transport.messages import is_of_signal
 from polopt.rollouts.transport.rpc_client import RpcFuture, TransportError
 from polopt.rollouts.workers.callbacks import CallbackError

@@ -11,7 +11,7 @@ from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
-from polopt.common.tracing import TRACER
+from polopt.common.tracer import TRACER
 from polopt.metrics.actions import ActionSums
 from polopt.metrics.custom_metrics import CustomMetrics, Values
 from polopt.metrics.learner import mean_stats

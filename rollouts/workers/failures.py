@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import ray
 
-from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.rpc_client import RpcError, UndecodableAnswerError
 from polopt.rollouts.workers.callbacks import CallbackError
 from polopt.rollouts.workers.counts import Counts

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 
 #: Ray copies larger constructor arguments into the object store once for every worker.
 MAX_ARGUMENT_BYTES = 100_000

@@ -16,18 +16,18 @@ from polopt.common.episodes import Episode
 from polopt.common.moments import Moments, merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import limit_threads
-from polopt.common.tracing import TRACER
+from polopt.common.tracer import TRACER
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.lag import LearnedVersions
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
+from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.envs.random_state import seed_global_generators
-from polopt.rollouts.envs.resolving import env_name
 from polopt.rollouts.sampling.non_finite import non_finite_gradient
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeding import Seeds, seeds_from, worker_seeds
+from polopt.rollouts.sampling.seeds import Seeds, seeds_from, worker_seeds
 from polopt.rollouts.sampling.worker_sampler import check_batch, make_sampler, sample_frames
 from polopt.rollouts.transport.endpoint import Endpoint
 from polopt.rollouts.transport.rpc_server import RpcServer

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polopt.rollouts.envs.saving import merge_env_statistics
+from polopt.rollouts.envs.env_state import merge_env_statistics
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.failures import FunctionError
 from polopt.rollouts.workers.worker_set import WorkerSet, call_method

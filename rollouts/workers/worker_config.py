@@ -14,9 +14,9 @@ from gymnasium import Space
 
 from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import ENV_KEYS, probe_spaces
-from polopt.rollouts.envs.resolving import EnvSource, resolve_env
+from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
+from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import Callbacks
 
 
@@ -26,7 +26,7 @@ class WorkerConfig:
 
     Attributes:
         rollout: options of sampling.
-        env: result of `polopt.rollouts.envs.resolving.resolve_env`.
+        env: result of `polopt.rollouts.envs.env_sources.resolve_env`.
         policy_class: the policy, or an adapter of `polopt.policies.non_learning`, which only acts.
         policy: its options.
         observation_space: of one environment.
@@ -96,7 +96,7 @@ def make_worker_config(
         policy_class: see `WorkerConfig`.
         policy: options of the policy.
         env: result of `resolve_env`; None resolves `rollout.env`.
-        keys: see `polopt.rollouts.envs.making.ENV_KEYS`.
+        keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
         device: where the policy learns; None: `cuda` for workers with a GPU, else `cpu`.
         postproc: see `WorkerConfig`.
         callbacks: see `WorkerConfig`.
@@ -130,7 +130,7 @@ def checked_spaces(
     Args:
         source: result of `resolve_env`.
         rollout: options of sampling.
-        keys: see `polopt.rollouts.envs.making.ENV_KEYS`.
+        keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
 
     Raises:
         ConfigError: if the environment cannot be made.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.resolving import EnvSource
+from polopt.rollouts.envs.env_sources import EnvSource
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.rpc_client import RpcChannel
 from polopt.rollouts.workers.placement import (
     Request,

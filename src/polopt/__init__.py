@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from polopt.optimizers.scheme import scheme_config as scheme_config
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
     from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
-    from polopt.policies.learning.config import PolicyConfig as PolicyConfig
+    from polopt.policies.learning.policy_config import PolicyConfig as PolicyConfig
     from polopt.policies.networks.registry import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.collectors.collector_thread import CollectorThread as CollectorThread
     from polopt.rollouts.collectors.gradient_worker import GradientWorker as GradientWorker
     from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet as GradientWorkerSet
-    from polopt.rollouts.config import RolloutConfig as RolloutConfig
+    from polopt.rollouts.rollout_config import RolloutConfig as RolloutConfig
     from polopt.rollouts.workers.callbacks import CallbackError as CallbackError
     from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
     from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.set_up import set_up_each as set_up_each
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
-    from polopt.trainers.loading import load as load
     from polopt.trainers.presets import A2C as A2C
     from polopt.trainers.presets import A3C as A3C
     from polopt.trainers.presets import APPO as APPO
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from polopt.trainers.presets import IMPALA as IMPALA
     from polopt.trainers.presets import SyncPPO as SyncPPO
     from polopt.trainers.presets import register as register
+    from polopt.trainers.saved_policy import load as load
     from polopt.trainers.trainer import PolicyOptimizerTrainer as PolicyOptimizerTrainer
 
 __version__ = "0.2.0"
@@ -97,11 +97,11 @@ _MODULE_OF = {
     "PackedGradients": "polopt.common.compression",
     "Plot": "polopt.metrics.tab",
     "Policy": "polopt.policies.policy",
-    "PolicyConfig": "polopt.policies.learning.config",
+    "PolicyConfig": "polopt.policies.learning.policy_config",
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
     "Reply": "polopt.rollouts.workers.calls",
-    "RolloutConfig": "polopt.rollouts.config",
+    "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "SampleBatch": "polopt.common.sample_batch",
     "StepResult": "polopt.metrics.optimizer_stats",
@@ -116,7 +116,7 @@ _MODULE_OF = {
     "WorkersFailedError": "polopt.rollouts.workers.failures",
     "call_each": "polopt.rollouts.workers.set_up",
     "foreach_worker": "polopt.rollouts.workers.set_up",
-    "load": "polopt.trainers.loading",
+    "load": "polopt.trainers.saved_policy",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_network": "polopt.policies.networks.registry",

@@ -27,7 +27,7 @@ from polopt.optimizers.registry import OPTIMIZERS
 from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 
 ALL = ["async_gradients", "sync_samples", "decentralized_allreduce"]

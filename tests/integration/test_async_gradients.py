@@ -27,7 +27,7 @@ from polopt.common.config import ConfigError
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients, AsyncGradientsConfig
 from polopt.policies.learning.schedules import Schedule
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.failures import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

@@ -10,7 +10,7 @@ from test_config_properties import SMALL, is_small, mutated, mutations, quietly
 
 from polopt.common.config import ConfigError
 from polopt.rollouts.workers.failures import WorkersFailedError
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 
 

@@ -31,7 +31,7 @@ from polopt.optimizers.rank_group import checksum
 from polopt.policies.learning.schedules import Schedule
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOPolicy
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import Reply
 
 

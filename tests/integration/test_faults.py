@@ -31,7 +31,7 @@ from polopt.rollouts.workers.failures import (
 )
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 every_optimizer = pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from printed_code import ROOT, blocks_of, run_blocks
 
-from polopt.trainers.config import Experiment, TrainerConfig, aliases_for
+from polopt.trainers.experiment import Experiment, TrainerConfig, aliases_for
 from polopt.trainers.presets import PRESETS
 
 PAGE = "docs/migration.md"

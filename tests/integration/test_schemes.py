@@ -25,7 +25,7 @@ from polopt.rollouts.collectors.gradient_worker import GradientWorker, make_work
 from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 CELLS = [Scheme(*words) for words in itertools.product(COLLECTIONS, GRADIENTS, UPDATES)]

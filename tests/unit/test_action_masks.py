@@ -38,7 +38,7 @@ from polopt.policies.non_learning import (
 )
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.errors import EnvironmentFailedError
-from polopt.rollouts.sampling.fault_handling import SamplerFaults
+from polopt.rollouts.sampling.sampler_faults import SamplerFaults
 
 every_kind = pytest.mark.parametrize("kind", ACTIONS)
 every_mode = pytest.mark.parametrize("mode", AUTORESET)

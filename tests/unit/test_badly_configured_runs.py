@@ -6,7 +6,7 @@ import pytest
 from badly_configured_runs import RUNS, config_of
 
 from polopt.metrics.diagnosis import RULES
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 
 

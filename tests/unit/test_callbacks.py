@@ -28,7 +28,7 @@ from polopt.rollouts.workers.counts import CallRecord
 from polopt.rollouts.workers.failures import CallError
 from polopt.trainers import evaluation
 from polopt.trainers.command_line.cli import app
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 

@@ -15,7 +15,7 @@ import torch
 from test_checkpoints import SMALL, resign
 
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.restoring import read_trainer_state
+from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from polopt.common import tracing
-from polopt.common.tracing import Event, Tracer
+from polopt.common.tracer import Event, Tracer
 from polopt.metrics.chrome_trace import chrome_trace, percentages, self_times_s
 from polopt.trainers.trace_file import clock_shift_s
 
@@ -144,7 +143,7 @@ def test_tracer_keeps_events_between_begin_and_take(monkeypatch: pytest.MonkeyPa
     tracer.begin()
     assert tracer.span("driver", "wait", 0.0) > 0.0
     tracer.count("lag", 2)
-    monkeypatch.setattr(tracing, "MAX_EVENTS", 2)
+    monkeypatch.setattr("polopt.common.tracer.MAX_EVENTS", 2)
     tracer.count("over the limit", 3)
     assert [event.name for event in tracer.take()] == ["wait", "lag"]
     tracer.count("after", 1)

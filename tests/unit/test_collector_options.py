@@ -20,7 +20,7 @@ from polopt.policies import gae
 from polopt.policies.non_learning import ModulePolicy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.collectors.collector import Collector, next_seed
-from polopt.rollouts.collectors.config import CollectorConfig
+from polopt.rollouts.collectors.collector_config import CollectorConfig
 
 # ---- policies -----------------------------------------------------------------------------------
 

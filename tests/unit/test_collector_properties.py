@@ -16,7 +16,7 @@ from toy_envs import Drift
 from polopt import Collector
 from polopt.common.config import ConfigError
 from polopt.rollouts.collectors.collector_arguments import CollectorArguments
-from polopt.rollouts.collectors.config import CollectorConfig
+from polopt.rollouts.collectors.collector_config import CollectorConfig
 
 SMALL: dict[str, Any] = {"frames_per_batch": 8, "num_collectors": 0, "num_envs": 2, "seed": 1}
 #: Above these options are still checked, but collecting would take long, or other processes.

@@ -26,10 +26,10 @@ from polopt.trainers.command_line import evaluation
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.examples import example_names
 from polopt.trainers.command_line.names import name_on_command_line
-from polopt.trainers.loading import policy_of
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import find_checkpoint, restore_env_statistics
 from polopt.trainers.results import look_up
+from polopt.trainers.saved_policy import policy_of
+from polopt.trainers.saved_trainer import find_checkpoint, restore_env_statistics
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {

@@ -23,8 +23,8 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients
-from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.making import probe_spaces
+from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.rollout_config import RolloutConfig
 
 #: Columns from which importance ratios are computed.
 EXACT = ("actions", "action_dist_inputs", "action_logp")

@@ -16,7 +16,7 @@ from toy_envs import Drift
 
 from polopt.common.config import ConfigError
 from polopt.trainers.command_line.plan import plan
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 

@@ -13,7 +13,7 @@ import pytest
 from dashboard_results import write_trial
 from typer.testing import CliRunner
 
-from polopt.common.tracing import Event
+from polopt.common.tracer import Event
 from polopt.metrics.chrome_trace import chrome_trace
 from polopt.trainers.command_line.cli import app
 

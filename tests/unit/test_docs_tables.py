@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polopt.rollouts.collectors.config import CollectorConfig
+from polopt.rollouts.collectors.collector_config import CollectorConfig
 
 ROOT = Path(__file__).parents[2]
 TABLES = ("collector.md", "pytorchrl.md", "faults.md")

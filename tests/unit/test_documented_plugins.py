@@ -22,7 +22,7 @@ import polopt
 from polopt import optimizers
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.rollouts.workers.counts import Counts
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 
 DEATH = ray.exceptions.ActorDiedError()
 ROWS = 10  # of a fragment of 5 steps of 2 environments

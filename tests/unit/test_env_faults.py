@@ -24,14 +24,14 @@ from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_val
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.a2c import A2CPolicy
-from polopt.rollouts.config import RolloutConfig
+from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
-from polopt.rollouts.envs.making import make_vector_env, probe_spaces
-from polopt.rollouts.envs.resolving import resolve_env
-from polopt.rollouts.sampling.fault_handling import SamplerFaults
+from polopt.rollouts.envs.vector_env import make_vector_env, probe_spaces
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeding import worker_seeds
+from polopt.rollouts.sampling.sampler_faults import SamplerFaults
+from polopt.rollouts.sampling.seeds import worker_seeds
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 

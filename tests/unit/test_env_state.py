@@ -20,7 +20,7 @@ from toy_envs import (
     sync_clocks,
 )
 
-from polopt.rollouts.envs.saving import get_env_statistics, set_evaluation_statistics
+from polopt.rollouts.envs.env_state import get_env_statistics, set_evaluation_statistics
 
 
 def plain_data(state: Any) -> Iterator[Any]:

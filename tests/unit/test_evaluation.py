@@ -25,17 +25,17 @@ import polopt
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
 from polopt.rollouts.ray_session import attach_or_start
-from polopt.rollouts.sampling.seeding import evaluation_seeds, worker_seeds
+from polopt.rollouts.sampling.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
 from polopt.rollouts.workers.counts import CallRecord
 from polopt.trainers import best_checkpoint
 from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
-from polopt.trainers.config import Experiment, TrainerConfig
 from polopt.trainers.evaluation import Evaluation, evaluation_config
-from polopt.trainers.restoring import find_checkpoint
+from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.run_context import RunContext
+from polopt.trainers.saved_trainer import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 

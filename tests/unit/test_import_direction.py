@@ -161,8 +161,8 @@ def planted(root: Path, folder: str, **sources: str) -> list[Module]:
         ("optimizers", "import optimizers.base", "optimizers.base"),
         (
             "optimizers",
-            "import importlib\nimportlib.import_module('polopt.trainers.config')",
-            "config",
+            "import importlib\nimportlib.import_module('polopt.trainers.experiment')",
+            "polopt.trainers.experiment",
         ),
         ("trainers", "import polopt.tuned_examples", "polopt.tuned_examples"),
         ("trainers", "if TYPE_CHECKING:\n    from polopt.dashboards import x", "polopt.dashboards"),
@@ -189,12 +189,12 @@ def test_forbidden_import_is_found(tmp_path: Path, folder: str, source: str, nam
             "import torch\nfrom polopt.metrics import timers\nfrom ..common import config",
         ),
         ("rollouts/workers", "import ray\nfrom polopt import Policy, __version__"),
-        ("rollouts/sampling", "from ..config import RolloutConfig"),
+        ("rollouts/sampling", "from ..rollout_config import RolloutConfig"),
         ("optimizers", "from ..rollouts.workers.worker_set import WorkerSet"),
         ("trainers", "import polopt\nx = polopt.WorkerSet, polopt.__version__"),
         ("tuned_examples", "import ray\nfrom polopt import A3C\nfrom . import showcase"),
         ("benchmarks", "import polopt\npolopt.register()"),
-        ("tests", "from polopt.trainers import config"),
+        ("tests", "from polopt.trainers import experiment"),
     ],
 )
 def test_allowed_import_is_not_found(tmp_path: Path, folder: str, source: str) -> None:

@@ -21,7 +21,7 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.minibatch_gradients import MinibatchGradients
-from polopt.policies.networks.config import ModelConfig
+from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.trajectories import split_trajectories
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv

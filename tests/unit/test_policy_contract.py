@@ -15,8 +15,8 @@ from torch import nn
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
-from polopt.policies.learning.config import PolicyConfig
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
+from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
 from polopt.policies.minibatch_gradients import MinibatchGradients

@@ -21,7 +21,7 @@ from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.workers.failures import NonFiniteError, WorkersFailedError
 from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, write_checkpoint
 from polopt.trainers.command_line.cli import app
-from polopt.trainers.restoring import (
+from polopt.trainers.saved_trainer import (
     find_checkpoint,
     name_previous,
     read_or_fall_back,

@@ -16,8 +16,8 @@ from toy_envs import (
 
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.creators import EnvContext
-from polopt.rollouts.envs.making import probe_spaces
-from polopt.rollouts.sampling.seeding import worker_seeds
+from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.sampling.seeds import worker_seeds
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 

@@ -34,11 +34,11 @@ ALLOWED = {
         "tests/integration/test_trainer.py::test_checkpoints_read_from_disk_have_their_results",
     ),
     "_elapsed_steps": (
-        "rollouts/envs/saving.py",
+        "rollouts/envs/env_state.py",
         "tests/unit/test_env_state.py::test_restored_environments_continue_bit_for_bit",
     ),
     "_autoreset_envs": (
-        "rollouts/envs/saving.py",
+        "rollouts/envs/env_state.py",
         "tests/unit/test_env_state.py::test_restored_environments_continue_bit_for_bit",
     ),
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 from policy_helpers import fixed_gradient, small_policy
 
-from polopt.policies.learning.config import PolicyConfig
+from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.torch_optimizers import TORCH_OPTIMIZERS
 
 CONFIG = PolicyConfig(adam_epsilon=1e-5, rmsprop_alpha=0.9, rmsprop_epsilon=1e-3)
@@ -89,7 +89,7 @@ def test_updates_import_no_compiler() -> None:
     script = """
 import sys
 import torch
-from polopt.policies.learning.config import PolicyConfig
+from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.torch_optimizers import TORCH_OPTIMIZERS
 for cls in TORCH_OPTIMIZERS.values():
     cls(torch.zeros(3), torch.zeros(3)).step(0.1, PolicyConfig())

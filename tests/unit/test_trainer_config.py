@@ -12,7 +12,7 @@ import ray
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.policies.ppo import PPOPolicy
-from polopt.trainers.config import Experiment, aliases_for
+from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 

@@ -23,7 +23,7 @@ from polopt.common.files import open_regular, printable, read_regular
 from polopt.trainers import checkpoints
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from polopt.trainers.command_line.cli import app
-from polopt.trainers.restoring import read_trainer_state
+from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 #: A reader that waits for a FIFO would wait for ever.

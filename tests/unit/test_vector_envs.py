@@ -16,12 +16,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from toy_envs import AUTORESET, Clock, Drift
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
-from polopt.rollouts.envs.making import make_vector_env
+from polopt.rollouts.envs.vector_env import make_vector_env
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 
 NUM_ENVS = 4
 every_mode = pytest.mark.parametrize("mode", AUTORESET)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polopt.common import tracing
+from polopt.common import tracer
 from polopt.common.episodes import EpisodeStats
 from polopt.metrics import optimizer_stats, timers, worker_times
 from polopt.metrics.optimizer_stats import OptimizerStats
@@ -39,7 +39,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
-    for module in (optimizer_stats, timers, tracing, worker_times):
+    for module in (optimizer_stats, timers, tracer, worker_times):
         monkeypatch.setattr(module, "time", fake)
     return fake
 

@@ -135,8 +135,8 @@ def evaluate(
     with bad_input():
         from polopt.trainers.command_line import evaluation
         from polopt.trainers.command_line.names import named_classes
-        from polopt.trainers.loading import policy_of
-        from polopt.trainers.restoring import find_checkpoint, restore_env_statistics
+        from polopt.trainers.saved_policy import policy_of
+        from polopt.trainers.saved_trainer import find_checkpoint, restore_env_statistics
 
         classes = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
@@ -164,8 +164,8 @@ def export(
     """Write a trained policy as an ONNX model."""
     with bad_input():
         from polopt.trainers.command_line.names import named_classes
-        from polopt.trainers.loading import load
-        from polopt.trainers.restoring import find_checkpoint
+        from polopt.trainers.saved_policy import load
+        from polopt.trainers.saved_trainer import find_checkpoint
 
         policy_class, network_class = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())

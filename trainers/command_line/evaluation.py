@@ -19,17 +19,17 @@ from gymnasium.wrappers import TransformReward
 from polopt.common.config import ConfigError
 from polopt.common.episodes import Episode
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs.checking import reward_of, same_encoding
-from polopt.rollouts.envs.closing import close_env
+from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
-from polopt.rollouts.envs.resolving import env_name, resolve_env
+from polopt.rollouts.envs.env_api import reward_of, same_encoding
+from polopt.rollouts.envs.env_sources import env_name, resolve_env
 from polopt.rollouts.sampling.sampler import VectorSampler
-from polopt.rollouts.sampling.seeding import seeds_from
+from polopt.rollouts.sampling.seeds import seeds_from
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.names import import_from, named
-from polopt.trainers.config import Experiment
-from polopt.trainers.loading import read_whole
+from polopt.trainers.experiment import Experiment
+from polopt.trainers.saved_policy import read_whole
 
 
 def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Experiment]:
@@ -47,7 +47,7 @@ def load(checkpoint: Path, env: str | None = None) -> tuple[dict[str, Any], Expe
     """
     state = read_whole(checkpoint)
     # The optimizer has no effect on evaluation, and may not be installed here. The policy is made
-    # by `polopt.trainers.loading`.
+    # by `polopt.trainers.saved_policy`.
     plugins = ("optimizer", "policy")
     config = {key: value for key, value in state["config"].items() if key not in plugins}
     if env is not None:

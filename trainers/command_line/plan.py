@@ -12,10 +12,10 @@ from polopt.common.config import ConfigError, canonical, nearest_of
 from polopt.rollouts.ray_session import check_address, check_memory
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
-from polopt.trainers.config import Experiment, aliases_for
+from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import find_checkpoint, misfit, read_or_fall_back
 from polopt.trainers.results import check_stop_key
+from polopt.trainers.saved_trainer import find_checkpoint, misfit, read_or_fall_back
 
 
 @dataclass(frozen=True)

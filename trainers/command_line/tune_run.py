@@ -24,7 +24,7 @@ from rich.console import Console
 from polopt.common.config import ConfigError
 from polopt.dashboards.tensorboard import TensorBoardLayout
 from polopt.metrics.diagnosis import diagnose
-from polopt.rollouts.envs.resolving import env_name
+from polopt.rollouts.envs.env_sources import env_name
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.names import name_on_command_line
 from polopt.trainers.command_line.output import say, say_findings
@@ -32,11 +32,11 @@ from polopt.trainers.command_line.plan import Plan, ray_address
 from polopt.trainers.command_line.progress import Progress
 from polopt.trainers.command_line.ray_thread import ray_running
 from polopt.trainers.command_line.signals import Stopped, StopSignals
-from polopt.trainers.config import Experiment
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import BEST, find_checkpoint
 from polopt.trainers.results import look_up
 from polopt.trainers.run_context import RunContext
+from polopt.trainers.saved_trainer import BEST, find_checkpoint
 
 #: Checkpoints that a run keeps, the newest ones.
 _KEPT = 3

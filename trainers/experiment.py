@@ -14,12 +14,12 @@ from polopt.common.config import Config, ConfigError, canonical, differ, nearest
 from polopt.common.registry import Registry
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
-from polopt.policies.learning.config import PolicyConfig
-from polopt.policies.networks.config import ModelConfig
+from polopt.policies.learning.policy_config import PolicyConfig
+from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
-from polopt.rollouts.config import RolloutConfig
 from polopt.rollouts.resources import Amount
+from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import resolve_callbacks
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 

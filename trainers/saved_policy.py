@@ -13,13 +13,13 @@ from polopt.policies.networks.registry import NETWORKS
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.restoring import (
+from polopt.trainers.saved_spaces import space_of
+from polopt.trainers.saved_trainer import (
     find_checkpoint,
     name_previous,
     read_trainer_state,
     restore_state,
 )
-from polopt.trainers.saved_spaces import space_of
 
 
 def load(

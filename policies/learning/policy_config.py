@@ -9,7 +9,7 @@ import pydantic
 
 from polopt.common.config import Config
 from polopt.policies.learning.schedules import LearningRate
-from polopt.policies.networks.config import ModelConfig
+from polopt.policies.networks.model_config import ModelConfig
 
 
 class PolicyConfig(Config):

@@ -11,8 +11,8 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from polopt.common.action_mask import MASK_KEY, ActionMask
 from polopt.common.data_faults import NO_FAULTS, DataFaults
-from polopt.rollouts.envs.checking import check_observation
-from polopt.rollouts.envs.closing import close_env
+from polopt.rollouts.envs.close_env import close_env
+from polopt.rollouts.envs.env_api import check_observation
 from polopt.rollouts.envs.errors import (
     APIViolation,
     EnvironmentAPIError,
@@ -20,7 +20,7 @@ from polopt.rollouts.envs.errors import (
     traceback_of,
 )
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, EnvFault
-from polopt.rollouts.sampling.seeding import Seeds
+from polopt.rollouts.sampling.seeds import Seeds
 
 _Vector = VectorEnv[Any, Any, Any]
 

@@ -12,13 +12,13 @@ from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.config import RolloutConfig
-from polopt.rollouts.envs.closing import close_env
+from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
+from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
 from polopt.rollouts.envs.random_state import draw_process_seeds
-from polopt.rollouts.envs.resolving import EnvSource, env_name
+from polopt.rollouts.rollout_config import RolloutConfig
 
 _NO_LIMIT = (
     "key 'max_frames_per_traj': got {} for {}, whose episodes cannot be truncated from outside; "

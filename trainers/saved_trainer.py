@@ -205,7 +205,7 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
         CheckpointError: the environment normalises observations in another way.
     """
     # `polopt.load` imports this module, and needs no environments.
-    from polopt.rollouts.envs.saving import set_evaluation_statistics
+    from polopt.rollouts.envs.env_state import set_evaluation_statistics
 
     try:
         workers = state["optimizer"].get("workers", {}).values()

@@ -21,7 +21,7 @@ class RolloutConfig(Config):
     Attributes:
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
             `ray.tune.registry.register_env`, or a callable that makes an environment; see
-            `polopt.rollouts.envs.resolving.resolve_env`. RLlib: `env`.
+            `polopt.rollouts.envs.env_sources.resolve_env`. RLlib: `env`.
         env_config: options of the environment, a dict. A callable gets it as `EnvContext` or as
             keyword arguments, a Gymnasium id as arguments of `gymnasium.make`. RLlib:
             `env_config`.
