@@ -104,18 +104,18 @@ class FlatParameters:
 
     def get_params(self) -> np.ndarray:
         """A copy of the parameters, `[P]`."""
-        self._adopt_buffers()
+        self._relink_buffers()
         return _copied(self._params)
 
     def get_buffers(self) -> np.ndarray:
         """A copy of the buffers of segments with a gradient."""
-        self._adopt_buffers()
+        self._relink_buffers()
         return _copied(self._params[self._own_buffers])
 
     def pack_buffers(self) -> None:
         """Copies the buffers of segments with a gradient to the end of `buffer`."""
         if self._buffers:
-            self._adopt_buffers()
+            self._relink_buffers()
             self._reduced_buffers[:] = self._params[self._own_buffers]
 
     def unpack_buffers(self) -> None:
@@ -123,7 +123,7 @@ class FlatParameters:
         if self._buffers and math.isfinite(float(self._reduced_buffers.sum())):
             self._params[self._own_buffers] = self._reduced_buffers
 
-    def _adopt_buffers(self, copy: bool = True) -> None:
+    def _relink_buffers(self, copy: bool = True) -> None:
         """Makes buffers that a module has replaced by other tensors views of `params` again."""
         for owner, name, buffer in self._buffers:
             current = getattr(owner, name)
@@ -147,12 +147,12 @@ class FlatParameters:
                 f"weights must have shape {list(self.params.shape)}; got {list(array.shape)}: they "
                 "belong to another network"
             )
-        self._adopt_buffers(copy=False)
+        self._relink_buffers(copy=False)
         _copy_into(self._params, array)
 
     def refresh_copies(self) -> None:
         """Makes each copy equal to the segment that it is a copy of."""
-        self._adopt_buffers()
+        self._relink_buffers()
         for name, source in self._copies.items():
             self._params[self.segments[name]] = self._params[self.segments[source]]
             if f"{name}.buffers" in self.segments:
@@ -161,7 +161,7 @@ class FlatParameters:
 
     def get_state(self) -> dict[str, Any]:
         """`params` on the CPU and `[start, end]` of each segment, for checkpoints."""
-        self._adopt_buffers()
+        self._relink_buffers()
         places = {name: [part.start, part.stop] for name, part in self.segments.items()}
         return {"params": self.params.detach().cpu().clone(), "segments": places}
 

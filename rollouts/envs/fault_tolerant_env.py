@@ -233,12 +233,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             last = self._count(error, self.env, method)
             self.close()
             try:
-                fresh = self._make()
-                copy_statistics(self.env, fresh)
-                self.env = fresh
-                seed = self._fresh_seed()
+                made = self._make()
+                copy_statistics(self.env, made)
+                self.env = made
+                seed = self._new_seed()
                 if seed is not None:
-                    seed_spaces(fresh, seed)
+                    seed_spaces(made, seed)
                 result = self.env.reset(seed=seed)
                 self._check_first(result)
             except Exception as another:
@@ -270,7 +270,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             ) from None
         return f"{self._place} {where}:\n{trace}"
 
-    def _fresh_seed(self) -> int | None:
+    def _new_seed(self) -> int | None:
         """Differs from the first seed, so that episodes are not repeated, and follows from it, so
         that runs are reproducible."""
         if self._seed is None:

@@ -106,7 +106,7 @@ class SamplerFaults:
             close_env(env, self.place, terminate=True)
             try:
                 env = self._remake()
-                obs, infos = env.reset(seed=self._fresh_seeds(env, seeds))
+                obs, infos = env.reset(seed=self._new_seeds(env, seeds))
                 self.check_masks(env, obs)
             except EnvironmentFailedError:
                 raise
@@ -158,10 +158,10 @@ class SamplerFaults:
             ) from None
         return trace
 
-    def _fresh_seeds(self, env: _Vector, seeds: Seeds) -> Any:
+    def _new_seeds(self, env: _Vector, seeds: Seeds) -> Any:
         root = np.random.SeedSequence(seeds.envs[0], spawn_key=(self._rebuilt,))
-        fresh = (root.generate_state(env.num_envs) >> 1).tolist()
-        return seed_argument(env, fresh)
+        new = (root.generate_state(env.num_envs) >> 1).tolist()
+        return seed_argument(env, new)
 
 
 def has_sub_envs(env: _Vector) -> bool:
