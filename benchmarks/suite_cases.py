@@ -119,13 +119,23 @@ CASES = (
         "halfcheetah-ppo",
         "SyncSamples, PPO on HalfCheetah-v5, 2,048 rows",
         "ppo-halfcheetah",
-        (Opponent("sb3", ("ppo-16-halfcheetah", "ppo-16-subproc-halfcheetah"), 3.0),),
+        (
+            Opponent("sb3", ("ppo-16-halfcheetah", "ppo-16-subproc-halfcheetah"), 3.0),
+            Opponent("cleanrl", ("ppo-16-halfcheetah", "ppo-16-async-halfcheetah"), 3.0),
+            Opponent("rllib", ("ppo-halfcheetah",), 3.0),
+            Opponent("sample_factory", ("ppo-8-halfcheetah", "ppo-10-halfcheetah"), 3.0),
+        ),
     ),
     Case(
         "breakout-ppo",
         "SyncSamples, PPO on MinAtar's Breakout, 2,048 rows",
         "ppo-breakout",
-        (Opponent("sb3", ("ppo-16-breakout", "ppo-16-subproc-breakout"), 3.0),),
+        (
+            Opponent("sb3", ("ppo-16-breakout", "ppo-16-subproc-breakout"), 3.0),
+            Opponent("cleanrl", ("ppo-16-breakout", "ppo-16-async-breakout"), 3.0),
+            Opponent("rllib", ("ppo-breakout",), 3.0),
+            Opponent("sample_factory", ("ppo-8-breakout", "ppo-10-breakout"), 3.0),
+        ),
     ),
     Case(
         "pong-a3c",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+REQUIREMENTS = sorted((BENCHMARKS / "peers").glob("*/requirements.txt"))
 
 
 @pytest.mark.parametrize("script", ["suite", "compare"])
@@ -26,6 +28,29 @@ def test_unknown_case_is_refused_with_the_names() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "a3c" in done.stderr
+
+
+def test_cases_name_settings_of_polopt_and_folders_of_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    cases = importlib.import_module("suite_cases").CASES
+    assert len({case.name for case in cases}) == len(cases)
+    command = [sys.executable, str(BENCHMARKS / "peers" / "polopt" / "run.py"), "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    settings = set(re.findall(r"[\w-]+", done.stderr.partition("choose from")[2]))
+    assert {case.ours for case in cases} <= settings, done.stderr
+    peers = {opponent.peer for case in cases for opponent in case.opponents}
+    for peer in peers - {"polopt"}:
+        assert (BENCHMARKS / "peers" / peer / "requirements.txt").is_file()
+
+
+@pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.parent.name)
+def test_requirements_of_a_peer_are_pinned(path: Path) -> None:
+    lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+    packages = [line for line in lines if line and not line.startswith("-c ")]
+    assert packages
+    assert [line for line in packages if "==" not in line] == []
 
 
 def test_fastest_setting_of_a_peer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,13 @@ One torch thread, Gymnasium's checker off.
 
 - `ppo-8`, `ppo-16`: number of environments; 2,048 rows per batch, 4 epochs of minibatches of 256.
   16 is the total of polopt's two workers; the faster case counts.
+- `ppo-16-halfcheetah`: the same on HalfCheetah-v5, like its `ppo_continuous_action.py`: standard
+  deviations that do not depend on the observation, actions clipped to their bounds; nothing is
+  normalised, as in polopt.
+- `ppo-16-breakout`: the same on MinAtar's Breakout, like its `ppo_atari.py`: policy and value share
+  the CNN of MinAtar's paper; images of bool become float32.
+- `ppo-16-async-*`: an `AsyncVectorEnv`, which steps each environment in a process of its own. The
+  faster case counts.
 - `learn`: tuned for CartPole-v1: 8 environments x 64 steps, 8 epochs of minibatches of 128, a
   learning rate that falls from 2e-3 within 150,000 steps.
 """
@@ -17,8 +24,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +38,18 @@ import measuring  # first: it starts the clock of start-up
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.spaces import Box, Space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from tasks import make_breakout
 from torch import Tensor, nn
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Distribution, Independent, Normal
+
+ENVS: dict[str, Callable[..., Any]] = {
+    "cartpole": partial(gymnasium.make, "CartPole-v1"),
+    "halfcheetah": partial(gymnasium.make, "HalfCheetah-v5"),
+    "breakout": make_breakout,
+}
 
 
 @dataclass(frozen=True)
@@ -63,44 +79,90 @@ def linear(size_in: int, size_out: int, gain: float = 2.0**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """Actor and critic."""
+    """Actor and critic; of images `[H, W, C]` both see the features of MinAtar's CNN.
 
-    def __init__(self, inputs: int, actions: int) -> None:
+    Args:
+        obs_space: of one environment.
+        action_space: of one environment.
+    """
+
+    def __init__(self, obs_space: Space[Any], action_space: Space[Any]) -> None:
         super().__init__()
+        shape = obs_space.shape
+        self.log_std: nn.Parameter | None = None
+        if isinstance(action_space, Box):
+            outputs = action_space.shape[0]
+            self.log_std = nn.Parameter(torch.zeros(1, outputs))
+        else:
+            outputs = action_space.n
+        self.images = len(shape) == 3
+        if self.images:
+            height, width, channels = shape
+            conv = nn.Conv2d(channels, 16, 3)
+            nn.init.orthogonal_(conv.weight, 2.0**0.5)
+            nn.init.constant_(conv.bias, 0.0)
+            flat = 16 * (height - 2) * (width - 2)
+            layers = (conv, nn.ReLU(), nn.Flatten(), linear(flat, 128), nn.ReLU())
+            self.network: nn.Module = nn.Sequential(*layers)
+            self.critic: nn.Module = linear(128, 1, 1.0)
+            self.actor: nn.Module = linear(128, outputs, 0.01)
+            return
 
-        def mlp(outputs: int, gain: float) -> nn.Sequential:
-            hidden = (linear(inputs, 64), nn.Tanh(), linear(64, 64), nn.Tanh())
-            return nn.Sequential(*hidden, linear(64, outputs, gain))
+        def mlp(size_out: int, gain: float) -> nn.Sequential:
+            hidden = (linear(shape[0], 64), nn.Tanh(), linear(64, 64), nn.Tanh())
+            return nn.Sequential(*hidden, linear(64, size_out, gain))
 
         self.critic = mlp(1, 1.0)
-        self.actor = mlp(actions, 0.01)
+        self.actor = mlp(outputs, 0.01)
+
+    def features(self, obs: Tensor) -> Tensor:
+        """What actor and critic see."""
+        return self.network(obs.permute(0, 3, 1, 2)) if self.images else obs
 
     def value(self, obs: Tensor) -> Tensor:
         """Values `[B]`."""
-        return self.critic(obs).flatten()
+        return self.critic(self.features(obs)).flatten()
+
+    def distribution(self, features: Tensor) -> Distribution:
+        """The distribution of actions."""
+        outputs = self.actor(features)
+        if self.log_std is None:
+            return Categorical(logits=outputs)
+        return Independent(Normal(outputs, self.log_std.exp().expand_as(outputs)), 1)
 
     def forward(
         self, obs: Tensor, action: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Actions, their log probabilities, entropies and values, each `[B]`."""
-        dist = Categorical(logits=self.actor(obs))
+        """Actions `[B, ...]`, their log probabilities, entropies and values, each `[B]`."""
+        features = self.features(obs)
+        dist = self.distribution(features)
         if action is None:
             action = dist.sample()
-        return action, dist.log_prob(action), dist.entropy(), self.value(obs)
+        value = self.critic(features).flatten()
+        return action, dist.log_prob(action), dist.entropy(), value
 
 
-def ppo(seed: int, options: Options) -> Iterator[tuple[int, float | None]]:
+def ppo(
+    seed: int, options: Options, env: str = "cartpole", processes: bool = False
+) -> Iterator[tuple[int, float | None]]:
     """Trains without end; after each update yields the steps so far and the mean return of the last
     100 episodes."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    envs = RecordEpisodeStatistics(make_envs(options.envs))
-    agent = Agent(4, 2)
+    envs = make_envs(env, options.envs, processes)
+    obs_shape = envs.single_observation_space.shape
+    action_space = envs.single_action_space
+    continuous = isinstance(action_space, Box)
+    agent = Agent(envs.single_observation_space, action_space)
     optimizer = torch.optim.Adam(agent.parameters(), lr=options.lr, eps=1e-5)
     shape = (options.steps, options.envs)
-    obs = torch.zeros((*shape, 4))
-    actions, logps, rewards, dones, values = (torch.zeros(shape) for _ in range(5))
-    next_obs = torch.tensor(envs.reset(seed=seed)[0])
+    obs = torch.zeros((*shape, *obs_shape))
+    actions = torch.zeros(
+        (*shape, *action_space.shape),
+        dtype=torch.float32 if continuous else torch.int64,
+    )
+    logps, rewards, dones, values = (torch.zeros(shape) for _ in range(4))
+    next_obs = torch.tensor(envs.reset(seed=seed)[0], dtype=torch.float32)
     next_done = torch.zeros(options.envs)
     returns: deque[float] = deque(maxlen=measuring.EPISODES)
     sampled = 0
@@ -111,11 +173,13 @@ def ppo(seed: int, options: Options) -> Iterator[tuple[int, float | None]]:
         for t in range(options.steps):
             obs[t], dones[t] = next_obs, next_done
             with torch.no_grad():
-                action, logps[t], _, values[t] = agent(next_obs)
-            actions[t] = action
-            raw, reward, terminated, truncated, infos = envs.step(action.numpy())
+                actions[t], logps[t], _, values[t] = agent(next_obs)
+            action = actions[t].numpy()
+            if continuous:
+                action = action.clip(action_space.low, action_space.high)
+            raw, reward, terminated, truncated, infos = envs.step(action)
             rewards[t] = torch.tensor(reward)
-            next_obs = torch.tensor(raw)
+            next_obs = torch.tensor(raw, dtype=torch.float32)
             next_done = torch.tensor(np.logical_or(terminated, truncated), dtype=torch.float32)
             if "episode" in infos:
                 returns.extend(infos["episode"]["r"][infos["_episode"]])
@@ -124,8 +188,8 @@ def ppo(seed: int, options: Options) -> Iterator[tuple[int, float | None]]:
             next_value = agent.value(next_obs)
         advantages = gae(rewards, values, dones, next_value, next_done, options)
         batch = (
-            obs.reshape(-1, 4),
-            actions.flatten().long(),
+            obs.reshape(-1, *obs_shape),
+            actions.reshape(-1, *action_space.shape),
             logps.flatten(),
             advantages.flatten(),
             (advantages + values).flatten(),
@@ -135,13 +199,18 @@ def ppo(seed: int, options: Options) -> Iterator[tuple[int, float | None]]:
         yield sampled, float(np.mean(returns)) if enough else None
 
 
-def make_envs(number: int) -> SyncVectorEnv:
-    """A SyncVectorEnv of CartPole-v1."""
+def make_envs(env: str, number: int, processes: bool) -> VectorEnv:
+    """Environments with episode statistics.
 
-    def make() -> Any:
-        return gymnasium.make("CartPole-v1", disable_env_checker=True)
-
-    return SyncVectorEnv([make] * number, autoreset_mode=AutoresetMode.SAME_STEP)
+    Args:
+        env: a key of `ENVS`.
+        number: of environments.
+        processes: step each in a process of its own.
+    """
+    kind = AsyncVectorEnv if processes else SyncVectorEnv
+    make = partial(ENVS[env], disable_env_checker=True)
+    envs: VectorEnv = kind([make] * number, autoreset_mode=AutoresetMode.SAME_STEP)
+    return RecordEpisodeStatistics(envs)
 
 
 def gae(
@@ -194,9 +263,11 @@ def learn_on(
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training."""
-    envs = int(args.case.split("-")[1])
-    rounds = ppo(args.seed, Options(envs=envs, steps=2048 // envs))
+    """Environment steps per second in training; a case is `ppo-environments[-async][-task]`."""
+    _, envs, *words = args.case.split("-")
+    task = words[-1] if words else "cartpole"
+    options = Options(envs=int(envs), steps=2048 // int(envs))
+    rounds = ppo(args.seed, options, task, "async" in words)
     clock = measuring.RateClock(args.seconds)
     while not clock.tick(next(rounds)[0]):
         pass
@@ -213,7 +284,16 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
     return clock.result()
 
 
-CASES = {"ppo-8": train, "ppo-16": train, "learn": learn}
+RATES = (
+    "ppo-8",
+    "ppo-16",
+    *(
+        f"{case}-{task}"
+        for task in ("halfcheetah", "breakout")
+        for case in ("ppo-16", "ppo-16-async")
+    ),
+)
+CASES = {**dict.fromkeys(RATES, train), "learn": learn}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -12,6 +12,12 @@ Environments step in processes of their own, so it counts the steps that it lear
   and value. Gymnasium's checker off. The faster case counts.
 - `learn`, `learn-acrobot`: seconds until CartPole-v1 and Acrobot-v1 are solved, 8 environments per
   worker; its defaults but for the above, V-trace on (`learn-vtrace*`) or off.
+- `ppo-8-*`, `ppo-10-*`: environments per worker; 2,048 rows per batch, rollouts of 128 steps, 4
+  epochs of shuffled minibatches of 256. It samples while it learns, so that rows may be of earlier
+  weights. The faster case counts. On HalfCheetah-v4, because the releases of Gymnasium that it
+  supports have no HalfCheetah-v5; model, observations and rewards are the same. Standard deviations
+  do not depend on the observation. On MinAtar's Breakout: the CNN of MinAtar's paper, shared by
+  policy and value; images of bool are sent as such and become float32 before the network.
 - `pong`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015), shared by
   policy and value, over four grey frames of 84x84. Gymnasium's preprocessing: the releases that it
   supports have no vector environment of ale-py. Steps are not multiplied by the frames skipped.
@@ -24,6 +30,7 @@ import contextlib
 import multiprocessing
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +40,29 @@ import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import gymnasium
+import torch
 from sample_factory.algo.runners.runner import AlgoObserver
+from sample_factory.algo.utils.context import global_model_factory
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
+from sample_factory.model.encoder import Encoder
 from sample_factory.train import make_runner
+from tasks import BREAKOUT, make_breakout
 
 FOREVER = 10**10
+#: Of the cases `ppo-*`.
+PPO = {
+    "batch_size": 256,  # of a minibatch
+    "num_batches_per_epoch": 8,
+    "num_epochs": 4,
+    "rollout": 128,
+    "shuffle_minibatches": True,
+    "learning_rate": 3e-4,
+    "ppo_clip_ratio": 0.2,
+    "max_grad_norm": 0.5,
+    "exploration_loss_coeff": 0.0,
+    "adaptive_stddev": False,
+}
 
 
 class Ticks(AlgoObserver):
@@ -74,7 +98,8 @@ class Ticks(AlgoObserver):
 
 def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
     """An environment of Gymnasium."""
-    return gymnasium.make(name, disable_env_checker=True)
+    make = make_breakout if name == BREAKOUT else partial(gymnasium.make, name)
+    return make(disable_env_checker=True)
 
 
 def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
@@ -87,11 +112,41 @@ def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = No
     return NumpyObsWrapper(FrameStack(TimeLimit(AtariPreprocessing(game), 27_000), 4))
 
 
+class MinAtarCNN(Encoder):
+    """The convolution and the hidden layer of MinAtar's paper (Young and Tian, 2019)."""
+
+    def __init__(self, cfg: Any, obs_space: Any) -> None:
+        super().__init__(cfg)
+        height, width, channels = obs_space["obs"].shape
+        layers = torch.nn.Sequential(
+            torch.nn.Conv2d(channels, 16, 3),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(16 * (height - 2) * (width - 2), 128),
+            torch.nn.ReLU(),
+        )
+        self.layers = torch.jit.script(layers)  # as in Sample Factory's own
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Features `[B, 128]` of images `[B, H, W, C]`."""
+        return self.layers(obs["obs"].permute(0, 3, 1, 2))
+
+    def get_out_size(self) -> int:
+        """Number of features."""
+        return 128
+
+
+TASKS = {
+    "pong": "pong",
+    "acrobot": "Acrobot-v1",
+    "halfcheetah": "HalfCheetah-v4",
+    "breakout": BREAKOUT,
+}
+
+
 def task_of(case: str) -> str:
     """Name of a case's environment."""
-    if case == "pong":
-        return case
-    return "Acrobot-v1" if "acrobot" in case else "CartPole-v1"
+    return next((TASKS[word] for word in case.split("-") if word in TASKS), "CartPole-v1")
 
 
 def config_of(case: str, seed: int, folder: str) -> Any:
@@ -104,7 +159,7 @@ def config_of(case: str, seed: int, folder: str) -> Any:
         "device": "cpu",
         "seed": seed,
         "num_workers": 2,
-        "num_envs_per_worker": 4 if case == "pong" else 10 if case == "appo-10" else 8,
+        "num_envs_per_worker": 4 if case == "pong" else 10 if "10" in case else 8,
         "worker_num_splits": 2,
         "use_rnn": False,
         "recurrence": 1,
@@ -118,16 +173,18 @@ def config_of(case: str, seed: int, folder: str) -> Any:
         # The default pins each worker to a core of the whole machine.
         "set_workers_cpu_affinity": False,
     }
+    if case.startswith("ppo"):
+        options |= PPO
     if case == "pong":
         options |= {
             "encoder_conv_architecture": "convnet_atari",
             "nonlinearity": "relu",
             "obs_scale": 255.0,
         }
-    else:
+    elif task_of(case) != BREAKOUT:
         options |= {"actor_critic_share_weights": False, "nonlinearity": "tanh"}
     arguments = [f"--{key}={value}" for key, value in options.items()]
-    if case != "pong":
+    if task_of(case) not in ("pong", BREAKOUT):
         arguments += ["--encoder_mlp_layers", "64", "64"]
     parser, _ = parse_sf_args(argv=arguments)
     return parse_full_cfg(parser, arguments)
@@ -136,6 +193,8 @@ def config_of(case: str, seed: int, folder: str) -> Any:
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Environment steps per second in training, or seconds until a task is solved."""
     register_env(task_of(args.case), make_pong if args.case == "pong" else make_env)
+    if task_of(args.case) == BREAKOUT:
+        global_model_factory().register_encoder_factory(MinAtarCNN)
     learns = args.case.startswith("learn")
     ticks = Ticks(args.seconds, task_of(args.case) if learns else "")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
@@ -152,7 +211,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 LEARN = ("learn", "learn-vtrace", "learn-acrobot", "learn-vtrace-acrobot")
-CASES = dict.fromkeys(("appo-8", "appo-10", "pong", *LEARN), train)
+PPO_RATES = [f"ppo-{envs}-{task}" for task in ("halfcheetah", "breakout") for envs in (8, 10)]
+RATES = ("appo-8", "appo-10", "pong", *PPO_RATES)
+CASES = dict.fromkeys((*RATES, *LEARN), train)
 
 if __name__ == "__main__":
     packages = ("sample-factory", "torch", "gymnasium", "ale-py", "numpy")
