@@ -69,3 +69,18 @@ def test_fastest_setting_of_a_peer_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert best(None, late, never, soon) == "setting 3"
     assert best(None, never) == "setting 1"
     assert best({"rate": 1.0}, {"rate": 3.0}, None) == "setting 1"
+
+
+def test_calls_without_new_steps_are_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers" / "common"))
+    measuring = importlib.import_module("measuring")
+    monkeypatch.setattr(measuring, "WARM_UP_S", 0.0)
+    clock = measuring.RateClock(0.0)
+    for _ in range(5):
+        assert not clock.tick(0)
+    assert not clock.tick(100)
+    assert not clock.tick(100)
+    assert not clock.tick(200)  # the second round ends the warm-up
+    assert not clock.tick(200)
+    assert clock.tick(300)
+    assert clock.result()["steps"] == 100

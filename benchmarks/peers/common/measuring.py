@@ -45,13 +45,17 @@ class RateClock:
         self._turns = turns
         self._made_s = time.perf_counter()
         self._rounds = 0
+        self._steps = 0
         self._began: tuple[float, int, float] | None = None
         self._result: dict[str, Any] = {}
 
     def tick(self, steps: int) -> bool:
         """Call after each round with the environment steps since the start of the run. Returns
-        whether the measurement is over."""
-        now_s = time.perf_counter()
+        whether the measurement is over. A call without new steps is no round: RLlib's asynchronous
+        algorithms return often before their first samples."""
+        if steps == self._steps:
+            return False
+        now_s, self._steps = time.perf_counter(), steps
         self._rounds += 1
         if self._began is None:
             if now_s - self._made_s >= WARM_UP_S and self._rounds >= 2:
