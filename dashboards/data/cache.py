@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from polopt.dashboards.data.rows import FileNotes
 _FORMAT = 2  # of the files; those of another format are built anew
 _KEY = b"polopt"
 _UNUSED_S = 30 * 24 * 3600.0  # after which a cache file is removed
+_MOST_BYTES = 4 << 20  # of the columns of one file that are kept in memory
 
 
 @dataclass
@@ -74,6 +76,7 @@ class TrialCache:
         # Stays open: another process may replace the file, and this one goes on with the old rows.
         self._file: pq.ParquetFile | None = None
         self._names: set[str] = set()
+        self._columns: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()  # the last ones read
 
     def open(self) -> CacheHeader:
         """The header of the cache file; an empty one if there is none or it cannot be used."""
@@ -98,10 +101,17 @@ class TrialCache:
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
         """Columns by name, each of shape `[num_rows]`; names that the file lacks are left out."""
         present = [name for name in names if name in self.names()]
-        if not present or self._file is None:
-            return {}
-        table = self._file.read(columns=present)
-        return {name: table[name].to_numpy() for name in present}
+        missing = [name for name in present if name not in self._columns]
+        if missing and self._file is not None:
+            # Threads take longer than the few columns that are read at once.
+            table = self._file.read(columns=missing, use_threads=False)
+            self._columns.update({name: _array(table[name]) for name in missing})
+        found = {name: self._columns[name] for name in present}
+        for name in present:
+            self._columns.move_to_end(name)
+        while sum(values.nbytes for values in self._columns.values()) > _MOST_BYTES:
+            self._columns.popitem(last=False)
+        return found
 
     def write(self, header: CacheHeader, columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Replaces the cache file.
@@ -120,7 +130,15 @@ class TrialCache:
             pq.write_table(table, partial, compression="zstd", row_group_size=1 << 20)
             partial.replace(self._path)
             self._file, self._names = pq.ParquetFile(self._path), set(columns)
+            self._columns.clear()
         except OSError:
             with contextlib.suppress(OSError):
                 partial.unlink()
             raise
+
+
+def _array(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """A column as an array. `to_numpy` would import pandas, which takes longer than reading."""
+    if pa.types.is_string(column.type):
+        return np.array(column.to_pylist(), dtype=object)
+    return np.from_dlpack(column.combine_chunks())

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class Trial:
     _optimizer: tuple[int, str] = (-1, "")
     _begun_s: float = np.inf
     _findings: tuple[tuple[int, str], list[Finding]] = ((-1, ""), [])
+    _derived: dict[Hashable, tuple[int, Any]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -143,6 +144,17 @@ class Trial:
             numbers = {name: column for name, column in columns.items() if name not in texts}
             self._findings = (version, diagnose(Results(numbers, texts, self.config)))
         return self._findings[1]
+
+    def derived(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """What `compute` makes of the rows, kept until they change.
+
+        Args:
+            key: names it, and all that it depends on besides the rows.
+        """
+        version = self.rows.version  # before it is computed: rows may arrive meanwhile
+        if self._derived.get(key, (-1, None))[0] != version:
+            self._derived[key] = (version, compute())
+        return self._derived[key][1]
 
     def values(self, name: str) -> np.ndarray[Any, Any] | None:
         """A column of numbers of shape `[R]`; None if no row has it."""

@@ -149,7 +149,7 @@ class TrialRows:
     def _write_cache(self, stream: Any) -> None:
         self._loaded.clear()
         names = self._cache.names() | self._tail.names()
-        columns = {name: self._whole(name) for name in sorted(names)}
+        columns = self._wholes(sorted(names))
         header = CacheHeader(
             offset=self._offset,
             fingerprint=_fingerprint(stream, self._offset),

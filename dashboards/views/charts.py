@@ -150,15 +150,18 @@ def heat_map(
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
     figure = new_figure(selection.x_title, options["y_title"])
-    figure.add_heatmap(
-        x=at,
-        y=np.arange(num_bins),
-        z=np.round(shares.T, 5),
-        colorscale=HEAT,
-        zmin=0.0,
-        zmax=max(0.05, float(shares.max(initial=0.0))),
-        colorbar={"title": {"text": "share"}, "thickness": 12, "tickformat": ".0%"},
-        hovertemplate="%{x:,.6~g}: lag %{y}: %{z:.1%}<extra></extra>",
+    figure.add_trace(
+        {
+            "type": "heatmap",
+            "x": at,
+            "y": np.arange(num_bins),
+            "z": np.round(shares.T, 5),
+            "colorscale": HEAT,
+            "zmin": 0.0,
+            "zmax": max(0.05, float(shares.max(initial=0.0))),
+            "colorbar": {"title": {"text": "share"}, "thickness": 12, "tickformat": ".0%"},
+            "hovertemplate": "%{x:,.6~g}: lag %{y}: %{z:.1%}<extra></extra>",
+        }
     )
     used = np.flatnonzero(shares.max(axis=0, initial=0.0) > 0.0)
     limit = options.get("limit")
@@ -215,32 +218,42 @@ def strips(
                 continue
             color = shown[0].run.color
             texts = [escaped(point.run.label) for point in shown]
-            figure.add_scatter(
-                x=[point.value for point in shown],
-                y=[escaped(name)] * len(shown),
-                mode="markers",
-                marker={
-                    "color": transparent(color, 0.55) if reached else color,
-                    "size": 9,
-                    "symbol": shown[0].run.look.symbol if reached else "triangle-right-open",
-                },
-                text=texts if reached else [f"{text}: not reached until" for text in texts],
-                hovertemplate="%{text}<br>%{x:,.6~g}<extra></extra>",
-                showlegend=False,
-                name=escaped(name) if reached else f"{escaped(name)}, not reached",
+            figure.add_trace(
+                {
+                    "type": "scatter",
+                    "x": [point.value for point in shown],
+                    "y": [escaped(name)] * len(shown),
+                    "mode": "markers",
+                    "marker": {
+                        "color": transparent(color, 0.55) if reached else color,
+                        "size": 9,
+                        "symbol": shown[0].run.look.symbol if reached else "triangle-right-open",
+                    },
+                    "text": texts if reached else [f"{text}: not reached until" for text in texts],
+                    "hovertemplate": "%{text}<br>%{x:,.6~g}<extra></extra>",
+                    "showlegend": False,
+                    "name": escaped(name) if reached else f"{escaped(name)}, not reached",
+                }
             )
         found = [point.value if point.reached else np.nan for point in points]
         median = median_reach(np.array(found)).value
         if np.isfinite(median):
             color = points[0].run.color
-            figure.add_scatter(
-                x=[median],
-                y=[escaped(name)],
-                mode="markers",
-                marker={"size": 18, "symbol": "line-ns", "line": {"width": 3, "color": color}},
-                hovertemplate="median %{x:,.6~g}<extra></extra>",
-                showlegend=False,
-                name=f"{escaped(name)}, median",
+            figure.add_trace(
+                {
+                    "type": "scatter",
+                    "x": [median],
+                    "y": [escaped(name)],
+                    "mode": "markers",
+                    "marker": {
+                        "size": 18,
+                        "symbol": "line-ns",
+                        "line": {"width": 3, "color": color},
+                    },
+                    "hovertemplate": "median %{x:,.6~g}<extra></extra>",
+                    "showlegend": False,
+                    "name": f"{escaped(name)}, median",
+                }
             )
     set_rows(figure, [escaped(name) for name in groups])
     figure.update_xaxes(rangemode="tozero")

@@ -223,27 +223,30 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
             continue
         found = estimates[name]
         has_interval = np.isfinite(found.low)
-        figure.add_scatter(
-            x=[found.value],
-            y=[label],
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [found.high - found.value if has_interval else 0.0],
-                "arrayminus": [found.value - found.low if has_interval else 0.0],
-                "thickness": 3,
-                "width": 6,
-            },
-            mode="markers",
-            marker={
-                "color": runs[0].run.color,
-                "size": 11,
-                "symbol": runs[0].run.look.symbol + ("" if has_interval else "-open"),
-                "line": {"width": 2},
-            },
-            name=label,
-            showlegend=False,
-            hovertemplate=f"{label}<br>{interval_text(found)}<extra></extra>",
+        figure.add_trace(
+            {
+                "type": "scatter",
+                "x": [found.value],
+                "y": [label],
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [found.high - found.value if has_interval else 0.0],
+                    "arrayminus": [found.value - found.low if has_interval else 0.0],
+                    "thickness": 3,
+                    "width": 6,
+                },
+                "mode": "markers",
+                "marker": {
+                    "color": runs[0].run.color,
+                    "size": 11,
+                    "symbol": runs[0].run.look.symbol + ("" if has_interval else "-open"),
+                    "line": {"width": 2},
+                },
+                "name": label,
+                "showlegend": False,
+                "hovertemplate": f"{label}<br>{interval_text(found)}<extra></extra>",
+            }
         )
     set_rows(figure, labels)
     return [Panel(*final, figure=figure, note=scale.note), _pairs(pairs, scores)]
@@ -291,27 +294,32 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
         list(zip([x] * len(names), names, row, strict=True))
         for x, row in zip(names, estimates, strict=True)
     ]
-    figure.add_heatmap(
-        x=labels,
-        y=labels,
-        # Of cells with too few seeds only the text is shown.
-        z=[[found.value if is_known(x, y) else None for x, y, found in row] for row in cells],
-        text=[
-            [
-                f"{found.value:.2f}" if is_known(x, y) else in_cell if x != y else ""
-                for x, y, found in row
-            ]
-            for row in cells
-        ],
-        customdata=[[hover(x, y, found) for x, y, found in row] for row in cells],
-        texttemplate="%{text}",
-        hovertemplate="P(%{y} > %{x}) = %{customdata}<extra></extra>",
-        colorscale=[[0, "#D55E00"], [0.5, "#d3d9df"], [1, "#0072B2"]],
-        zmin=0,
-        zmax=1,
-        showscale=False,
-        xgap=2,
-        ygap=2,
+    figure.add_trace(
+        {
+            "type": "heatmap",
+            "x": labels,
+            "y": labels,
+            # Of cells with too few seeds only the text is shown.
+            "z": [
+                [found.value if is_known(x, y) else None for x, y, found in row] for row in cells
+            ],
+            "text": [
+                [
+                    f"{found.value:.2f}" if is_known(x, y) else in_cell if x != y else ""
+                    for x, y, found in row
+                ]
+                for row in cells
+            ],
+            "customdata": [[hover(x, y, found) for x, y, found in row] for row in cells],
+            "texttemplate": "%{text}",
+            "hovertemplate": "P(%{y} > %{x}) = %{customdata}<extra></extra>",
+            "colorscale": [[0, "#D55E00"], [0.5, "#d3d9df"], [1, "#0072B2"]],
+            "zmin": 0,
+            "zmax": 1,
+            "showscale": False,
+            "xgap": 2,
+            "ygap": 2,
+        }
     )
     figure.update_yaxes(autorange="reversed", showgrid=False, **broken_names(labels))
     figure.update_xaxes(showgrid=False, **broken_names(labels))

@@ -60,13 +60,16 @@ def _histogram(run: Run, which: str, title: str, x_title: str) -> Panel:
     if width == 0.0:
         at, counts, width = np.array([low]), counts[:1], 1.0
     figure = new_figure(x_title, "episodes", bargap=0.0)
-    figure.add_bar(
-        x=at,
-        y=counts,
-        width=width,
-        marker={"color": run.color},
-        showlegend=False,
-        hovertemplate="around %{x:,.5~g}: %{y} episodes<extra></extra>",
+    figure.add_trace(
+        {
+            "type": "bar",
+            "x": at,
+            "y": counts,
+            "width": width,
+            "marker": {"color": run.color},
+            "showlegend": False,
+            "hovertemplate": "around %{x:,.5~g}: %{y} episodes<extra></extra>",
+        }
     )
     figure.add_vline(x=median, line={"dash": "dash", "color": "#888888"})
     return Panel(*panel, figure=figure, run=run.label)
@@ -162,15 +165,18 @@ def _shares(selection: Selection, run: Run) -> Panel:
             f"{panel[2]} Row {MOST_CATEGORIES - 1} holds all further actions, too.",
         )
     figure = new_figure(selection.x_title, "action")
-    figure.add_heatmap(
-        x=at,
-        y=labels,
-        z=np.round(shares.T, 5),
-        colorscale=HEAT,
-        zmin=0.0,
-        zmax=1.0,
-        colorbar={"title": {"text": "share"}, "thickness": 12, "tickformat": ".0%"},
-        hovertemplate="%{x:,.6~g}: action %{y}: %{z:.1%}<extra></extra>",
+    figure.add_trace(
+        {
+            "type": "heatmap",
+            "x": at,
+            "y": labels,
+            "z": np.round(shares.T, 5),
+            "colorscale": HEAT,
+            "zmin": 0.0,
+            "zmax": 1.0,
+            "colorbar": {"title": {"text": "share"}, "thickness": 12, "tickformat": ".0%"},
+            "hovertemplate": "%{x:,.6~g}: action %{y}: %{z:.1%}<extra></extra>",
+        }
     )
     every = -(-len(labels) // _MOST_ROW_NAMES)
     figure.update_yaxes(type="category", dtick=every, autorange="reversed")

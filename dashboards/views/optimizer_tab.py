@@ -111,15 +111,18 @@ def efficiency(selection: Selection) -> list[Panel]:
         base = single.get((run.trial.trainable, run.task))
         if base is None:
             continue
-        figure.add_scatter(
-            x=[count],
-            y=[rate / (count * float(np.median(base)))],
-            mode="markers",
-            marker={"color": run.color, "size": 9, "symbol": run.look.symbol},
-            name=escaped(run.group),
-            showlegend=False,
-            text=[escaped(run.label)],
-            hovertemplate="%{text}<br>%{y:.2f}<extra></extra>",
+        figure.add_trace(
+            {
+                "type": "scatter",
+                "x": [count],
+                "y": [rate / (count * float(np.median(base)))],
+                "mode": "markers",
+                "marker": {"color": run.color, "size": 9, "symbol": run.look.symbol},
+                "name": escaped(run.group),
+                "showlegend": False,
+                "text": [escaped(run.label)],
+                "hovertemplate": "%{text}<br>%{y:.2f}<extra></extra>",
+            }
         )
     if not figure.data:
         return []

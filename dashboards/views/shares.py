@@ -58,22 +58,24 @@ def share_areas(
     # A result says what happened since the one before it, so each share begins there.
     before = x[0] - seconds[0] if selection.x == "seconds" else 0.0
     at, drawn = np.append(before, at), np.concatenate([drawn[:1], drawn])
-    figure = new_figure(selection.x_title, "share of time", hoverdistance=50)
+    figure = new_figure(selection.x_title, "share of time", hoverdistance=50, hovermode="x unified")
     colors = dict(zip(parts, _colors(parts), strict=True))
     for index, part in enumerate(names):
         color = colors[part]
-        figure.add_scatter(
-            x=at,
-            y=drawn[:, index],
-            name=part,
-            stackgroup="shares",
-            mode="lines",
-            line={"width": 0.5, "color": color, "shape": "vh"},
-            fillcolor=transparent(color, 0.75),
-            hovertemplate=f"{part} %{{y:.1%}}<extra></extra>",
+        figure.add_trace(
+            {
+                "type": "scatter",
+                "x": at,
+                "y": drawn[:, index],
+                "name": part,
+                "stackgroup": "shares",
+                "mode": "lines",
+                "line": {"width": 0.5, "color": color, "shape": "vh"},
+                "fillcolor": transparent(color, 0.75),
+                "hovertemplate": f"{part} %{{y:.1%}}<extra></extra>",
+            }
         )
     figure.update_yaxes(range=[0, 1], tickformat=".0%")
-    figure.update_layout(hovermode="x unified")
     add_fault_marks(figure, selection, [run])
     return Panel(*panel, figure=figure, run=run.label)
 
@@ -126,18 +128,21 @@ def share_bars(
     for index, (part, color) in enumerate(zip(parts, _colors(parts), strict=True)):
         if not shares[:, index].any():
             continue
-        figure.add_bar(
-            x=shares[:, index],
-            y=names,
-            orientation="h",
-            name=part,
-            marker={"color": color},
-            text=[f"{value:.0%}" if value >= 0.06 else "" for value in shares[:, index]],
-            width=0.5,
-            textposition="inside",
-            textangle=0,
-            insidetextanchor="middle",
-            hovertemplate=f"{part} %{{x:.1%}}<extra>%{{y}}</extra>",
+        figure.add_trace(
+            {
+                "type": "bar",
+                "x": shares[:, index],
+                "y": names,
+                "orientation": "h",
+                "name": part,
+                "marker": {"color": color},
+                "text": [f"{value:.0%}" if value >= 0.06 else "" for value in shares[:, index]],
+                "width": 0.5,
+                "textposition": "inside",
+                "textangle": 0,
+                "insidetextanchor": "middle",
+                "hovertemplate": f"{part} %{{x:.1%}}<extra>%{{y}}</extra>",
+            }
         )
     figure.update_xaxes(range=[0, 1], tickformat=".0%")
     set_rows(figure, names)

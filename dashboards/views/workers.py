@@ -103,15 +103,18 @@ def per_worker(
     at, means = downsample_rows(x, values, interval_s)
     figure = new_figure(selection.x_title, "")
     labels = [f"worker {index}" for index in indices]
-    figure.add_heatmap(
-        x=at,
-        y=labels,
-        z=means.T,
-        colorscale="Cividis",
-        zmin=0.0,
-        zmax=1.0 if "%" in form else None,
-        colorbar={"title": {"text": unit}, "thickness": 12, "tickformat": form},
-        hovertemplate=f"%{{x:,.6~g}}: %{{y}}: %{{z:{form}}}<extra></extra>",
+    figure.add_trace(
+        {
+            "type": "heatmap",
+            "x": at,
+            "y": labels,
+            "z": means.T,
+            "colorscale": "Cividis",
+            "zmin": 0.0,
+            "zmax": 1.0 if "%" in form else None,
+            "colorbar": {"title": {"text": unit}, "thickness": 12, "tickformat": form},
+            "hovertemplate": f"%{{x:,.6~g}}: %{{y}}: %{{z:{form}}}<extra></extra>",
+        }
     )
     figure.update_yaxes(autorange="reversed", dtick=max(1, len(labels) // 12))
     add_fault_marks(figure, selection, [run])

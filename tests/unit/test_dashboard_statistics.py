@@ -134,3 +134,16 @@ def test_downsampled_rows_are_means_of_columns() -> None:
     x, means = downsample_rows(np.arange(1000.0), rows, columns=10)
     assert x.shape == (10,)
     np.testing.assert_allclose(means[0], [49.5, 1.0])
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 4, 5, 8, 11])
+def test_statistics_equal_those_of_scipy(runs: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(runs)
+    scores, others = rng.integers(0, 9, (runs, 6)), rng.integers(2, 11, (5, 6))  # with ties
+    for axis in (0, 1):
+        expected = stats.trim_mean(scores, 0.25, axis=axis)
+        np.testing.assert_allclose(interquartile_mean(scores, axis), expected)
+    found = probability_of_improvement([scores[:, 0]], [others[:, 0]]).value
+    expected = stats.mannwhitneyu(scores[:, 0], others[:, 0]).statistic / (runs * 5)
+    assert found == pytest.approx(expected)
