@@ -307,6 +307,17 @@ def test_rows_of_the_last_run_of_a_directory_are_shown(
     assert values(trial, "training_iteration") == [1, 2]
 
 
+def test_derived_values_follow_new_rows(root: Path, cache: Path) -> None:
+    write_trial(root / "exp", "sync_samples", 1, 3, finished=False)
+    directory = opened(root, cache)
+    (trial,) = directory.trials
+    assert trial.derived("rows", lambda: len(values(trial, "training_iteration"))) == 3
+    assert trial.derived("rows", lambda: pytest.fail("nothing has changed")) == 3
+    write_trial(root / "exp", "sync_samples", 1, 2, first=4, finished=False)
+    directory.refresh()
+    assert trial.derived("rows", lambda: len(values(trial, "training_iteration"))) == 5
+
+
 def test_states_of_other_experiments_are_not_read(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
