@@ -125,11 +125,13 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._unreported: EnvFault | None = None  # of the constructor
         super().__init__(self._first() if env is None else env)
         space = self.env.observation_space
-        array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
-        self._shape = space.shape if array else ()
+        self._of_arrays = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
+        self._shape = space.shape if self._of_arrays else ()
         self._in_range = range_check(space)
         self._mask = find_action_mask(space, self.env.action_space)
-        self._type: Any = None  # type and dtype of the last observation that passed all checks
+        # Of the last observation that passed all checks; no type, if each has to pass them.
+        self._type: Any = None
+        self._is_array = False
         self._dtype: Any = None
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -137,25 +139,26 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             result = self.env.step(action)
             # Cheap tests in each step; all checks once per episode and where a test fails.
-            if (
-                not self._steps
-                or type(result) is not tuple
-                or len(result) != 5
-                or type(result[1]) not in _PLAIN_NUMBERS
-                or type(result[4]) is not dict
-                or type(result[0]) is not self._type
-                or getattr(result[0], "shape", ()) != self._shape
-                or getattr(result[0], "dtype", self._dtype) != self._dtype
-                or (self._in_range is not None and not self._in_range(result[0]))
-            ):
+            if not self._steps or type(result) is not tuple or len(result) != 5:
                 result = self._checked(result)
+            observation, reward, terminated, truncated, info = result
+            if (
+                type(observation) is not self._type
+                or type(reward) not in _PLAIN_NUMBERS
+                or type(info) is not dict
+                or (
+                    self._is_array
+                    and (observation.shape != self._shape or observation.dtype != self._dtype)
+                )
+                or (self._in_range is not None and not self._in_range(observation))
+            ):
+                observation, reward, terminated, truncated, info = self._checked(result)
             if self._mask is not None:
-                self._check_mask(result[0], needed=not (result[2] or result[3]))
+                self._check_mask(observation, needed=not (terminated or truncated))
         except Exception as error:
             raised = error  # handled below, where it is not the context of other exceptions
         else:
             self._steps += 1
-            observation, reward, terminated, truncated, info = result
             if terminated or truncated:
                 observation = deepcopy(observation)
                 if self._keep_infos:
@@ -199,7 +202,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         check_step(result, self.env.observation_space)
         observation, reward, terminated, truncated, info = result
-        self._type = type(observation)
+        self._is_array = isinstance(observation, np.ndarray)
+        self._type = type(observation) if self._is_array or not self._of_arrays else None
         self._dtype = getattr(observation, "dtype", None)
         return observation, reward_of(reward), terminated, truncated, info
 
