@@ -344,6 +344,8 @@ def test_slow_workers_below_stop_early(workers: GradientWorkerSet) -> None:
         assert time.monotonic() < deadline_s
         batch = call(workers.remote[0], "get_data")
         columns = batch.shape[1]
+    # In the first batch of both, the slow worker may have begun long before the other was up.
+    batch = call(workers.remote[0], "get_data")
     assert batch["valid"][:, :2].all()
     assert 2 <= batch["valid"][:, 2].sum() < 200
 

@@ -87,7 +87,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     assert_sums(stats, cls.phases)
     assert stats["driver"]["share"]["startup"] == 0.0
     assert stats["driver"]["share"]["other"] < 0.05
-    assert stats["workers"]["share"]["sample"] > 0.2
+    assert stats["workers"]["share"]["sample"] > 0.05  # little: on a busy machine workers wait
     assert [each["index"] for each in stats["workers"]["per_worker"]] == [1, 2]
     assert stats["requests_in_flight"]["max"] >= 1
     assert stats["num_bytes_received"] > 0
