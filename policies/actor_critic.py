@@ -111,6 +111,10 @@ class ActorCriticPolicy(Policy):
         seed: seed of the initial weights and of the shuffling of minibatches.
         device: torch device of the network.
 
+    Attributes:
+        backend: computes outputs and gradients of `model`; what it takes rows as, see
+            `Backend.rows`.
+
     Raises:
         ConfigError: for spaces that are not supported.
     """
