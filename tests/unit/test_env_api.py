@@ -248,3 +248,19 @@ def test_env_that_cannot_be_made_counts_its_attempts() -> None:
     with pytest.raises(EnvironmentFailedError, match=r"failed 4 times .*max_consecutive_env_fau"):
         make_vector_env(make, config)
     assert attempts == [0, 1, 1, 1, 1]
+
+
+CHANGES = {
+    "shape": (np.zeros(1, np.float32), np.zeros(2, np.float32), r"shape \(1,\); got shape \(2,\)"),
+    "dtype": (np.zeros(1, np.float32), np.zeros(1, complex), "dtype float32; got dtype complex"),
+    "list": ([0.0], [0.0, 0.0], r"shape \(1,\); got shape \(2,\)"),
+    "type": (np.zeros(1, np.float32), [0.0, 0.0], r"shape \(1,\); got shape \(2,\)"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_observation_that_changes_within_an_episode_is_one_error(case: str) -> None:
+    right, wrong, said = CHANGES[case]
+    made = counted(spaces.Box(-1.0, 1.0, (1,)), lambda t: right if t < 4 else wrong)
+    with pytest.raises(EnvironmentAPIError, match=said):
+        sample_often(made)
