@@ -183,3 +183,10 @@ def test_values_that_a_user_may_not_pass_are_named(observation: Any, said: str) 
     )
     with pytest.raises(ValueError, match=said):
         ObservationEncoder(space).encode_some(observation)
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 3), ()])
+def test_one_observation_of_the_right_dtype_needs_its_shape(shape: tuple[int, ...]) -> None:
+    encoder = ObservationEncoder(spaces.Box(-1.0, 1.0, (3,)))
+    with pytest.raises(ValueError, match=r"must have shape \[3\]"):
+        encoder.encode_one(np.zeros(shape, np.float32))
