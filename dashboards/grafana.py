@@ -16,7 +16,9 @@ from polopt.metrics.tab import OptimizerTab
 
 #: A value of each tag that every trial has, to count the trials of a stack.
 _IN_EVERY_TRIAL = {"phase": "other", "part": "idle"}
-_UNITS = {"share": "percentunit", "ms": "ms", "bytes": "Bps"}
+_UNITS = {"share": "percentunit", "ms": "ms", "bytes": "bytes"}
+#: Of counters, which are shown as rates.
+_RATES = {"bytes": "Bps"}
 #: Results that are further apart than this are not joined by a line.
 _JOIN_MS = 5 * 60 * 1000
 
@@ -75,6 +77,22 @@ VIEWS = (
         "Workers' idle share",
         "Mean, smallest and largest over workers.",
         ("polopt_workers_idle_share",),
+    ),
+    View(
+        "Processors in use",
+        "By the driver's process and by workers'. Free cores can have further workers.",
+        ("polopt_driver_cpus", "polopt_workers_cpus"),
+    ),
+    View(
+        "Memory",
+        "Resident, of the driver's process and of workers'. A line that rises without end is a "
+        "leak.",
+        ("polopt_driver_memory_bytes", "polopt_workers_memory_bytes"),
+    ),
+    View(
+        "GPUs busy",
+        "Share of the time, of the driver's GPU and of workers'. 0 without one.",
+        ("polopt_driver_gpu_share", "polopt_workers_gpu_share"),
     ),
     View(
         "Requests in flight",
@@ -342,7 +360,8 @@ def _panel(view: View, series: Mapping[str, Metric], selector: str) -> dict[str,
     if view.stacked:
         custom |= {"stacking": {"mode": "normal"}, "fillOpacity": 60, "lineWidth": 0}
     limits = {"min": 0, "max": 1} if metric.unit == "share" else {}
-    defaults = {"unit": _UNITS.get(metric.unit, "short"), "custom": custom, **limits}
+    units = _RATES if metric.kind == "counter" else _UNITS
+    defaults = {"unit": units.get(metric.unit, "short"), "custom": custom, **limits}
     overrides = [_fixed_color(name, color) for name, color in PHASE_COLORS.items()]
     return {
         **panel,

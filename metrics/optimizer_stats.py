@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from polopt.common.episodes import EpisodeStats
@@ -13,7 +13,7 @@ from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
-from polopt.metrics.machine import MachineMeter
+from polopt.metrics.machine import GpuUse, MachineMeter
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP, PhaseTimer
 from polopt.metrics.worker_times import WorkerTimes
 
@@ -46,6 +46,7 @@ class OptimizerStats:
             `evaluation` are added to them.
         worker_phases: names of phases that the driver does not spend its own time in.
         actions: counts the actions of the policy's distribution.
+        read_gpus: the use of the driver's GPUs now, a `GpuReader`; None: it uses none.
 
     Attributes:
         num_env_steps_sampled: environment steps so far.
@@ -79,6 +80,7 @@ class OptimizerStats:
         phases: Iterable[str] = (),
         worker_phases: Iterable[str] = (),
         actions: ActionStats | None = None,
+        read_gpus: Callable[[], GpuUse] | None = None,
     ) -> None:
         self.num_env_steps_sampled = 0
         self.num_env_steps_discarded = 0
@@ -95,7 +97,7 @@ class OptimizerStats:
         every_phase = (*self._driver_phases, *worker_phases)
         self.timers = {phase: PhaseTimer(name=phase) for phase in every_phase}
         self.worker_times = WorkerTimes(worker_phases, self._end_startup)
-        self.machine = MachineMeter()
+        self.machine = MachineMeter(read_gpus)
         self.num_bytes_received = 0
         self.num_gradients = 0
         self.num_gradients_accepted = 0

@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from polopt.metrics.machine import USE_KEYS, ProcessUse
 from polopt.metrics.timers import MAX_DURATIONS, percentiles_ms
 
 #: Parts of a worker's time that every strategy has; it measures them itself. `other` is the time
 #: of calls outside of any phase. The rest of its time is `idle`.
 BUSY_PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "other")
 PARTS = (*BUSY_PARTS, "idle")
+#: Numbers of each worker of which results have mean, smallest and largest.
+SPREAD_KEYS = ("env_steps_per_s", "idle_share", *USE_KEYS)
 
 
 class _Worker:
@@ -22,6 +25,8 @@ class _Worker:
         self.answered_s: float | None = None
         self.busy_parts = busy_parts
         self.shares = {**dict.fromkeys(busy_parts, 0.0), "idle": 1.0}
+        self.use = ProcessUse()
+        self.is_new = False  # whether `use` is of this interval
         self.begin_interval()
 
     def begin_interval(self) -> None:
@@ -29,10 +34,12 @@ class _Worker:
         self.wall_s = 0.0
         self.env_steps = 0
         self.gradients = 0
+        self.is_new = False
 
 
 class WorkerTimes:
-    """Shares, steps and gradients of each worker since the last report.
+    """Shares, steps, gradients and use of processors, memory and GPUs of each worker since the last
+    report.
 
     A worker's wall time is the time between two of its answers, as the driver takes them. Idle time
     is wall time minus the seconds that the worker reports: it waits for the driver or for other
@@ -56,7 +63,13 @@ class WorkerTimes:
         self._workers: dict[int, _Worker] = {}
         self._durations_s = {part: deque[float](maxlen=MAX_DURATIONS) for part in self._parts}
 
-    def add(self, index: int, seconds: Mapping[str, float], env_steps: int = 0) -> None:
+    def add(
+        self,
+        index: int,
+        seconds: Mapping[str, float],
+        env_steps: int = 0,
+        use: ProcessUse | None = None,
+    ) -> None:
         """Counts one answer.
 
         Args:
@@ -64,6 +77,7 @@ class WorkerTimes:
             seconds: of the worker by phase, disjoint. Those of phases that the strategy has not
                 declared count as `other`; each with the phase `gradient` is one gradient.
             env_steps: environment steps of the answer.
+            use: of the worker's process since it was last told; None: it is not told.
         """
         now_s = time.perf_counter()
         worker = self._workers.get(index)
@@ -85,14 +99,18 @@ class WorkerTimes:
         worker.wall_s += wall_s
         worker.env_steps += env_steps
         worker.gradients += "gradient" in seconds
+        if use is not None:
+            worker.use = worker.use.then(use) if worker.is_new else use
+            worker.is_new = True
         if wall_s > busy_s:
             self._durations_s["idle"].append(wall_s - busy_s)
 
     def report(self, indices: Iterable[int], elapsed_s: float) -> dict[str, Any]:
         """The block `workers/` since the last report; then begins a new interval.
 
-        Shares of a worker that has not answered since the last report are repeated; before its
-        first answer a worker counts as idle.
+        Shares of a worker that has not answered since the last report are repeated, and so is the
+        use of its process, which not every answer tells; before its first answer a worker counts
+        as idle.
 
         Args:
             indices: of the workers that belong to the run.
@@ -111,6 +129,7 @@ class WorkerTimes:
                     "idle_share": worker.shares["idle"],
                     "gradients_per_s": worker.gradients / elapsed_s,
                     "env_steps_per_sampling_s": _rate(worker.env_steps, worker.busy_s["sample"]),
+                    **worker.use.report(),
                 }
             )
         count = max(len(present), 1)
@@ -126,8 +145,7 @@ class WorkerTimes:
             "share": share,
             "p50_ms": {part: p50 for part, (p50, _) in percentiles.items()},
             "p99_ms": {part: p99 for part, (_, p99) in percentiles.items()},
-            "env_steps_per_s": _spread([each["env_steps_per_s"] for each in per_worker]),
-            "idle_share": _spread([each["idle_share"] for each in per_worker]),
+            **{key: _spread([each[key] for each in per_worker]) for key in SPREAD_KEYS},
             # A tuple: Tune's TensorBoard logger makes histograms of lists, and warns of others.
             "per_worker": tuple(per_worker),
         }

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.actions import ActionStats
+from polopt.metrics.machine import GpuReader
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.metrics.tab import Tab
 from polopt.policies.policy import Policy
@@ -77,7 +79,8 @@ class PolicyOptimizer(ABC):
         self.policy: Policy = workers.local.policy
         dist = self.policy.dist
         actions = ActionStats(dist.sizes, math.prod(dist.action_shape))
-        self.metrics = OptimizerStats(self.phases, self.worker_phases, actions)
+        gpus = GpuReader(torch.cuda)
+        self.metrics = OptimizerStats(self.phases, self.worker_phases, actions, gpus)
         self.timers = self.metrics.timers
         self.calls = Calls(
             workers,
@@ -144,7 +147,7 @@ class PolicyOptimizer(ABC):
         metrics.custom_metrics.merge(counts.custom_metrics)
         self.policy.env_steps = metrics.num_env_steps_sampled
         self.policy.add_moments(counts.moments)
-        metrics.worker_times.add(reply.worker.index, counts.seconds, counts.env_steps)
+        metrics.worker_times.add(reply.worker.index, counts.seconds, counts.env_steps, counts.use)
         if reply.worker.index > 0:
             metrics.num_bytes_received += counts.num_bytes
         metrics.num_early_stopped += counts.num_early_stopped

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.metrics.tab import TAB_FILE
+from polopt.metrics.worker_times import SPREAD_KEYS
 
 #: Phases of the driver and strategy-specific numbers by optimizer; names of presets.
 PHASES = {
@@ -179,6 +180,10 @@ def _shares(optimizer: str, workers: int, rng: random.Random, slow: float) -> di
             "env_steps_per_sampling_s": 950 * rng.uniform(0.9, 1.1) / (1 + 4 * slow * (index == 0)),
             "idle_share": parts["idle"] * rng.uniform(0.8, 1.2),
             "gradients_per_s": 20.0 * rng.uniform(0.9, 1.1) / (1 + 4 * slow * (index == 0)),
+            "cpus": rng.uniform(0.5, 1.0),
+            "memory_bytes": 3e8 + 1e5 * rng.random(),
+            "gpu_share": 0.0,
+            "gpu_memory_bytes": 0,
         }
         for index in range(max(workers, 1))
     ]
@@ -195,10 +200,7 @@ def _shares(optimizer: str, workers: int, rng: random.Random, slow: float) -> di
             "share": parts,
             "p50_ms": worker_times,
             "p99_ms": {part: 2 * value for part, value in worker_times.items()},
-            **{
-                key: _spread([worker[key] for worker in per_worker])
-                for key in ("env_steps_per_s", "idle_share")
-            },
+            **{key: _spread([worker[key] for worker in per_worker]) for key in SPREAD_KEYS},
             "per_worker": per_worker,
         },
     }
@@ -213,7 +215,15 @@ def _counts(optimizer: str, iteration: int, rng: random.Random) -> dict[str, Any
     return {
         "num_bytes_sent": iteration * 1_000_000,
         "num_bytes_received": iteration * 1_500_000,
-        "machine": {"cpu_share": 0.7, "num_cpus": 16, "load_1m": 4.0},
+        "machine": {
+            "cpu_share": 0.7,
+            "num_cpus": 16,
+            "load_1m": 4.0,
+            "driver_cpus": rng.uniform(0.3, 0.9),
+            "driver_memory_bytes": 5e8,
+            "driver_gpu_share": 0.0,
+            "driver_gpu_memory_bytes": 0,
+        },
         "rows_per_update": 20.0 if gradients else 128.0,
         "requests_in_flight": {"mean": rng.uniform(1, 2), "max": 2},
         "num_gradients_accepted": gradients,

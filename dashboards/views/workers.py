@@ -24,7 +24,8 @@ def num_workers(run: Run) -> int:
 
 
 def worker_panels(selection: Selection, run: Run) -> list[Panel]:
-    """Idle share and speed of each worker over time, bytes and requests in flight."""
+    """Idle share and speed of each worker over time, processors, memory, bytes and requests in
+    flight."""
     speed = (
         "workers-speed",
         "Steps/s of each worker while it samples",
@@ -40,7 +41,57 @@ def worker_panels(selection: Selection, run: Run) -> list[Panel]:
     return [
         per_worker(speed, selection, run, "env_steps_per_sampling_s", "steps/s", ",.3s"),
         per_worker(idle, selection, run, "idle_share", "idle share", ".0%"),
+        *_use(selection, run),
         *_traffic(selection, run),
+    ]
+
+
+def _use(selection: Selection, run: Run) -> list[Panel]:
+    """Processors, memory and GPUs that driver and workers use."""
+    panels = [
+        (
+            "cpus",
+            "Processors in use",
+            "By the process of the driver and of a worker, mean over the interval. A worker that "
+            "samples all the time uses one. Cores that are free can have further workers.",
+            "cpus",
+            "processors",
+        ),
+        (
+            "memory",
+            "Memory of driver and workers",
+            "Resident memory of each process. A line that rises without end is a leak.",
+            "memory_bytes",
+            "bytes",
+        ),
+    ]
+    gpu = (
+        "gpu",
+        "Share of time in which GPUs are busy",
+        "The GPU of the driver, and those of workers, whatever the process. Low where a GPU is "
+        "meant to learn: larger minibatches, or more environments for each update.",
+        "gpu_share",
+        "share",
+    )
+    held = [
+        run.trial.values(f"optimizer/{key}")
+        for key in ("machine/driver_gpu_memory_bytes", "workers/gpu_memory_bytes/max")
+    ]
+    if any(values is not None and np.any(values > 0.0) for values in held):
+        panels.append(gpu)
+    return [
+        named_lines(
+            (key, title, help_),
+            selection,
+            run,
+            {
+                "driver": (f"optimizer/machine/driver_{number}", PALETTE[0]),
+                "worker, mean": (f"optimizer/workers/{number}/mean", PALETTE[1]),
+                "worker, greatest": (f"optimizer/workers/{number}/max", PALETTE[2]),
+            },
+            unit,
+        )
+        for key, title, help_, number, unit in panels
     ]
 
 

@@ -15,6 +15,7 @@ from polopt.common.tracer import TRACER
 from polopt.metrics.actions import ActionSums
 from polopt.metrics.custom_metrics import CustomMetrics, Values
 from polopt.metrics.learner import mean_stats
+from polopt.metrics.machine import ProcessUse
 
 _NO_EPISODES = EpisodeStats.empty()
 _NO_ACTIONS = ActionSums()
@@ -46,6 +47,8 @@ class Counts(NamedTuple):
             together.
         learned: statistics of the worker's own learning, means over `env_steps_trained`.
         env_statistics: running statistics of the wrappers of environments; None: not this time.
+        use: of processors, memory and GPUs by the worker's process since this was last sent; None:
+            not this time.
         custom_metrics: what callbacks have returned for episodes, by name.
     """
 
@@ -67,6 +70,7 @@ class Counts(NamedTuple):
     rows_applied: int = 0
     learned: Mapping[str, float] | None = None
     env_statistics: dict[str, Any] | None = None
+    use: ProcessUse | None = None
     custom_metrics: Mapping[str, Values] = {}
 
 
@@ -84,6 +88,7 @@ class CallRecord:
         self.num_early_stopped = 0
         self.restarts_below = 0
         self.env_statistics: dict[str, Any] | None = None
+        self.use: ProcessUse | None = None
         self.custom_metrics = CustomMetrics()
         self._seconds: dict[str, float] = {}
         self._inner_s = [0.0]  # of the phases within each open phase
@@ -196,6 +201,7 @@ class CallRecord:
             rows_applied=self.rows_applied,
             learned=mean_stats(self._trained) if self._trained else None,
             env_statistics=self.env_statistics,
+            use=self.use,
             custom_metrics=self.custom_metrics.values(),
         )
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from ray import cloudpickle
 
 from polopt.common.data_faults import DataFaults
@@ -19,6 +20,7 @@ from polopt.common.threads import limit_threads
 from polopt.common.tracer import TRACER
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.lag import LearnedVersions
+from polopt.metrics.machine import GpuReader, ProcessMeter
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import env_name
@@ -37,7 +39,8 @@ from polopt.rollouts.workers.early_stop import EarlyStop
 from polopt.rollouts.workers.failures import CallError, NonFiniteError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
-#: Least interval at which replies carry the running statistics of environments.
+#: Least interval at which replies carry the running statistics of environments, and the use of
+#: processors, memory and GPUs.
 STATISTICS_INTERVAL_S = 1.0
 
 
@@ -106,6 +109,7 @@ class RolloutWorker:
         self.new_moments: Moments | None = None
         self._rollouts = LearnedVersions()  # of what this worker learns from
         self._non_finite_in_a_row: dict[str, int] = {}
+        self._process = ProcessMeter(GpuReader(torch.cuda))
         self._statistics_sent_s = 0.0
         self._early_stop = EarlyStop(self._stop_fragments)
         self._rpc_server = RpcServer()
@@ -160,7 +164,7 @@ class RolloutWorker:
                 value = fn(self, *args)
             except Exception as error:  # the user's code may raise anything
                 failed = CallError.of(error)
-        record.env_statistics = self._due_statistics()
+        self._add_statistics(record)
         return Answer(value, record.counts(self.policy.version, value), failed)
 
     def run_encoded(self, call: bytes) -> Answer:
@@ -178,6 +182,7 @@ class RolloutWorker:
         try:
             with self._early_stop.during(call):
                 value = fn(self, *args)
+            self._add_statistics(self.record)
             return value, self.record.counts(self.policy.version, value)
         finally:
             self.record = outer
@@ -203,12 +208,13 @@ class RolloutWorker:
         if self.sampler is not None:
             self.sampler.keep_steps = keep_steps
 
-    def _due_statistics(self) -> dict[str, Any] | None:
+    def _add_statistics(self, record: CallRecord) -> None:
+        """Adds to the record of a call what not every reply carries."""
         now_s = time.monotonic()
-        if self.sampler is None or now_s - self._statistics_sent_s < STATISTICS_INTERVAL_S:
-            return None
-        self._statistics_sent_s = now_s
-        return self.sampler.get_statistics() or None
+        if now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S:
+            self._statistics_sent_s = now_s
+            record.env_statistics = self.get_statistics() or None
+            record.use = self._process.read()
 
     # ---- sampling and learning ------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import make_optimizer, worker_config
 from ray import tune
@@ -21,6 +22,7 @@ from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.rollout_worker import STATISTICS_INTERVAL_S
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -58,6 +60,23 @@ class SecondWaits(Drift):
 
     def step(self, action: int) -> Any:
         time.sleep(0.02 if self.context.worker_index == 2 else 0.002)
+        return super().step(action)
+
+
+class SecondWorks(Drift):
+    """Every step waits; in worker 2 it uses a processor instead, and memory is held."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.held = np.ones(25_000_000 if self.context.worker_index == 2 else 1)  # 200 MB
+
+    def step(self, action: int) -> Any:
+        if self.context.worker_index == 2:
+            until_s = time.process_time() + 0.02
+            while time.process_time() < until_s:
+                pass
+        else:
+            time.sleep(0.02)
         return super().step(action)
 
 
@@ -144,6 +163,8 @@ def test_local_worker_fills_the_same_keys() -> None:
     share = stats["workers"]["share"]
     assert share["sample"] > 0.9
     assert share["idle"] == 0.0, "the driver's own time is no idle time"
+    (own,) = stats["workers"]["per_worker"]
+    assert own["memory_bytes"] == pytest.approx(stats["machine"]["driver_memory_bytes"], rel=0.2)
     assert stats["num_bytes_sent"] == stats["num_bytes_received"] == 0
     assert stats["requests_in_flight"] == {"mean": 0.0, "max": 0}
 
@@ -170,6 +191,28 @@ def test_no_worker_waits_for_a_slow_environment_in_async(worker_pool: Pool) -> N
     assert fast["idle_share"] < 0.5
     assert slow["env_steps_per_s"] < fast["env_steps_per_s"] / 2
     assert slow["gradients_per_s"] < fast["gradients_per_s"] / 2
+
+
+@pytest.mark.parametrize("cls", [AsyncGradients, DecentralizedAllReduce], ids=lambda cls: cls.name)
+def test_each_worker_reports_processors_and_memory_of_its_process(
+    worker_pool: Pool, cls: Any
+) -> None:
+    optimizer = make_optimizer(
+        cls, worker_pool(worker_config("ppo", SecondWorks)), **OPTIMIZERS[cls]
+    )
+    while any(not worker.up for worker in optimizer.workers.remote):
+        optimizer.step()
+    optimizer.stats()
+    until_s = time.monotonic() + 3.0 * STATISTICS_INTERVAL_S
+    while time.monotonic() < until_s:
+        optimizer.step()
+    stats = optimizer.stats()
+    waits, works = stats["workers"]["per_worker"]
+    assert works["cpus"] > 2.0 * waits["cpus"] > 0.0
+    assert works["memory_bytes"] - waits["memory_bytes"] > 100_000_000
+    assert stats["workers"]["cpus"]["max"] == works["cpus"]
+    assert stats["machine"]["driver_memory_bytes"] > 10_000_000
+    assert works["gpu_share"] == works["gpu_memory_bytes"] == 0.0
 
 
 def test_ranks_report_the_wait_for_the_slowest(worker_pool: Pool) -> None:
