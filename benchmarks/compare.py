@@ -3,13 +3,16 @@
     python benchmarks/compare.py PATH_OF_A PATH_OF_B                 # all rows; about 45 minutes
     python benchmarks/compare.py A B --only a3c ppo --pairs 3        # two rows; minutes
 
-    python benchmarks/compare.py A B --only a3c --pairs 40 --seconds 1 --turns
+    python benchmarks/compare.py A B --only a3c --turns --processes 12 --pairs 4 --seconds 1.5
 
 Each measurement is a new process with PYTHONPATH=<checkout>/src, pinned to two cores. Turns
-alternate: A B A B. With `--turns` one process of A and one of B measure alternately while the other
-one waits: for machines whose speed changes within seconds. The ratio of a pair is B's figure over
-A's; a row shows the median of the ratios with a 95 percent interval of that median (percentile
-bootstrap over the pairs).
+alternate: A B A B. The ratio of a pair is B's figure over A's; a row shows the median of the ratios
+with a 95 percent interval of that median (percentile bootstrap over the pairs).
+
+With `--turns` one process of A and one of B measure alternately while the other one waits: for
+machines whose speed changes within seconds. Some of a process's speed is chance that lasts as long
+as the process (the same commit twice: up to 10 percent apart), so `--processes` makes several pairs
+of processes, and the row and its interval are those of their medians, one for each pair.
 
 Processor time is that of the driver and of all Ray workers with their children, per 1,000
 environment steps. It varies less than the rate on a machine that does other work.
@@ -110,7 +113,7 @@ def measure_pair(case: str, checkouts: Sequence[Path], seconds: float, seed: int
 
 
 def measure_turns(case: str, checkouts: Sequence[Path], seconds: float, pairs: int) -> list[Pair]:
-    """Alternate measurements of one process of each checkout.
+    """Alternate measurements of one new process of each checkout.
 
     Raises:
         PeerError: one of them failed.
@@ -141,24 +144,31 @@ def verdict(rate: Interval, cost: Interval) -> str:
     return "as fast"
 
 
-def table_row(name: str, pairs: Sequence[Pair]) -> str:
-    """One row in Markdown."""
-    rates = [[float(result["rate"]) for result in side] for side in zip(*pairs, strict=True)]
-    costs = [
-        [float(result["cpu_s_per_1000_steps"]) for result in side]
-        for side in zip(*pairs, strict=True)
-    ]
-    rate = Interval.of([b / a for a, b in zip(*rates, strict=True)])
-    cost = Interval.of([b / a for a, b in zip(*costs, strict=True)])
+def table_row(name: str, groups: Sequence[Sequence[Pair]]) -> str:
+    """One row in Markdown.
+
+    Args:
+        name: of the row.
+        groups: measurements whose pairs have a common process each; their median counts as one.
+    """
+    rates, costs = (_compared(groups, key) for key in ("rate", "cpu_s_per_1000_steps"))
     cells = [
         name,
-        *(f"{statistics.median(side):,.0f}" for side in rates),
-        str(rate),
-        *(f"{1000.0 * statistics.median(side):,.1f}" for side in costs),
-        str(cost),
-        verdict(rate, cost),
+        *(f"{side:,.0f}" for side in rates[:2]),
+        str(rates[2]),
+        *(f"{1000.0 * side:,.1f}" for side in costs[:2]),
+        str(costs[2]),
+        verdict(rates[2], costs[2]),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _compared(groups: Sequence[Sequence[Pair]], key: str) -> tuple[float, float, Interval]:
+    """Medians of A and of B, and the interval of the ratio B / A."""
+    pairs = [(float(pair.a[key]), float(pair.b[key])) for group in groups for pair in group]
+    ratios = [statistics.median(pair.b[key] / pair.a[key] for pair in group) for group in groups]
+    a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return a, b, Interval.of(ratios)
 
 
 def commit_of(checkout: Path) -> str:
@@ -177,6 +187,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=7, help="measurements of each checkout")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
     parser.add_argument("--turns", action="store_true", help="one process of each checkout")
+    parser.add_argument("--processes", type=int, default=1, help="of each checkout, with --turns")
     parser.add_argument("--out", type=Path, default=Path("results/compare.json"))
     args = parser.parse_args()
     for checkout in (args.a, args.b):
@@ -200,29 +211,33 @@ def main() -> int:
         "| B, CPU ms per 1,000 steps | B / A (95% interval) | verdict |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    kept: dict[str, list[dict[str, Any]]] = {}
+    kept: dict[str, list[list[dict[str, Any]]]] = {}
     failed = False
     for name in args.only:
-        pairs: list[Pair] = []
+        groups: list[list[Pair]] = []
         note = ""
         try:
             if args.turns:
-                pairs = measure_turns(ROWS[name], checkouts, args.seconds, args.pairs)
+                for _ in range(args.processes):
+                    groups.append(measure_turns(ROWS[name], checkouts, args.seconds, args.pairs))
+                if args.processes == 1:
+                    groups = [[pair] for pair in groups[0]]
             else:
                 for seed in range(args.pairs):
-                    pairs.append(measure_pair(ROWS[name], checkouts, args.seconds, seed))
+                    groups.append([measure_pair(ROWS[name], checkouts, args.seconds, seed)])
         except PeerError as error:
             failed, note = True, str(error)
         lines.append(
-            f"| {name} |||||||  not measured: {note} |" if note else table_row(name, pairs)
+            f"| {name} |||||||  not measured: {note} |" if note else table_row(name, groups)
         )
-        kept[name] = [pair._asdict() for pair in pairs]
+        kept[name] = [[pair._asdict() for pair in group] for group in groups]
         args.out.parent.mkdir(parents=True, exist_ok=True)
         result = {"about": facts, "command": command, "rows": kept}
         args.out.write_text(json.dumps(result, indent=1))  # after each row: a run takes long
         print(lines[-1], file=sys.stderr, flush=True)
     print("\n".join(lines))
-    print(f"\n{args.pairs} pairs of {args.seconds:g} s. Medians. ", end="")
+    each = f" of each of {args.processes} processes" if args.turns else ""
+    print(f"\n{args.pairs} pairs of {args.seconds:g} s{each}. Medians. ", end="")
     print(", ".join(f"{key} {value}" for key, value in facts.items()) + ".")
     print(f"\nCommand: `{command}`")
     return 1 if failed else 0

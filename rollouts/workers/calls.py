@@ -154,7 +154,7 @@ class Pending:
 
 def function_name(fn: Function) -> str:
     """Name of a function in messages, with its module."""
-    return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', repr(fn))}"
+    return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', None) or repr(fn)}"
 
 
 class Calls:
@@ -632,11 +632,12 @@ class Calls:
                 message = self._message(call.work, worker, failure.message)
                 failure = failure._replace(message=message)
             return self._fail(call, failure)
-        parts = isinstance(answer, Answer) and isinstance(answer.counts, Counts)
-        if not parts or not isinstance(answer.error, CallError | None):
+        if not isinstance(answer, Answer) or not isinstance(answer.counts, Counts):
             return self._fail(call, self._odd(call, f"it is {type(answer).__name__}"))
-        if answer.error is not None:
+        if isinstance(answer.error, CallError):
             return self._fail(call, self._failure(call, answer.error, answer.counts), answer.counts)
+        if answer.error is not None:
+            return self._fail(call, self._odd(call, f"its error is {type(answer.error).__name__}"))
         if self.check is not None:
             try:
                 self.check(answer.value)

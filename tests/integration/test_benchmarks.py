@@ -71,6 +71,23 @@ def test_fastest_setting_of_a_peer_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert best({"rate": 1.0}, {"rate": 3.0}, None) == "setting 1"
 
 
+def test_pairs_of_one_process_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    compare = importlib.import_module("compare")
+
+    def group(*ratios: float) -> list[Any]:
+        figures = ("rate", "cpu_s_per_1000_steps")
+        return [
+            compare.Pair(*(dict.fromkeys(figures, value) for value in (2.0, 2.0 * ratio)))
+            for ratio in ratios
+        ]
+
+    # Three processes: that of many pairs does not decide, and its pairs narrow no interval.
+    row = compare.table_row("a3c", [group(*[1.5] * 20), group(0.9, 1.0, 1.9), group(0.8)])
+    assert row.count("1.000 (0.800 to 1.500)") == 2
+    assert row.startswith("| a3c | 2 | 3 |")
+
+
 def test_calls_without_new_steps_are_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "peers" / "common"))
     measuring = importlib.import_module("measuring")
