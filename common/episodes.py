@@ -51,8 +51,8 @@ class EpisodeStats(NamedTuple):
     def concat(cls, parts: Iterable[EpisodeStats]) -> EpisodeStats:
         """The episodes of several fragments, in the given order."""
         parts = list(parts)
-        if not parts:
-            return cls.empty()
+        if len(parts) < 2:
+            return parts[0] if parts else cls.empty()
         return cls(
             np.concatenate([p.returns for p in parts]), np.concatenate([p.lengths for p in parts])
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ class Weights(NamedTuple):
     moments: Moments | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _reduced(self, protocol)
+        return _reduced(self, _weights, protocol)
 
 
 class Gradients(NamedTuple):
@@ -63,10 +64,10 @@ class Gradients(NamedTuple):
         return int(self.flat.nbytes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _reduced(self, protocol)
+        return _reduced(self, _gradients, protocol)
 
 
-def _reduced(vector: Weights | Gradients, protocol: int) -> Any:
+def _reduced(vector: Weights | Gradients, restore: Callable[..., Any], protocol: int) -> Any:
     """Pickles the vector as a raw buffer from protocol 5 on; it is restored as `[P]` float32.
 
     NumPy pickles a description of the array's type with each array, which takes longer than the
@@ -75,8 +76,12 @@ def _reduced(vector: Weights | Gradients, protocol: int) -> Any:
     if protocol < 5:
         return type(vector), tuple(vector)
     flat: Any = np.ascontiguousarray(vector.flat, np.float32)
-    return _restored, (type(vector), pickle.PickleBuffer(flat), *vector[1:])
+    return restore, (pickle.PickleBuffer(flat), *vector[1:])
 
 
-def _restored(kind: Any, flat: Any, *rest: Any) -> Any:
-    return kind(np.frombuffer(flat, np.float32), *rest)
+def _weights(flat: Any, *rest: Any) -> Weights:
+    return Weights(np.frombuffer(flat, np.float32), *rest)
+
+
+def _gradients(flat: Any, *rest: Any) -> Gradients:
+    return Gradients(np.frombuffer(flat, np.float32), *rest)

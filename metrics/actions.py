@@ -51,9 +51,12 @@ class ActionSums(NamedTuple):
         if not self.counts or not other.counts:
             counts = self.counts or other.counts
         else:
-            pairs = zip(self.counts, other.counts, strict=True)
-            counts = tuple([a + b for a, b in zip(*pair, strict=True)] for pair in pairs)
+            counts = tuple(map(_sums, self.counts, other.counts))
         return ActionSums(counts, merged(self.moments, other.moments))
+
+
+def _sums(counts: list[int], others: list[int]) -> list[int]:
+    return [a + b for a, b in zip(counts, others, strict=True)]
 
 
 class ActionStats:

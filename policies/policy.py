@@ -321,11 +321,15 @@ class Policy(ABC):
         """
         if gradients is None:
             return
-        if not isinstance(gradients, Gradients | PackedGradients):
+        vector: Any
+        if isinstance(gradients, Gradients):
+            vector = gradients.flat
+        elif isinstance(gradients, PackedGradients):
+            vector = gradients.packed
+        else:
             raise TypeError(f"gradients were expected; got {type(gradients).__name__}")
-        vector = gradients.packed if isinstance(gradients, PackedGradients) else gradients.flat
-        size = self.flat.grads.numel()
-        if vector.shape != (size,):
+        if vector.shape != self.flat.grads.shape:
+            size = len(self.flat.grads)
             raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")
 
     def no_gradients(self) -> Gradients:

@@ -202,7 +202,7 @@ class FakeActor:
             number, function, given = cloudpickle.loads(args[0])
             method, args = "run", (number, function, *given)
         if method == "run":
-            fn = cloudpickle.loads(args[1])
+            fn = cloudpickle.loads(args[1]) if isinstance(args[1], bytes) else args[1]
             name, shown = getattr(fn, "__name__", type(fn).__name__), args[2:]
             if fn is call_method:
                 name, shown = args[2], args[3:]

@@ -79,7 +79,9 @@ def check_observation(observation: Any, space: Space[Any], where: str) -> None:
     Raises:
         APIViolation: the message names the part of the observation that is wrong.
     """
-    if isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Box):  # first: of the other types some are slow to tell
+        _check_array(observation, space, where)
+    elif isinstance(space, spaces.Dict):
         if not isinstance(observation, dict) or observation.keys() != space.spaces.keys():
             raise APIViolation(
                 f"{where} must return an observation with keys {list(space.spaces)}; "
@@ -108,6 +110,8 @@ def range_check(space: Space[Any]) -> Callable[[Any], bool] | None:
         a function of an observation of the right type, or None for a space without such integers.
         For a space of several parts it returns False: use `check_observation`.
     """
+    if isinstance(space, spaces.Box):
+        return None
     if isinstance(space, spaces.Discrete):
         low, end = int(space.start), int(space.start + space.n)
         return lambda observation: low <= observation < end

@@ -160,7 +160,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         else:
             self._steps += 1
             if terminated or truncated:
-                observation = deepcopy(observation)
+                # The environment may change it when it is reset.
+                observation = observation.copy() if self._is_array else deepcopy(observation)
                 if self._keep_infos:
                     last = {INFO_KEY: EpisodeInfo(deepcopy(info))}
                     return observation, reward, terminated, truncated, last

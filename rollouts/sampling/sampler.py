@@ -187,7 +187,7 @@ class VectorSampler:
             if not self._next_step or self.ended is not None:
                 over = terminated[t] | truncated[t]
                 if np.count_nonzero(over):
-                    raw = self._end_episodes(t, rows, np.flatnonzero(over), raw, infos)
+                    raw = self._end_episodes(t, rows, over.nonzero()[0], raw, infos)
             if self.faults.mask is not None:
                 needed = ~(terminated[t] | truncated[t]) if self._next_step else True
                 self.faults.check_masks(self.env, raw, needed)

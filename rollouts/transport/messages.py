@@ -96,7 +96,7 @@ def encode(
 
 def fits(frames: Sequence[bytes | memoryview], max_frame_bytes: int) -> bool:
     """Whether a peer with this limit accepts the message; see `configure`."""
-    return all(memoryview(frame).nbytes <= max_frame_bytes for frame in frames)
+    return max([memoryview(frame).nbytes for frame in frames]) <= max_frame_bytes
 
 
 def header_of(frames: Sequence[zmq.Frame]) -> tuple[bytes, int]:

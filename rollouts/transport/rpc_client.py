@@ -162,7 +162,7 @@ class RpcChannel:
         self,
         number: int,
         name: str,
-        function: bytes,
+        function: Any,
         args: tuple[Any, ...],
         ended: deque[RpcFuture],
     ) -> RpcFuture:
@@ -172,7 +172,8 @@ class RpcChannel:
         Args:
             number: of the call, unique in this process.
             name: of the function, for messages.
-            function: first argument of the worker's `run` after the number.
+            function: first argument of the worker's `run` after the number; picklable, by value if
+                need be, as the further ones.
             args: the further ones.
             ended: gets the future once it is done.
 
@@ -203,8 +204,8 @@ class RpcChannel:
     def _oldest_wanted(self, otherwise: int) -> int:
         """Number of the oldest call whose answer has not come. The worker drops the large answers
         to older ones."""
-        fetched = (number for number, _ in self._fetched.values())
-        return min((*self._pending, *fetched), default=otherwise)
+        fetched = [number for number, _ in self._fetched.values()]
+        return min([*self._pending, *fetched], default=otherwise)
 
     def _send(self, message: list[Any]) -> None:
         assert self._routing_id is not None

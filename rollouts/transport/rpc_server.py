@@ -63,7 +63,7 @@ class RpcServer:
         """Answers calls in order, until the client ends serving.
 
         Args:
-            target: its `run(number, function, *args)` is called. Where arguments cannot be
+            target: its `run(number, function, *args)` is called. Where a call cannot be
                 unpickled or an answer cannot be pickled, its `refuse(why)` makes the answer.
             endpoint: of the connection.
 
@@ -172,7 +172,7 @@ class _Connection:
         try:
             function, args, oldest_wanted = decode(frames)
         except Exception as error:  # unpickling can raise anything
-            why = f"its arguments cannot be unpickled in the worker: {error!r}"
+            why = f"the call cannot be unpickled in the worker: {error!r}"
             return encode(ANSWER, number, target.refuse(why))
         self._drop_large_answers(oldest_wanted)
         answer = target.run(number, function, *args)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from polopt.common.config import ConfigError
@@ -282,17 +281,17 @@ class Calls:
             del self._backlog[worker.index]
 
     def _send(self, worker: WorkerHandle, work: Work) -> None:
-        args = tuple(self._weights_for(worker) if a is WEIGHTS else a for a in work.args)
-        number, now_s = self._workers.next_call_number(), self._workers.clock()
+        workers = self._workers
+        args = tuple([self._weights_for(worker) if a is WEIGHTS else a for a in work.args])
+        number, now_s = workers.next_call_number(), workers.clock()
         try:
-            function = cloudpickle.dumps(work.function)
-            call = self._workers.start_call(worker, number, work.name, function, args, self._ended)
+            call = workers.start_call(worker, number, work.name, work.function, args, self._ended)
         except (RayError, TransportError, ConfigError):
             raise
         except Exception as error:  # pickling can raise anything
             why = f"the call cannot be pickled: {type(error).__name__}: {error}"
             raise FunctionError(self._message(work, worker, why)) from error
-        version = self._workers.local.policy.version
+        version = workers.local.policy.version
         pending = self._calls[call] = Pending(work, worker, number, call, version, now_s)
         queue = self._queues.setdefault(worker, deque())
         queue.append(pending)

@@ -145,19 +145,19 @@ class RolloutWorker:
 
     # ---- calls ----------------------------------------------------------------------------------
 
-    def run(self, call: int, function: bytes, *args: Any) -> Answer:
+    def run(self, call: int, function: Callable[..., Any] | bytes, *args: Any) -> Answer:
         """Runs a function that the driver sent, see `Calls.send`.
 
         Args:
             call: number of the call, which `stop_early` names.
-            function: `fn(worker, *args)`, encoded by cloudpickle.
+            function: `fn(worker, *args)`; bytes: encoded by cloudpickle.
             args: its further arguments.
         """
         record = self.record = CallRecord()
         try:
-            fn = cloudpickle.loads(function)
+            fn = cloudpickle.loads(function) if isinstance(function, bytes) else function
         except Exception as error:  # an import of the user's module may raise anything
-            return self.refuse(f"it cannot be imported in the worker: {error!r}")
+            return self.refuse(f"the call cannot be unpickled in the worker: {error!r}")
         value, failed = None, None
         with self._early_stop.during(call):
             try:
@@ -168,12 +168,12 @@ class RolloutWorker:
         return Answer(value, record.counts(self.policy.version, value), failed)
 
     def run_encoded(self, call: bytes) -> Answer:
-        """As `run`, with all its arguments encoded by cloudpickle."""
+        """As `run`, with function and arguments encoded by cloudpickle together."""
         try:
             number, function, args = cloudpickle.loads(call)
         except Exception as error:  # as in `run`
             self.record = CallRecord()
-            return self.refuse(f"its arguments cannot be unpickled in the worker: {error!r}")
+            return self.refuse(f"the call cannot be unpickled in the worker: {error!r}")
         return self.run(number, function, *args)
 
     def run_here(self, call: int, fn: Callable[..., Any], *args: Any) -> tuple[Any, Counts]:

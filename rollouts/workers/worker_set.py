@@ -214,19 +214,19 @@ class WorkerSet:
         worker: WorkerHandle,
         number: int,
         name: str,
-        function: bytes,
+        function: Callable[..., Any],
         args: tuple[Any, ...],
         ended: deque[RpcFuture],
     ) -> Any:
-        """Has a worker run an encoded function, through Ray or over ZeroMQ; see `use_transport`.
-        Until the worker has connected, its first calls go through Ray, as do calls with references
-        and those that are too large for ZeroMQ.
+        """Has a worker run a function, through Ray or over ZeroMQ; see `use_transport`. Until the
+        worker has connected, its first calls go through Ray, as do calls with references and those
+        that are too large for ZeroMQ. Cloudpickle encodes function and arguments together.
 
         Args:
             worker: it is up.
             number: of the call.
             name: of the function, for messages.
-            function: encoded by cloudpickle.
+            function: `fn(worker, *args)`.
             args: its arguments.
             ended: gets the future of a call over ZeroMQ once it is done.
 
@@ -245,7 +245,7 @@ class WorkerSet:
         if worker.channel is not None:
             worker.channel.pause()  # a worker answers calls through Ray after it has served
         if has_reference:  # Ray resolves those that are arguments themselves
-            return worker.actor.run.remote(number, function, *args)
+            return worker.actor.run.remote(number, cloudpickle.dumps(function), *args)
         # Ray encodes each argument on its own, which takes longer than all of them together.
         return worker.actor.run_encoded.remote(cloudpickle.dumps((number, function, args)))
 

@@ -324,7 +324,7 @@ class FakeRpc:
         actor: FakeActor,
         number: int,
         name: str,
-        function: bytes,
+        function: Any,
         args: tuple[Any, ...],
         ended: deque[RpcFuture],
     ) -> RpcFuture:

@@ -115,7 +115,7 @@ def test_function_that_a_worker_cannot_import(
     strategy: OfTheUser, function_of_the_driver: Callable[..., Any]
 ) -> None:
     message = error_of(strategy, function_of_the_driver)
-    assert "cannot be imported in the worker" in message
+    assert "the call cannot be unpickled in the worker" in message
     assert "No module named 'only_in_the_driver'" in message
 
 

@@ -361,7 +361,7 @@ def test_arguments_that_cannot_be_unpickled_are_refused(
     client: RpcClient, channel: RpcChannel, actor: FakeActor
 ) -> None:
     answer = result(client, call(channel, "note", Undecodable(MISSING)))
-    assert answer.startswith("refused: its arguments cannot be unpickled in the worker")
+    assert answer.startswith("refused: the call cannot be unpickled in the worker")
     assert "statistics_of_mine" in answer
     assert result(client, call(channel, "note", 1)) == 1
     assert actor.target.notes == [1]
