@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 
 class Episode(NamedTuple):
@@ -30,34 +28,20 @@ class EpisodeStats(NamedTuple):
     """The E episodes that ended within one fragment. A part of the fragment's batch.
 
     Attributes:
-        returns: `[E]` undiscounted sums of rewards.
-        lengths: `[E]` lengths in environment steps.
+        returns: undiscounted sums of rewards, E of them.
+        lengths: lengths in environment steps, E of them.
     """
 
-    returns: np.ndarray  # [E] float64
-    lengths: np.ndarray  # [E] int64
-
-    def __reduce__(self) -> Any:
-        # Lists are smaller than arrays with their dtype descriptions. The constructor is a module
-        # function because Ray would pickle a class method by value.
-        return episodes_of, (self.returns.tolist(), self.lengths.tolist())
-
-    @classmethod
-    def empty(cls) -> EpisodeStats:
-        """Zero episodes."""
-        return cls(np.zeros(0), np.zeros(0, dtype=np.int64))
+    returns: Sequence[float] = ()
+    lengths: Sequence[int] = ()
 
     @classmethod
     def concat(cls, parts: Iterable[EpisodeStats]) -> EpisodeStats:
         """The episodes of several fragments, in the given order."""
         parts = list(parts)
-        if len(parts) < 2:
-            return parts[0] if parts else cls.empty()
+        if len(parts) == 1:
+            return parts[0]
         return cls(
-            np.concatenate([p.returns for p in parts]), np.concatenate([p.lengths for p in parts])
+            [value for part in parts for value in part.returns],
+            [value for part in parts for value in part.lengths],
         )
-
-
-def episodes_of(returns: list[float], lengths: list[int]) -> EpisodeStats:
-    """Episodes with these returns and these lengths in environment steps, E of each."""
-    return EpisodeStats(np.array(returns, dtype=np.float64), np.array(lengths, dtype=np.int64))

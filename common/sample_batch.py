@@ -57,7 +57,7 @@ class SampleBatch:
     successor_obs: np.ndarray  # [K, ...]
     version: int = 0
     worker_index: int = 0
-    episodes: EpisodeStats = field(default_factory=EpisodeStats.empty)
+    episodes: EpisodeStats = field(default_factory=EpisodeStats)
     device: str = "cpu"
     faults: DataFaults = NO_FAULTS
     compress: str = "none"

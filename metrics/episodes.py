@@ -38,9 +38,9 @@ class EpisodeWindow:
 
     def add(self, episodes: EpisodeStats) -> None:
         """Adds the episodes of one fragment."""
-        returns = episodes.returns.tolist()
+        returns = episodes.returns
         self._returns.extend(returns)
-        self._lengths.extend(episodes.lengths.tolist())
+        self._lengths.extend(episodes.lengths)
         self._sum_since_report += sum(returns)
         self._count_since_report += len(returns)
         self.lifetime += len(returns)

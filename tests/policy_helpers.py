@@ -123,7 +123,7 @@ def made_batch(steps: int, envs: int, mode: str, seed: int) -> SampleBatch:
     }
     all_obs = rng.normal(size=(steps + 1, envs, 2)).astype(np.float32)
     successors = rng.normal(size=(len(index), 2)).astype(np.float32)
-    episodes = EpisodeStats(np.arange(3.0), np.arange(3))
+    episodes = EpisodeStats([0.0, 1.0, 2.0], [0, 1, 2])
     return SampleBatch(all_obs, columns, index, successors, seed % 7, seed % 3, episodes)
 
 

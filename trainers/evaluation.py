@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from polopt.common.episodes import EpisodeStats, episodes_of
+import numpy as np
+
+from polopt.common.episodes import EpisodeStats
 from polopt.common.weights import Weights
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
@@ -98,7 +100,7 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
         return None
     worker.end_episodes(playing.episodes)
     returns = [episode.episode_return for episode in playing.episodes]
-    return episodes_of(returns, [episode.episode_len for episode in playing.episodes])
+    return EpisodeStats(returns, [episode.episode_len for episode in playing.episodes])
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Evaluated:
     @property
     def mean(self) -> float:
         """Mean return."""
-        return float(self.episodes.returns.mean())
+        return float(np.mean(self.episodes.returns))
 
 
 def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> WorkerConfig:

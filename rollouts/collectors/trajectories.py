@@ -60,7 +60,7 @@ def _part(batch: SampleBatch, start: int, stop: int, env: int) -> SampleBatch:
         successor_obs=batch.successor_obs[found],
         version=batch.version,
         worker_index=batch.worker_index,
-        episodes=EpisodeStats.empty(),
+        episodes=EpisodeStats(),
         device=batch.device,
         per_env=per_env,
     )

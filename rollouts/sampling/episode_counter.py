@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.common.episodes import EpisodeStats, episodes_of
+from polopt.common.episodes import EpisodeStats
 
 
 class EpisodeCounter:
@@ -47,7 +47,7 @@ class EpisodeCounter:
             returns_before[n], lengths_before[n] = total, length
         self._returns = returns[-1] - returns_before
         self._lengths = lengths[-1] - lengths_before
-        return episodes_of(ended_returns, ended_lengths), places
+        return EpisodeStats(ended_returns, ended_lengths), places
 
     def discard(self, envs: np.ndarray) -> None:
         """Discards the current episodes.

@@ -17,7 +17,6 @@ from polopt.metrics.custom_metrics import CustomMetrics, Values
 from polopt.metrics.learner import mean_stats
 from polopt.metrics.machine import ProcessUse
 
-_NO_EPISODES = EpisodeStats.empty()
 _NO_ACTIONS = ActionSums()
 
 
@@ -56,7 +55,7 @@ class Counts(NamedTuple):
     version: int = 0
     env_steps: int = 0
     env_steps_discarded: int = 0
-    episodes: EpisodeStats = _NO_EPISODES
+    episodes: EpisodeStats = EpisodeStats()
     moments: Moments | None = None
     actions: ActionSums = _NO_ACTIONS
     lags: tuple[tuple[int, int], ...] = ()
@@ -187,7 +186,7 @@ class CallRecord:
             version=version,
             env_steps=self.env_steps,
             env_steps_discarded=self.env_steps_discarded,
-            episodes=EpisodeStats.concat(self._episodes) if self._episodes else _NO_EPISODES,
+            episodes=EpisodeStats.concat(self._episodes),
             moments=self.moments,
             actions=self._actions,
             lags=tuple(self.lags),

@@ -196,7 +196,7 @@ def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
     for options in ({}, {"uniform": True}, {"explore": acting == "random"}):
         batch = sampler.sample(**options)
         assert batch.faults.env_faults == 0
-        assert set(batch.episodes.lengths.tolist()) == {5}
+        assert set(batch.episodes.lengths) == {5}
 
 
 @every_kind
@@ -416,7 +416,7 @@ def test_wrong_mask_is_a_fault_of_the_environment(mode: str, wrong: str) -> None
     lost = ~batch["valid"][:, 0]
     assert batch.faults.env_faults == 10 == lost.sum()
     np.testing.assert_array_equal(np.flatnonzero(lost), np.arange(1, 20, 2))
-    assert set(batch.episodes.lengths.tolist()) <= {9}, "of the other environment"
+    assert set(batch.episodes.lengths) <= {9}, "of the other environment"
     assert "the action mask" in batch.faults.traceback
     assert "in step() at step 2 of its episode" in batch.faults.traceback
 

@@ -280,7 +280,7 @@ def test_dead_worker_is_replaced_and_plays_the_same_again() -> None:
             if evaluation.poll():
                 break
         assert evaluation.last is not None
-        played.append(evaluation.last.episodes.returns.tolist())
+        played.append(evaluation.last.episodes.returns)
         faults = evaluation.report()["fault_tolerance"]
         assert faults["num_remote_worker_restarts"] == faults["num_worker_deaths"] == dies
     assert played[0] == played[1]

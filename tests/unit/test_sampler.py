@@ -35,8 +35,8 @@ def test_episodes_continue_across_fragments(mode: str, length: int) -> None:
         ended = []
         for t in range(rows, rows + length):
             ended += [n for n in (3, 5) if t % (n + reset_row) == n - 1]
-        assert batch.episodes.lengths.tolist() == ended
-        assert batch.episodes.returns.tolist() == ended
+        assert batch.episodes.lengths == ended
+        assert batch.episodes.returns == ended
         rows += length
 
 
@@ -178,7 +178,7 @@ def test_episodes_are_whole_across_early_stops() -> None:
     for keep in (1, 3, 8, 2, 2, 8, 1, 8, 8):
         sampler.keep_steps = keep
         batch = sampler.sample()
-        lengths += batch.episodes.lengths.tolist()
+        lengths += batch.episodes.lengths
         steps += batch.env_steps
         rows += 2 * batch.shape[0]
     assert set(lengths) == {5}

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import ray
 
-from polopt.common.episodes import EpisodeStats, episodes_of
+from polopt.common.episodes import EpisodeStats
 from polopt.common.weights import Gradients, Weights
 
 VECTOR = np.linspace(-1.0, 1.0, 9155, dtype=np.float32)
 MESSAGES = [
     Weights(VECTOR, 7, 1234, {"kl_coeff": 0.2}),
     Gradients(VECTOR[::2], 3, 160, {"vf_loss": 0.5}),  # not contiguous
-    episodes_of([500.0, 1.5], [500, 2]),
-    EpisodeStats.empty(),
+    EpisodeStats([500.0, 1.5], [500, 2]),
+    EpisodeStats(),
     Weights(VECTOR[:0], 0, 0, {}),  # of a policy without weights
 ]
 

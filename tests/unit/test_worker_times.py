@@ -95,7 +95,7 @@ def test_rates_leave_start_up_out(clock: Clock) -> None:
     stats = OptimizerStats(("sample",))
     spend(clock, stats.timers["sample"], 10.0)
     stats.worker_times.add(1, {"sample": 2.0}, env_steps=100)
-    stats.add_samples(100, EpisodeStats.empty())
+    stats.add_samples(100, EpisodeStats())
     stats.add_training(100, 4, {})
     report = stats.report((1,))
     assert report["env_steps_per_s"] == pytest.approx(50.0)
@@ -123,7 +123,7 @@ def test_counts_end_start_up_without_workers_times(clock: Clock, count: str) -> 
     stats = OptimizerStats()
     clock.now_s += 3.0
     if count == "add_samples":
-        stats.add_samples(1, EpisodeStats.empty())
+        stats.add_samples(1, EpisodeStats())
     else:
         stats.add_training(1, 1, {})
     clock.now_s += 1.0
@@ -354,7 +354,7 @@ def test_percentiles_equal_those_of_numpy() -> None:
 def test_evaluation_is_no_training_time(clock: Clock) -> None:
     stats = started("sample")
     with clock.passing(2.0, stats.timers["sample"]):
-        stats.add_samples(100, EpisodeStats.empty())
+        stats.add_samples(100, EpisodeStats())
     spend(clock, stats.timers["evaluation"], 6.0)
     report = stats.report()
     assert report["env_steps_per_s"] == pytest.approx(50.0)
