@@ -28,8 +28,8 @@ class EpisodeStats(NamedTuple):
     """The E episodes that ended within one fragment. A part of the fragment's batch.
 
     Attributes:
-        returns: undiscounted sums of rewards, E of them.
-        lengths: lengths in environment steps, E of them.
+        returns: `[E]` undiscounted sums of rewards.
+        lengths: `[E]` lengths in environment steps.
     """
 
     returns: Sequence[float] = ()

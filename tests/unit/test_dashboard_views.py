@@ -97,6 +97,23 @@ def test_every_panel_has_data_with_all_keys(results: Path) -> None:
     }
 
 
+def test_use_of_gpus_is_drawn_for_runs_that_use_one(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 6)
+    panels = of_optimizer(select(results))
+    assert {"cpus", "memory"} <= set(panels)
+    assert "gpu" not in panels
+    rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["optimizer"]["machine"] |= {
+            "driver_gpu_memory_bytes": 1e9,
+            "driver_gpu_share": 0.1 * number,
+        }
+    (folder / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = curves(of_optimizer(select(results))["gpu"])
+    assert set(drawn) == {"driver", "worker, mean", "worker, greatest"}
+    np.testing.assert_allclose(drawn["driver"].y, 0.1 * np.arange(6))
+
+
 @pytest.mark.parametrize("optimizer", PHASES)
 def test_missing_keys_are_named(results: Path, optimizer: str) -> None:
     write_trial(results, optimizer, 0, 5, new_keys=False)
