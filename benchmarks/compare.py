@@ -11,7 +11,7 @@ with a 95 percent interval of that median (percentile bootstrap over the pairs).
 
 With `--turns` one process of A and one of B measure alternately while the other one waits: for
 machines whose speed changes within seconds. Some of a process's speed is chance that lasts as long
-as the process (the same commit twice: up to 10 percent apart), so `--processes` makes several pairs
+as the process (the same commit twice: up to 12 percent apart), so `--processes` makes several pairs
 of processes, and the row and its interval are those of their medians, one for each pair.
 
 Processor time is that of the driver and of all Ray workers with their children, per 1,000
