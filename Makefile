@@ -8,7 +8,8 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 # Two processes; all tests of a file run in one of them, so that its fixtures start Ray once. Files
 # in the order given. ARGS='-n 0' runs the tests in pytest's own process, as a debugger needs it.
-IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# A test that ends its process is run again once; without a limit, xdist does so for ever.
+IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=1
 # Shows each optimizer at work on Ray; part of `make test`, not of `make test-integration`.
 ON_RAY := tests/integration/test_optimizers_on_ray.py
 # TORCH=2.13.0: that version of torch instead of the oldest or the newest one.

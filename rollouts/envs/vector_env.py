@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -172,11 +174,28 @@ def _vector_of(
         )
         for i in range(num_envs)
     ]
-    in_turn = FastSyncVectorEnv if fast else SyncVectorEnv
-    kind = AsyncVectorEnv if in_processes else in_turn
     mode = AutoresetMode[(config.autoreset_mode or "same_step").upper()]
     # Without copies: the sampler copies what it keeps.
-    return kind(guards, copy=False, autoreset_mode=mode)
+    if in_processes:
+        with _garbage_stays_here():
+            return AsyncVectorEnv(guards, copy=False, autoreset_mode=mode)
+    in_turn = FastSyncVectorEnv if fast else SyncVectorEnv
+    return in_turn(guards, copy=False, autoreset_mode=mode)
+
+
+@contextmanager
+def _garbage_stays_here() -> Iterator[None]:
+    """Processes that are forked meanwhile never collect garbage of this one.
+
+    A driver's garbage may hold handles of Ray's actors. Where a forked process collects such a
+    handle, Ray reports that to its server over the connection that the two processes share. The
+    next call of this process is then never answered, and Ray waits for it without a limit.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _limited(limit: int | None, env: Any) -> Any:

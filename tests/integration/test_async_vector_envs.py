@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import test_env_faults as env_faults
 import test_episode_ends as episode_ends
 import test_vector_envs as vector_envs
@@ -73,3 +76,45 @@ def test_episode_ends_of_env_processes_are_exact(mode: str) -> None:
         episode_ends.check_counts(batches, resets_cost_a_row=mode == "next_step")
     finally:
         sampler.close()
+
+
+# An environment's process collects garbage; that of the driver holds the handle of an actor.
+COLLECTS_GARBAGE = """
+import gc
+import gymnasium, ray
+from polopt.rollouts.envs.env_sources import resolve_env
+from polopt.rollouts.envs.vector_env import make_vector_env
+from polopt.rollouts.rollout_config import RolloutConfig
+
+class Collects(gymnasium.Wrapper):
+    def reset(self, **options):
+        gc.collect()
+        return self.env.reset(**options)
+
+@ray.remote
+class Actor:
+    def ping(self):
+        return 1
+
+if __name__ == "__main__":
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    gc.disable()
+    cycle = [Actor.remote()]
+    ray.get(cycle[0].ping.remote())
+    cycle.append(cycle)
+    del cycle
+    make = lambda: Collects(gymnasium.make("CartPole-v1"))
+    config = {"env": make, "num_envs_per_worker": 1, "vectorization_mode": "async"}
+    env = make_vector_env(resolve_env(make), RolloutConfig.parse(config))
+    env.reset(seed=1)
+    env.close()
+    print("nodes:", len(ray.nodes()), "collected here:", gc.collect() > 0)
+    print("stored:", ray.experimental.internal_kv._internal_kv_get("nothing"))
+"""
+
+
+def test_garbage_of_the_driver_is_not_collected_in_env_processes() -> None:
+    script = [sys.executable, "-c", COLLECTS_GARBAGE]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert "nodes: 1 collected here: True\nstored: None\n" in done.stdout
