@@ -1,13 +1,14 @@
-"""What two cores allow SyncPPO: the rate if sampling on both overlapped learning, and the rate in
-training.
+"""What two cores allow PPO: the rate if sampling on both overlapped learning, and the rates in
+training of `sync_samples` and of `async_samples`.
 
     python benchmarks/ceiling.py [--seconds 3] [--repeats 5]
 
 `sample` and `learn` are processor time in one process, without Ray: of a worker that samples 8
 environments for 128 steps, and of a policy that learns from two such fragments with 4 epochs of
 minibatches of 256. The ceiling is 2 / (sample + learn): both cores are always busy, and nothing is
-sent. Without overlap, as training does it, the limit is 1 / (sample / 2 + learn): both workers
-sample, then the driver learns alone. Training is `peers/polopt/run.py`, in turn with the other two.
+sent. Without overlap, as `sync_samples` does it, the limit is 1 / (sample / 2 + learn): both
+workers sample, then the driver learns alone. `async_samples` overlaps them, with decoupled PPO.
+Training is `peers/polopt/run.py`, in turn with the other two.
 Needs MuJoCo and MinAtar: pip install -e '.[benchmark]'.
 """
 
@@ -64,6 +65,13 @@ def parts(env: Any, seconds: float) -> tuple[float, float]:
     return 1e6 * sample_s / steps, 1e6 * learn_s / steps
 
 
+def rate(case: str, seconds: float) -> float:
+    """Environment steps per second in training."""
+    source = Path(__file__).resolve().parents[1] / "src"
+    command = [sys.executable, str(PEERS / "polopt" / "run.py"), case, "--seconds", str(seconds)]
+    return float(run(command, 2 * seconds + STARTUP_LIMIT_S, source)["rate"])
+
+
 def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -71,25 +79,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-    source = Path(__file__).resolve().parents[1] / "src"
     print("| case | sample, us | learn, us | ceiling, steps/s | without overlap ", end="")
-    print("| in training | share of the ceiling |")
-    print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    print("| `sync_samples` | share of the ceiling | `async_samples` | share of the ceiling |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
     for case, env in ENVS.items():
         rows = []
         for _ in range(args.repeats):
             sample_us, learn_us = parts(env, args.seconds)
-            command = [sys.executable, str(PEERS / "polopt" / "run.py"), case]
-            command += ["--seconds", str(args.seconds)]
-            rate = run(command, 2 * args.seconds + STARTUP_LIMIT_S, source)["rate"]
             ceiling = 2e6 / (sample_us + learn_us)
             limit = 1e6 / (sample_us / 2 + learn_us)
-            rows.append((sample_us, learn_us, ceiling, limit, rate, rate / ceiling))
-        *figures, share = (statistics.median(column) for column in zip(*rows, strict=True))
-        shares = [row[-1] for row in rows]
-        spread = f"{min(shares):.0%} to {max(shares):.0%}"
-        cells = [f"{figure:,.1f}" for figure in figures[:2]] + [f"{f:,.0f}" for f in figures[2:]]
-        print(f"| {case} | {' | '.join(cells)} | {share:.0%} ({spread}) |", flush=True)
+            rates = [rate(name, args.seconds) for name in (case, f"decoupled-{case}")]
+            shares = [each / ceiling for each in rates]
+            rows.append((sample_us, learn_us, ceiling, limit, *rates, *shares))
+        sample_us, learn_us, *steps = (statistics.median(row) for row in zip(*rows, strict=True))
+        cells = [case, f"{sample_us:,.1f}", f"{learn_us:,.1f}", *(f"{s:,.0f}" for s in steps[:2])]
+        for trainer in (0, 1):
+            shares = [row[6 + trainer] for row in rows]
+            spread = f"{min(shares):.0%} to {max(shares):.0%}"
+            cells += [f"{steps[2 + trainer]:,.0f}", f"{steps[4 + trainer]:.0%} ({spread})"]
+        print(f"| {' | '.join(cells)} |", flush=True)
     print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
     print(f"Command: `{' '.join(['python', *sys.argv])}`")
 

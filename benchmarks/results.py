@@ -78,6 +78,16 @@ def breakout(config: Any) -> Any:
     return make_breakout()
 
 
+#: Batches of 1,024 rows, two fragments, as with `num_workers: 0`.
+DECOUPLED_PPO: dict[str, Any] = {
+    "optimizer": "async_samples",
+    "policy": "decoupled_ppo",
+    "num_workers": 2,
+    "rollout_fragment_length": 64,
+    "train_batch_size": 1024,
+    "max_rollout_lag": 2,
+    "max_requests_in_flight_per_worker": 2,
+}
 #: Examples that have not been measured with five seeds, and are therefore no tuned examples.
 UNTUNED: dict[str, dict[str, Any]] = {
     "breakout_ppo": {
@@ -90,6 +100,25 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "lr": [[0, 1e-3], [2_000_000, 0]],
             "num_sgd_iter": 4,
             "sgd_minibatch_size": 256,
+        },
+    },
+    # As `halfcheetah_ppo`, with samples that are taken while the driver learns.
+    "halfcheetah_decoupled_ppo": {
+        "run": "PolicyOptimizerTrainer",
+        "config": {
+            **yaml.safe_load((EXAMPLES / "halfcheetah_ppo.yaml").read_text())["config"],
+            **DECOUPLED_PPO,
+        },
+    },
+    "breakout_decoupled_ppo": {
+        "run": "PolicyOptimizerTrainer",
+        "config": {
+            "env": breakout,
+            "num_envs_per_worker": 8,
+            "lr": [[0, 1e-3], [2_000_000, 0]],
+            "num_sgd_iter": 4,
+            "sgd_minibatch_size": 256,
+            **DECOUPLED_PPO,
         },
     },
     "breakout_a3c": {
@@ -111,6 +140,7 @@ TASKS: dict[str, Task] = {
         (
             Cell("SyncPPO", "halfcheetah_ppo"),
             Cell("DDPPO", "halfcheetah_ddppo"),
+            Cell("AsyncSamples, decoupled PPO", "halfcheetah_decoupled_ppo"),
             Cell("Stable-Baselines3 PPO, RL Zoo's settings", "sb3:result-halfcheetah"),
         ),
     ),
@@ -127,6 +157,7 @@ TASKS: dict[str, Task] = {
         (
             Cell("SyncPPO", "breakout_ppo"),
             Cell("A3C", "breakout_a3c"),
+            Cell("AsyncSamples, decoupled PPO", "breakout_decoupled_ppo"),
             Cell("Stable-Baselines3 PPO, the same CNN", "sb3:result-breakout"),
         ),
     ),

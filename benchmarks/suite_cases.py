@@ -44,6 +44,19 @@ class Case:
     floor: float | None = None
 
 
+_PPO_ON_HALF_CHEETAH = (
+    Opponent("sb3", ("ppo-16-halfcheetah", "ppo-16-subproc-halfcheetah"), 3.0),
+    Opponent("cleanrl", ("ppo-16-halfcheetah", "ppo-16-async-halfcheetah"), 3.0),
+    Opponent("rllib", ("ppo-halfcheetah",), 3.0),
+    Opponent("sample_factory", ("ppo-8-halfcheetah", "ppo-10-halfcheetah"), 3.0),
+)
+_PPO_ON_BREAKOUT = (
+    Opponent("sb3", ("ppo-16-breakout", "ppo-16-subproc-breakout"), 3.0),
+    Opponent("cleanrl", ("ppo-16-breakout", "ppo-16-async-breakout"), 3.0),
+    Opponent("rllib", ("ppo-breakout",), 3.0),
+    Opponent("sample_factory", ("ppo-8-breakout", "ppo-10-breakout"), 3.0),
+)
+
 CASES = (
     Case(
         "a3c",
@@ -119,23 +132,25 @@ CASES = (
         "halfcheetah-ppo",
         "SyncSamples, PPO on HalfCheetah-v5, 2,048 rows",
         "ppo-halfcheetah",
-        (
-            Opponent("sb3", ("ppo-16-halfcheetah", "ppo-16-subproc-halfcheetah"), 3.0),
-            Opponent("cleanrl", ("ppo-16-halfcheetah", "ppo-16-async-halfcheetah"), 3.0),
-            Opponent("rllib", ("ppo-halfcheetah",), 3.0),
-            Opponent("sample_factory", ("ppo-8-halfcheetah", "ppo-10-halfcheetah"), 3.0),
-        ),
+        _PPO_ON_HALF_CHEETAH,
+    ),
+    Case(
+        "halfcheetah-decoupled-ppo",
+        "AsyncSamples, decoupled PPO on HalfCheetah-v5, 2,048 rows",
+        "decoupled-ppo-halfcheetah",
+        _PPO_ON_HALF_CHEETAH,
     ),
     Case(
         "breakout-ppo",
         "SyncSamples, PPO on MinAtar's Breakout, 2,048 rows",
         "ppo-breakout",
-        (
-            Opponent("sb3", ("ppo-16-breakout", "ppo-16-subproc-breakout"), 3.0),
-            Opponent("cleanrl", ("ppo-16-breakout", "ppo-16-async-breakout"), 3.0),
-            Opponent("rllib", ("ppo-breakout",), 3.0),
-            Opponent("sample_factory", ("ppo-8-breakout", "ppo-10-breakout"), 3.0),
-        ),
+        _PPO_ON_BREAKOUT,
+    ),
+    Case(
+        "breakout-decoupled-ppo",
+        "AsyncSamples, decoupled PPO on MinAtar's Breakout, 2,048 rows",
+        "decoupled-ppo-breakout",
+        _PPO_ON_BREAKOUT,
     ),
     Case(
         "pong-a3c",

@@ -54,7 +54,9 @@ class RolloutConfig(Config):
         vectorization_mode: `sync` steps the environments of a worker one after another, `async`
             steps each in a process of its own, `vector_entry_point` uses the environment's own
             vector implementation; as in `gymnasium.make_vec`. None: the own implementation if there
-            is one, else `sync`. RLlib: `gym_env_vectorize_mode`.
+            is one, else `sync`. Processes start as is Python's default, from 3.14 on with
+            `forkserver`: a script that samples in its own process then needs
+            `if __name__ == "__main__":`. RLlib: `gym_env_vectorize_mode`.
         autoreset_mode: when an environment is reset after the end of an episode: in the
             `same_step`, in the `next_step`, or by the sampler (`disabled`), as in
             `gymnasium.vector.AutoresetMode`. None: the mode of the environment's own vector

@@ -14,6 +14,8 @@ affect speed are those of each peer's script:
   50 rows on each worker.
 - `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
 - `ppo-breakout`: the same on MinAtar's Breakout, with the network of MinAtar's paper.
+- `decoupled-ppo*`: `async_samples`, which samples while it learns, with the same batches, epochs
+  and minibatches; decoupled PPO, whose samples are up to two batches old.
 - `async-samples*`: `async_samples` with the A2C policy, sampling as `a3c`.
 - `ppo-halfcheetah-evaluated`: two episodes are evaluated after every ten batches, 20,480 steps,
   between iterations; `-evaluated-beside`: by a worker beside training.
@@ -89,6 +91,15 @@ DDPPO: dict[str, Any] = {
 }
 PONG: dict[str, Any] = {"env": "ale_py:ALE/Pong-v5", "num_envs_per_worker": 4}
 PONG |= {"vectorization_mode": "vector_entry_point", "min_sample_timesteps_per_iteration": 1000}
+DECOUPLED_PPO: dict[str, Any] = {
+    **PPO,
+    "optimizer": "async_samples",
+    "policy": "decoupled_ppo",
+    "num_envs_per_worker": 8,
+    "train_batch_size": 2048,
+    "max_rollout_lag": 2,
+    "max_requests_in_flight_per_worker": 2,
+}
 ASYNC_SAMPLES = {"optimizer": "async_samples", "policy": "a2c", "num_envs_per_worker": 8}
 TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c": ("A3C", CARTPOLE),
@@ -101,6 +112,9 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c-halfcheetah": ("A3C", HALF_CHEETAH),
     "ppo-halfcheetah": ("SyncPPO", {**HALF_CHEETAH, **PPO}),
     "ppo-breakout": ("SyncPPO", {**BREAKOUT, **PPO}),
+    "decoupled-ppo": ("PolicyOptimizerTrainer", {**CARTPOLE, **DECOUPLED_PPO}),
+    "decoupled-ppo-halfcheetah": ("PolicyOptimizerTrainer", {**HALF_CHEETAH, **DECOUPLED_PPO}),
+    "decoupled-ppo-breakout": ("PolicyOptimizerTrainer", {**BREAKOUT, **DECOUPLED_PPO}),
     "ddppo-halfcheetah": ("DDPPO", {**HALF_CHEETAH, "num_envs_per_worker": 5, **DDPPO}),
     "async-samples": ("PolicyOptimizerTrainer", {**CARTPOLE, **ASYNC_SAMPLES}),
     "async-samples-halfcheetah": ("PolicyOptimizerTrainer", {**HALF_CHEETAH, **ASYNC_SAMPLES}),
