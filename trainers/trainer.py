@@ -97,7 +97,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     preset: ClassVar[dict[str, Any]] = {}
     #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
     _progress_metrics = (
-        "env_runners/episode_return_mean",
+        "episode_return_mean",
         "num_env_steps_sampled_lifetime",
         "num_env_steps_sampled_per_second",
         "fault_tolerance/num_healthy_workers",

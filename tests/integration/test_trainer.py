@@ -72,6 +72,7 @@ def paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 PROMISED = {
+    "episode_return_mean",
     *(f"env_runners/episode_return_{part}" for part in ("mean", "min", "max")),
     "env_runners/episode_len_mean",
     "env_runners/num_episodes_lifetime",
@@ -131,6 +132,8 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
         check_stop_key(key)
     for later in results[1:]:
         assert set(paths(later)) == first
+        assert next(iter(later)) == "episode_return_mean", "Tune's table shows the first numbers"
+        assert later["episode_return_mean"] == later["env_runners"]["episode_return_mean"]
     steps = [result["num_env_steps_sampled_lifetime"] for result in results]
     assert steps[0] >= 64
     assert steps == sorted(set(steps))
