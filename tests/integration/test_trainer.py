@@ -311,6 +311,56 @@ def test_checkpoints_read_from_disk_have_their_results(tmp_path: Path) -> None:
         assert metrics["checkpoint_dir_name"] == Path(checkpoint.path).name
 
 
+class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]
+    """Reads a file by its relative path: when it is made, or at each reset."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.when = config["when"]
+        if self.when == "init":
+            Path("level.txt").read_text()
+
+    def reset(self, **options: Any) -> Any:
+        if self.when == "reset":
+            Path("level.txt").read_text()
+        return super().reset(**options)
+
+
+def trial_with_relative_path(when: str, num_workers: int, tmp_path: Path) -> tune.Result:
+    """The file is in the directory of the trial's process before Tune changes it."""
+    level = Path("level.txt")
+    assert not level.exists()
+    level.write_text("easy")
+    try:
+        (trial,) = tune.Tuner(
+            SyncPPO,
+            param_space=tiny(
+                SyncPPO, num_workers=num_workers, env=ReadsLevel, env_config={"when": when}
+            ),
+            run_config=run_config(tmp_path, 1),
+        ).fit()
+    finally:
+        level.unlink()
+    return trial
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_environments_are_made_in_the_users_directory(num_workers: int, tmp_path: Path) -> None:
+    assert trial_with_relative_path("init", num_workers, tmp_path).error is None
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_file_that_only_the_users_directory_has_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = str(trial_with_relative_path("reset", 0, tmp_path).error)
+    assert f"'level.txt' exists in {Path.cwd()}" in error
+    assert "RAY_CHDIR_TO_TRIAL_DIR=0" in error
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")  # Tune passes it to trials
+    assert trial_with_relative_path("reset", 0, tmp_path).error is None
+
+
 def test_tune_reserves_driver_and_workers() -> None:
     config = tiny(
         SyncPPO,
