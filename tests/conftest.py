@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Ray reads the home when it is imported. Results of tests, and of the programs that they run, go to
+# `ray_results` in a home of this process. The object removes the directory that it has made, and
+# nothing else: never remove what an environment variable names.
+os.environ["HOME"] = (_home := tempfile.TemporaryDirectory(prefix="polopt-tests-home-")).name
+
 import ray
 
 from polopt.rollouts.workers.failures import WorkersFailedError

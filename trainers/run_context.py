@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,69 @@ class RunContext:
         handler.setLevel(logging.WARNING)
         logging.getLogger("polopt").addHandler(handler)
         return handler
+
+
+def directory_before_tune(storage: Any) -> str | None:
+    """The current directory, if Tune is about to change it to the directory of a trial, in this
+    process only: workers stay in it. None if Tune leaves it as it is.
+
+    Args:
+        storage: Tune's `StorageContext` of the trial; None without Tune.
+    """
+    changes = storage is not None and os.environ.get(RAY_CHDIR_TO_TRIAL_DIR, "1") != "0"
+    return os.getcwd() if changes else None
+
+
+@contextmanager
+def in_directory(folder: str | None) -> Iterator[None]:
+    """Runs a block in a directory; None: where it is.
+
+    Environments, networks and callbacks are made in the user's directory, so that a relative path
+    means the same in the trial's process as in workers.
+    """
+    before = os.getcwd() if folder is not None else None
+    if folder is not None:
+        os.chdir(folder)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.chdir(before)
+
+
+@contextmanager
+def explain_missing_file(users: str | None) -> Iterator[None]:
+    """Adds to the error of a block that a path exists in the user's directory and was looked for in
+    the trial's.
+
+    Args:
+        users: what `directory_before_tune` has returned.
+    """
+    try:
+        yield
+    except Exception as error:
+        path = _missing(error, users) if users is not None else None
+        if path is not None:
+            hint = (
+                f"{path!r} exists in {users}, and was looked for in the directory of the trial, to "
+                "which Tune has changed. Give an absolute path, or set the environment variable "
+                f"{RAY_CHDIR_TO_TRIAL_DIR}=0"
+            )
+            if isinstance(error, OSError):
+                error.strerror = f"{error.strerror}. {hint}"
+            elif error.args:
+                error.args = (f"{error.args[0]}. {hint}", *error.args[1:])
+        raise
+
+
+def _missing(error: Exception, users: str) -> str | None:
+    """The relative path that an error says was not found although it, or its folder, is in the
+    user's directory; None: there is none. Errors of environments and callbacks hold the traceback
+    of the original error as text."""
+    for path in re.findall(re.escape(os.strerror(errno.ENOENT)) + ": '([^/'][^']*)'", str(error)):
+        if any(os.path.exists(Path(users, one)) for one in (path, os.path.dirname(path)) if one):
+            return str(path)
+    return None
 
 
 def finish_despite_sigterm() -> None:

@@ -68,6 +68,7 @@ class StepTrace:
             truncated=[name for name, events in processes.items() if len(events) >= MAX_EVENTS],
         )
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".partial")
             partial.write_text(json.dumps(trace), encoding="utf-8")
             partial.replace(self._path)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import ray
 from ray import tune
+from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
@@ -30,7 +31,13 @@ from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import show_named_metrics
 from polopt.trainers.prometheus import PrometheusExporter
 from polopt.trainers.results import make_result
-from polopt.trainers.run_context import RunContext, finish_despite_sigterm
+from polopt.trainers.run_context import (
+    RunContext,
+    directory_before_tune,
+    explain_missing_file,
+    finish_despite_sigterm,
+    in_directory,
+)
 from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.saved_trainer import (
     check_directory,
@@ -62,6 +69,24 @@ def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
     return classmethod(checked)
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class SavedCheckpoint:
+    """What `save` returns without Tune. `restore` and `polopt.load` take it.
+
+    Attributes:
+        checkpoint: Tune's object for the directory, which is its `path`.
+        metrics: the last result before it; empty before the first.
+    """
+
+    checkpoint: tune.Checkpoint
+    metrics: dict[str, Any]
+
+    def __repr__(self) -> str:
+        """One line: a notebook shows it, and the result alone has thousands of characters."""
+        iteration = self.metrics.get("training_iteration", 0)
+        return f"<checkpoint after iteration {iteration} in {self.checkpoint.path}>"
+
+
 class PolicyOptimizerTrainer(tune.Trainable):
     """Trains the policy that the config names with the optimizer that the config names.
 
@@ -88,6 +113,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         experiment: the parsed config.
         workers: the WorkerSet; its local worker holds the policy that is saved.
         optimizer: the policy optimizer; None after `stop`.
+        logdir: directory of the trial. Without Tune, a directory below `~/ray_results` that is made
+            when something is written into it.
         evaluation: plays episodes with the policy; None without `evaluation_interval`.
 
     Raises:
@@ -97,7 +124,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     preset: ClassVar[dict[str, Any]] = {}
     #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
     _progress_metrics = (
-        "env_runners/episode_return_mean",
+        "episode_return_mean",
         "num_env_steps_sampled_lifetime",
         "num_env_steps_sampled_per_second",
         "fault_tolerance/num_healthy_workers",
@@ -122,9 +149,19 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self, config: dict[str, Any] | None = None, *, storage: Any = None, **options: Any
     ) -> None:
         self._storage_of_trial = storage  # None without Tune
+        self._users_directory = directory_before_tune(storage)
         # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         super().__init__(with_keywords(config or {}, options), storage=storage, **others)
+
+    def _setup_logdir(self) -> None:
+        """Called by Tune. Without it, only chooses a name: Tune would make a directory for each
+        trainer, which stays empty."""
+        if self._storage_of_trial is not None:
+            super()._setup_logdir()  # type: ignore[no-untyped-call]
+            return
+        name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
+        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
@@ -173,7 +210,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._log_handler = run.enter()
         self.experiment = Experiment.parse(config, self.preset)
         self._runs = [secrets.token_hex(8)]
-        self._build()
+        with in_directory(self._users_directory):
+            self._build()
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
 
@@ -218,6 +256,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Runs one training iteration: optimizer steps until it holds
         `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`; then evaluates
         the policy where that is due."""
+        self._check_runs("train")
+        with explain_missing_file(self._users_directory):
+            return self._step()
+
+    def _step(self) -> dict[str, Any]:
         limits, metrics = self.experiment.trainer, self.optimizer.metrics
         metrics.begin_iteration()
         started_s, sampled_before = time.perf_counter(), metrics.num_env_steps_sampled
@@ -254,6 +297,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._callbacks.call("on_train_result", trainer=self, result=result)
         self._exporter.add(result, self.trial_id)
         return result
+
+    def _check_runs(self, method: str) -> None:
+        if self.optimizer is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has been stopped: {method}() needs its workers and "
+                "environments, which are closed. Make a new trainer; its restore() continues from "
+                "a checkpoint. get_policy() and compute_single_action() still work"
+            )
 
     def _is_stopped(self) -> bool:
         return self._run is not None and self._run.stop_file.exists()
@@ -303,19 +354,35 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Args:
             checkpoint_dir: its directory; under Tune, where it is written before it is copied.
-                None: a temporary one.
+                None: the next `checkpoint_000000` in `logdir`; under Tune, a temporary one.
+
+        Returns:
+            a `SavedCheckpoint`; under Tune, what Tune's own method returns.
 
         Raises:
             CheckpointError: it cannot be written or copied; names the directory and the reason.
+            RuntimeError: the trainer has been stopped.
         """
+        self._check_runs("save")
+        if self._storage_of_trial is None:
+            checkpoint_dir = str(checkpoint_dir or self._next_directory())
         target = next_checkpoint(self) or checkpoint_dir
         try:
-            return super().save(checkpoint_dir)
+            saved = super().save(checkpoint_dir)
         except OSError as error:  # of a copy, it holds no path
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise CheckpointError(
                 f"checkpoint {error.filename or target} cannot be written: {reason}"
             ) from error
+        if self._storage_of_trial is not None:
+            return saved
+        return SavedCheckpoint(saved.checkpoint, saved.metrics)
+
+    def _next_directory(self) -> Path:
+        """The first directory in `logdir` after all that have Tune's name for a checkpoint."""
+        found = Path(self.logdir).glob(f"checkpoint_{'[0-9]' * 6}")
+        last = max((int(path.name[-6:]) for path in found), default=-1)
+        return Path(self.logdir, f"checkpoint_{last + 1:06}")
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
@@ -353,6 +420,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             CheckpointError: missing; incomplete or damaged, and no whole one before it; or of
                 another network, version or program.
         """
+        self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
         policy, own = self.get_policy(), self._runs[-1]
         problem = misfit(state, policy)
@@ -383,8 +451,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Raises:
             CheckpointError: see `load_checkpoint`; also for a checkpoint with the pickle file that
                 Tune would load.
+            RuntimeError: the trainer has been stopped.
         """
         check_directory(checkpoint_path)
+        if isinstance(checkpoint_path, SavedCheckpoint):
+            checkpoint_path = checkpoint_path.checkpoint
+        elif isinstance(checkpoint_path, Path):
+            checkpoint_path = str(checkpoint_path)
         super().restore(checkpoint_path)
 
     def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
@@ -400,13 +473,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
         device = self.experiment.learner_device()
         self.optimizer.stop()
         self._stop_evaluation()
-        worker_config = self.experiment.make_worker_config()
-        self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-        if not self.workers.reconfigure(worker_config, device):
-            self.workers.stop()
-            self.workers = make_workers(worker_config, device)
-        self.optimizer = self._make_optimizer()
-        self._make_evaluation(worker_config, device)
+        with in_directory(self._users_directory):
+            worker_config = self.experiment.make_worker_config()
+            self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
+            if not self.workers.reconfigure(worker_config, device):
+                self.workers.stop()
+                self.workers = make_workers(worker_config, device)
+            self.optimizer = self._make_optimizer()
+            self._make_evaluation(worker_config, device)
         self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
         return True
 

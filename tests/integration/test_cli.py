@@ -104,7 +104,20 @@ def test_output_is_labelled_lines(trained: tuple[Path, list[str]]) -> None:
     results = [line for line in lines if line.startswith("return ")]
     assert len(results) == 4
     assert all("  steps " in line and "  steps/s " in line for line in results)
+    assert line_of(lines, "ended") == "training_iteration reached 4 (stop: 4)"
     runs_as_printed(lines, folder)
+
+
+def test_run_that_a_callback_ends_says_so(tmp_path: Path) -> None:
+    (tmp_path / "done.py").write_text(
+        "import polopt\n"
+        "class Done(polopt.Callbacks):\n"
+        "    def on_train_result(self, *, trainer, result):\n"
+        "        result['done'] = result['training_iteration'] == 2\n"
+    )
+    lines = train(small(tmp_path, callbacks="done:Done", num_workers=0), cwd=tmp_path)
+    assert len([line for line in lines if line.startswith("return ")]) == 2
+    assert "done=True" in line_of(lines, "ended")
 
 
 def test_best_evaluation_is_printed_and_evaluated_next(tmp_path: Path) -> None:
@@ -392,6 +405,7 @@ def test_signal_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals, targe
     assert "Traceback" not in out + err
     if target == "process":
         assert process.returncode == 128 + number, out + err
+        assert line_of(out.splitlines(), "ended") == number.name
         state = read_trainer_state(line_of(out.splitlines(), "checkpoint"))
         shown = 3 + sum(line.startswith("return ") for line in out.splitlines())
         assert state["training_iteration"] == shown, "the last iteration is saved"

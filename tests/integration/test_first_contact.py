@@ -22,7 +22,7 @@ SMALL = {
     "model": {"fcnet_hiddens": [8]},
 }
 SHOWN = {
-    "env_runners/episode_return_mean",
+    "episode_return_mean",
     "fault_tolerance/num_healthy_workers",
     "num_env_steps_sampled_lifetime",
     "num_env_steps_sampled_per_second",
@@ -44,11 +44,24 @@ def test_tune_prints_a_few_lines_for_each_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tune.run(A2C, config=SMALL, stop={"training_iteration": 3}, storage_path=str(tmp_path))
-    tables = re.findall(r" result +│\n├─+┤\n(.*?)╰", capsys.readouterr().out, re.DOTALL)
+    printed = capsys.readouterr().out
+    tables = re.findall(r" result +│\n├─+┤\n(.*?)╰", printed, re.DOTALL)
     assert len(tables) == 3
     for table in tables:
         assert {row.split()[1] for row in table.splitlines()} == SHOWN
         assert max(map(len, table.splitlines())) <= 80
+    header = [line for line in printed.splitlines() if "Trial name" in line][-1]
+    assert re.search(r" ts +episode_return_mean ", header), header
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_older_table_of_trials_begins_with_the_return(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    tune.run(A2C, config=SMALL, stop={"training_iteration": 1}, storage_path=str(tmp_path))
+    header = [line for line in capsys.readouterr().out.splitlines() if "Trial name" in line][-1]
+    assert re.search(r" ts \| +episode_return_mean ", header), header
 
 
 #: What Ray asks of IPython in a notebook; prints the last table of progress.

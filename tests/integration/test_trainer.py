@@ -72,6 +72,7 @@ def paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 PROMISED = {
+    "episode_return_mean",
     *(f"env_runners/episode_return_{part}" for part in ("mean", "min", "max")),
     "env_runners/episode_len_mean",
     "env_runners/num_episodes_lifetime",
@@ -131,6 +132,8 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
         check_stop_key(key)
     for later in results[1:]:
         assert set(paths(later)) == first
+        assert next(iter(later)) == "episode_return_mean", "Tune's table shows the first numbers"
+        assert later["episode_return_mean"] == later["env_runners"]["episode_return_mean"]
     steps = [result["num_env_steps_sampled_lifetime"] for result in results]
     assert steps[0] >= 64
     assert steps == sorted(set(steps))
@@ -306,6 +309,56 @@ def test_checkpoints_read_from_disk_have_their_results(tmp_path: Path) -> None:
     assert [m["training_iteration"] for _, m in read.best_checkpoints] == [2, 4]
     for checkpoint, metrics in read.best_checkpoints:
         assert metrics["checkpoint_dir_name"] == Path(checkpoint.path).name
+
+
+class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]
+    """Reads a file by its relative path: when it is made, or at each reset."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.when = config["when"]
+        if self.when == "init":
+            Path("level.txt").read_text()
+
+    def reset(self, **options: Any) -> Any:
+        if self.when == "reset":
+            Path("level.txt").read_text()
+        return super().reset(**options)
+
+
+def trial_with_relative_path(when: str, num_workers: int, tmp_path: Path) -> tune.Result:
+    """The file is in the directory of the trial's process before Tune changes it."""
+    level = Path("level.txt")
+    assert not level.exists()
+    level.write_text("easy")
+    try:
+        (trial,) = tune.Tuner(
+            SyncPPO,
+            param_space=tiny(
+                SyncPPO, num_workers=num_workers, env=ReadsLevel, env_config={"when": when}
+            ),
+            run_config=run_config(tmp_path, 1),
+        ).fit()
+    finally:
+        level.unlink()
+    return trial
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_environments_are_made_in_the_users_directory(num_workers: int, tmp_path: Path) -> None:
+    assert trial_with_relative_path("init", num_workers, tmp_path).error is None
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_file_that_only_the_users_directory_has_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = str(trial_with_relative_path("reset", 0, tmp_path).error)
+    assert f"'level.txt' exists in {Path.cwd()}" in error
+    assert "RAY_CHDIR_TO_TRIAL_DIR=0" in error
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "0")  # Tune passes it to trials
+    assert trial_with_relative_path("reset", 0, tmp_path).error is None
 
 
 def test_tune_reserves_driver_and_workers() -> None:

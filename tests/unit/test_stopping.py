@@ -27,7 +27,26 @@ def test_first_limit_stops(tmp_path: Path) -> None:
         result = {"env_runners": {"episode_return_mean": mean}, "time_total_s": seconds}
         return stop("trial", result)
 
-    assert [stops(8, 4), stops(9, 4), stops(8, 5), stops(float("nan"), 4)] == [0, 1, 1, 0]
+    assert [stops(8, 4), stops(float("nan"), 4), stops(9.25, 4), stops(8, 5)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "reason"),
+    [
+        (12_345_678, 12_000_000, "reached 12,345,678 (stop: 12,000,000)"),
+        (451.23456, 450, "reached 451.23 (stop: 450)"),
+        (-199.5, -200.0, "reached -199.5 (stop: -200)"),
+        (0.0012, 0.001, "reached 0.0012 (stop: 0.001)"),
+    ],
+)
+def test_limit_that_stopped_is_named(
+    value: float, limit: float, reason: str, tmp_path: Path
+) -> None:
+    stop = StopWhen({"time_total_s": 1e9, "optimizer/x": limit}, tmp_path / "stop")
+    assert not stop("trial", {"time_total_s": 1.0, "optimizer": {"x": limit - 1}})
+    assert stop.reason == ""
+    assert stop("trial", {"time_total_s": 1.0, "optimizer": {"x": value}})
+    assert stop.reason == f"optimizer/x {reason}"
 
 
 @pytest.mark.parametrize("result", [{}, {"optimizer": 3}, {"optimizer": {"name": "x"}}])

@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 import warnings
@@ -40,6 +41,8 @@ from polopt.trainers.saved_trainer import BEST, find_checkpoint
 
 #: Checkpoints that a run keeps, the newest ones.
 _KEPT = 3
+#: Why a run ended where no limit and no signal did it.
+_ENDED_ITSELF = "the trial ended itself: its last result has done=True, which a callback may set"
 #: A disk with fewer free bytes counts as full.
 _FULL_BYTES = 1 << 20
 
@@ -117,6 +120,9 @@ def run(
         progress.close()
         say_findings(diagnose(progress.history.results()))
         exists, stopped = bool(progress.history.num_results or error), bool(signals.number)
+        if progress.history.num_results and (stopped or not error):
+            # The signal may come before the result after which it stops the trial.
+            say(f"ended       {_signal_name(signals) or stop.reason or _ENDED_ITSELF}")
         _report(folder, planned.experiment, exists, stopped)
 
     error = ""
@@ -142,6 +148,7 @@ class StopWhen:
 
     Attributes:
         error: why the limits could not be compared; None if they could.
+        reason: the limit that was reached, and the result's number; empty before.
     """
 
     def __init__(self, limits: Mapping[str, float], stop_file: Path) -> None:
@@ -149,6 +156,7 @@ class StopWhen:
         self._stop_file = stop_file
         self._requested = False
         self.error: ConfigError | None = None
+        self.reason = ""
 
     def request(self) -> None:
         """Stops the trial after the current iteration; may be called in a signal handler."""
@@ -161,10 +169,22 @@ class StopWhen:
         if self._requested:
             return True
         try:
-            return any(look_up(result, key) >= limit for key, limit in self._limits.items())
+            for key, limit in self._limits.items():
+                if (value := look_up(result, key)) >= limit:
+                    self.reason = f"{key} reached {_number(value)} (stop: {_number(limit)})"
+                    return True
         except ConfigError as error:
             self.error = error
             return True
+        return False
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.5g}"
+
+
+def _signal_name(signals: StopSignals) -> str:
+    return signal.Signals(signals.number).name if signals.number else ""
 
 
 class _TrialFailure(tune.Callback):

@@ -1,0 +1,145 @@
+"""Where a trainer writes without Tune, and what it does after its end."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray.tune
+from ray.train.constants import DEFAULT_STORAGE_PATH
+
+import polopt
+from polopt.common.config import ConfigError
+from polopt.trainers.command_line.output import RESULTS_DIR
+from polopt.trainers.run_context import explain_missing_file, in_directory
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "min_sample_timesteps_per_iteration": 32,
+    "num_sgd_iter": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 1,
+}
+#: Up to Ray 2.54, Tune makes a directory for each trainer, and writes results into it.
+makes_none = pytest.mark.skipif(
+    not hasattr(ray.tune.Trainable, "_setup_logdir"), reason="this Ray makes a directory itself"
+)
+
+
+def test_tests_leave_the_home_of_their_user_alone() -> None:
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    for folder in (DEFAULT_STORAGE_PATH, RESULTS_DIR.expanduser(), os.environ["HOME"]):
+        assert home not in Path(folder).parents
+
+
+def left() -> set[str]:
+    return {path.name for path in Path(DEFAULT_STORAGE_PATH).glob("*")}
+
+
+@makes_none
+def test_directory_is_made_when_something_is_written() -> None:
+    before = left()
+    with pytest.raises(ConfigError):
+        polopt.SyncPPO(SMALL, no_such_option=1)
+    trainer = polopt.SyncPPO(SMALL)
+    trainer.train()
+    assert left() == before
+    saved = trainer.save()
+    trainer.stop()
+    assert left() - before == {Path(trainer.logdir).name}
+    assert Path(trainer.logdir).name.startswith("SyncPPO_")
+    assert Path(saved.checkpoint.path).parent == Path(trainer.logdir)
+
+
+@makes_none
+def test_trainers_of_the_same_second_have_directories_of_their_own() -> None:
+    made = [polopt.SyncPPO(SMALL) for _ in range(2)]
+    assert made[0].logdir != made[1].logdir
+    for trainer in made:
+        trainer.stop()
+
+
+@makes_none
+def test_files_of_a_run_make_the_directory() -> None:
+    traced = {"trace": True, "trace_first_step": 1, "trace_num_steps": 1}
+    trainer = polopt.SyncPPO(SMALL, evaluation_interval=1, evaluation_duration=1, **traced)
+    trainer.train()
+    trainer.stop()
+    assert {path.name for path in Path(trainer.logdir).iterdir()} == {
+        "best_checkpoint",
+        "trace.json",
+    }
+
+
+def test_what_save_returns_is_one_line_and_can_be_restored(tmp_path: Path) -> None:
+    trainer = polopt.SyncPPO(SMALL)
+    assert "after iteration 0 in" in repr(trainer.save(str(tmp_path / "untrained")))
+    trainer.train()
+    first, second = trainer.save(), trainer.save()
+    named = trainer.save(str(tmp_path / "mine"))
+    for saved, name in ((first, "checkpoint_000000"), (second, "checkpoint_000001")):
+        assert saved.checkpoint.path == str(Path(trainer.logdir, name))
+    assert repr(named) == f"<checkpoint after iteration 1 in {tmp_path / 'mine'}>"
+    assert named.metrics["training_iteration"] == 1
+    again = polopt.SyncPPO(SMALL)
+    for checkpoint in (first, second.checkpoint, named.checkpoint.path, tmp_path / "mine"):
+        again.restore(checkpoint)
+        assert again.iteration == 1
+        assert again.train()["training_iteration"] == 2
+    policy = polopt.load(first)
+    assert policy.version == trainer.get_policy().version
+    trainer.stop(), again.stop()
+
+
+@pytest.mark.parametrize("method", ["train", "save", "restore"])
+def test_stopped_trainer_says_so(method: str, tmp_path: Path) -> None:
+    trainer = polopt.SyncPPO(SMALL)
+    trainer.train()
+    trainer.save(str(tmp_path))
+    action = trainer.compute_single_action(np.zeros(4, np.float32))
+    trainer.stop()
+    trainer.stop()
+    arguments = [str(tmp_path)] if method == "restore" else []
+    with pytest.raises(RuntimeError, match=rf"SyncPPO has been stopped: {method}\(\) needs"):
+        getattr(trainer, method)(*arguments)
+    assert trainer.compute_single_action(np.zeros(4, np.float32)) == action
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_file_of_the_users_directory_is_named(
+    wrap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, trials = tmp_path / "users", tmp_path / "trials"
+    users.mkdir(), trials.mkdir()
+    (users / "level.txt").touch()
+    monkeypatch.chdir(trials)
+
+    def read(path: str) -> None:
+        try:
+            Path(path).read_text()
+        except OSError as error:
+            raise RuntimeError(f"reset() failed: {error}") if wrap else error from None
+
+    def message(path: str, directory: str | None = str(users)) -> str:
+        with (
+            pytest.raises(RuntimeError if wrap else OSError) as caught,
+            explain_missing_file(directory),
+        ):
+            read(path)
+        return str(caught.value)
+
+    assert "RAY_CHDIR_TO_TRIAL_DIR=0" in (named := message("level.txt"))
+    assert f"'level.txt' exists in {users}" in named
+    for other in ("nowhere.txt", str(tmp_path / "absolute.txt")):
+        assert "RAY_CHDIR" not in message(other)
+    assert "RAY_CHDIR" not in message("level.txt", None), "Tune has not changed the directory"
+    with in_directory(str(users)):
+        read("level.txt")
+    assert Path.cwd() == trials
