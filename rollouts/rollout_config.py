@@ -150,9 +150,3 @@ class RolloutConfig(Config):
         "num_rollout_workers": "num_workers",
         "sample_batch_size": "rollout_fragment_length",
     }
-    removed: ClassVar[Mapping[str, str]] = {
-        "batch_mode": "fragments have 'rollout_fragment_length' steps, and returns that they cut "
-        "are bootstrapped",
-        "restart_failed_env_runners": "workers that fail are always replaced; see "
-        "'max_consecutive_failures'",
-    }

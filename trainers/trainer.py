@@ -124,7 +124,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._storage_of_trial = storage  # None without Tune
         # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
-        super().__init__(with_keywords(config or {}, options), storage=storage, **others)
+        config = with_keywords({} if config is None else config, options)
+        super().__init__(config, storage=storage, **others)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
