@@ -19,10 +19,11 @@ import torch
 from gymnasium.wrappers import NormalizeObservation
 from typer.testing import CliRunner, Result
 
+import polopt as package
 from polopt.common.config import ConfigError
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.registry import POLICIES
-from polopt.trainers.command_line import evaluation
+from polopt.trainers.command_line import evaluation, tune_run
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.examples import example_names
 from polopt.trainers.command_line.names import name_on_command_line
@@ -416,3 +417,52 @@ def test_names_on_the_command_line() -> None:
     assert name_on_command_line("mygame:Game-v0") == "mygame:Game-v0"
     assert name_on_command_line(torch.nn.Linear) == "torch.nn.modules.linear:Linear"
     assert name_on_command_line(lambda config: None) is None
+
+
+# ---- the command itself -----------------------------------------------------------------------
+
+
+def test_version_is_that_of_the_package() -> None:
+    result = polopt("--version")
+    assert (result.exit_code, result.stdout) == (0, f"polopt {package.__version__}\n")
+
+
+def test_module_is_the_command() -> None:
+    for arguments, said in ((["--version"], "polopt "), (["--help"], "Usage: polopt [OPTIONS]")):
+        command = [sys.executable, "-X", "importtime", "-m", "polopt", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout[: len(said)].lstrip()) == (0, said)
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "typer" in imported
+        assert {"ray", "torch"} & imported == set()
+
+
+def test_shell_completes_commands() -> None:
+    def run(*arguments: str, **variables: str) -> str:
+        command = [sys.executable, "-m", "polopt", *arguments]
+        environment = {**os.environ, **variables}
+        return subprocess.check_output(command, env=environment, text=True, timeout=60)
+
+    assert "_POLOPT_COMPLETE=complete_bash" in run("--show-completion", "bash")
+    words = {"COMP_WORDS": "polopt ev", "COMP_CWORD": "1"}
+    assert run(_POLOPT_COMPLETE="complete_bash", **words).split() == ["evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("started", "on_path", "program"),
+    [
+        ("/venv/bin/polopt", "/venv/bin/polopt", ["polopt"]),
+        (".venv/bin/polopt", None, [".venv/bin/polopt"]),
+        ("/venv/bin/polopt", "/other/bin/polopt", ["/venv/bin/polopt"]),
+        ("/src/polopt/__main__.py", None, [sys.executable, "-m", "polopt"]),
+        ("/src/polopt/__main__.py", "/other/bin/polopt", [sys.executable, "-m", "polopt"]),
+        ("-c", f"{Path(sys.executable).parent}/polopt", ["polopt"]),
+        ("/src/polopt/__main__.py", f"{Path(sys.executable).parent}/polopt", ["polopt"]),
+    ],
+)
+def test_next_command_starts_this_polopt_again(
+    started: str, on_path: str | None, program: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
+    monkeypatch.setattr(shutil, "which", lambda name: on_path)
+    assert tune_run.program() == program
