@@ -116,25 +116,15 @@ RLLIB = (
     Option("`num_gpus_per_learner`", "`num_gpus`; also RLlib's name", "0, 0"),
     Option(
         "`gym_env_vectorize_mode`",
-        "`vectorization_mode`, `sync` or `async`",
+        "`vectorization_mode`; also RLlib's name",
         "`sync`; None: the environment's own vector, or `sync`",
     ),
     Option("`horizon` of 0.8", "`max_frames_per_traj`", "None, None"),
-    Option(
-        "`compress_observations`",
-        "`compress_data`, a codec: `none`, `fp16`, `bf16` or `lz4`",
-        "False, `none`",
-    ),
     Option("`sample_timeout_s`", "`worker_timeout_s`", "60, 60"),
     Option(
         "`max_num_env_runner_restarts`, a total",
         "`max_consecutive_failures`, without a success in between",
         "1000, 10",
-    ),
-    Option(
-        "`restart_failed_sub_environments`",
-        "always; `max_consecutive_env_faults`, without a success in between",
-        "False, 10",
     ),
     Option(
         "`DefaultModelConfig(fcnet_hiddens, ...)`",
@@ -256,6 +246,14 @@ RLLIB_FIXED = (
         | {"validate_env_runners_after_construction": True}
         | {"validate_workers_after_construction": True},
         _RESTARTS,
+    ),
+    Fixed(
+        {"restart_failed_sub_environments": True},
+        "an environment that raises is always replaced: `max_consecutive_env_faults`",
+    ),
+    Fixed(
+        {"compress_observations": False},
+        "`compress_data`, a codec: `none`, `fp16`, `bf16` or `lz4`",
     ),
     Fixed(
         {"clip_actions": True, "normalize_actions": False, "actions_in_input_normalized": False},
@@ -502,6 +500,10 @@ _STOP = (
 )
 
 STABLE_BASELINES3 = (
+    Option(
+        "`MlpPolicy`, `CnnPolicy`, `MultiInputPolicy`, `MlpLstmPolicy`, `CnnLstmPolicy`",
+        "none: the preset is the algorithm, and `model` and the observation space give the network",
+    ),
     Option(
         "`n_envs` of `make_vec_env`",
         "`num_envs_per_worker`, times `num_workers` if that is not 0",

@@ -148,5 +148,6 @@ class RolloutConfig(Config):
         "num_gpus_per_env_runner": "num_gpus_per_worker",
         "custom_resources_per_env_runner": "custom_resources_per_worker",
         "num_rollout_workers": "num_workers",
+        "gym_env_vectorize_mode": "vectorization_mode",
         "sample_batch_size": "rollout_fragment_length",
     }

@@ -272,9 +272,10 @@ def _aliases(owners: Mapping[str, type[Config]]) -> dict[str, str]:
 
 def _check_mapping(options: Any) -> None:
     if isinstance(options, str) or callable(options):
+        environment = f"If this is the environment: env={shown(options)}"
         raise ConfigError(
             f"config: got {shown(options)}. Allowed: a dict of keys to values, or keyword "
-            f"arguments. If this is the environment: env={shown(options)}"
+            f"arguments. {instead_of(options) or environment}"
         )
     if not isinstance(options, Mapping):
         raise ConfigError(f"config: got {shown(options)}. Allowed: a dict of keys to values")
@@ -287,9 +288,10 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
     given, fixed = options.get(plugin), preset.get(plugin)
     name = given.get("name", fixed) if isinstance(given, Mapping) else given
     if name is not None and fixed is not None and differ(name, fixed):
+        other = "To choose another, use PolicyOptimizerTrainer"
         raise ConfigError(
-            f"key {plugin!r}: got {shown(name)}, but this preset is {fixed!r}. To choose another, "
-            "use PolicyOptimizerTrainer"
+            f"key {plugin!r}: got {shown(name)}, but this preset is {fixed!r}. "
+            f"{instead_of(name) or other}"
         )
 
 

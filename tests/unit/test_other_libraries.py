@@ -148,7 +148,7 @@ def test_no_option_of_the_tables_of_fixed_ones_is_a_key() -> None:
         ("num_envs", "For 'num_envs' of CleanRL: 'num_envs_per_worker', times "),
         ("num-envs", "For 'num_envs' of CleanRL: 'num_envs_per_worker', times "),
         ("horizon", "For 'horizon' of RLlib: 'max_frames_per_traj'"),
-        ("compress_observations", "For 'compress_observations' of RLlib: 'compress_data'"),
+        ("compress_observations", "Allowed: False. For 'compress_observations' of RLlib: 'compres"),
         ("multiagent", "polopt trains one policy"),
         ("use_kl_loss", "For 'use_kl_loss' of RLlib: 'kl_coeff', 0 turns it off"),
         ("buffer_size", "polopt has no replay buffers yet"),
@@ -175,6 +175,21 @@ def test_option_of_another_library_names_its_place(name: str, said: str) -> None
 )
 def test_nested_option_of_another_library_names_its_place(given: dict[str, Any], said: str) -> None:
     assert said in error_of(given)
+
+
+@pytest.mark.parametrize("name", ["MlpPolicy", "CnnPolicy", "MultiInputPolicy"])
+def test_network_of_stable_baselines3_in_place_of_a_policy(name: str) -> None:
+    said = f"For {name!r} of Stable-Baselines3: none: the preset is the algorithm, and 'model' and"
+    assert said in error_of({"policy": name})  # with a preset, or without
+    plain = {"optimizer": "sync_samples"}
+    assert said in error_of({"policy": name}, plain)
+    with pytest.raises(ConfigError, match=f"got {name!r}. Allowed: a dict.*{said}"):
+        SyncPPO(name, env="CartPole-v1")
+
+
+def test_mode_of_vectors_has_the_name_of_rllib() -> None:
+    given = {"env": "CartPole-v1", "gym_env_vectorize_mode": "async"}
+    assert Experiment.parse(given, {}).rollout.vectorization_mode == "async"
 
 
 def test_collector_names_only_options_that_it_has() -> None:
