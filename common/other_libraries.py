@@ -1,7 +1,7 @@
 """Names of RLlib, Stable-Baselines3 and CleanRL, and what takes their place in polopt.
 
-Error messages and the tables of `docs/migration.md` are made of the same data. Cells are Markdown,
-and a name is what stands first between backquotes: `n_envs` of "`n_envs` of `make_vec_env`" is one.
+Error messages and the tables of `docs/migration.md` are made of this data. Texts are Markdown, as
+the page shows them. The names of an option are the words that its text has between backquotes.
 """
 
 from __future__ import annotations

@@ -443,7 +443,8 @@ def test_shell_completes_commands() -> None:
         environment = {**os.environ, **variables}
         return subprocess.check_output(command, env=environment, text=True, timeout=60)
 
-    assert "_POLOPT_COMPLETE=complete_bash" in run("--show-completion", "bash")
+    assert "--install-completion" in run("--help")
+    assert "_POLOPT_COMPLETE=complete_bash" in run(_POLOPT_COMPLETE="source_bash")
     words = {"COMP_WORDS": "polopt ev", "COMP_CWORD": "1"}
     assert run(_POLOPT_COMPLETE="complete_bash", **words).split() == ["evaluate"]
 
