@@ -29,7 +29,7 @@ NEEDED = [
     (
         "Box2D",
         "LunarLander-v3",
-        'LunarLander-v3 needs Box2D: pip install swig && pip install "gymnasium[box2d]"',
+        'LunarLander-v3 needs Box2D: pip install "gymnasium[box2d]"',
     ),
     ("jax", "phys2d/CartPole-v1", 'phys2d/CartPole-v1 needs jax: pip install "gymnasium[jax]"'),
     ("jax", "tabular/Blackjack-v0", 'tabular/Blackjack-v0 needs jax: pip install "gymnasium[jax]"'),
@@ -68,6 +68,11 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
+def without_swig(error: Exception) -> str:
+    """The message, without the tool that versions of Box2D need before it."""
+    return str(error).replace("pip install swig && ", "")
+
+
 @pytest.mark.parametrize(("module", "env", "said"), NEEDED)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_trainer_and_collector_say_what_to_install(
@@ -76,10 +81,10 @@ def test_trainer_and_collector_say_what_to_install(
     hide(monkeypatch, module)
     with pytest.raises(ConfigError) as caught:
         polopt.SyncPPO(env=env, **{**SMALL, "num_workers": num_workers})
-    assert str(caught.value) == said
+    assert without_swig(caught.value) == said
     with pytest.raises(ConfigError) as caught:
         polopt.Collector(env, num_collectors=num_workers, frames_per_batch=8)
-    assert str(caught.value) == said
+    assert without_swig(caught.value) == said
 
 
 def test_callable_environment_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +116,8 @@ def test_window_needs_pygame_before_workers_start(
     for env, extra in (("CartPole-v1", "classic-control"), ("FrozenLake-v1", "toy-text")):
         with pytest.raises(ConfigError) as caught:
             polopt.SyncPPO(env=env, **{**options, "num_workers": 2})
-        assert str(caught.value) == f'{env} needs pygame: pip install "gymnasium[{extra}]"'
+        said = str(caught.value).replace("_", "-")
+        assert said == f'{env} needs pygame: pip install "gymnasium[{extra}]"'
 
 
 def test_video_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +129,9 @@ def test_video_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     command = ["evaluate", str(tmp_path), "--video", str(tmp_path / "video"), "--episodes", "1"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
-    needs = 'CartPole-v1 needs pygame: pip install "gymnasium[classic-control]"'
-    moviepy = 'CartPole-v1 needs MoviePy: pip install "gymnasium[other]"'
-    assert result.stderr in (f"error: {needs}\n", f"error: {moviepy}\n")
+    pygame = 'error: CartPole-v1 needs pygame: pip install "gymnasium[classic-control]"'
+    moviepy = 'error: CartPole-v1 needs MoviePy: pip install "gymnasium[other]"'
+    assert result.stderr.strip().replace("_", "-") in (pygame, moviepy)
 
 
 def test_evaluate_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +184,13 @@ def test_atari_without_its_package(env: str, monkeypatch: pytest.MonkeyPatch) ->
         (
             DependencyNotInstalled("`Pusher-v4` is only supported on `mujoco<3`"),
             "X-v0 cannot be used: `Pusher-v4` is only supported on `mujoco<3`",
+        ),
+        (
+            DependencyNotInstalled(
+                "Box2D is not installed, you can install it by run `pip install swig` followed by "
+                '`pip install "gymnasium[box2d]"`'
+            ),
+            'X-v0 needs Box2D: pip install swig && pip install "gymnasium[box2d]"',
         ),
         (ModuleNotFoundError("No module named 'mine'", name="mine"), None),
         (ImportError("cannot import name 'a' from 'mujoco'", name="mujoco"), None),
