@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
+
+from polopt.common.other_libraries import Fixed, fixed, instead_of
 
 C = TypeVar("C", bound="Config")
 #: Number of allowed names that an error message lists.
@@ -27,9 +30,15 @@ class ConfigError(ValueError):
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """`"; did you mean 'gamma'?"`, or an empty string if no known name is similar to `name`."""
-    by_lower = {key.lower(): key for key in known}
-    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.6)
+    """`"; did you mean 'gamma'?"`, or an empty string if `name` is no misspelling of a known name.
+
+    The names of other libraries share letters with keys that mean something else, so this comes
+    after `polopt.common.other_libraries`.
+    """
+    by_lower, given = {key.lower(): key for key in known}, str(name).lower()
+    # One letter of three, or one of four.
+    cutoff = 0.65 if len(given) < 4 else 0.75
+    close = difflib.get_close_matches(given, list(by_lower), n=1, cutoff=cutoff)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
@@ -52,6 +61,45 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
     others = len(ranked) - _MOST_SHOWN
     more = f" and {others} others" if others > 0 else ""
     return f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[:_MOST_SHOWN])}{more}"
+
+
+def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
+    """What an error says of an unknown key: what takes its place, if it is an option of another
+    library, else `nearest_of`. The arguments are those of `nearest_of`.
+
+        unknown key 'n_steps'. For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'
+    """
+    instead = instead_of(name)
+    return f"unknown key {name!r}" + (f". {instead}" if instead else nearest_of(name, known, shown))
+
+
+def without_fixed(
+    options: Mapping[str, Any], rows: Sequence[Fixed], known: Iterable[str], where: str = "config"
+) -> dict[str, Any]:
+    """Returns options without those that polopt does not have because it always does the same.
+
+    Args:
+        options: the user's.
+        rows: such options.
+        known: keys and aliases that there are, whatever `rows` say.
+        where: name of the dict in error messages.
+
+    Raises:
+        ConfigError: one of them asks for something else; says what to use instead.
+    """
+    kept, known = {}, set(known)
+    for key, value in options.items():
+        row = None if key in known else fixed(key, rows)
+        if row is None:
+            kept[key] = value
+            continue
+        allowed = row.allowed(key)
+        if not any(type(value) is type(same) and value == same for same in allowed):
+            values = f"Allowed: {' or '.join(map(repr, allowed))}" if allowed else "Leave it out"
+            raise ConfigError(
+                f"{where}: key {key!r}: got {shown(value)}. {values}. {instead_of(key)}"
+            )
+    return kept
 
 
 def shown(value: Any) -> str:
@@ -123,8 +171,13 @@ class Config(pydantic.BaseModel):
         known = set(cls.keys()) | set(cls.model_fields)
         for key in options:
             if key not in known:
+                instead = instead_of(key)
+                if not set(cls.keys()) & set(re.findall(r"\w+", instead)):
+                    instead = ""  # of options that another config has
                 meant = nearest_of(key, [*cls.keys(), *cls.aliases], cls.keys())
-                raise ConfigError(f"{where}: unknown key {key!r}{meant}")
+                raise ConfigError(
+                    f"{where}: unknown key {key!r}" + (f". {instead}" if instead else meant)
+                )
         try:
             return cls(**options)
         except pydantic.ValidationError as error:
@@ -176,14 +229,49 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     problem = error.errors()[0]
     path = ".".join(str(part) for part in problem["loc"] if not _is_type_tag(part))
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {path!r}{_nearest_sibling(cls, problem['loc'])}"
-    if problem["type"] == "missing":
+        instead = instead_of(problem["loc"][-1])
+        return f"unknown key {path!r}" + (
+            f". {instead}" if instead else _nearest_sibling(cls, problem["loc"])
+        )
+    kind, described = problem["type"], _description(cls, problem["loc"])
+    if kind == "missing" and not described:
         return f"key {path!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    if not path:  # a validator of the whole model; its message names the keys
+    complete = isinstance(problem.get("ctx", {}).get("error"), ConfigError)
+    if not path or complete:  # a validator of the whole model; its message names the keys
         return message
-    message = message.removeprefix("Input should be ")
-    return f"key {path!r}: got {shown(problem['input'])}; allowed: {message}"
+    allowed = _PLAIN_WORDS.get(kind, message.removeprefix("Input should be "))
+    if described and kind in ("tuple_type", "missing", "too_long"):
+        allowed = described
+    return f"key {path!r}: got {shown(problem['input'])}; allowed: {allowed}"
+
+
+#: What is allowed, for the kinds of errors that pydantic describes in words of its own.
+_PLAIN_WORDS = {
+    "bool_parsing": "True or False",
+    "bool_type": "True or False",
+    "dict_type": "a dict",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "model_type": "a dict of options",
+    "string_type": "a text",
+    "tuple_type": "a list",
+}
+
+
+def _description(cls: type[Config], path: tuple[int | str, ...]) -> str:
+    """What the field at a path says that it allows; empty if it says nothing."""
+    owner: Any = cls
+    for part in path:
+        field = owner.model_fields.get(part)
+        if field is None or not _is_config(field.annotation):
+            return getattr(field, "description", None) or ""
+        owner = field.annotation
+    return ""
 
 
 def _nearest_sibling(cls: type[Config], path: tuple[int | str, ...]) -> str:
@@ -192,9 +280,13 @@ def _nearest_sibling(cls: type[Config], path: tuple[int | str, ...]) -> str:
     for part in path[:-1]:
         field = owner.model_fields.get(part) if isinstance(part, str) else None
         owner = None if field is None else field.annotation
-        if not (isinstance(owner, type) and issubclass(owner, Config)):
+        if not _is_config(owner):
             return ""
     return nearest_of(path[-1], owner.keys())
+
+
+def _is_config(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Config)
 
 
 def _is_type_tag(part: int | str) -> bool:

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from polopt.common.config import ConfigError, nearest_of
+from polopt.common.other_libraries import instead_of
 from polopt.common.tune_registry import share, shared
 
 
@@ -80,6 +81,7 @@ class Registry:
         if name not in self._known:
             known = self.names()
             others = nearest_of(name, known) if known else ". None is registered"
+            others = f". {instead}" if (instead := instead_of(name)) else others
             raise ConfigError(f"key {self._kind!r}: got {name!r}{others}")
         found = self._known[name]
         return load_path(found) if isinstance(found, str) else found

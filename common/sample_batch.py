@@ -65,6 +65,14 @@ class SampleBatch:
     per_env: dict[str, np.ndarray] = field(default_factory=dict)  # name -> [N, ...]
     moments: Moments | None = None
 
+    def __repr__(self) -> str:
+        """T, N, environment steps and version, and the type and shape of each column."""
+        columns = {"obs": self.obs, **self.columns}
+        shown = [f"{name}={c.dtype}{list(c.shape)}" for name, c in columns.items()]
+        steps, envs = self.shape
+        head = f"T={steps}, N={envs}, env_steps={self.env_steps}, version={self.version}"
+        return f"SampleBatch({', '.join([head, *shown])})"
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.compress == "none":
             return object.__reduce_ex__(self, protocol)

@@ -73,16 +73,12 @@ class ActorCriticConfig(PolicyConfig):
     normalize_rewards: bool = False
     clip_rewards: float = pydantic.Field(10.0, gt=0.0, le=1e6)
 
-    renamed: ClassVar[Mapping[str, str]] = {"observation_filter": "normalize_observations"}
     aliases: ClassVar[Mapping[str, str]] = {
         **PolicyConfig.aliases,
         "lambda_": "lambda",
         "num_epochs": "num_sgd_iter",
         "minibatch_size": "sgd_minibatch_size",
         "entropy_coeff_schedule": "entropy_coeff",
-    }
-    removed: ClassVar[Mapping[str, str]] = {
-        "use_gae": "advantages are those of GAE; 'lambda' of 1 makes them returns minus values",
     }
 
     @pydantic.model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium import Space
+from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from polopt.common.action_mask import find_action_mask
@@ -108,6 +108,13 @@ class Policy(ABC):
         self.coefficients: dict[str, float] = {}
         self.non_finite_gradients = 0
         self.gradient_rows = self.rows_applied = 0
+
+    def __repr__(self) -> str:
+        """Spaces, number of parameters that are trained, and version."""
+        spaces = f"{_short(self.encoder.space)} -> {_short(self.action_space)}"
+        size = sum(place.stop - place.start for place in self.flat.trained.values())
+        name = type(self).__name__
+        return f"{name}({spaces}, {size:,} parameters, version {self.version}, {self.device})"
 
     def _prepare(
         self, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
@@ -541,3 +548,8 @@ def reduce_gradient(
 def _layers(network: nn.Module) -> str:
     """The layers of a network and their sizes on one line."""
     return " ".join(str(network).split())
+
+
+def _short(space: Space[Any]) -> str:
+    """A space without the bounds of a box."""
+    return f"Box{space.shape}" if isinstance(space, spaces.Box) else f"{space!s:.80}"

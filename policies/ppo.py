@@ -47,16 +47,6 @@ class PPOConfig(ActorCriticConfig):
     kl_target: float = pydantic.Field(0.01, gt=0.0)
     kl_stop: float | None = pydantic.Field(None, gt=0.0)
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        **ActorCriticConfig.renamed,
-        # The nearest key by its letters is kl_target, which stops nothing.
-        "target_kl": "kl_stop",
-    }
-    removed: ClassVar[Mapping[str, str]] = {
-        **ActorCriticConfig.removed,
-        "use_kl_loss": "'kl_coeff' of 0 leaves the penalty out",
-    }
-
 
 class PPOPolicy(ActorCriticPolicy):
     """Clipped surrogate objective with optional value clipping, KL penalty and stop by KL."""

@@ -148,11 +148,6 @@ class RolloutConfig(Config):
         "num_gpus_per_env_runner": "num_gpus_per_worker",
         "custom_resources_per_env_runner": "custom_resources_per_worker",
         "num_rollout_workers": "num_workers",
+        "gym_env_vectorize_mode": "vectorization_mode",
         "sample_batch_size": "rollout_fragment_length",
-    }
-    removed: ClassVar[Mapping[str, str]] = {
-        "batch_mode": "fragments have 'rollout_fragment_length' steps, and returns that they cut "
-        "are bootstrapped",
-        "restart_failed_env_runners": "workers that fail are always replaced; see "
-        "'max_consecutive_failures'",
     }

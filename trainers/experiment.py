@@ -10,7 +10,16 @@ from typing import Any, ClassVar
 import pydantic
 import torch
 
-from polopt.common.config import Config, ConfigError, canonical, differ, nearest_of, shown
+from polopt.common.config import (
+    Config,
+    ConfigError,
+    canonical,
+    differ,
+    shown,
+    unknown_key,
+    without_fixed,
+)
+from polopt.common.other_libraries import RLLIB_FIXED, instead_of
 from polopt.common.registry import Registry
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.registry import OPTIMIZERS
@@ -82,12 +91,6 @@ class TrainerConfig(Config):
         "num_gpus_per_learner": "num_gpus",
         "evaluation_num_env_runners": "evaluation_num_workers",
     }
-    removed: ClassVar[Mapping[str, str]] = {
-        "framework": "polopt uses PyTorch",
-        "num_learners": "optimizer 'decentralized_allreduce' learns in all workers",
-        "evaluation_parallel_to_training": "evaluation runs beside training with "
-        "'evaluation_num_workers' of 1 or more",
-    }
 
     @pydantic.model_validator(mode="after")
     def _check_evaluation(self) -> TrainerConfig:
@@ -138,20 +141,29 @@ class Experiment:
         optimizer_class, policy_class = OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)
         owners = _owners(optimizer_class, policy_class)
         aliases = _aliases(owners)
+        names = {
+            "optimizer": _name(optimizer_name, OPTIMIZERS),
+            "policy": _name(policy_name, POLICIES),
+        }
+        options = without_fixed(options, RLLIB_FIXED, _known(owners))
         for owner in owners.values():
             owner.check_former_keys(options)
         merged = canonical(preset, aliases) | canonical(options, aliases)
         parts: dict[str, dict[str, Any]] = {name: {} for name in owners}
         for key, value in merged.items():
             if key not in ("optimizer", "policy"):
-                parts[_owner(key, owners)][key] = value
-        parts["optimizer"] |= canonical(optimizer_only, optimizer_class.config_class.aliases)
-        parts["policy"] |= canonical(policy_only, policy_class.config_class.aliases)
+                parts[_owner(key, owners, names, preset)][key] = value
+        for plugin, only in (("optimizer", optimizer_only), ("policy", policy_only)):
+            keys = _keys(owners[plugin])
+            for key in (own := without_fixed(only, RLLIB_FIXED, keys)):
+                if key not in keys and instead_of(key):
+                    raise ConfigError(f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}")
+            parts[plugin] |= canonical(own, owners[plugin].aliases)
         parsed: dict[str, Any] = {name: owners[name].parse(parts[name]) for name in owners}
         experiment = cls(
-            policy_name=_name(policy_name, POLICIES),
+            policy_name=names["policy"],
             policy_class=policy_class,
-            optimizer_name=_name(optimizer_name, OPTIMIZERS),
+            optimizer_name=names["optimizer"],
             optimizer_class=optimizer_class,
             **parsed,
         )
@@ -259,6 +271,12 @@ def _aliases(owners: Mapping[str, type[Config]]) -> dict[str, str]:
 
 
 def _check_mapping(options: Any) -> None:
+    if isinstance(options, str) or callable(options):
+        environment = f"If this is the environment: env={shown(options)}"
+        raise ConfigError(
+            f"config: got {shown(options)}. Allowed: a dict of keys to values, or keyword "
+            f"arguments. {instead_of(options) or environment}"
+        )
     if not isinstance(options, Mapping):
         raise ConfigError(f"config: got {shown(options)}. Allowed: a dict of keys to values")
     for key in options:
@@ -270,9 +288,10 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
     given, fixed = options.get(plugin), preset.get(plugin)
     name = given.get("name", fixed) if isinstance(given, Mapping) else given
     if name is not None and fixed is not None and differ(name, fixed):
+        other = "To choose another, use PolicyOptimizerTrainer"
         raise ConfigError(
-            f"key {plugin!r}: got {shown(name)}, but this preset is {fixed!r}. To choose another, "
-            "use PolicyOptimizerTrainer"
+            f"key {plugin!r}: got {shown(name)}, but this preset is {fixed!r}. "
+            f"{instead_of(name) or other}"
         )
 
 
@@ -303,26 +322,32 @@ def _name(plugin: Any, registry: Registry) -> str:
 _DEFAULT_PLUGINS = {"optimizer": "sync_samples", "policy": "ppo"}
 
 
-def _owner(key: str, owners: Mapping[str, type[Config]]) -> str:
+def _owner(
+    key: str,
+    owners: Mapping[str, type[Config]],
+    names: Mapping[str, str],
+    preset: Mapping[str, Any],
+) -> str:
     for name, owner in owners.items():
         if key in owner.keys():  # noqa: SIM118 - a classmethod of Config, not of a dict
             return name
-    elsewhere = [
-        f"{kind} {name!r}"
-        for kind, registry in (("optimizer", OPTIMIZERS), ("policy", POLICIES))
-        for name in registry.names()
-        if key in _keys(registry.get(name).config_class)
-    ]
-    if elsewhere:
-        raise ConfigError(
-            f"key {key!r} is an option of {', '.join(elsewhere)}, which this config does not "
-            "choose. Leave it out, or give it with the name: "
-            '{"optimizer": {"name": ..., "' + key + '": ...}}'
-        )
-    if key in ModelConfig.keys():  # noqa: SIM118 - as above
+    for plugin, registry in (("optimizer", OPTIMIZERS), ("policy", POLICIES)):
+        others = [n for n in registry.names() if key in _keys(registry.get(n).config_class)]
+        if others:
+            trainer = " with PolicyOptimizerTrainer" if preset.get(plugin) else ""
+            raise ConfigError(
+                f"key {key!r} is an option of {plugin} {', '.join(map(repr, others))}. The "
+                f"{plugin} of this config is {names[plugin]!r}. Leave the key out, or choose "
+                f'another {plugin}{trainer}, for example {plugin}={{"name": "{others[-1]}", '
+                f'"{key}": ...}}'
+            )
+    if key in _keys(ModelConfig):
         raise ConfigError(f"key {key!r} is an option of the network: model={{{key!r}: ...}}")
-    known = [k for owner in owners.values() for k in _keys(owner)] + ["optimizer", "policy"]
-    raise ConfigError(f"unknown key {key!r}{nearest_of(key, known)}")
+    raise ConfigError(unknown_key(key, _known(owners)))
+
+
+def _known(owners: Mapping[str, type[Config]]) -> list[str]:
+    return [key for owner in owners.values() for key in _keys(owner)] + ["optimizer", "policy"]
 
 
 def _keys(owner: type[Config]) -> list[str]:

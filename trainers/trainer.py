@@ -19,6 +19,7 @@ from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.envs.random_state import kept_global_generators
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
 from polopt.rollouts.workers.callbacks import CallbackCaller
@@ -152,7 +153,23 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._users_directory = directory_before_tune(storage)
         # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
-        super().__init__(with_keywords(config or {}, options), storage=storage, **others)
+        config = with_keywords({} if config is None else config, options)
+        super().__init__(config, storage=storage, **others)
+
+    def __repr__(self) -> str:
+        """Environment, optimizer, policy, workers, and how far training is."""
+        name = type(self).__name__
+        if self._storage_of_trial is not None:
+            return name  # Ray asks once, and begins each line of the trial's log with it
+        run, optimizer = self.experiment, self.optimizer
+        parts = [env_name(run.rollout.env), run.optimizer_name, run.policy_name]
+        parts.append(f"{run.rollout.num_workers} workers")
+        if optimizer is None:
+            parts.append("stopped")
+        else:
+            steps = optimizer.metrics.num_env_steps_sampled
+            parts += [f"iteration {self.iteration}", f"{steps:,} env steps"]
+        return f"{name}({', '.join(parts)})"
 
     def _setup_logdir(self) -> None:
         """Called by Tune. Without it, only chooses a name: Tune would make a directory for each

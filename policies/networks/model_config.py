@@ -9,12 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 from torch import nn
 
-from polopt.common.config import Config, ConfigError, canonical
+from polopt.common.config import Config, ConfigError, canonical, without_fixed
+from polopt.common.other_libraries import RLLIB_MODEL_FIXED
 from polopt.common.registry import load_path
 from polopt.policies.networks.registry import NETWORKS
 
 _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
 _Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
+_ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100"
 _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
 #: Channels, kernel size and stride of one convolution, and its padding if it is not 0.
 ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
@@ -78,10 +80,12 @@ class ModelConfig(Config):
         custom_options: keyword arguments of its constructor.
     """
 
-    fcnet_hiddens: _Widths = (64, 64)
+    fcnet_hiddens: _Widths = pydantic.Field((64, 64), description=_ALLOWED_WIDTHS)
     fcnet_activation: Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"] = "tanh"
-    conv_filters: tuple[ConvFilter, ...] | None = None
-    post_fcnet_hiddens: _Widths | None = None
+    conv_filters: tuple[ConvFilter, ...] | None = pydantic.Field(
+        None, description="a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]"
+    )
+    post_fcnet_hiddens: _Widths | None = pydantic.Field(None, description=_ALLOWED_WIDTHS)
     use_lstm: bool = False
     lstm_cell_size: _Width = 256
     vf_share_layers: bool | None = None
@@ -98,10 +102,6 @@ class ModelConfig(Config):
         "custom_model_config": "custom_options",
     }
 
-    removed: ClassVar[Mapping[str, str]] = {
-        "max_seq_len": "sequences are as long as a fragment: set 'rollout_fragment_length'",
-    }
-
     def named(self) -> dict[str, Any]:
         """The options by key, for JSON: a custom network by its name."""
         options = self.to_dict()
@@ -115,8 +115,7 @@ class ModelConfig(Config):
         if not isinstance(data, Mapping):
             return data
         options = canonical(data, cls.aliases, "model")
-        cls.check_former_keys(options, "model")
-        return options
+        return without_fixed(options, RLLIB_MODEL_FIXED, cls.keys(), "model")
 
     @pydantic.model_validator(mode="after")
     def _check_options_have_a_module(self) -> ModelConfig:

@@ -137,6 +137,11 @@ class Collector:
         self.calls = Calls(workers, "Collector", count=count, weights_for=self._weights_for)
         self._turn = threading.Lock()
 
+    def __repr__(self) -> str:
+        """Its workers, and the frames of the batches so far."""
+        total = f" of {self.config.total_frames:,}" if self.config.total_frames >= 0 else ""
+        return f"Collector({self.workers!r}, {self.num_frames:,}{total} frames)"
+
     def _count(self, reply: Reply) -> None:
         if reply.counts.moments is not None:  # only policies that learn normalise
             self.policy.add_moments(reply.counts.moments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,14 @@ from gymnasium.envs.registration import EnvSpec
 
 from polopt.common.config import ConfigError, nearest
 from polopt.common.tune_registry import shared
+from polopt.rollouts.envs.missing_packages import missing_package
 
 #: Gymnasium's ids that make the environment of another package that an option names.
 _ADAPTERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 #: Modules that register ids of a namespace.
 _MODULES = {"ALE": "ale_py"}
+#: Of ids without a namespace that `ale_py` registers.
+_ATARI_ENDINGS = ("NoFrameskip-v0", "NoFrameskip-v4", "Deterministic-v0", "Deterministic-v4")
 #: What `resolve_env` returns and workers make environments from.
 EnvSource = str | EnvSpec | Callable[..., Any]
 
@@ -66,9 +70,13 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        module = _MODULES.get(name.partition("/")[0])
+        atari = "ale_py" if name.endswith(_ATARI_ENDINGS) else None
+        module = _MODULES.get(name.partition("/")[0], atari)
         meant = nearest(name, gymnasium.registry)
         if module and not module_name:
+            if importlib.util.find_spec(module) is None:
+                missing = missing_package(ModuleNotFoundError(name=module), name)
+                raise ConfigError(str(missing)) from None
             meant = f"; did you mean {f'{module}:{name}'!r}?"
         if module_name:
             meant = (
@@ -90,6 +98,5 @@ def _import(module_name: str, env: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:
-        raise ConfigError(
-            f"key 'env': got {env!r}; its module cannot be imported: {error}"
-        ) from None
+        problem = f"key 'env': got {env!r}; its module cannot be imported: {error}"
+        raise ConfigError(missing_package(error, env) or problem) from None

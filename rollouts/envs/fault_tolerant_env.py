@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import DependencyNotInstalled
 
 from polopt.common.action_mask import MASK_KEY, find_action_mask
 from polopt.rollouts.envs.close_env import close_env
@@ -21,6 +22,7 @@ from polopt.rollouts.envs.errors import (
     EnvironmentFailedError,
     traceback_of,
 )
+from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
 
 #: Key of `infos` with an `EnvFault` for each environment that had one.
@@ -98,7 +100,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         keep_infos: return the infos of last steps, as `EpisodeInfo`.
 
     Raises:
-        EnvironmentFailedError: after `max_failures` exceptions; from `__init__`, `step`, `reset`.
+        EnvironmentFailedError: after `max_failures` exceptions, or at the first one that says that
+            a package is missing; from `__init__`, `step`, `reset`.
+        ImportError, DependencyNotInstalled: from `__init__`, if `make` raises them.
         EnvironmentAPIError: at the first violation of Gymnasium's API; from `step` and `reset`.
     """
 
@@ -223,6 +227,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         while True:
             try:
                 return self._make()
+            except (ImportError, DependencyNotInstalled):
+                raise  # as it would be again
             except Exception as error:
                 raised = error
             count += 1
@@ -255,7 +261,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Counts an exception and returns its traceback.
 
         Raises:
-            EnvironmentFailedError: too many.
+            EnvironmentFailedError: too many, or a package is missing.
             EnvironmentAPIError: the exception is an `APIViolation`.
         """
         self._in_a_row = 1 if self._steps else self._in_a_row + 1
@@ -267,6 +273,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise EnvironmentAPIError(
                 f"{self._place} breaks Gymnasium's API {where}: {error}\n{trace}"
             ) from None
+        missing = missing_package(error, self._place.name)
+        if missing is not None:
+            raise EnvironmentFailedError(missing) from error
         if self._in_a_row >= self._max_failures:
             raise EnvironmentFailedError(
                 f"{self._place} failed {self._in_a_row} times without one successful step in "

@@ -105,6 +105,8 @@ def probe_spaces(
         mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
         env = make_vector_env(source, config.model_copy(update={"vectorization_mode": mode}), 0, 1)
     try:
+        if env.render_mode == "human":
+            env.reset()  # renders, which needs packages and a screen
         if isinstance(env, VectorEnv):
             if callable(source):
                 _check_vector_of_callable(env, config, config.num_envs_per_worker, keys)

@@ -14,7 +14,9 @@ from gymnasium import Space
 
 from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
+from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
+from polopt.rollouts.envs.errors import EnvironmentFailedError
+from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import Callbacks
@@ -140,6 +142,10 @@ def checked_spaces(
     except ConfigError:
         raise
     except Exception as error:  # an environment may raise anything
+        cause = error.__cause__ if isinstance(error, EnvironmentFailedError) else error
+        missing = missing_package(cause, env_name(source))
+        if missing is not None:
+            raise ConfigError(missing) from error
         raise ConfigError(
             f"key {keys[0]!r}: {rollout.env or source!r} cannot be made with {keys[1]} "
             f"{rollout.env_config}: {type(error).__name__}: {error}"

@@ -496,6 +496,11 @@ class WorkerSet:
         self.changes += 1
         return True
 
+    def __repr__(self) -> str:
+        """The number of workers, and how many of them are up."""
+        up = sum(worker.up for worker in self.remote)
+        return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
+
     def stats(self) -> dict[str, Any]:
         """For the `fault_tolerance/` result keys."""
         up = sum(worker.up for worker in self.remote)

@@ -134,7 +134,12 @@ __all__ = ["__version__", *_MODULE_OF]
 def __getattr__(name: str) -> object:
     """Imports a public name on first use and keeps it."""
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from polopt.common.other_libraries import instead_of_algorithm
+
+        instead = instead_of_algorithm(name)
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}" + (f". {instead}" if instead else "")
+        )
     value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 from printed_code import ROOT, blocks_of, run_blocks
 
+from polopt.optimizers.registry import OPTIMIZERS
+from polopt.policies.registry import POLICIES
 from polopt.trainers.experiment import Experiment, TrainerConfig, aliases_for
 from polopt.trainers.presets import PRESETS
 
 PAGE = "docs/migration.md"
 BLOCKS = blocks_of(PAGE)
-#: In the tables' middle column, besides keys of configs: names of Python and values.
-OTHERS = {"SyncPPO", "A2C", "explore", "trainer.save(path)", "on_episode_end", "on_train_result"}
-OTHERS |= {"[[steps, value], ...]", "adam", "vf_coef", "lambda_"}
-OTHERS |= {"Dict", "action_mask", "predict", "torch.nn.Module", "TorchModelV2", "state"}
-OTHERS |= {"predict(deterministic)", "predict(obs, state)", "polopt evaluate --stochastic"}
+#: Names in the tables' second column, besides keys of configs.
+OTHERS = {"explore", "on_episode_end", "on_train_result", "postprocess", "predict", "state"}
+OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop", "vf_coef"}
+OTHERS |= {*POLICIES.names(), *OPTIMIZERS.names()}
+OTHERS |= {"none", "sync", "async"}  # values
 
 
 @pytest.mark.timeout(600)
@@ -40,7 +42,8 @@ def known_keys() -> set[str]:
     experiment = Experiment.parse({"env": "CartPole-v1"}, {})
     model = set(type(experiment.policy.model).model_fields)
     keys = set(experiment.to_dict()) | model | {"train_batch_size"} | set(TrainerConfig.keys())
-    keys |= set(experiment.policy.to_dict()) | set(experiment.optimizer.to_dict())
+    keys |= set(experiment.optimizer.to_dict())
+    keys.update(*(POLICIES.get(name).config_class.keys() for name in POLICIES.names()))
     return keys | set(aliases_for({}, {}))
 
 
@@ -48,7 +51,8 @@ def test_keys_of_the_tables_exist() -> None:
     text = (ROOT / PAGE).read_text()
     tables = text.partition("## From RLlib")[2]
     rows = [row.split(" | ")[1] for row in tables.splitlines() if row.startswith("| ")]
-    named = {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
+    # Names alone, and those with a value.
+    named = {name for cell in rows for name in re.findall(r"`([a-z][a-z_]*)(?:=[^`]*)?`", cell)}
     assert named - known_keys() - OTHERS == set()
     assert len(named) > 30
     defaults = Experiment.parse({"env": "CartPole-v1"}, PRESETS["SyncPPO"].preset)

@@ -19,10 +19,11 @@ import torch
 from gymnasium.wrappers import NormalizeObservation
 from typer.testing import CliRunner, Result
 
+import polopt as package
 from polopt.common.config import ConfigError
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.registry import POLICIES
-from polopt.trainers.command_line import evaluation
+from polopt.trainers.command_line import evaluation, tune_run
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.examples import example_names
 from polopt.trainers.command_line.names import name_on_command_line
@@ -82,8 +83,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cartpole_a3c", "lr=1", "lr.x=2"], "key 'lr': got {'x': 2}"),
         (["cartpole_a3c", "lr=[[0,1]"], "line 1: expected ',' or ']'"),
         (["cartpole_a3c", "stop=3"], "stop.KEY=limit"),
-        (["cartpole_a3c", "stop.training_iteration=soon"], "got 'soon'; allowed: a valid number"),
-        (["cartpole_a3c", "stop.training_iteration=yes"], "got True; allowed: a valid number"),
+        (["cartpole_a3c", "stop.training_iteration=soon"], "got 'soon'; allowed: a number"),
+        (["cartpole_a3c", "stop.training_iteration=yes"], "got True; allowed: a number"),
         (["cartpole_a3c", "stop.training_iteration=.nan"], "got nan; allowed: a finite number"),
         (["cartpole_a3c", "stop.training_iteration=.inf"], "got inf; allowed: a finite number"),
         (["cartpole_a3c", "stop.traning_iteration=3"], "did you mean 'training_iteration'?"),
@@ -91,6 +92,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cartpole_a3c", "env=Cartpole-v1"], "did you mean 'CartPole-v1'?"),
         (["cartpole_a3c", "env_config.no_such=1"], "'no_such'"),
         (["cartpole_a3c", "--restore", "/no/such"], "no such directory: /no/such"),
+        (["cartpole_a3c", "run=PPO"], "key 'run': got 'PPO'. PPO is 'SyncPPO' here"),
+        (["PPO", "env=CartPole-v1"], "a preset or a file. PPO is 'SyncPPO' here. 'DDPPO' and"),
+        (["ppo"], "a preset or a file. PPO is 'SyncPPO' here. "),
+        (
+            ["DQN"],
+            "a preset or a file. polopt has no algorithm with a replay buffer yet. It has A2C",
+        ),
+        (
+            ["SAC"],
+            "a preset or a file. polopt has no algorithm with a replay buffer yet. It has A2C",
+        ),
+        (["foo"], "'foo' is not a tuned example, a preset or a file. Examples: "),
         (["cartpole_a3d"], "did you mean 'cartpole_a3c'?"),
         (["nowhere.yaml"], "no such file: nowhere.yaml"),
         (["A3C"], "key 'env' is missing"),
@@ -166,7 +179,7 @@ def test_address_of_another_server_is_one_error(
         ("x.py", "config = {}", "key 'run' is missing. Allowed: the name of a preset"),
         ("x.yaml", "run: A3C\nconfg: {}", "did you mean 'config'?"),
         ("x.yaml", "run: A3C\nconfig: 3", "key 'config': got 3"),
-        ("x.yaml", "run: A3C\nstop: {training_iteration: yes}", "allowed: a valid number"),
+        ("x.yaml", "run: A3C\nstop: {training_iteration: yes}", "allowed: a number"),
         ("x.yaml", "run: A3C\nstop: {training_iteration: .nan}", "allowed: a finite number"),
         ("x.py", "run = 'A3C'\nconfig = {'env': 1/0}", "ZeroDivisionError: division by zero"),
         ("x.py", "def", "SyntaxError"),
@@ -404,3 +417,53 @@ def test_names_on_the_command_line() -> None:
     assert name_on_command_line("mygame:Game-v0") == "mygame:Game-v0"
     assert name_on_command_line(torch.nn.Linear) == "torch.nn.modules.linear:Linear"
     assert name_on_command_line(lambda config: None) is None
+
+
+# ---- the command itself -----------------------------------------------------------------------
+
+
+def test_version_is_that_of_the_package() -> None:
+    result = polopt("--version")
+    assert (result.exit_code, result.stdout) == (0, f"polopt {package.__version__}\n")
+
+
+def test_module_is_the_command() -> None:
+    for arguments, said in ((["--version"], "polopt "), (["--help"], "Usage: polopt [OPTIONS]")):
+        command = [sys.executable, "-X", "importtime", "-m", "polopt", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout[: len(said)].lstrip()) == (0, said)
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "typer" in imported
+        assert {"ray", "torch"} & imported == set()
+
+
+def test_shell_completes_commands() -> None:
+    def run(*arguments: str, **variables: str) -> str:
+        command = [sys.executable, "-m", "polopt", *arguments]
+        environment = {**os.environ, **variables}
+        return subprocess.check_output(command, env=environment, text=True, timeout=60)
+
+    assert "--install-completion" in run("--help")
+    assert "_POLOPT_COMPLETE=complete_bash" in run(_POLOPT_COMPLETE="source_bash")
+    words = {"COMP_WORDS": "polopt ev", "COMP_CWORD": "1"}
+    assert run(_POLOPT_COMPLETE="complete_bash", **words).split() == ["evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("started", "on_path", "program"),
+    [
+        ("/venv/bin/polopt", "/venv/bin/polopt", ["polopt"]),
+        (".venv/bin/polopt", None, [".venv/bin/polopt"]),
+        ("/venv/bin/polopt", "/other/bin/polopt", ["/venv/bin/polopt"]),
+        ("/src/polopt/__main__.py", None, [sys.executable, "-m", "polopt"]),
+        ("/src/polopt/__main__.py", "/other/bin/polopt", [sys.executable, "-m", "polopt"]),
+        ("-c", f"{Path(sys.executable).parent}/polopt", ["polopt"]),
+        ("/src/polopt/__main__.py", f"{Path(sys.executable).parent}/polopt", ["polopt"]),
+    ],
+)
+def test_next_command_starts_this_polopt_again(
+    started: str, on_path: str | None, program: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
+    monkeypatch.setattr(shutil, "which", lambda name: on_path)
+    assert tune_run.program() == program

@@ -77,11 +77,11 @@ def test_no_suggestion_without_similar_key() -> None:
         ({"gamma": math.nan}, "finite"),
         ({"grad_clip": math.inf}, "finite"),
         ({"grad_clip": 0.0}, "greater than 0"),
-        ({"num_sgd_iter": 2.5}, "integer"),
+        ({"num_sgd_iter": 2.5}, "a whole number"),
         ({"num_sgd_iter": 0}, "greater than or equal to 1"),
         ({"sgd_minibatch_size": -1}, "greater than or equal to 0"),
-        ({"standardize_advantages": "maybe"}, "boolean"),
-        ({"model": 3}, "dictionary"),
+        ({"standardize_advantages": "maybe"}, "True or False"),
+        ({"model": 3}, "a dict of options"),
     ],
     ids=str,
 )
@@ -90,6 +90,26 @@ def test_wrong_value_error_has_allowed_values(options: dict[str, Any], allowed: 
     text = message(options)
     assert text.startswith(f"config: key {key!r}: got {value!r}; allowed: ")
     assert allowed in text.partition("allowed:")[2]
+    assert "valid" not in text
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"fcnet_hiddens": 64}, "fcnet_hiddens': got 64; allowed: a list of the widths of layers"),
+        ({"fcnet_hiddens": [1] * 101}, "such as [64, 64], at most 100"),
+        ({"fcnet_hiddens": ["x"]}, "'model.fcnet_hiddens.0': got 'x'; allowed: a whole number"),
+        ({"post_fcnet_hiddens": 64}, "got 64; allowed: a list of the widths of layers, such as ["),
+        ({"conv_filters": 3}, "got 3; allowed: a list of [channels, kernel, stride], such as [[16"),
+        ({"conv_filters": [[16, 4]]}, "got [16, 4]; allowed: a list of [channels, kernel, stride]"),
+        ({"custom_options": 3}, "'model.custom_options': got 3; allowed: a dict"),
+        ({"use_lstm": "always"}, "'model.use_lstm': got 'always'; allowed: True or False"),
+    ],
+)
+def test_wrong_value_of_the_network_is_told_in_plain_words(
+    model: dict[str, Any], said: str
+) -> None:
+    assert said in message({"model": model})
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.minibatch_gradients import MinibatchGradients
-from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
+from polopt.policies.ppo import PPOConfig
 from polopt.rollouts.collectors.trajectories import split_trajectories
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.sampling.sampler import VectorSampler
@@ -504,4 +504,4 @@ def test_memory_of_images() -> None:
 
 def test_length_of_sequences_is_that_of_fragments() -> None:
     with pytest.raises(ConfigError, match="rollout_fragment_length"):
-        ModelConfig.parse({"use_lstm": True, "max_seq_len": 20}, "model")
+        PPOConfig.parse({"model": {"use_lstm": True, "max_seq_len": 20}})

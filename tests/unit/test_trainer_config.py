@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import pytest
 import ray
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
@@ -92,9 +93,9 @@ def test_plugin_by_name_dict_or_class() -> None:
         ({"num_env_runer": 1}, {}, r"did you mean 'num_env_runners'\?"),
         ({"zzz": 1}, {}, r"unknown key 'zzz'\. Allowed"),
         ({"use_lstm": True}, {}, r"'use_lstm' is an option of the network: model={'use_lstm': "),
-        ({"target_kl": 0.01}, {"policy": "ppo"}, "'target_kl' is now 'kl_stop'"),
+        ({"target_kl": 0.01}, {"policy": "ppo"}, "'target_kl' of CleanRL: 'kl_stop', after"),
         ({"grads_per_step": 1}, {}, r"'grads_per_step' is an option of optimizer 'async_grad"),
-        ({"clip_param": 1}, A2C.preset, r"'clip_param' is an option of .*policy 'ppo'"),
+        ({"clip_param": 1}, A2C.preset, r"'clip_param' is an option of policy .*'ppo'"),
         ({"optimizer": {"name": "sync_samples", "grads_per_step": 1}}, {}, "'grads_per_step'"),
         ({"optimizer": "sync_sample"}, {}, r"did you mean 'sync_samples'\?"),
         ({"policy": "pp0"}, {}, r"did you mean 'ppo'\?"),
@@ -127,6 +128,16 @@ def test_bad_config_is_one_error(
 def test_config_must_be_a_dict() -> None:
     with pytest.raises(ConfigError, match="a dict of keys to values"):
         Experiment.parse([("env", "CartPole-v1")], {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", CartPoleEnv])
+def test_environment_in_place_of_the_config_is_one_error(env: Any) -> None:
+    for options in ({}, {"num_workers": 0}):
+        with pytest.raises(ConfigError) as caught:
+            SyncPPO(env, **options)
+        assert str(caught.value).endswith(f"If this is the environment: env={env!r}")
+    with pytest.raises(ConfigError, match=r"got ''\. Allowed: a dict"):
+        SyncPPO("", env=env)
 
 
 @pytest.mark.parametrize("preset", PRESETS.values())

@@ -14,14 +14,13 @@ from typing import Annotated
 
 import typer
 
+from polopt import __version__
 from polopt.common.config import ConfigError
 from polopt.trainers.command_line.dashboards import dashboard, grafana, report, trace
 from polopt.trainers.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
 
 app = typer.Typer(
-    help="Distributed reinforcement learning with interchangeable policy optimizers on Ray.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -45,6 +44,27 @@ _RAY_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in `env_config` mean the current directory
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"polopt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version and exit.",
+            callback=_show_version,
+            is_eager=True,  # without a command
+        ),
+    ] = False,
+) -> None:
+    """Distributed reinforcement learning with interchangeable policy optimizers on Ray."""
 
 
 @app.command()

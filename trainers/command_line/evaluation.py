@@ -23,6 +23,7 @@ from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.env_api import reward_of, same_encoding
 from polopt.rollouts.envs.env_sources import env_name, resolve_env
+from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeds import seeds_from
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes
@@ -108,7 +109,8 @@ def environment(experiment: Experiment, video: Path | None = None) -> Iterator[A
         else:
             env = gymnasium.make(source, **options)
     except (TypeError, ImportError, gymnasium.error.Error) as error:
-        raise ConfigError(f"environment {name!r} cannot be made: {error}") from error
+        problem = f"environment {name!r} cannot be made: {error}"
+        raise ConfigError(missing_package(error, name) or problem) from error
     if isinstance(env, VectorEnv):
         raise ConfigError(
             f"{name!r} makes a vector environment; evaluation takes a single one: give --env"
@@ -123,7 +125,8 @@ def environment(experiment: Experiment, video: Path | None = None) -> Iterator[A
             env = gymnasium.wrappers.RecordVideo(env, str(video), episode_trigger=lambda _: True)
         yield env
     except gymnasium.error.Error as error:  # rendering may fail at the first frame
-        raise ConfigError(f"environment {name!r}: {error}") from error
+        problem = f"environment {name!r}: {error}"
+        raise ConfigError(missing_package(error, name) or problem) from error
     finally:
         close_env(env, name)
 

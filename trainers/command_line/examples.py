@@ -23,6 +23,7 @@ import pydantic
 import yaml
 
 from polopt.common.config import Config, ConfigError, nearest
+from polopt.common.other_libraries import instead_of_algorithm
 from polopt.trainers.command_line.names import import_file
 from polopt.trainers.presets import PRESETS
 
@@ -80,9 +81,11 @@ def load_example(name_or_path: str) -> Example:
         elif name_or_path in PRESETS:
             return Example(run=name_or_path)
         else:
+            instead = instead_of_algorithm(name_or_path)
+            meant = f". {instead}." if instead else nearest(name_or_path, [*names, *PRESETS]) or "."
             raise ConfigError(
                 f"{name_or_path!r} is not a tuned example, a preset or a file"
-                f"{nearest(name_or_path, [*names, *PRESETS])} Examples: {', '.join(names)}; "
+                f"{meant} Examples: {', '.join(names)}; "
                 f"presets: {', '.join(PRESETS)}; or the path of a .yaml or .py file"
             )
     if not path.is_file():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError, canonical, nearest_of
+from polopt.common.other_libraries import instead_of_algorithm
 from polopt.rollouts.ray_session import check_address, check_memory
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
@@ -56,7 +57,9 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     loaded = load_example(example_or_config)
     example, config_changes = apply_changes(loaded, changes)
     if example.run not in PRESETS:
-        raise ConfigError(f"key 'run': got {example.run!r}{nearest_of(example.run, PRESETS)}")
+        instead = instead_of_algorithm(example.run)
+        meant = f". {instead}" if instead else nearest_of(example.run, PRESETS)
+        raise ConfigError(f"key 'run': got {example.run!r}{meant}")
     preset = PRESETS[example.run].preset
     aliases = aliases_for(merge(example.config, config_changes), preset)
     config = merge(canonical(example.config, aliases), canonical(config_changes, aliases))

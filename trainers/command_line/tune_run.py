@@ -268,11 +268,7 @@ def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -
 def _next_step(checkpoint: Path, experiment: Experiment) -> str:
     """Returns the command that evaluates a checkpoint, runnable in the current directory, with the
     names of what the checkpoint cannot hold."""
-    installed = Path(sys.argv[0]).name == "polopt" and shutil.which("polopt")
-    program = (
-        ["polopt"] if installed else [sys.executable, "-m", "polopt.trainers.command_line.cli"]
-    )
-    command = [*program, "evaluate", str(checkpoint)]
+    command = [*program(), "evaluate", str(checkpoint)]
     network = getattr(getattr(experiment.policy, "model", None), "custom", None)
     for option, value in (("--env", experiment.rollout.env), ("--network", network or "")):
         name = name_on_command_line(value)
@@ -280,6 +276,17 @@ def _next_step(checkpoint: Path, experiment: Experiment) -> str:
             return f"polopt evaluate needs {option}: the one of this run is local"
         command += [option, name] if name else []
     return shlex.join(command)
+
+
+def program() -> list[str]:
+    """Returns the words that start this `polopt` again: its name, if a shell finds this one by it,
+    else the path that started it, or `python -m polopt`."""
+    started, found = Path(sys.argv[0]), shutil.which("polopt")
+    if found and Path(found).parent in (started.absolute().parent, Path(sys.executable).parent):
+        return ["polopt"]
+    if started.stem == "polopt":
+        return [str(started)]
+    return [sys.executable, "-m", "polopt"]
 
 
 def start_ray(planned: Plan, verbose: bool = False) -> None:

@@ -1,0 +1,761 @@
+"""Names of RLlib, Stable-Baselines3 and CleanRL, and what takes their place in polopt.
+
+Error messages and the tables of `docs/migration.md` are made of this data. Texts are Markdown, as
+the page shows them. The names of an option are the words that its text has between backquotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class Option(NamedTuple):
+    """Options of another library, and what takes their place.
+
+    Attributes:
+        given: their names there, with or without remarks.
+        here: the options of polopt.
+        defaults: the default of the other library's PPO, and that of `SyncPPO`.
+    """
+
+    given: str
+    here: str
+    defaults: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names, as a config would have them."""
+        return [name.replace("-", "_") for name in re.findall(r"`-{0,2}(\w[\w-]*)", self.given)]
+
+
+class Fixed(NamedTuple):
+    """Options that polopt does not have, because it always does the same.
+
+    Attributes:
+        same: names, and the value that means what polopt does: it is accepted. A tuple holds
+            several values; an empty one, none.
+        here: what to do instead for other values.
+    """
+
+    same: Mapping[str, Any]
+    here: str
+
+    def allowed(self, name: str) -> tuple[Any, ...]:
+        """The values that are accepted for a name."""
+        value = self.same[name]
+        return value if isinstance(value, tuple) else (value,)
+
+
+RLLIB = (
+    Option(
+        "`num_env_runners`, `num_envs_per_env_runner`",
+        "`num_workers`, `num_envs_per_worker`; also RLlib's names",
+        "2 and 1, 2 and 8",
+    ),
+    Option("`rollout_fragment_length`", "`rollout_fragment_length`, a number", '`"auto"`, 128'),
+    Option(
+        "`train_batch_size_per_learner`",
+        "`train_batch_size`; also RLlib's name. None: one fragment of each worker",
+        "4000, None",
+    ),
+    Option("`lr`", "`lr`; a schedule is `[[steps, value], ...]`", "5e-5, 1e-3"),
+    Option("`gamma`", "`gamma`", "0.99, 0.99"),
+    Option("`lambda_`", "`lambda`; also `lambda_`", "1.0, 0.95"),
+    Option(
+        "`minibatch_size`, `num_epochs`",
+        "`sgd_minibatch_size`, `num_sgd_iter`; also RLlib's names",
+        "128 and 30, 128 and 10",
+    ),
+    Option("`clip_param`", "`clip_param`", "0.3, 0.2"),
+    Option(
+        "`vf_loss_coeff`",
+        "`vf_loss_coeff`, of half the squared error: twice RLlib's number is the same loss",
+        "1.0, 0.5",
+    ),
+    Option(
+        "`vf_clip_param`, of the squared error",
+        "none. `vf_clip_param` here bounds the change of the value",
+        "10.0, None",
+    ),
+    Option("`entropy_coeff`", "`entropy_coeff`", "0.0, 0.01"),
+    Option("`use_kl_loss`", "`kl_coeff`, 0 turns it off", "True, 0.0"),
+    Option("`kl_coeff`, `kl_target`", "`kl_coeff`, `kl_target`", "0.2 and 0.01, 0.0 and 0.01"),
+    Option("`grad_clip`", "`grad_clip`, of the global norm", "None, 0.5"),
+    Option(
+        "`evaluation_interval`, `evaluation_duration`",
+        "`evaluation_interval`, `evaluation_duration`, in episodes",
+        "None and 10, None and 10",
+    ),
+    Option(
+        "`evaluation_num_env_runners`",
+        "`evaluation_num_workers`; also RLlib's name",
+        "0, 0",
+    ),
+    Option(
+        "`evaluation_parallel_to_training`",
+        "`evaluation_num_workers`: evaluation with 1 or more is always beside training",
+        "False, with 0 not beside it",
+    ),
+    Option(
+        '`evaluation_config={"explore": False}`',
+        "`evaluation_config`, whose `explore` is False by default",
+        "explores, does not",
+    ),
+    Option(
+        "`callbacks(...)`",
+        "`callbacks`, with `on_episode_end` and `on_train_result` only; their "
+        "[arguments](results.md#callbacks) differ from RLlib's",
+    ),
+    Option(
+        "`min_sample_timesteps_per_iteration`",
+        "`min_sample_timesteps_per_iteration`. 0: one step of the optimizer is an iteration",
+        "0, 4000",
+    ),
+    Option("`num_gpus_per_learner`", "`num_gpus`; also RLlib's name", "0, 0"),
+    Option(
+        "`gym_env_vectorize_mode`",
+        "`vectorization_mode`; also RLlib's name",
+        "`sync`; None: the environment's own vector, or `sync`",
+    ),
+    Option("`horizon` of 0.8", "`max_frames_per_traj`", "None, None"),
+    Option("`sample_timeout_s`", "`worker_timeout_s`", "60, 60"),
+    Option(
+        "`max_num_env_runner_restarts`, a total",
+        "`max_consecutive_failures`, without a success in between",
+        "1000, 10",
+    ),
+    Option(
+        "`DefaultModelConfig(fcnet_hiddens, ...)`",
+        "`model`: `fcnet_hiddens`, `fcnet_activation`, `conv_filters`, `vf_share_layers`",
+        "(256, 256), (64, 64)",
+    ),
+    Option(
+        "`head_fcnet_hiddens`",
+        "`model`: `post_fcnet_hiddens`, the layers after the convolutions",
+        "(), None",
+    ),
+    Option(
+        "`use_lstm`, `lstm_cell_size`",
+        "`model`: the same: [memory](memory.md)",
+        "False and 256, the same",
+    ),
+    Option(
+        "`max_seq_len`",
+        "none: a sequence is a fragment, `rollout_fragment_length` steps",
+        "20, 128",
+    ),
+    Option(
+        "`custom_model`, `custom_model_config` of the old API stack",
+        "`model`: the same names, or `custom`, `custom_options`. The class is a `torch.nn.Module` "
+        "with [arguments](networks.md#a-network-of-your-own) of polopt, no `TorchModelV2`",
+    ),
+    Option(
+        "`Dict` with `action_mask` and `observations`, and an `RLModule` that applies the mask",
+        "the same observation space; polopt applies the mask: "
+        "[action masks](networks.md#action-masks)",
+    ),
+)
+
+_NO_REPLAY = "polopt has no replay buffers yet"
+_NO_OFFLINE = "polopt has no offline data"
+_NO_AGENTS = "polopt trains one policy in environments of one agent"
+_NO_DQN = "polopt has no DQN yet, nor its exploration"
+_IN_DRIVER = "the driver learns. Optimizer `decentralized_allreduce` learns in all workers"
+_CALLBACKS = "`callbacks`, a class with `on_episode_end` and `on_train_result`"
+_WRAP = "wrap the environment"
+_CONNECTORS = f"polopt has no connectors: {_WRAP}, or write a policy"
+_RESTARTS = (
+    "workers that fail are always replaced: `max_consecutive_failures`, `worker_timeout_s` and "
+    "`worker_startup_timeout_s`"
+)
+_OWN_NETWORK = "a network of your own: `model` with `custom`"
+
+#: What RLlib 2.60 and its earlier releases can choose and polopt always does.
+RLLIB_FIXED = (
+    Fixed(
+        {"framework": "torch", "use_pytorch": True, "use_torch": True, "eager": False}
+        | {"eager_tracing": (True, False), "eager_max_retraces": (), "tf_session_args": ()}
+        | {"local_tf_session_args": (), "enable_tf1_exec_eagerly": False},
+        "polopt uses PyTorch",
+    ),
+    Fixed(
+        {"explore": True, "exploration_config": {}},
+        "training samples actions of the policy's distribution. In evaluation "
+        '`evaluation_config={"explore": ...}` decides',
+    ),
+    Fixed(
+        {"use_gae": True, "use_critic": True},
+        "advantages are those of GAE with a critic. `lambda` of 1 makes them returns minus values",
+    ),
+    Fixed(
+        {"vtrace": ()},
+        "policies `impala` and `appo` use V-trace, `ppo` and `a2c` use GAE",
+    ),
+    Fixed(
+        {"num_learners": 0, "num_cpus_per_learner": "auto", "custom_resources_per_learner": {}}
+        | {"num_aggregator_actors_per_learner": 0, "num_aggregation_workers": 0}
+        | {"max_requests_in_flight_per_learner": ()}
+        | {"max_requests_in_flight_per_aggregator_actor": (), "local_gpu_idx": 0}
+        | {"torch_ddp_kwargs": {}, "num_multi_gpu_tower_stacks": 1, "num_gpu_loader_threads": ()}
+        | {"learner_queue_size": (), "learner_queue_timeout": ()}
+        | {"max_requests_in_flight_per_aggregator_worker": ()}
+        | {"timeout_s_aggregator_manager": (), "timeout_s_sampler_manager": ()}
+        | {"simple_optimizer": (True, False), "sample_async": False},
+        _IN_DRIVER,
+    ),
+    Fixed(
+        {"batch_mode": "truncate_episodes", "soft_horizon": False, "no_done_at_end": False},
+        "fragments have `rollout_fragment_length` steps, and returns that they cut are "
+        "bootstrapped",
+    ),
+    Fixed(
+        {"observation_filter": "NoFilter", "synchronize_filters": (True, False)}
+        | {"use_worker_filter_stats": True, "update_worker_filter_stats": True}
+        | {"sync_filters_on_rollout_workers_timeout_s": ()},
+        "`normalize_observations=True`, by the running mean and standard deviation of all workers",
+    ),
+    Fixed(
+        {"evaluation_duration_unit": "episodes", "evaluation_num_episodes": ()}
+        | {"evaluation_auto_duration_min_env_steps_per_sample": ()}
+        | {"evaluation_auto_duration_max_env_steps_per_sample": ()},
+        "evaluation plays whole episodes, `evaluation_duration` of them",
+    ),
+    Fixed(
+        {"evaluation_force_reset_envs_before_iteration": True, "custom_eval_function": None}
+        | {
+            "custom_evaluation_function": None,
+            "custom_async_evaluation_function": None,
+            "enable_async_evaluation": False,
+        }
+        | {"always_attach_evaluation_results": True, "evaluation_sample_timeout_s": ()}
+        | {"evaluation_unhealthy_workers_timeout_s": ()}
+        | {"evaluation_error_after_n_consecutive_skips": None, "in_evaluation": False},
+        "`evaluation_interval`, `evaluation_duration`, `evaluation_num_workers` and "
+        "`worker_timeout_s`",
+    ),
+    Fixed(
+        {"restart_failed_env_runners": True, "recreate_failed_workers": True}
+        | {"recreate_failed_env_runners": True, "ignore_env_runner_failures": False}
+        | {"ignore_worker_failures": False, "delay_between_env_runner_restarts_s": ()}
+        | {"num_consecutive_env_runner_failures_tolerance": ()}
+        | {"num_consecutive_worker_failures_tolerance": ()}
+        | {"env_runner_health_probe_timeout_s": (), "env_runner_restore_timeout_s": ()}
+        | {"worker_health_probe_timeout_s": (), "worker_restore_timeout_s": ()}
+        | {"validate_env_runners_after_construction": True}
+        | {"validate_workers_after_construction": True},
+        _RESTARTS,
+    ),
+    Fixed(
+        {"restart_failed_sub_environments": True},
+        "an environment that raises is always replaced: `max_consecutive_env_faults`",
+    ),
+    Fixed(
+        {"compress_observations": False},
+        "`compress_data`, a codec: `none`, `fp16`, `bf16` or `lz4`",
+    ),
+    Fixed(
+        {"clip_actions": True, "normalize_actions": False, "actions_in_input_normalized": False},
+        "actions are clipped to the bounds of the box: "
+        "`gymnasium.wrappers.RescaleAction` for others, or `squash_actions` of `model`",
+    ),
+    Fixed(
+        {"grad_clip_by": "global_norm", "shuffle_batch_per_epoch": True}
+        | {"shuffle_sequences": True, "count_steps_by": "env_steps"}
+        | {"torch_skip_nan_gradients": True, "_separate_vf_optimizer": False, "_lr_vf": ()}
+        | {"minibatch_buffer_size": 1, "log_gradients": (True, False)},
+        "one torch optimizer with `lr`, clipping of the global norm with `grad_clip`, and "
+        "shuffled minibatches, unless a policy of your own does otherwise",
+    ),
+    Fixed(
+        {"opt_type": (), "decay": (), "momentum": (), "epsilon": ()},
+        "`torch_optimizer`, `rmsprop_alpha`, `rmsprop_epsilon`, `adam_epsilon`",
+    ),
+    Fixed(
+        {"torch_compile_learner": False, "torch_compile_worker": False}
+        | {"torch_compile_learner_what_to_compile": (), "torch_compile_learner_dynamo_mode": ()}
+        | {"torch_compile_learner_dynamo_backend": (), "torch_compile_worker_dynamo_mode": ()}
+        | {"torch_compile_worker_dynamo_backend": (), "_torch_grad_scaler_class": None}
+        | {"_torch_lr_scheduler_classes": None},
+        "polopt compiles nothing. `fast_cpu` has closed forms for small networks",
+    ),
+    Fixed(
+        {"multiagent": {}, "policies": (), "policy_mapping_fn": (), "policies_to_train": None}
+        | {"policy_map_capacity": (), "policy_map_cache": (), "observation_fn": None}
+        | {"policy_states_are_swappable": False, "algorithm_config_overrides_per_module": {}}
+        | {"_per_module_overrides": {}},
+        _NO_AGENTS,
+    ),
+    Fixed(
+        {"input": "sampler", "input_config": {}, "input_evaluation": (), "postprocess_inputs": ()}
+        | {"input_filesystem": None, "input_filesystem_kwargs": {}, "input_read_batch_size": None}
+        | {"input_read_episodes": False, "input_read_sample_batches": False}
+        | {"input_read_method": (), "input_read_method_kwargs": {}, "input_read_schema": {}}
+        | {"input_compress_columns": (), "input_spaces_jsonable": ()}
+        | {"ignore_final_observation": False, "iter_batches_kwargs": {}, "map_batches_kwargs": {}}
+        | {"materialize_data": False, "materialize_mapped_data": (), "offline_data_class": None}
+        | {"prelearner_buffer_class": None, "prelearner_buffer_kwargs": {}}
+        | {"prelearner_class": None, "prelearner_module_synch_period": ()}
+        | {"prelearner_use_recorded_module_states": False, "shuffle_buffer_size": 0}
+        | {"dataset_num_iters_per_learner": None, "dataset_num_iters_per_eval_runner": ()}
+        | {"episodes_to_numpy": (), "off_policy_estimation_methods": {}, "offline_sampling": False}
+        | {"ope_split_batch_by_episode": (), "num_offline_eval_runners": 0}
+        | {"offline_evaluation_interval": None, "offline_evaluation_duration": ()}
+        | {"offline_evaluation_parallel_to_training": False, "offline_evaluation_type": ()}
+        | {"offline_evaluation_timeout_s": (), "offline_loss_for_module_fn": None}
+        | {"offline_eval_batch_size_per_runner": (), "offline_eval_runner_class": None}
+        | {
+            "offline_eval_rl_module_inference_only": (),
+            "custom_resources_per_offline_eval_runner": {},
+        }
+        | {"offline_eval_runner_health_probe_timeout_s": ()}
+        | {"offline_eval_runner_restore_timeout_s": (), "num_cpus_per_offline_eval_runner": ()}
+        | {"num_gpus_per_offline_eval_runner": 0, "ignore_offline_eval_runner_failures": False}
+        | {"max_num_offline_eval_runner_restarts": (), "restart_failed_offline_eval_runners": ()}
+        | {"max_requests_in_flight_per_offline_eval_runner": ()}
+        | {"broadcast_offline_eval_runner_states": False}
+        | {"validate_offline_eval_runners_after_construction": ()},
+        _NO_OFFLINE,
+    ),
+    Fixed(
+        {"output": None, "output_config": {}, "output_compress_columns": ()}
+        | {"output_filesystem": None, "output_filesystem_kwargs": {}, "output_max_file_size": ()}
+        | {"output_max_rows_per_file": None, "output_write_episodes": (), "output_write_method": ()}
+        | {"output_write_method_kwargs": {}, "output_write_remaining_data": False},
+        "polopt writes no samples: a `Collector` gives them to a program of yours",
+    ),
+    Fixed(
+        {"replay_buffer_config": (), "buffer_size": (), "prioritized_replay": False}
+        | {"prioritized_replay_alpha": (), "prioritized_replay_beta": ()}
+        | {"prioritized_replay_eps": (), "learning_starts": (), "training_intensity": None}
+        | {"num_steps_sampled_before_learning_starts": (), "worker_side_prioritization": False}
+        | {"replay_sequence_length": None, "replay_proportion": 0.0, "replay_buffer_num_slots": 0}
+        | {"store_buffer_in_checkpoints": False, "min_replay_history": ()}
+        | {"use_circular_buffer": False, "circular_buffer_num_batches": ()}
+        | {"circular_buffer_iterations_per_batch": (), "simple_queue_size": ()},
+        _NO_REPLAY,
+    ),
+    Fixed(
+        {"dueling": (), "double_q": (), "noisy": False, "num_atoms": 1, "v_min": (), "v_max": ()}
+        | {"n_step": (), "twin_q": (), "initial_alpha": (), "target_entropy": ()}
+        | {"schedule_max_timesteps": (), "exploration_fraction": (), "epsilon_timesteps": ()}
+        | {"initial_epsilon": (), "final_epsilon": (), "exploration_initial_eps": ()}
+        | {"exploration_final_eps": ()},
+        _NO_DQN,
+    ),
+    Fixed(
+        {"tau": 1.0, "target_worker_clipping": (), "target_update_frequency": ()},
+        "policy `appo`: after `target_network_update_freq` updates the target network becomes a "
+        "copy of the network",
+    ),
+    Fixed(
+        {"broadcast_interval": 1},
+        "a worker gets the newest weights with its next call",
+    ),
+    Fixed(
+        {"env_runner_cls": None, "worker_cls": None, "sample_collector": (), "env_task_fn": None}
+        | {"create_local_env_runner": True, "create_env_on_driver": (True, False)}
+        | {"create_env_on_local_worker": (True, False), "fake_sampler": False}
+        | {"_env_runners_only": False, "_skip_learners": False}
+        | {"max_requests_in_flight_per_sampler_worker": ()}
+        | {"max_sample_requests_in_flight_per_worker": (), "num_data_loader_buffers": ()}
+        | {"broadcast_env_runner_states": True, "merge_env_runner_states": ()}
+        | {"use_env_runner_state_server": False, "env_runner_state_server_max_concurrency": ()}
+        | {"_dont_auto_sync_env_runner_states": False, "episode_lookback_horizon": ()}
+        | {"placement_strategy": "PACK", "custom_resources_for_main_process": {}}
+        | {"extra_python_environs_for_driver": {}, "extra_python_environs_for_worker": {}}
+        | {"memory": 0, "object_store_memory": 0, "object_store_memory_per_worker": 0},
+        "an optimizer of your own decides who samples. Workers have `num_cpus_per_worker`, "
+        "`memory_per_worker` and `custom_resources_per_worker`",
+    ),
+    Fixed(
+        {"remote_worker_envs": False, "remote_env_batch_wait_ms": 0},
+        '`vectorization_mode="async"` steps each environment in a process of its own',
+    ),
+    Fixed(
+        {"render_env": False, "monitor": False, "record_env": False},
+        "`polopt evaluate CHECKPOINT --video DIR`",
+    ),
+    Fixed(
+        {"observation_space": None, "action_space": None, "action_mask_key": "action_mask"}
+        | {"disable_env_checking": False, "auto_wrap_old_gym_envs": (), "_is_atari": None}
+        | {"preprocessor_pref": None, "_disable_preprocessor_api": (True, False)}
+        | {"_disable_action_flattening": (True, False)},
+        f"the environment's spaces decide it. To change them, {_WRAP}, for example with "
+        "`gymnasium.wrappers.AtariPreprocessing`",
+    ),
+    Fixed(
+        {"_env_to_module_connector": None, "_module_to_env_connector": None}
+        | {"_learner_connector": None, "enable_connectors": (True, False)}
+        | {"add_default_connectors_to_env_to_module_pipeline": True}
+        | {"add_default_connectors_to_module_to_env_pipeline": True}
+        | {"add_default_connectors_to_learner_pipeline": True},
+        _CONNECTORS,
+    ),
+    Fixed(
+        {"_learner_class": None, "learner_config_dict": {}, "_rl_module_spec": None}
+        | {"rl_module_spec": None, "_model_config": {}, "_prior_exploration_config": ()}
+        | {"_enable_rl_module_api": (), "enable_rl_module_and_learner": (True, False)}
+        | {"enable_env_runner_and_connector_v2": (True, False), "_enable_learner_api": ()}
+        | {"_disable_initialize_loss_from_dummy_batch": (True, False)}
+        | {"_disable_execution_plan_api": (), "_tf_policy_handles_more_than_one_loss": ()},
+        "a policy of your own has the loss, `model` the network",
+    ),
+    Fixed(
+        {"callbacks_on_algorithm_init": None, "callbacks_on_checkpoint_loaded": None}
+        | {"callbacks_on_env_runners_recreated": None, "callbacks_on_environment_created": None}
+        | {"callbacks_on_episode_created": None, "callbacks_on_episode_start": None}
+        | {"callbacks_on_episode_step": None, "callbacks_on_episode_end": None}
+        | {"callbacks_on_evaluate_start": None, "callbacks_on_evaluate_end": None}
+        | {"callbacks_on_evaluate_offline_start": None, "callbacks_on_evaluate_offline_end": None}
+        | {"callbacks_on_offline_eval_runners_recreated": None, "callbacks_on_sample_end": None}
+        | {"callbacks_on_train_result": None, "callbacks_class": None},
+        _CALLBACKS,
+    ),
+    Fixed(
+        {"min_train_timesteps_per_iteration": 0, "min_time_s_per_reporting": 0}
+        | {"min_train_timesteps_per_reporting": 0, "min_sample_timesteps_per_reporting": ()},
+        "`min_sample_timesteps_per_iteration` or `min_time_s_per_iteration`",
+    ),
+    Fixed(
+        {"metrics_num_episodes_for_smoothing": 100, "metrics_smoothing_episodes": 100}
+        | {"metrics_episode_collection_timeout_s": (), "collect_metrics_timeout": ()}
+        | {"keep_per_episode_custom_metrics": False, "stats_cls_lookup": ()}
+        | {"log_sys_usage": (True, False), "sampler_perf_stats_ema_coef": None, "log_level": "WARN"}
+        | {"logger_config": None, "logger_creator": None},
+        "returns are of the last 100 episodes. [Results](results.md) lists all keys",
+    ),
+    Fixed(
+        {"export_native_model_files": False, "checkpoint_trainable_policies_only": False}
+        | {"_use_msgpack_checkpoints": (True, False), "_is_online": True, "_fake_gpus": False}
+        | {"_validate_config": True},
+        "`trainer.save(path)` writes a checkpoint, `polopt export` an ONNX model",
+    ),
+)
+
+#: The same for the keys of RLlib's `model`.
+RLLIB_MODEL_FIXED = (
+    Fixed(
+        {"fcnet_weights_initializer": None, "fcnet_weights_initializer_config": None}
+        | {"fcnet_kernel_initializer": None, "fcnet_kernel_initializer_kwargs": None}
+        | {"fcnet_bias_initializer": None, "fcnet_bias_initializer_config": None}
+        | {"fcnet_bias_initializer_kwargs": None, "fcnet_use_layernorm": False}
+        | {"conv_kernel_initializer": None, "conv_kernel_initializer_config": None}
+        | {"conv_kernel_initializer_kwargs": None, "conv_bias_initializer": None}
+        | {"conv_bias_initializer_config": None, "conv_bias_initializer_kwargs": None}
+        | {"conv_transpose_kernel_initializer": None, "conv_transpose_bias_initializer": None}
+        | {"conv_transpose_kernel_initializer_config": None}
+        | {"conv_transpose_bias_initializer_config": None}
+        | {"post_fcnet_weights_initializer": None, "post_fcnet_weights_initializer_config": None}
+        | {"post_fcnet_bias_initializer": None, "post_fcnet_bias_initializer_config": None}
+        | {"head_fcnet_kernel_initializer": None, "head_fcnet_kernel_initializer_kwargs": None}
+        | {"head_fcnet_bias_initializer": None, "head_fcnet_bias_initializer_kwargs": None}
+        | {"head_fcnet_use_layernorm": False, "lstm_weights_initializer": None}
+        | {"lstm_weights_initializer_config": None, "lstm_kernel_initializer": None}
+        | {"lstm_kernel_initializer_kwargs": None, "lstm_bias_initializer": None}
+        | {"lstm_bias_initializer_config": None, "lstm_bias_initializer_kwargs": None}
+        | {"fusionnet_hiddens": (), "fusionnet_activation": ()}
+        | {"fusionnet_kernel_initializer": None, "fusionnet_kernel_initializer_kwargs": None}
+        | {"fusionnet_bias_initializer": None, "fusionnet_bias_initializer_kwargs": None}
+        | {"encoder_latent_dim": None, "no_final_linear": False},
+        _OWN_NETWORK,
+    ),
+    Fixed(
+        {"conv_activation": "relu", "post_fcnet_activation": "relu"}
+        | {"head_fcnet_activation": "relu"},
+        f"convolutions and the layers after them have ReLU. For others, {_OWN_NETWORK}",
+    ),
+    Fixed(
+        {"lstm_use_prev_action": False, "lstm_use_prev_reward": False, "_time_major": False}
+        | {"lstm_use_prev_action_reward": False, "use_attention": False}
+        | {"attention_num_transformer_units": (), "attention_dim": (), "attention_num_heads": ()}
+        | {"attention_head_dim": (), "attention_memory_inference": ()}
+        | {"attention_memory_training": (), "attention_position_wise_mlp_dim": ()}
+        | {"attention_init_gru_gate_bias": (), "attention_use_n_prev_actions": 0}
+        | {"attention_use_n_prev_rewards": 0},
+        f"memory is `use_lstm`, of observations only. For others, {_OWN_NETWORK}",
+    ),
+    Fixed(
+        {"framestack": False, "dim": (), "grayscale": False, "zero_mean": False},
+        f"{_WRAP}, for example with `gymnasium.wrappers.AtariPreprocessing` and "
+        "`FrameStackObservation`",
+    ),
+    Fixed(
+        {"log_std_clip_param": (), "custom_action_dist": None},
+        "`initial_log_std`. A distribution of your own belongs to a policy of your own",
+    ),
+    Fixed(
+        {"custom_preprocessor": None, "always_check_shapes": False}
+        | {"_use_default_native_models": (), "_disable_preprocessor_api": (True, False)}
+        | {"_disable_action_flattening": (True, False)},
+        f"polopt encodes the environment's spaces. To change them, {_WRAP}",
+    ),
+)
+
+_LOGS = "Tune's loggers and `polopt dashboard`"
+_STOP = (
+    "`stop.num_env_steps_sampled_lifetime` of `polopt train`, Tune's `stop`, or a loop over "
+    "`trainer.train()`"
+)
+
+STABLE_BASELINES3 = (
+    Option(
+        "`MlpPolicy`, `CnnPolicy`, `MultiInputPolicy`, `MlpLstmPolicy`, `CnnLstmPolicy`",
+        "none: the preset is the algorithm, and `model` and the observation space give the network",
+    ),
+    Option(
+        "`n_envs` of `make_vec_env`",
+        "`num_envs_per_worker`, times `num_workers` if that is not 0",
+        "1, 8",
+    ),
+    Option("`n_steps`", "`rollout_fragment_length`", "2048, 128"),
+    Option("`batch_size`", "`sgd_minibatch_size`", "64, 128"),
+    Option("`n_epochs`", "`num_sgd_iter`", "10, 10"),
+    Option(
+        "`learning_rate`, a function of the share that remains",
+        "`lr`, a number or `[[steps, value], ...]`",
+        "3e-4, 1e-3",
+    ),
+    Option("`gamma`", "`gamma`", "0.99, the same"),
+    Option("`gae_lambda`", "`lambda`", "0.95, the same"),
+    Option("`clip_range`", "`clip_param`", "0.2, the same"),
+    Option("`clip_range_vf`", "`vf_clip_param`", "None, the same"),
+    Option("`ent_coef`", "`entropy_coeff`", "0.0, 0.01"),
+    Option(
+        "`vf_coef`",
+        "`vf_loss_coeff`, of half the squared error: twice `vf_coef` is the same loss",
+        "0.5, 0.5",
+    ),
+    Option("`max_grad_norm`", "`grad_clip`", "0.5, 0.5"),
+    Option(
+        "`normalize_advantage`, of each minibatch",
+        "`standardize_advantages`, of the whole batch",
+        "True, True",
+    ),
+    Option(
+        "`target_kl`: stops within an epoch, at 1.5 times the number, by the KL of a minibatch",
+        "`kl_stop`: after an epoch, at the number itself, by the mean KL of the epoch",
+        "None, None",
+    ),
+    Option("`total_timesteps` of `learn`", _STOP),
+    Option("`reset_num_timesteps` of `learn`", "none: `trainer.restore(path)` goes on counting"),
+    Option("`policy_kwargs`", "`model`"),
+    Option("`net_arch`", "`fcnet_hiddens` of `model`", "(64, 64), (64, 64)"),
+    Option("`activation_fn`", "`fcnet_activation` of `model`", "`Tanh`, `tanh`"),
+    Option("`log_std_init`", "`initial_log_std` of `model`", "0.0, 0.0"),
+    Option("`squash_output`", "`squash_actions` of `model`", "False, False"),
+    Option("`share_features_extractor`", "`vf_share_layers` of `model`", "True, None: for images"),
+    Option(
+        "`features_extractor_class`, `features_extractor_kwargs`",
+        "`custom` and `custom_options` of `model`, the "
+        "[whole network](networks.md#a-network-of-your-own)",
+    ),
+    Option("`ortho_init`", "none: initial weights are orthogonal", "True, always"),
+    Option(
+        "`optimizer_class`, `optimizer_kwargs`",
+        "`torch_optimizer`, with `adam_epsilon`, `rmsprop_alpha` and `rmsprop_epsilon`",
+        "`Adam`, `adam`",
+    ),
+    Option("`normalize_images`", "none: bytes are scaled to [0, 1]", "True, always"),
+    Option(
+        "`n_lstm_layers`, `shared_lstm`, `enable_critic_lstm`",
+        "none: `use_lstm` of `model` is one layer between hidden layers and heads",
+        "1, False and True",
+    ),
+    Option("`lstm_hidden_size`", "`use_lstm` and `lstm_cell_size` of `model`", "256, 256"),
+    Option(
+        "`VecNormalize`: `norm_obs`, `clip_obs`",
+        "`normalize_observations`, `clip_observations`",
+        "True and 10.0, False and 10.0",
+    ),
+    Option(
+        "`VecNormalize`: `norm_reward`, `clip_reward`",
+        "`normalize_rewards`, `clip_rewards`; `gamma` is that of the policy: "
+        "[normalisation](normalization.md)",
+        "True and 10.0, False and 10.0",
+    ),
+    Option(
+        "`MaskablePPO`: `action_masks()` of the environment",
+        "the key `action_mask` of its `Dict` observation, True or 1 where allowed: "
+        "[action masks](networks.md#action-masks). `predict` reads it from the observation",
+    ),
+    Option("`seed`", "`seed`"),
+    Option("`device`", "`num_gpus`: 1 for `cuda`, 0 for `cpu`", "`auto`, 0"),
+    Option(
+        "`use_sde`, `sde_sample_freq`, `use_expln`, `full_std`",
+        "none: polopt has no gSDE",
+        "False, never",
+    ),
+    Option(
+        "`rollout_buffer_class`, `rollout_buffer_kwargs`",
+        "none: `postprocess` of a [policy of your own](write-a-policy.md)",
+    ),
+    Option("`tensorboard_log`, `tb_log_name`, `log_interval`, `verbose`, `progress_bar`", _LOGS),
+    Option("`stats_window_size`", "none: returns are of the last 100 episodes", "100, always"),
+    Option("`env_kwargs` of `make_vec_env`", "`env_config`", "{}, {}"),
+    Option(
+        "`vec_env_cls`, `vec_env_kwargs` of `make_vec_env`",
+        '`num_workers`; within a worker `vectorization_mode`: `"sync"` or `"async"`',
+    ),
+    Option(
+        "`wrapper_class`, `wrapper_kwargs`, `monitor_dir`, `monitor_kwargs`",
+        "`env`: a function that makes and wraps the environment. It needs no `Monitor`",
+    ),
+    Option("A2C: `rms_prop_eps`", "`rmsprop_epsilon`", "1e-5, the same"),
+    Option("A2C: `use_rms_prop`", '`torch_optimizer="rmsprop"`', "True, `adam`"),
+    Option("A2C: `n_steps`, `learning_rate`", "as above", "5 and 7e-4, 20 and 1e-3"),
+    Option(
+        "`EvalCallback`: `eval_freq`, in steps of the vector of environments",
+        "`evaluation_interval`, in iterations",
+        "10000, None",
+    ),
+    Option(
+        "`eval_env`, `log_path` of `EvalCallback`",
+        "none: evaluation makes environments of its own, and results have its returns",
+    ),
+    Option("`deterministic` of `EvalCallback`", "`evaluation_config`: `explore`", "True, False"),
+    Option("`n_eval_episodes`", "`evaluation_duration`", "5, 10"),
+    Option(
+        "`best_model_save_path`",
+        "`evaluation_interval`: the best policy is `best_checkpoint` of the results",
+    ),
+    Option(
+        "`predict(deterministic)`, `evaluate_policy(deterministic)`",
+        "`predict(deterministic)`; `polopt evaluate --stochastic`",
+        "False and True, True and True",
+    ),
+    Option(
+        "`RecurrentPPO`: `predict(obs, state, episode_start)`",
+        "`predict(obs, state)`; set the rows of `state` to 0 where an episode begins",
+    ),
+    Option(
+        "`callback`: `_on_step`, `_on_rollout_end`",
+        "`callbacks`: `on_episode_end`, `on_train_result`",
+    ),
+)
+
+CLEANRL = (
+    Option("`--num-envs`", "`num_envs_per_worker`, times `num_workers` if that is not 0", "4, 8"),
+    Option("`--num-steps`", "`rollout_fragment_length`", "128, 128"),
+    Option(
+        "`--num-minibatches`, a number of them",
+        "`sgd_minibatch_size`, rows of one",
+        "4 of 128 rows, 128",
+    ),
+    Option("`--update-epochs`", "`num_sgd_iter`", "4, 10"),
+    Option("`--learning-rate`", "`lr`, a number or `[[steps, value], ...]`", "2.5e-4, 1e-3"),
+    Option(
+        "`--anneal-lr`",
+        "`lr`, a schedule over environment steps: `[[0, 2.5e-4], [steps, 0.0]]`",
+        "True, a number",
+    ),
+    Option("`--gamma`", "`gamma`", "0.99, the same"),
+    Option("`--gae-lambda`", "`lambda`", "0.95, the same"),
+    Option("`--clip-coef`", "`clip_param`", "0.2, 0.2"),
+    Option("`--clip-vloss`", "`vf_clip_param`, a number", "True with `--clip-coef`, None"),
+    Option("`--ent-coef`", "`entropy_coeff`", "0.01, the same"),
+    Option("`--vf-coef`", "`vf_loss_coeff`", "0.5, the same"),
+    Option("`--max-grad-norm`", "`grad_clip`", "0.5, the same"),
+    Option(
+        "`--norm-adv`, of each minibatch",
+        "`standardize_advantages`, of the whole batch",
+        "True, True",
+    ),
+    Option(
+        "`--target-kl`, after an epoch by its last minibatch",
+        "`kl_stop`, after an epoch by its mean",
+        "None, None",
+    ),
+    Option("`--total-timesteps`, `--num-iterations`", _STOP, "500000"),
+    Option("`--env-id`", "`env`", "`CartPole-v1`"),
+    Option("`--seed`", "`seed`", "1, None"),
+    Option("`--cuda`", "`num_gpus`: 1 or 0", "True, 0"),
+    Option(
+        "`--torch-deterministic`",
+        "none: synchronous optimizers repeat a run bit for bit with `seed`",
+        "True",
+    ),
+    Option("`--exp-name`", "`tune.RunConfig(name=...)`, or the file of `polopt train`"),
+    Option(
+        "`--track`, `--wandb-project-name`, `--wandb-entity`",
+        "Tune's `WandbLoggerCallback`: [monitoring](monitoring.md)",
+    ),
+    Option("`--capture-video`", "`polopt evaluate CHECKPOINT --video DIR`", "False"),
+    Option(
+        "`--save-model` of other scripts, such as `ppo_continuous_action.py`",
+        "`trainer.save(path)`",
+    ),
+)
+
+_NO_REPLAY_ALGORITHM = (
+    "polopt has no algorithm with a replay buffer yet. It has A2C, A3C, SyncPPO, DDPPO, IMPALA "
+    "and APPO"
+)
+_NONE = "polopt has no {}. It has A2C, A3C, SyncPPO, DDPPO, IMPALA and APPO"
+_NO_REINFORCE = "polopt has no REINFORCE. The nearest is `A2C` with `lambda` of 1"
+#: Algorithms of the other libraries, and the presets that take their place, if there are any.
+ALGORITHMS: Mapping[str, str] = {
+    "PPO": "PPO is `SyncPPO` here. `DDPPO` and `APPO` distribute it in other ways",
+    "PPO2": "PPO is `SyncPPO` here",
+    "MaskablePPO": "MaskablePPO is `SyncPPO`, with the key `action_mask` of a `Dict` observation",
+    "RecurrentPPO": 'RecurrentPPO is `SyncPPO` with `model={"use_lstm": True}`',
+    "PPG": _NONE.format("PPG"),
+    "DecentralizedPPO": "DD-PPO is `DDPPO` here",
+    "DPPO": 'DPPO is `PolicyOptimizerTrainer` with `optimizer="sync_gradients"` and `policy="ppo"`',
+    "ACKTR": _NONE.format("ACKTR"),
+    "ACER": _NONE.format("ACER"),
+    "TRPO": _NONE.format("TRPO"),
+    "PG": _NO_REINFORCE,
+    "REINFORCE": _NO_REINFORCE,
+    "ES": _NONE.format("evolution strategies"),
+    "ARS": _NONE.format("random search"),
+    **dict.fromkeys(("DQN", "DDQN", "C51", "Rainbow", "QRDQN", "SimpleQ"), _NO_REPLAY_ALGORITHM),
+    **dict.fromkeys(("R2D2", "ApexDQN", "APEX", "Ape-X", "ApexDDPG", "HER"), _NO_REPLAY_ALGORITHM),
+    **dict.fromkeys(("SAC", "TD3", "DDPG", "TQC", "CrossQ", "REDQ"), _NO_REPLAY_ALGORITHM),
+    **dict.fromkeys(("DreamerV3", "MuZero"), _NO_REPLAY_ALGORITHM),
+    **dict.fromkeys(("BC", "MARWIL", "CQL", "IQL", "CRR", "DT"), _NO_OFFLINE),
+    **dict.fromkeys(("QMIX", "MADDPG", "MAPPO", "IPPO"), _NO_AGENTS),
+}
+_ALGORITHMS = {re.sub(r"\W", "", name).lower(): text for name, text in ALGORITHMS.items()}
+
+
+def instead_of_algorithm(name: Any) -> str:
+    """What takes the place of an algorithm of another library: a sentence without its full stop, or
+    an empty string for other names."""
+    return _plain(_ALGORITHMS.get(re.sub(r"\W|_", "", str(name)).lower(), ""))
+
+
+def instead_of(name: Any) -> str:
+    """What takes the place of an option of another library: sentences without the last full stop,
+    or an empty string for other names.
+
+        For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'
+    """
+    name = str(name).lstrip("-").replace("-", "_")
+    answers: dict[str, list[str]] = {}
+    for library, options in (("Stable-Baselines3", STABLE_BASELINES3), ("CleanRL", CLEANRL)):
+        _add(answers, library, (o.here for o in options if name in o.names))
+    _add(answers, "RLlib", (o.here for o in RLLIB if name in o.names))
+    _add(answers, "RLlib", (f.here for f in (*RLLIB_FIXED, *RLLIB_MODEL_FIXED) if name in f.same))
+    return ". ".join(
+        f"For {name!r} of {' and '.join(libraries)}: {_plain(here)}"
+        for here, libraries in answers.items()
+    )
+
+
+def _add(answers: dict[str, list[str]], library: str, found: Iterable[str]) -> None:
+    for here in found:
+        if library not in answers.setdefault(here, []):
+            answers[here].append(library)
+        return  # the first row of a name is the one for its errors
+
+
+def fixed(name: Any, options: Iterable[Fixed]) -> Fixed | None:
+    """The row that has an option, or None."""
+    return next((row for row in options if name in row.same), None)
+
+
+def _plain(markdown: str) -> str:
+    """Without links, and with quotes in place of backquotes."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", markdown).replace("`", "'")

@@ -1,0 +1,76 @@
+"""The tables of `docs/migration.md`, made of the data that errors are made of.
+
+python tests/migration_tables.py     # writes them into the page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from polopt.common.other_libraries import (
+    CLEANRL,
+    RLLIB,
+    RLLIB_FIXED,
+    RLLIB_MODEL_FIXED,
+    STABLE_BASELINES3,
+    Fixed,
+    Option,
+)
+
+MOST_NAMES = 4
+PAGE = Path(__file__).parents[1] / "docs" / "migration.md"
+
+
+def of_options(library: str, defaults: str, options: Iterable[Option]) -> list[str]:
+    """The lines of a table of options."""
+    lines = [f"| {library} | polopt | {defaults} |", "|---|---|---|"]
+    for row in options:
+        lines.append(f"| {row.given} | {row.here} | {row.defaults}".rstrip() + " |")
+    return lines
+
+
+def of_fixed(what: str, rows: Iterable[Fixed]) -> list[str]:
+    """The lines of a table of options that are accepted with the values of polopt. A row shows the
+    first names of many."""
+    lines = [f"| {what}: what is accepted | instead of anything else |", "|---|---|"]
+    for row in rows:
+        given = []
+        shown = list(row.same)[: MOST_NAMES if len(row.same) > MOST_NAMES + 1 else None]
+        for name in shown:
+            values = " or ".join(f"`{value!r}`" for value in row.allowed(name))
+            given.append(f"`{name}`: {values}" if values else f"`{name}`")
+        others = len(row.same) - len(shown)
+        more = f" and {others} others" if others else ""
+        lines.append(f"| {', '.join(given)}{more} | {row.here} |")
+    return lines
+
+
+def tables() -> list[list[str]]:
+    """All tables, each as its lines; the first identifies it."""
+    return [
+        of_options("RLlib", "default of RLlib's PPO, of `SyncPPO`", RLLIB),
+        of_fixed("RLlib", RLLIB_FIXED),
+        of_fixed("key of RLlib's `model`", RLLIB_MODEL_FIXED),
+        of_options("Stable-Baselines3", "default of its PPO, of `SyncPPO`", STABLE_BASELINES3),
+        of_options("CleanRL", "default of `ppo.py`, of `SyncPPO`", CLEANRL),
+    ]
+
+
+def with_tables(text: str) -> str:
+    """The text of the page with each table in place of the one that begins with the same line.
+
+    Raises:
+        ValueError: the page has no such table.
+    """
+    lines = text.splitlines()
+    for table in tables():
+        first = last = lines.index(table[0])
+        while last < len(lines) and lines[last].startswith("|"):
+            last += 1
+        lines[first:last] = table
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
