@@ -16,7 +16,7 @@ PAGE = "docs/migration.md"
 BLOCKS = blocks_of(PAGE)
 #: In the tables' middle column, besides keys of configs: names of Python and values.
 OTHERS = {"SyncPPO", "A2C", "explore", "trainer.save(path)", "on_episode_end", "on_train_result"}
-OTHERS |= {"[[steps, value], ...]", "adam", "vf_coef", "lambda_"}
+OTHERS |= {"[[steps, value], ...]", "adam", "lambda_"}
 OTHERS |= {"Dict", "action_mask", "predict", "torch.nn.Module", "TorchModelV2", "state"}
 OTHERS |= {"predict(deterministic)", "predict(obs, state)", "polopt evaluate --stochastic"}
 
@@ -57,4 +57,4 @@ def test_keys_of_the_tables_exist() -> None:
     printed = ("lr", "gamma", "lambda", "sgd_minibatch_size", "num_sgd_iter", "clip_param")
     assert [policy[key] for key in printed] == [1e-3, 0.99, 0.95, 128, 10, 0.2]
     printed = ("vf_loss_coeff", "vf_clip_param", "entropy_coeff", "kl_coeff", "grad_clip")
-    assert [policy[key] for key in printed] == [0.5, None, 0.01, 0.0, 0.5]
+    assert [policy[key] for key in printed] == [0.25, None, 0.01, 0.0, 0.5]
