@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium import Space, spaces
+from gymnasium import Space
 from torch import Tensor, nn
 
 from polopt.common.action_mask import find_action_mask
@@ -32,8 +31,6 @@ from polopt.policies.networks.base import ActorCriticNetwork
 from polopt.policies.normalization import Normalizer, kinds_of, sum_moments
 from polopt.policies.onnx_export import write_onnx
 from polopt.policies.spaces import ObservationEncoder
-
-logger = logging.getLogger("polopt")
 
 #: Options that are fixed once the policy exists.
 _FIXED_OPTIONS = (
@@ -488,7 +485,7 @@ class Policy(ABC):
 
         An adapted coefficient is restored if it was adapted from the value that the config has;
         otherwise the config's value is used, because it was changed since. How the policy acts is
-        restored in any case, with a warning where the config says something else.
+        restored in any case.
 
         Raises:
             ValueError: if it belongs to another network or another torch optimizer, or normalises
@@ -513,13 +510,6 @@ class Policy(ABC):
             if before.get(name) == configured.get(name)
         }
         coefficients = {**self.coefficients, **configured, **adapted}
-        if isinstance(self.action_space, spaces.Box) and acting[:2] != self.acting[:2]:
-            logger.warning(
-                "the policy acts as its checkpoint was trained, with normalize_actions=%s and "
-                "clip_actions=%s; the config says %s and %s",
-                *acting[:2],
-                *self.acting[:2],
-            )
         weights = Weights(flat, state["version"], state["env_steps"], coefficients, acting=acting)
         self.set_weights(weights)
         self._updater.set_state(state)
