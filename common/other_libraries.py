@@ -70,18 +70,29 @@ RLLIB = (
     ),
     Option("`clip_param`", "`clip_param`", "0.3, 0.2"),
     Option(
-        "`vf_loss_coeff`",
-        "`vf_loss_coeff`, of half the squared error: twice RLlib's number is the same loss",
-        "1.0, 0.5",
+        "`vf_loss_coeff`, of the mean squared error; IMPALA and APPO: of half of it",
+        "`vf_loss_coeff`, the same for each algorithm; A2C and A3C as IMPALA",
+        "1.0, 0.25",
     ),
     Option(
-        "`vf_clip_param`, of the squared error",
-        "none. `vf_clip_param` here bounds the change of the value",
+        "`vf_clip_param`, the largest squared error that counts",
+        "`vf_clip_param`; infinity is None",
         "10.0, None",
     ),
     Option("`entropy_coeff`", "`entropy_coeff`", "0.0, 0.01"),
     Option("`use_kl_loss`", "`kl_coeff`, 0 turns it off", "True, 0.0"),
     Option("`kl_coeff`, `kl_target`", "`kl_coeff`, `kl_target`", "0.2 and 0.01, 0.0 and 0.01"),
+    Option(
+        "`normalize_actions`",
+        "`normalize_actions`, in each dimension with two finite bounds; RLlib maps all dimensions "
+        "or none",
+        "True, True",
+    ),
+    Option(
+        "`clip_actions`",
+        "`clip_actions`: without the mapping, actions outside of the bounds become the bound",
+        "False, True",
+    ),
     Option("`grad_clip`", "`grad_clip`, of the global norm", "None, 0.5"),
     Option(
         "`evaluation_interval`, `evaluation_duration`",
@@ -256,9 +267,8 @@ RLLIB_FIXED = (
         "`compress_data`, a codec: `none`, `fp16`, `bf16` or `lz4`",
     ),
     Fixed(
-        {"clip_actions": True, "normalize_actions": False, "actions_in_input_normalized": False},
-        "actions are clipped to the bounds of the box: "
-        "`gymnasium.wrappers.RescaleAction` for others, or `squash_actions` of `model`",
+        {"actions_in_input_normalized": False},
+        "batches hold actions as the policy chose them, before `normalize_actions`",
     ),
     Fixed(
         {"grad_clip_by": "global_norm", "shuffle_batch_per_epoch": True}
@@ -520,12 +530,12 @@ STABLE_BASELINES3 = (
     Option("`gamma`", "`gamma`", "0.99, the same"),
     Option("`gae_lambda`", "`lambda`", "0.95, the same"),
     Option("`clip_range`", "`clip_param`", "0.2, the same"),
-    Option("`clip_range_vf`", "`vf_clip_param`", "None, the same"),
+    Option("`clip_range_vf`", "`vf_clip_range`", "None, the same"),
     Option("`ent_coef`", "`entropy_coeff`", "0.0, 0.01"),
     Option(
-        "`vf_coef`",
-        "`vf_loss_coeff`, of half the squared error: twice `vf_coef` is the same loss",
-        "0.5, 0.5",
+        "`vf_coef`, of the mean squared error",
+        "`vf_loss_coeff`; of A2C of half the mean squared error: twice the number",
+        "0.5, 0.25",
     ),
     Option("`max_grad_norm`", "`grad_clip`", "0.5, 0.5"),
     Option(
@@ -653,9 +663,13 @@ CLEANRL = (
     Option("`--gamma`", "`gamma`", "0.99, the same"),
     Option("`--gae-lambda`", "`lambda`", "0.95, the same"),
     Option("`--clip-coef`", "`clip_param`", "0.2, 0.2"),
-    Option("`--clip-vloss`", "`vf_clip_param`, a number", "True with `--clip-coef`, None"),
+    Option("`--clip-vloss`", "`vf_clip_range`, a number", "True with `--clip-coef`, None"),
     Option("`--ent-coef`", "`entropy_coeff`", "0.01, the same"),
-    Option("`--vf-coef`", "`vf_loss_coeff`", "0.5, the same"),
+    Option(
+        "`--vf-coef`, of half the mean squared error",
+        "`vf_loss_coeff`: half the number",
+        "0.5, 0.25, the same loss",
+    ),
     Option("`--max-grad-norm`", "`grad_clip`", "0.5, the same"),
     Option(
         "`--norm-adv`, of each minibatch",

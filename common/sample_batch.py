@@ -20,7 +20,8 @@ class SampleBatch:
 
     `columns` holds arrays `[T, N, ...]` under these names (a policy may add its own):
 
-    - `actions`: as sampled from the distribution, before clipping, squashing or offsets.
+    - `actions`: as sampled from the distribution, before they are mapped to the bounds, clipped,
+      squashed or offset.
     - `rewards` float32; `terminated`, `truncated` bool.
     - `valid` bool: False in rows without a transition (resets of next-step autoreset, padding,
       steps in which the environment raised). Losses and counts leave them out. `truncated` is set

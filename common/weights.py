@@ -11,6 +11,24 @@ import numpy as np
 from polopt.common.moments import Moments
 
 
+class Acting(NamedTuple):
+    """What lies between the network and the environment, besides parameters and moments.
+
+    Attributes:
+        normalize_actions, clip_actions: see `PolicyConfig`.
+        scale_by_high: images of bytes are divided by the bound `high` of their space; False: by
+            255, as older versions did, whatever the bound.
+    """
+
+    normalize_actions: bool
+    clip_actions: bool
+    scale_by_high: bool = True
+
+
+#: Of checkpoints that do not say it.
+FORMER_ACTING = Acting(normalize_actions=False, clip_actions=True, scale_by_high=False)
+
+
 class Weights(NamedTuple):
     """All parameters of a policy, and the scalars that acting and losses depend on.
 
@@ -25,6 +43,7 @@ class Weights(NamedTuple):
         coefficients: values that learning adapts (PPO's `kl_coeff`).
         moments: that observations and rewards are normalised with; None: they are not, or the
             receiver keeps its own.
+        acting: how the policy acts with them; None: the receiver keeps its own.
     """
 
     flat: np.ndarray  # [P] float32
@@ -32,6 +51,7 @@ class Weights(NamedTuple):
     env_steps: int
     coefficients: dict[str, float]
     moments: Moments | None = None
+    acting: Acting | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _reduced(self, _weights, protocol)

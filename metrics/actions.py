@@ -1,4 +1,5 @@
-"""The distribution of sampled actions: shares of categories, or means and standard deviations."""
+"""The distribution of sampled actions: shares of categories; or means, standard deviations and the
+share that is clipped."""
 
 from __future__ import annotations
 
@@ -22,22 +23,34 @@ class ActionSums(NamedTuple):
     Attributes:
         counts: of each categorical action the number of times that each category was chosen.
         moments: of the dimensions of a Box; None for categories.
+        clipped: number of elements of actions of a Box that the environment got clipped.
     """
 
     counts: tuple[list[int], ...] = ()
     moments: Moments | None = None
+    clipped: int = 0
 
     @classmethod
-    def of(cls, actions: np.ndarray, sizes: Sequence[int]) -> ActionSums:
+    def of(
+        cls,
+        actions: np.ndarray,
+        sizes: Sequence[int],
+        bounds: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> ActionSums:
         """The sums of actions `[B, ...]` as sampled from the distribution.
 
         Args:
             actions: categories counted from 0, `[B]` or `[B, K]`; of a Box `[B, A]`.
             sizes: number of categories of each categorical action, K; empty: actions are real.
+            bounds: beyond which real actions are clipped, `[A]` each; None: they are not.
         """
         flat = actions.reshape(len(actions), math.prod(actions.shape[1:]))
         if not sizes:
-            return cls(moments=Moments.of(flat[:, :MOST_DIMENSIONS]))
+            flat, outside = flat[:, :MOST_DIMENSIONS], 0
+            if bounds is not None:
+                low, high = (bound[:MOST_DIMENSIONS] for bound in bounds)
+                outside = int(np.count_nonzero((flat < low) | (flat > high)))
+            return cls(moments=Moments.of(flat), clipped=outside)
         return cls(
             tuple(
                 np.bincount(np.minimum(column, MOST_CATEGORIES - 1), minlength=_bins(size)).tolist()
@@ -52,7 +65,8 @@ class ActionSums(NamedTuple):
             counts = self.counts or other.counts
         else:
             counts = tuple(map(_sums, self.counts, other.counts))
-        return ActionSums(counts, merged(self.moments, other.moments))
+        clipped = self.clipped + other.clipped
+        return ActionSums(counts, merged(self.moments, other.moments), clipped)
 
 
 def _sums(counts: list[int], others: list[int]) -> list[int]:
@@ -78,7 +92,8 @@ class ActionStats:
 
     def report(self) -> dict[str, Any]:
         """`histogram` of each categorical action by its number, or `mean` and `std` of each
-        dimension, NaN without actions; then resets them. Empty for actions of no dimension."""
+        dimension and the share that is `clipped`, NaN without actions; then resets them. Empty for
+        actions of no dimension."""
         sums, self._sums = self._sums, ActionSums()
         if self._bins:
             counts = sums.counts or [[0] * bins for bins in self._bins]
@@ -86,8 +101,12 @@ class ActionStats:
         moments = sums.moments
         if moments is None or not moments.rows:
             nothing = [math.nan] * self._dimensions
-            return {"mean": nothing, "std": list(nothing)}
-        return {"mean": moments.mean.tolist(), "std": np.sqrt(moments.variance).tolist()}
+            return {"mean": nothing, "std": list(nothing), "clipped": math.nan}
+        return {
+            "mean": moments.mean.tolist(),
+            "std": np.sqrt(moments.variance).tolist(),
+            "clipped": sums.clipped / max(1, moments.rows * len(moments.mean)),
+        }
 
 
 def _bins(size: int) -> int:

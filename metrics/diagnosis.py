@@ -43,6 +43,7 @@ READ = frozenset(
         *(_MACHINE + key for key in ("cpu_share", "num_cpus", "load_1m")),
         *(_OPT + f"num_{what}" for what in ("updates", "skipped_updates", "bytes_sent", "ranks")),
         *(_OPT + f"num_{what}" for what in ("gradients", "gradients_stale")),
+        _OPT + "actions/clipped",
         *(_LEARNER + key for key in ("entropy", "vf_loss", "mean_kl_loss", "clip_fraction")),
         *(_FAULTS + f"num_{what}" for what in ("env_faults", "non_finite", "workers_given_up")),
         _FAULTS + "num_remote_worker_restarts",
@@ -403,6 +404,25 @@ def _value_loss(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule(
+    "clipped-actions",
+    "more than 80 percent of the actions of a Box are outside of its bounds, in most results of"
+    " the last two thirds",
+)
+def _clipped_actions(run: Results) -> tuple[str, str, float] | None:
+    clipped = _late(run.column(_OPT + "actions/clipped"))
+    if len(clipped) < 3 or np.median(clipped) <= 0.8:
+        return None
+    share = float(np.median(clipped))
+    return (
+        f"{share:.0%} of the actions are clipped: the environment gets the bounds, whatever the "
+        "policy samples",
+        "normalize_actions=True, finite bounds of the action space that fit the task, or "
+        'model={"squash_actions": True}',
+        share,
+    )
+
+
+@_rule(
     "update-size",
     "KL divergence above 0.5, or clip fraction above 0.5 with a KL divergence above 0.05, in a "
     "tenth of the results in which the policy changed at all",
@@ -452,7 +472,10 @@ def _return_fell(run: Results) -> tuple[str, str, float] | None:
     "no-learning",
     "100,000 steps changed the mean return by less than a tenth of its spread within the last"
     " 100 episodes, and no three results before were lower by more than a fifth of it",
-    unless=("no-reward", "deterministic", "value-loss", "update-size", "return-fell"),
+    unless=(
+        *("no-reward", "deterministic", "value-loss", "clipped-actions", "update-size"),
+        "return-fell",
+    ),
 )
 def _no_learning(run: Results) -> tuple[str, str, float] | None:
     returns, steps = run.column(_RETURN), run.column(_STEPS)

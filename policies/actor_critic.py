@@ -46,7 +46,8 @@ class ActorCriticConfig(PolicyConfig):
     Attributes:
         gamma: discount factor.
         lambda_: lambda of GAE (key `lambda`).
-        vf_loss_coeff: weight of the value loss, which is half the mean squared error.
+        vf_loss_coeff: weight of the value loss, which is half the mean squared error, as in RLlib's
+            A3C, IMPALA and APPO.
         entropy_coeff: weight of the entropy bonus; a number or a schedule like `lr`.
         num_sgd_iter: epochs over each batch.
         sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pydantic
+from torch import Tensor
 
 from polopt.common.config import Automatic
 from polopt.common.sample_batch import SampleBatch
@@ -24,6 +26,8 @@ _MAX_BEHAVIOUR_RATIO = 2.0
 class AppoConfig(VTraceConfig, PPOConfig):
     """Options of `AppoPolicy`: those of `PPOConfig` and `VTraceConfig`, with RLlib's defaults, and
 
+    The value loss is half the mean squared error, as in RLlib's APPO and not as in PPO.
+
     Attributes:
         target_network_update_freq: number of updates of the weights after which the target network
             becomes a copy of the network. (RLlib counts in train batches.) With several epochs,
@@ -37,8 +41,14 @@ class AppoConfig(VTraceConfig, PPOConfig):
     num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
     sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
     standardize_advantages: bool = False
+    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0, le=1e6)
     clip_param: float = pydantic.Field(0.4, gt=0.0, le=1e6)
     target_network_update_freq: int = pydantic.Field(2, ge=1, le=10**9)
+
+    @classmethod
+    def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {key: options[key] for key in ("vf_loss_coeff",) if key in options}
+        return {**super().of_checkpoint(options), **kept}
 
 
 class AppoPolicy(PPOPolicy):
@@ -83,6 +93,15 @@ class AppoPolicy(PPOPolicy):
         prepared["action_dist_inputs"] = params
         prepared["action_logp"] = np.maximum(target, acted - math.log(_MAX_BEHAVIOUR_RATIO))
         return prepared
+
+    def _vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        return 0.5 * super()._vf_loss(values, rows)
+
+    def _vf_errors(
+        self, values: np.ndarray, rows: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        errors, by_values = super()._vf_errors(values, rows)
+        return 0.5 * errors, 0.5 * by_values
 
     def on_update(self) -> None:
         """Copies the network to the target network every `target_network_update_freq` updates."""

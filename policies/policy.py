@@ -19,13 +19,15 @@ from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
-from polopt.common.weights import Gradients, Weights
+from polopt.common.weights import FORMER_ACTING, Acting, Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
+from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.factory import make_distribution
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
+from polopt.policies.networks.base import ActorCriticNetwork
 from polopt.policies.normalization import Normalizer, kinds_of, sum_moments
 from polopt.policies.onnx_export import write_onnx
 from polopt.policies.spaces import ObservationEncoder
@@ -35,6 +37,8 @@ _FIXED_OPTIONS = (
     "model",
     "torch_optimizer",
     "fast_cpu",
+    "normalize_actions",
+    "clip_actions",
     "normalize_observations",
     "clip_observations",
     "normalize_rewards",
@@ -60,6 +64,7 @@ class Policy(ABC):
         normalizer: normalises observations and rewards; None: the policy does not.
         action_space: of one environment.
         dist: the action distribution.
+        acting: how observations and actions are scaled; sent with the weights. `act_as` changes it.
         mask: where observations say which actions are allowed; None: they do not.
         segments: the modules, by name.
         model: the network that acts, the segment `network`.
@@ -124,8 +129,31 @@ class Policy(ABC):
         self.encoder = ObservationEncoder(observation_space)
         self.normalizer = self.make_normalizer()
         self.action_space = action_space
-        self.dist = make_distribution(action_space, config.model.squash_actions)
+        self.acting = Acting(config.normalize_actions, config.clip_actions)
+        self.dist = self._make_distribution()
         self.mask = find_action_mask(observation_space, action_space)
+
+    def _make_distribution(self) -> ActionDistribution:
+        squash, acting = self.config.model.squash_actions, self.acting
+        return make_distribution(
+            self.action_space, squash, acting.normalize_actions, acting.clip_actions
+        )
+
+    def act_as(self, acting: Acting) -> None:
+        """From now on scales observations and actions as the policy that weights are taken from;
+        the config says so, too."""
+        if acting == self.acting:
+            return
+        self.acting = acting
+        options = {"normalize_actions": acting.normalize_actions}
+        options["clip_actions"] = acting.clip_actions
+        self.config = self.config.model_copy(update=options)
+        self.dist = self._make_distribution()
+        for segment in self.segments.values():
+            for module in segment.module.modules():
+                if isinstance(module, ActorCriticNetwork):
+                    for part in module.parts:
+                        part.scale_bytes(acting.scale_by_high)
 
     @classmethod
     def count_parameters(
@@ -405,15 +433,16 @@ class Policy(ABC):
     # ---- weights and state ----------------------------------------------------------------------
 
     def get_weights(self) -> Weights:
-        """A copy of the weights `[P]`, with the arguments of schedules and losses, and the moments
-        of the normaliser."""
+        """A copy of the weights `[P]`, with the arguments of schedules and losses, the moments of
+        the normaliser, and how the policy acts."""
         flat = self.flat.get_params()
         moments = None if self.normalizer is None else self.normalizer.moments
-        return Weights(flat, self.version, self.env_steps, dict(self.coefficients), moments)
+        coefficients = dict(self.coefficients)
+        return Weights(flat, self.version, self.env_steps, coefficients, moments, self.acting)
 
     def set_weights(self, weights: Weights) -> None:
         """Copies weights, their version, environment steps, coefficients and, if they have any,
-        moments.
+        moments; acts as they say.
 
         Raises:
             ValueError: if the weights belong to another network.
@@ -423,6 +452,8 @@ class Policy(ABC):
                 raise ValueError("the weights have moments, and this policy does not normalise")
             self.normalizer.moments = weights.moments
         self.flat.set_params(weights.flat)
+        if weights.acting is not None:
+            self.act_as(weights.acting)
         self.version = weights.version
         self.env_steps = weights.env_steps
         self.coefficients = dict(weights.coefficients)
@@ -453,13 +484,15 @@ class Policy(ABC):
             "configured_coefficients": self._configured_coefficients(),
             "shuffle": self.shuffle.bit_generator.state,
             "moments": None if self.normalizer is None else self.normalizer.get_state(),
+            "acting": self.acting._asdict(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`.
 
         An adapted coefficient is restored if it was adapted from the value that the config has;
-        otherwise the config's value is used, because it was changed since.
+        otherwise the config's value is used, because it was changed since. How the policy acts is
+        restored in any case.
 
         Raises:
             ValueError: if it belongs to another network or another torch optimizer, or normalises
@@ -474,6 +507,7 @@ class Policy(ABC):
                 f"{kinds_of(moments)}"
             )
         flat = self.flat.params_of(state)
+        acting = _acting_of(state)
         if self.normalizer is not None:
             self.normalizer.set_state(state["moments"])
         configured, before = self._configured_coefficients(), state["configured_coefficients"]
@@ -483,7 +517,8 @@ class Policy(ABC):
             if before.get(name) == configured.get(name)
         }
         coefficients = {**self.coefficients, **configured, **adapted}
-        self.set_weights(Weights(flat, state["version"], state["env_steps"], coefficients))
+        weights = Weights(flat, state["version"], state["env_steps"], coefficients, acting=acting)
+        self.set_weights(weights)
         self._updater.set_state(state)
         self.shuffle.bit_generator.state = state["shuffle"]
 
@@ -543,6 +578,18 @@ def reduce_gradient(
     if rows:
         flat.unpack_buffers()
     return {key: total / max(rows, 1.0) for key, total in zip(LEARNER_KEYS, sums, strict=True)}
+
+
+def _acting_of(state: Mapping[str, Any]) -> Acting:
+    """How the policy of a state acts.
+
+    Raises:
+        ValueError: it is not said by three truth values.
+    """
+    saved = state.get("acting", FORMER_ACTING._asdict())
+    if set(saved) != set(Acting._fields) or not all(isinstance(v, bool) for v in saved.values()):
+        raise ValueError(f"'acting' must have {list(Acting._fields)}, true or false; got {saved}")
+    return Acting(**saved)
 
 
 def _layers(network: nn.Module) -> str:

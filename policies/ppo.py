@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pydantic
@@ -18,6 +19,10 @@ from polopt.policies.fast_cpu.loss_terms import LossTerms
 
 #: Upper bound of the adapted coefficient, which otherwise grows as long as the KL is too large.
 MAX_KL_COEFF = 1e6
+#: RLlib turns its bound off by infinity.
+_Bound = Annotated[
+    float | None, pydantic.BeforeValidator(lambda bound: None if bound == math.inf else bound)
+]
 
 
 class PPOConfig(ActorCriticConfig):
@@ -28,8 +33,12 @@ class PPOConfig(ActorCriticConfig):
 
     Attributes:
         clip_param: the ratio of new to old probability is clipped to 1 - this and 1 + this.
-        vf_clip_param: largest change of a value since sampling that counts in the value loss; None
-            disables the clipping.
+        vf_loss_coeff: weight of the value loss, which is the mean squared error, as in RLlib's PPO
+            and in Stable-Baselines3.
+        vf_clip_param: largest squared error in the value loss, as in RLlib, whose default is 10: a
+            value with a larger one is not changed by it. None: errors are not bounded.
+        vf_clip_range: largest change of a value since sampling that counts in the value loss
+            (`clip_range_vf` of Stable-Baselines3); None: any change counts.
         kl_coeff: initial weight of the KL penalty; 0 disables it.
         kl_target: target of the adapted weight: it is multiplied by 1.5 if the KL after learning
             exceeds twice this, and halved if the KL is below half of this.
@@ -42,10 +51,22 @@ class PPOConfig(ActorCriticConfig):
     sgd_minibatch_size: Automatic = pydantic.Field(128, ge=0)
     standardize_advantages: bool = True
     clip_param: float = pydantic.Field(0.2, gt=0.0, le=1e6)
-    vf_clip_param: float | None = pydantic.Field(None, gt=0.0, le=1e18)
+    vf_loss_coeff: float = pydantic.Field(0.25, ge=0.0, le=1e6)
+    vf_clip_param: _Bound = pydantic.Field(None, gt=0.0, le=1e18)
+    vf_clip_range: float | None = pydantic.Field(None, gt=0.0, le=1e18)
     kl_coeff: float = pydantic.Field(0.0, ge=0.0, le=MAX_KL_COEFF)
     kl_target: float = pydantic.Field(0.01, gt=0.0)
     kl_stop: float | None = pydantic.Field(None, gt=0.0)
+
+    @classmethod
+    def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        present = super().of_checkpoint(options)
+        if "vf_clip_range" not in options:
+            present["vf_clip_range"] = present.pop("vf_clip_param", None)
+            coeff = present.get("vf_loss_coeff")  # of half the mean squared error
+            if isinstance(coeff, int | float):
+                present["vf_loss_coeff"] = 0.5 * coeff
+        return present
 
 
 class PPOPolicy(ActorCriticPolicy):
@@ -91,12 +112,12 @@ class PPOPolicy(ActorCriticPolicy):
 
     def _vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         errors = (values - rows["value_targets"]).square()
-        limit = self.config.vf_clip_param
+        most, limit = self.config.vf_clip_param, self.config.vf_clip_range
         if limit is not None:
             # The larger of the two errors, so that clipping can only reduce the change.
             near = rows["values"] + (values - rows["values"]).clamp(-limit, limit)
             errors = torch.maximum(errors, (near - rows["value_targets"]).square())
-        return 0.5 * errors.mean()
+        return (errors if most is None else errors.clamp(max=most)).mean()
 
     @closed_form_of(loss)
     def loss_gradients(
@@ -109,7 +130,7 @@ class PPOPolicy(ActorCriticPolicy):
         errors, by_values = self._vf_errors(values, rows)
         stats = {
             "policy_loss": -mean(np.minimum(gain, bounded)),
-            "vf_loss": 0.5 * mean(errors),
+            "vf_loss": mean(errors),
             "entropy": mean(terms.entropy),
             "mean_kl_loss": mean(terms.kl),
             "clip_fraction": np.count_nonzero(clipped != ratio) / count,
@@ -130,17 +151,20 @@ class PPOPolicy(ActorCriticPolicy):
     def _vf_errors(
         self, values: np.ndarray, rows: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Squared errors `[B]` of `_vf_loss`, and the gradients `[B]` of half of them."""
-        by_values = values - rows["value_targets"]
-        errors = by_values * by_values
-        limit = self.config.vf_clip_param
+        """The errors `[B]` that `_vf_loss` is the mean of, and their gradients `[B]`."""
+        distance = values - rows["value_targets"]
+        errors = distance * distance
+        most, limit = self.config.vf_clip_param, self.config.vf_clip_range
         if limit is not None:
             moved = values - rows["values"]
             far = rows["values"] + clip(moved, -limit, limit) - rows["value_targets"]
             larger = far * far > errors
             errors = np.where(larger, far * far, errors)
-            by_values = np.where(larger, np.where(np.abs(moved) <= limit, far, 0.0), by_values)
-        return errors, by_values
+            distance = np.where(larger, np.where(np.abs(moved) <= limit, far, 0.0), distance)
+        if most is not None:
+            distance = np.where(errors > most, 0.0, distance)
+            errors = np.minimum(errors, most)
+        return errors, 2.0 * distance
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
         """True, which stops learning, if the mean KL of the epoch exceeds `kl_stop`."""

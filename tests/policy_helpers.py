@@ -28,6 +28,11 @@ MODELS: dict[str, tuple[Space[Any], Space[Any], dict[str, Any]]] = {
         spaces.MultiDiscrete([2, 3]),
         {"conv_filters": []},
     ),
+    "image, several bounds": (
+        spaces.Box(0, np.arange(12, dtype=np.uint8).reshape(2, 2, 3), (2, 2, 3), np.uint8),
+        spaces.Discrete(3),
+        {},
+    ),
     "convolutions": (
         spaces.Box(0, 255, (2, 7, 9), np.uint8),
         spaces.Discrete(3),

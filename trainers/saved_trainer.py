@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from polopt.common.files import printable
@@ -170,7 +171,7 @@ def restore_state(
     state: Mapping[str, Any], policy: Policy, rest: Callable[[], None] | None = None
 ) -> str:
     """Restores a policy whose network is that of the checkpoint; returns why the checkpoint does
-    not fit, or an empty string if it does.
+    not fit, or an empty string if it does. Warns if its Box actions were scaled in another way.
 
     Args:
         state: of the checkpoint, from `read_trainer_state`.
@@ -181,10 +182,18 @@ def restore_state(
         RuntimeError: from `rest`, which also waits for workers and begins episodes; the checkpoint
             is not the cause.
     """
+    before = policy.acting
     try:
         policy.set_state(state["optimizer"]["policy"])
     except (*_MISFITS, RuntimeError) as error:  # RuntimeError: torch's, for another shape
         return f"{type(error).__name__}: {error}"
+    if isinstance(policy.action_space, spaces.Box) and policy.acting[:2] != before[:2]:
+        logger.warning(
+            "the policy acts as its checkpoint was trained, with normalize_actions=%s and "
+            "clip_actions=%s; the config says %s and %s",
+            *policy.acting[:2],
+            *before[:2],
+        )
     if rest is not None:
         try:
             rest()

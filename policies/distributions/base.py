@@ -5,8 +5,8 @@ whole fragment is drawn at once, and an action is a function of parameters and n
 it is the mode.
 
 A batch stores actions as they were sampled, because log-probabilities are computed from these;
-`to_env` converts them to the environment's action space (offset, clipping, squashing, shape and
-dtype).
+`to_env` converts them to the environment's action space (offset, mapping to the bounds, squashing,
+clipping, shape and dtype).
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ class ActionDistribution(ABC):
         action_dtype: its dtype.
         sizes: number of categories of each categorical action, which batches count from 0; empty:
             actions are real numbers.
+        bounds: the smallest and the largest stored action, `[A]` each, that `to_env` does not clip;
+            None: it clips nothing.
     """
 
     num_params: int
     action_shape: tuple[int, ...]
     action_dtype: np.dtype[Any]
     sizes: Sequence[int] = ()
+    bounds: tuple[np.ndarray, np.ndarray] | None = None
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:

@@ -17,17 +17,36 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 class DiagGaussian(ActionDistribution):
     """Box actions; `params` are means and log standard deviations `[B, 2 A]`.
 
-    The environment receives the action clipped to the box; the density is that of the action before
-    clipping, as in RLlib and Stable-Baselines3.
+    `to_env` maps actions to the bounds and clips them. The density is that of the action before
+    both, as in RLlib.
+
+    Args:
+        space: action space of one environment.
+        normalize: map [-1, 1] to the bounds, in each dimension with two finite bounds. The other
+            dimensions stay as they are. (RLlib maps no dimension of a box with an infinite bound.)
+        clip: clip dimensions that are not mapped; mapped ones are always clipped.
     """
 
-    def __init__(self, space: spaces.Box) -> None:
+    def __init__(self, space: spaces.Box, normalize: bool = False, clip: bool = True) -> None:
         self._space_shape = tuple(space.shape)
         self._size = int(np.prod(space.shape))
         # In the precision of the space: a bound rounded to float32 may lie outside a float64 box.
         self._low = space.low.reshape(-1)
         self._high = space.high.reshape(-1)
         self._env_dtype = space.dtype
+        mapped = np.isfinite(self._low) & np.isfinite(self._high) & normalize
+        # Halves first: the width of a large box overflows.
+        low = np.where(mapped, self._low, 0.0).astype(np.float64) / 2.0
+        high = np.where(mapped, self._high, 0.0).astype(np.float64) / 2.0
+        precision = np.result_type(self._env_dtype, np.float32)
+        self._half_width = np.where(mapped, high - low, 1.0).astype(precision)
+        self._middle = (high + low).astype(precision)
+        self._maps = bool((self._half_width != 1.0).any() or self._middle.any())
+        self._range = np.where(mapped, -1.0, self._low), np.where(mapped, 1.0, self._high)
+        if not clip:
+            self._low = np.where(mapped, self._low, -np.inf).astype(self._env_dtype)
+            self._high = np.where(mapped, self._high, np.inf).astype(self._env_dtype)
+        self.bounds = np.where(mapped, -1.0, self._low), np.where(mapped, 1.0, self._high)
         self.num_params = 2 * self._size
         self.action_shape = (self._size,)
         self.action_dtype = np.dtype(np.float32)
@@ -46,20 +65,26 @@ class DiagGaussian(ActionDistribution):
 
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
         """Uniform over the box; standard normal in dimensions without both bounds."""
-        bounded = np.isfinite(self._low) & np.isfinite(self._high)
-        low, high = np.where(bounded, self._low, 0.0), np.where(bounded, self._high, 0.0)
+        bounded = np.isfinite(self._range).all(axis=0)
+        low, high = (np.where(bounded, bound, 0.0) for bound in self._range)
         uniform = low + (high - low) * rng.random((*leading, self._size))
         normal = rng.standard_normal((*leading, self._size))
         return np.where(bounded, uniform, normal).astype(np.float32)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
+        if self._maps:
+            actions = actions * self._half_width + self._middle
         clipped = np.minimum(np.maximum(actions, self._low), self._high)
         return clipped.reshape(-1, *self._space_shape).astype(self._env_dtype, copy=False)
 
     def mode_for_env(self, params: Tensor) -> Tensor:
-        return self._clipped(params[..., : self._size])
+        return self._for_env(params[..., : self._size])
 
-    def _clipped(self, actions: Tensor) -> Tensor:
+    def _for_env(self, actions: Tensor) -> Tensor:
+        """As `to_env`, in torch."""
+        if self._maps:
+            half_width = torch.from_numpy(self._half_width)
+            actions = actions.to(half_width.dtype) * half_width + torch.from_numpy(self._middle)
         low, high = torch.from_numpy(self._low), torch.from_numpy(self._high)
         clipped = torch.minimum(torch.maximum(actions.to(low.dtype), low), high)
         return clipped.reshape(-1, *self._space_shape)

@@ -17,12 +17,19 @@ from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, Box"
 
 
-def make_distribution(space: Space[Any], squash_actions: bool = False) -> ActionDistribution:
+def make_distribution(
+    space: Space[Any],
+    squash_actions: bool = False,
+    normalize_actions: bool = False,
+    clip_actions: bool = True,
+) -> ActionDistribution:
     """The distribution for an action space.
 
     Args:
         space: action space of one environment.
         squash_actions: squash Box actions with tanh instead of clipping them.
+        normalize_actions: map Box actions from [-1, 1] to the bounds; see `DiagGaussian`.
+        clip_actions: clip Box actions that are not mapped; see `DiagGaussian`.
 
     Raises:
         ConfigError: for a space outside `SUPPORTED_ACTIONS`, or an empty one.
@@ -34,7 +41,9 @@ def make_distribution(space: Space[Any], squash_actions: bool = False) -> Action
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical(space)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return SquashedGaussian(space) if squash_actions else DiagGaussian(space)
+        if squash_actions:
+            return SquashedGaussian(space)
+        return DiagGaussian(space, normalize_actions, clip_actions)
     raise ConfigError(
         f"action space {space} is not supported. Allowed: {SUPPORTED_ACTIONS} (of floats)"
     )

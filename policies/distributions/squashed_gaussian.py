@@ -34,9 +34,8 @@ class SquashedGaussian(DiagGaussian):
                 f"key 'squash_actions': got True for action space {space}. "
                 "Allowed: a Box with finite bounds"
             )
-        super().__init__(space)
-        self._middle = (self._high + self._low) / 2.0
-        self._half_width = (self._high - self._low) / 2.0
+        super().__init__(space, normalize=True)
+        self.bounds = None  # tanh leaves nothing to clip
         self.log_half_width = float(np.log(self._half_width).sum())
 
     def mean(self, params: np.ndarray) -> np.ndarray:
@@ -54,13 +53,10 @@ class SquashedGaussian(DiagGaussian):
         return np.arctanh(np.clip(uniform, -1.0 + 1e-6, 1.0 - 1e-6)).astype(np.float32)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        squashed = self._middle + self._half_width * np.tanh(actions)
-        return super().to_env(squashed)
+        return super().to_env(np.tanh(actions))
 
     def mode_for_env(self, params: Tensor) -> Tensor:
-        half_width, middle = torch.from_numpy(self._half_width), torch.from_numpy(self._middle)
-        squashed = torch.tanh(params[..., : self._size]).to(middle.dtype)
-        return self._clipped(middle + half_width * squashed)
+        return self._for_env(torch.tanh(params[..., : self._size]))
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
         # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not overflow.

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from polopt.policies.networks.mlp import MLPNetwork
 
@@ -39,7 +39,7 @@ class NumpyMLP:
         own = slice(len(policy) if network.shared else 0, None)
         self._policy = _Layers([*policy[own], network.policy_head], relu)
         self._value = _Layers([*value[own], network.value_head], relu)
-        self._scale = np.float32(network.scale)
+        self._image = network.image
         self._log_std: np.ndarray | None = None
         if network.log_std is not None:
             self._log_std = network.log_std.detach().numpy()
@@ -83,7 +83,10 @@ class NumpyMLP:
         if obs.ndim != 2:
             obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 does not work for zero rows
         obs = obs.astype(np.float32, copy=False)
-        return obs if self._scale == 1.0 else obs * self._scale
+        if self._image is None:
+            return obs
+        scale = self._image.scale
+        return obs * (scale.numpy().reshape(-1) if isinstance(scale, Tensor) else scale)
 
     def _with_log_std(self, head: np.ndarray) -> np.ndarray:
         if self._log_std is None:

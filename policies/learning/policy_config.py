@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 
@@ -27,6 +27,13 @@ class PolicyConfig(Config):
             perceptrons on the CPU act in NumPy and, if the policy has a closed form of its loss
             gradients, learn in NumPy; environments that are stepped one after another are a
             `FastSyncVectorEnv`. False: torch, and Gymnasium's `SyncVectorEnv`.
+        normalize_actions: the policy's actions are those of a box [-1, 1]. In each dimension of a
+            Box with two finite bounds, -1 becomes the lower and 1 the upper bound; other dimensions
+            stay as they are. No effect on other spaces, nor with `squash_actions`. RLlib:
+            `normalize_actions`.
+        clip_actions: actions outside of the bounds of a Box are clipped to them. False: dimensions
+            that are not mapped are not clipped either; mapped ones always are. RLlib:
+            `clip_actions`, whose default is False.
         model: the network.
     """
 
@@ -37,6 +44,14 @@ class PolicyConfig(Config):
     rmsprop_epsilon: float = pydantic.Field(1e-5, ge=1e-30, le=1e6)
     grad_clip: float | None = pydantic.Field(40.0, gt=0.0)
     fast_cpu: bool = True
+    normalize_actions: bool = True
+    clip_actions: bool = True
     model: ModelConfig = ModelConfig()
 
     aliases: ClassVar[Mapping[str, str]] = {"lr_schedule": "lr"}
+
+    @classmethod
+    def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a checkpoint. Those of an older version, which lack `normalize_actions`,
+        become options with present names and meanings that say how its policy was trained."""
+        return {"normalize_actions": False, **options}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polopt.policies.networks.layers import linear
 from polopt.policies.networks.lstm import LSTM
 from polopt.policies.networks.model_config import ModelConfig
+from polopt.policies.networks.observations import Part
 
 #: Memory `[B, S]` by step: after the last step, and at least after each step before a start.
 States = dict[int, Tensor]
@@ -69,7 +70,12 @@ class ActorCriticNetwork(Network):
         gaussian: the second half of the parameters are log standard deviations.
         shared: policy and value share one trunk.
         config: options of memory and heads; see `ModelConfig`.
+
+    Attributes:
+        parts: of the observation, that `prepare` scales.
     """
+
+    parts: tuple[Part, ...] = ()
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class ImageEncoder(NamedTuple):
         return shape[2] < min(shape[:2]) or len({*shape}) == 1
 
     def image(self, obs: Tensor) -> Tensor:
-        """The image of encoded observations: `[B, C, H, W]` float32; uint8 is scaled to [0, 1]."""
+        """The image of encoded observations: `[B, C, H, W]` float32; bytes are scaled."""
         image = self.part.scaled(obs)
         return image.permute(0, 3, 1, 2) if self.channels_last else image
 
@@ -87,7 +87,7 @@ class ImageEncoder(NamedTuple):
 class CNNNetwork(ActorCriticNetwork):
     """Convolutions over images, with ReLU.
 
-    uint8 images are scaled to [0, 1] here, so that they are stored and sent as uint8.
+    Images of bytes are scaled to [0, 1] here, so that they are stored and sent as bytes.
 
     Args:
         encoder: the image and its layers.
@@ -108,6 +108,7 @@ class CNNNetwork(ActorCriticNetwork):
         shared = config.vf_share_layers is not False
         super().__init__(encoder.make, num_params, gaussian, shared, config)
         self.encoder = encoder
+        self.parts = (encoder.part,)
 
     def prepare(self, obs: Tensor) -> Tensor:
         """`[B, C, H, W]` float32."""

@@ -47,6 +47,7 @@ class CombinedNetwork(ActorCriticNetwork):
         )
         self.images = images
         self.others = others
+        self.parts = (*(encoder.part for encoder in images), *others)
 
     def prepare(self, obs: Tensor) -> list[Tensor]:
         """The images, each `[B, C, H, W]`, and at the end the other parts `[B, D]`, if there are

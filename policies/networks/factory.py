@@ -68,10 +68,11 @@ def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelC
         )
     if images and len(parts) == 1:
         return CNNNetwork(images[0], num_params, gaussian, config)
-    if images or (len(parts) > 1 and any(part.scale != 1.0 for part in parts)):
+    if images or (len(parts) > 1 and any(part.is_bytes for part in parts)):
         return CombinedNetwork(images, others, num_params, gaussian, config)
     size = sum(part.size for part in parts)
-    return MLPNetwork(size, num_params, gaussian, config, parts[0].scale)
+    part = parts[0] if parts[0].is_bytes else None
+    return MLPNetwork(size, num_params, gaussian, config, part)
 
 
 def _image_encoder(part: Part, config: ModelConfig) -> ImageEncoder | None:

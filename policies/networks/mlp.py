@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from polopt.policies.networks.base import ActorCriticNetwork
 from polopt.policies.networks.layers import ACTIVATIONS, mlp
 from polopt.policies.networks.model_config import ModelConfig
-from polopt.policies.networks.observations import flattened
+from polopt.policies.networks.observations import Part, flattened
 
 
 class MLPNetwork(ActorCriticNetwork):
@@ -18,7 +18,7 @@ class MLPNetwork(ActorCriticNetwork):
         num_params: P, number of distribution parameters for one observation.
         gaussian: the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
-        scale: factor on the observations.
+        image: the image of bytes that the observations are; None: they are not scaled.
     """
 
     policy_trunk: nn.Sequential
@@ -30,7 +30,7 @@ class MLPNetwork(ActorCriticNetwork):
         num_params: int,
         gaussian: bool,
         config: ModelConfig,
-        scale: float = 1.0,
+        image: Part | None = None,
     ) -> None:
         widths = [obs_size, *config.fcnet_hiddens]
         activation = ACTIVATIONS[config.fcnet_activation]
@@ -41,9 +41,9 @@ class MLPNetwork(ActorCriticNetwork):
             bool(config.vf_share_layers),
             config,
         )
-        self.scale = scale
+        self.image = image
+        self.parts = () if image is None else (image,)
 
     def prepare(self, obs: Tensor) -> Tensor:
         """`[B, D]` float32."""
-        flat = flattened(obs).float()
-        return flat if self.scale == 1.0 else flat * self.scale
+        return flattened(obs if self.image is None else self.image.scaled(obs)).float()

@@ -71,9 +71,10 @@ class ModelConfig(Config):
             which are most of the cost, False otherwise.
         free_log_std: for Box actions: the log standard deviation is a parameter that does not
             depend on the observation.
-        initial_log_std: initial log standard deviation (the bias, if it depends on the
-            observation).
-        squash_actions: squash Box actions into the box with tanh instead of clipping them.
+        initial_log_std: initial log standard deviation (the bias, if it depends on the observation)
+            of the policy's action, before it is mapped to the bounds.
+        squash_actions: squash Box actions into the box with tanh, instead of mapping [-1, 1] to its
+            bounds and clipping (`normalize_actions`, `clip_actions` of `PolicyConfig`).
         custom: a `torch.nn.Module` class that replaces the network, its registered name, or
             `module:Class`; see `CustomNetwork`. The options above have no effect on it, but for
             `squash_actions`.

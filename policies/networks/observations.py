@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +12,43 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 
-class Part(NamedTuple):
+class Part:
     """One Box, Discrete, MultiDiscrete or MultiBinary of an observation space.
 
-    Attributes:
+    Args:
         space: that space.
         place: where it is in an encoded observation `[D]`. None: it is the whole observation space,
             and a Box, which is not flattened.
+
+    Attributes:
+        space, place: as above.
+        scale: factor with which networks multiply it, one number or one for each element of a Box,
+            `[*shape]` float32. 1 except for images of bytes; see `scale_bytes`.
     """
 
-    space: Space[Any]
-    place: slice | None
+    scale: float | Tensor
+
+    def __init__(self, space: Space[Any], place: slice | None) -> None:
+        self.space = space
+        self.place = place
+        self.scale_bytes(by_high=True)
+
+    def scale_bytes(self, by_high: bool) -> None:
+        """Chooses what an image of bytes is divided by.
+
+        Args:
+            by_high: the bounds `high` of its space, which become 1 (an element whose bound is 0 is
+                always 0); False: 255, as in older versions.
+        """
+        self.scale = 1.0
+        if not self.is_bytes:
+            return
+        assert isinstance(self.space, spaces.Box)
+        high = np.maximum(self.space.high, 1).astype(np.float64) if by_high else np.float64(255.0)
+        if high.min() == high.max():
+            self.scale = float(1.0 / high.max())
+        else:
+            self.scale = torch.from_numpy((1.0 / high).astype(np.float32))
 
     @property
     def is_image(self) -> bool:
@@ -36,9 +62,9 @@ class Part(NamedTuple):
         return int(spaces.utils.flatdim(self.space))
 
     @property
-    def scale(self) -> float:
-        """Factor with which networks multiply it: 1/255 for images of bytes, else 1."""
-        return 1.0 / 255.0 if self.is_image and self.space.dtype == np.uint8 else 1.0
+    def is_bytes(self) -> bool:
+        """An image of bytes, which networks scale."""
+        return self.is_image and self.space.dtype == np.uint8
 
     def scaled(self, obs: Tensor) -> Tensor:
         """This part of encoded observations `[B, ...]`, scaled: a Box as `[B, *shape]`, others
@@ -46,6 +72,8 @@ class Part(NamedTuple):
         part = obs if self.place is None else obs[:, self.place]
         if isinstance(self.space, spaces.Box):
             part = part.reshape(part.shape[0], *self.space.shape)
+        if isinstance(self.scale, Tensor):
+            return part.float() * self.scale.to(part.device)
         return part.float() if self.scale == 1.0 else part.float() * self.scale
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import Moments, merged
@@ -121,6 +123,7 @@ class CallRecord:
         batch: SampleBatch,
         sizes: Sequence[int],
         moments: Moments | None = None,
+        bounds: tuple[np.ndarray, np.ndarray] | None = None,
         early_stopped: bool = False,
     ) -> None:
         """Counts a fragment whose values are finite.
@@ -129,13 +132,14 @@ class CallRecord:
             batch: the fragment.
             sizes: of its actions; see `ActionDistribution`.
             moments: see `SampleBatch.moments`.
+            bounds: of its actions; see `ActionDistribution`.
             early_stopped: whether it ended early.
         """
         actions = batch.flat("actions")[batch.flat("valid")]
         self.env_steps += batch.env_steps
         self._episodes.append(batch.episodes)
         self.moments = merged(self.moments, moments)
-        self._actions = self._actions.merge(ActionSums.of(actions, sizes))
+        self._actions = self._actions.merge(ActionSums.of(actions, sizes, bounds))
         self.num_early_stopped += early_stopped
         self.fault(batch.faults)
 

@@ -260,8 +260,8 @@ class RolloutWorker:
             moments, batch.moments = batch.moments, None
             if not batch.faults.non_finite:
                 steps = request.steps or sampler.fragment_length
-                sizes, early = self.policy.dist.sizes, batch.shape[0] < steps
-                self.record.sampled(batch, sizes, moments, early_stopped=early)
+                dist, early = self.policy.dist, batch.shape[0] < steps
+                self.record.sampled(batch, dist.sizes, moments, dist.bounds, early_stopped=early)
                 self.new_moments = merged(self.new_moments, moments)
                 self.finite("fragments")
                 self.end_episodes(sampler.ended or ())

@@ -18,7 +18,7 @@ PAGE = "docs/migration.md"
 BLOCKS = blocks_of(PAGE)
 #: Names in the tables' second column, besides keys of configs.
 OTHERS = {"explore", "on_episode_end", "on_train_result", "postprocess", "predict", "state"}
-OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop", "vf_coef"}
+OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop"}
 OTHERS |= {*POLICIES.names(), *OPTIMIZERS.names()}
 OTHERS |= {"none", "sync", "async"}  # values
 
@@ -61,4 +61,4 @@ def test_keys_of_the_tables_exist() -> None:
     printed = ("lr", "gamma", "lambda", "sgd_minibatch_size", "num_sgd_iter", "clip_param")
     assert [policy[key] for key in printed] == [1e-3, 0.99, 0.95, 128, 10, 0.2]
     printed = ("vf_loss_coeff", "vf_clip_param", "entropy_coeff", "kl_coeff", "grad_clip")
-    assert [policy[key] for key in printed] == [0.5, None, 0.01, 0.0, 0.5]
+    assert [policy[key] for key in printed] == [0.25, None, 0.01, 0.0, 0.5]

@@ -94,6 +94,8 @@ def check_model(policy: Policy, path: Path) -> None:
         ("ppo", "dict", "multi", {"vf_share_layers": True}),
         ("impala", "image", "discrete", {}),
         ("appo", "multi", "box", {"squash_actions": True}),
+        ("a2c", "board", "half open", {}),
+        ("ppo", "board", "half open", {"conv_filters": []}),
         ("decoupled_ppo", "discrete", "float32", {"fcnet_activation": "relu"}),
         ("ppo", "scalar", "float32", {"fcnet_hiddens": []}),
         ("ppo", "odd keys", "discrete", {}),

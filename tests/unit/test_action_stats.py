@@ -56,6 +56,22 @@ def test_real_actions_have_mean_and_deviation() -> None:
     assert len(reported([], 40, np.zeros((3, 40), np.float32))["std"]) == 32
 
 
+def test_clipped_actions_are_a_share_of_all_elements() -> None:
+    """Of the actions as stored: beyond -1 and 1 where they are mapped to the bounds."""
+    high = np.array([9.0, np.inf, np.inf])
+    box = spaces.Box(np.array([0.0, 0.0, -np.inf]), high, dtype=np.float64)
+    dist = make_distribution(box, normalize_actions=True)
+    stats = ActionStats(dimensions=3)
+    stats.add(ActionSums.of(np.array([[0.5, 0.5, 99.0], [1.5, -0.5, -99.0]]), [], dist.bounds))
+    stats.add(ActionSums.of(np.array([[1.0, 0.0, 0.0], [-1.0, 5.0, 0.0]]), [], dist.bounds))
+    assert stats.report()["clipped"] == 2 / 12
+    assert math.isnan(stats.report()["clipped"])
+    outside = np.full((5, 3), 50.0)
+    for options in ({"squash_actions": True}, {"clip_actions": False}):
+        free = make_distribution(spaces.Box(0.0, 9.0, (3,)), **options)
+        assert ActionSums.of(outside, [], free.bounds).clipped == 0
+
+
 def test_report_has_one_shape_and_begins_anew() -> None:
     stats = ActionStats([3])
     assert stats.report() == {"histogram": {"0": [0, 0, 0]}}
@@ -90,7 +106,8 @@ def test_rows_that_are_not_valid_do_not_count(space: str) -> None:
     stats = ActionStats(sizes, 1)
     stats.add(above.counts(0, None).actions)
     steps = 2 * batch.env_steps
-    expected = {"histogram": {"0": [0, steps]}} if sizes else {"mean": [3.0], "std": [0.0]}
+    real = {"mean": [3.0], "std": [0.0], "clipped": 0.0}
+    expected = {"histogram": {"0": [0, steps]}} if sizes else real
     assert stats.report() == expected
 
 

@@ -286,7 +286,7 @@ def test_the_mean_of_box_actions(squash: bool) -> None:
     params = batch.flat("action_dist_inputs")
     noise = np.random.default_rng(0).standard_normal((40_000, 2)).astype(np.float32)
     draws = policy.dist.sample(np.repeat(params[:1], len(noise), 0), noise)
-    expected = policy.dist.to_env(draws).mean(0) if squash else params[0, :2]
+    expected = policy.dist.to_env(draws).mean(0) if squash else 1.0 + 2.0 * params[0, :2]
     np.testing.assert_allclose(taken[0], expected, atol=0.03)
     if squash:
         mode = policy.dist.to_env(policy.dist.sample(params, None))
@@ -307,9 +307,10 @@ def test_first_frames_are_random(env: Any) -> None:
         assert set(first.reshape(-1).tolist()) == {0, 1, 2}
         np.testing.assert_allclose(batches[0]["action_logp"], np.log(1 / 3), rtol=1e-5)
     else:
-        assert first.min() > -1.0
-        assert first.max() < 3.0
-        assert first.max() > 2.0
+        given = policy.dist.to_env(first.reshape(-1, 2))
+        assert given.min() > -1.0
+        assert given.max() < 3.0
+        assert given.max() > 2.0
 
 
 # ---- trajectories -------------------------------------------------------------------------------

@@ -202,6 +202,12 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("Value loss 1.3e+09", "scale rewards"),
     ),
     (
+        "clipped-actions",
+        samples,
+        {"optimizer/actions": lambda i: {"mean": [9.0], "clipped": 0.3 if i < 5 else 0.92}},
+        ("92% of the actions are clipped", "normalize_actions=True", "squash_actions"),
+    ),
+    (
         "update-size",
         samples,
         {
@@ -413,6 +419,8 @@ ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
         "env_runners/episode_return_min": -900.0,
         "env_runners/episode_return_max": -100.0}),
     ("a policy without entropy", samples, {"learners/default_policy/entropy": 0.0}),
+    ("actions that are clipped until the policy has found the range", samples, {
+        "optimizer/actions": lambda i: {"clipped": 0.95 if i < 12 else 0.6}}),
     ("one large update", samples, {
         "learners/default_policy/mean_kl_loss": lambda i: 0.9 if i == 3 else 0.01}),
     ("rows that APPO clips because they are old", samples, {

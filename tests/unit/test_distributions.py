@@ -204,6 +204,81 @@ def test_half_open_box_is_clipped_on_one_side() -> None:
     assert dist.to_env(np.array([[-3.0], [3e8]], np.float32)).tolist() == [[0.0], [3e8]]
 
 
+def test_density_of_a_mapped_action_is_that_of_the_policys_action() -> None:
+    """The environment's action is `middle + half width * a` of the policy's action `a`, so that its
+    density is the density of `a`, divided by the half widths. They do not depend on the parameters:
+    ratios, KL and gradients are the same for both."""
+    low, high = np.array([-2.0, 0.0, 300.0]), np.array([2.0, 0.5, 500.0])
+    dist = make_distribution(spaces.Box(low, high, dtype=np.float64), normalize_actions=True)
+    old, new = (torch.from_numpy(params_for(dist, seed)).double() for seed in (0, 1))
+    actions = dist.sample(0.1 * old.numpy(), 0.1 * dist.draw_noise(np.random.default_rng(2), ROWS))
+    assert np.abs(actions).max() < 1.0  # nothing is clipped
+    given = torch.from_numpy(dist.to_env(actions))
+    middle, half = torch.tensor([0.0, 0.25, 400.0]), torch.tensor([2.0, 0.25, 100.0])
+
+    def in_box(params: Tensor) -> td.Distribution:
+        mean, log_std = params.chunk(2, dim=-1)
+        return td.Independent(td.Normal(middle + half * mean, half * log_std.exp()), 1)
+
+    close = {"rtol": 1e-9, "atol": 1e-9}
+    log_width = half.double().log().sum()
+    for params in (old, new):
+        density = dist.log_prob(params, torch.from_numpy(actions)) - log_width
+        torch.testing.assert_close(density, in_box(params).log_prob(given), **close)
+        entropy = dist.entropy(params) + log_width
+        torch.testing.assert_close(entropy, in_box(params).entropy(), **close)
+    kl = td.kl_divergence(in_box(old), in_box(new))
+    torch.testing.assert_close(dist.kl(old, new), kl, **close)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_actions_are_mapped_where_both_bounds_are_finite(dtype: Any) -> None:
+    low = np.array([300.0, -np.inf, 0.0, -np.inf, -0.01, 5.0, -1.0])
+    high = np.array([500.0, np.inf, np.inf, 7.0, 0.01, 5.0, 1.0])
+    space = spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
+    dist = make_distribution(space, normalize_actions=True)
+    half = np.array([0.5] * 7, np.float32)
+    wanted = [450.0, 0.5, 0.5, 0.5, 0.005, 5.0, 0.5]
+    far = np.full(7, 50.0, np.float32)
+    highest, lowest = [500.0, 50.0, 50.0, 7.0, 0.01, 5.0, 1.0], [300, -50, 0, -50, -0.01, 5, -1]
+    for actions, expected in ((half, wanted), (far, highest), (-far, lowest)):
+        given = dist.to_env(actions[None])[0]
+        np.testing.assert_allclose(given, np.array(expected, dtype), rtol=1e-6)
+        assert space.contains(given)
+        params = torch.from_numpy(np.concatenate([actions, actions])[None])
+        np.testing.assert_allclose(dist.mode_for_env(params)[0].numpy(), given, rtol=1e-6)
+    free = make_distribution(space, normalize_actions=True, clip_actions=False)
+    expected = [500.0, -50.0, -50.0, 50.0, 0.01, 5.0, 1.0]  # only mapped ones are clipped
+    ends = np.array([50.0, -50.0, -50.0, 50.0, 50.0, 50.0, 50.0], np.float32)
+    np.testing.assert_allclose(free.to_env(ends[None])[0], np.array(expected, dtype))
+    plain = make_distribution(space, clip_actions=False)
+    np.testing.assert_array_equal(plain.to_env(ends[None])[0], ends.astype(dtype))
+
+
+def test_the_largest_box_is_mapped_without_overflow() -> None:
+    for dtype in (np.float32, np.float64):
+        most = np.finfo(dtype).max
+        dist = make_distribution(spaces.Box(-most, most, (1,), dtype), normalize_actions=True)
+        ends = dist.to_env(np.array([[1.0], [0.0], [-1.0]], np.float32))
+        assert ends[:, 0].tolist() == [most, 0.0, -most]
+
+
+def test_uniform_actions_are_uniform_over_the_box_once_mapped() -> None:
+    space = spaces.Box(300.0, 500.0, (2,), np.float32)
+    for options in ({"normalize_actions": True}, {}, {"squash_actions": True}):
+        dist = make_distribution(space, **options)
+        given = dist.to_env(dist.random(np.random.default_rng(0), 4000).reshape(-1, 2))
+        counts = np.histogram(given, bins=10, range=(300.0, 500.0))[0]
+        assert counts.min() > 650, options
+        assert counts.max() < 950, options
+
+
+def test_squashed_actions_are_mapped_once() -> None:
+    one, both = (make_distribution(BOX, True, normalize) for normalize in (False, True))
+    actions = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    np.testing.assert_array_equal(one.to_env(actions), both.to_env(actions))
+
+
 @pytest.mark.parametrize(
     ("key", "family"),
     [

@@ -37,6 +37,7 @@ OBSERVATIONS: dict[str, Space[Any]] = {
     "float64": spaces.Box(-np.inf, np.inf, (3, 2), np.float64),
     "scalar": spaces.Box(0.0, 1.0, (), np.float32),
     "image": spaces.Box(0, 255, (40, 38, 3), np.uint8),
+    "board": spaces.Box(0, np.arange(72, dtype=np.uint8).reshape(6, 6, 2), (6, 6, 2), np.uint8),
     "discrete": spaces.Discrete(5, start=-2),
     "multi": spaces.MultiDiscrete([2, 3], start=[1, -1]),
     "dict": spaces.Dict(
@@ -48,6 +49,9 @@ ACTIONS: dict[str, Space[Any]] = {
     "multi": spaces.MultiDiscrete([[2, 3], [4, 2]]),
     "box": spaces.Box(np.array([-1.0, -0.1]), np.array([0.5, 3.0]), dtype=np.float64),
     "float32": spaces.Box(-1.0, 1.0, (2, 1), np.float32),
+    "half open": spaces.Box(
+        np.array([300.0, 0.0], np.float32), np.array([500.0, np.inf], np.float32)
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,12 @@ def test_a2c_loss_equals_formula() -> None:
 
 
 def ppo_loss(
-    x: dict[str, Any], clip: float, vf_clip: float | None, kl_coeff: float, standardize: bool
+    x: dict[str, Any],
+    clip: float,
+    vf_range: float | None,
+    kl_coeff: float,
+    standardize: bool,
+    vf_clip: float | None = None,
 ) -> Tensor:
     advantages = x["advantages"]
     if standardize:
@@ -87,22 +93,26 @@ def ppo_loss(
         bound = 1.0 + clip if advantage > 0 else 1.0 - clip
         terms.append(-advantage * bound if too_far else -advantage * ratio)
     errors = (x["values"] - x["targets"]) ** 2
-    if vf_clip is not None:
+    if vf_range is not None:
         near = torch.maximum(
-            torch.minimum(x["values"], x["old_values"] + vf_clip), x["old_values"] - vf_clip
+            torch.minimum(x["values"], x["old_values"] + vf_range), x["old_values"] - vf_range
         )
         errors = torch.maximum(errors, (near - x["targets"]) ** 2)
-    loss = torch.stack(terms).mean() + 0.5 * 0.5 * errors.mean()
+    if vf_clip is not None:
+        errors = torch.clamp(errors, 0.0, vf_clip)  # as RLlib's learner
+    loss = torch.stack(terms).mean() + 0.25 * errors.mean()
     return loss - 0.01 * x["entropy"] + kl_coeff * x["kl"]
 
 
-@pytest.mark.parametrize("vf_clip", [None, 0.05])
+@pytest.mark.parametrize("vf_range", [None, 0.05])
 @pytest.mark.parametrize("kl_coeff", [0.0, 0.4])
 @pytest.mark.parametrize("standardize", [False, True])
-def test_ppo_loss_equals_formula(vf_clip: float | None, kl_coeff: float, standardize: bool) -> None:
+def test_ppo_loss_equals_formula(
+    vf_range: float | None, kl_coeff: float, standardize: bool
+) -> None:
     policy = small_policy(
         "ppo",
-        vf_clip_param=vf_clip,
+        vf_clip_range=vf_range,
         kl_coeff=kl_coeff,
         standardize_advantages=standardize,
         clip_param=0.1,
@@ -113,7 +123,7 @@ def test_ppo_loss_equals_formula(vf_clip: float | None, kl_coeff: float, standar
     ratio = (x["log_prob"] - x["old_log_prob"]).exp()
     assert (ratio > 1.1).any()
     assert (ratio < 0.9).any()  # otherwise the test would not cover clipping
-    stats = assert_same_gradient(policy, batch, ppo_loss(x, 0.1, vf_clip, kl_coeff, standardize))
+    stats = assert_same_gradient(policy, batch, ppo_loss(x, 0.1, vf_range, kl_coeff, standardize))
     assert stats["mean_kl_loss"] == pytest.approx(x["kl"].item(), rel=1e-4)
     outside = ((ratio > 1.1) | (ratio < 0.9)).float().mean().item()
     assert stats["clip_fraction"] == pytest.approx(outside)
@@ -125,9 +135,43 @@ def test_value_clipping_changes_the_loss() -> None:
     batch = make_batch(policy, steps=10)
     moved(policy)
     x = plain(policy, batch)
-    losses = [ppo_loss(x, 0.1, vf_clip, 0.0, True).item() for vf_clip in (None, 0.05, 100.0)]
+    losses = [ppo_loss(x, 0.1, vf_range, 0.0, True).item() for vf_range in (None, 0.05, 100.0)]
     assert losses[0] < losses[1]  # clipping can only increase the error
     assert losses[0] == losses[2]
+
+
+@pytest.mark.parametrize("fast_cpu", [False, True])
+@pytest.mark.parametrize("vf_range", [None, 0.05])
+def test_value_errors_of_ppo_are_those_of_rllib(vf_range: float | None, fast_cpu: bool) -> None:
+    """`vf_loss_coeff` times the mean of the squared errors, each at most `vf_clip_param`: the
+    options of a config of RLlib's PPO mean the same here."""
+    options = {"vf_clip_range": vf_range, "clip_param": 0.1, "fast_cpu": fast_cpu}
+    policy = small_policy("ppo", vf_clip_param=1.0, **options)
+    batch = make_batch(policy, steps=10)
+    moved(policy)
+    x = plain(policy, batch)
+    errors = (x["values"] - x["targets"]) ** 2
+    assert (errors > 1.0).any()
+    assert (errors < 1.0).any()
+    stats = assert_same_gradient(policy, batch, ppo_loss(x, 0.1, vf_range, 0.0, True, 1.0))
+    if vf_range is None:
+        assert stats["vf_loss"] == pytest.approx(errors.clamp(max=1.0).mean().item(), rel=1e-4)
+    free = small_policy("ppo", vf_clip_param=math.inf, **options)
+    assert free.config.vf_clip_param is None, "RLlib turns it off by infinity"
+
+
+def test_options_of_older_checkpoints_have_the_loss_that_they_had() -> None:
+    """`vf_loss_coeff` was of half the mean squared error, `vf_clip_param` a bound of the change."""
+    saved = {"vf_loss_coeff": 0.6, "vf_clip_param": 0.05, "clip_param": 0.1}
+    for name, coeff in (("ppo", 0.3), ("decoupled_ppo", 0.3), ("appo", 0.6), ("a2c", 0.6)):
+        config = small_policy(name).config_class
+        options = {key: value for key, value in saved.items() if key in config.keys()}  # noqa: SIM118
+        present = config.parse(config.of_checkpoint(options))
+        assert present.vf_loss_coeff == coeff
+        assert present.normalize_actions is False
+        if name != "a2c":
+            assert (present.vf_clip_range, present.vf_clip_param) == (0.05, None)
+        assert config.parse(config.of_checkpoint(present.to_dict())) == present
 
 
 def test_ppo_gradient_equals_a2c_gradient_on_policy() -> None:

@@ -181,6 +181,33 @@ def test_bytes_of_images_are_scaled(options: dict[str, Any]) -> None:
     assert rest[:, :-2].eq(1.0).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"conv_filters": []}])
+def test_bytes_are_divided_by_the_upper_bound(options: dict[str, Any]) -> None:
+    """One for all elements, or each element by its own; where that is 0, so is the element."""
+    shape = (4, 5, 3)
+    board = torch.randint(0, 2, (2, *shape), dtype=torch.uint8)
+    bounds = np.random.default_rng(0).integers(0, 9, shape).astype(np.uint8)
+    assert (bounds == 0).any()
+    for high, obs, scaled in (
+        (np.ones(shape, np.uint8), board, board.float()),
+        (np.full(shape, 10, np.uint8), board * 10, board.float()),
+        (np.zeros(shape, np.uint8), board * 0, board * 0.0),
+        (bounds, torch.from_numpy(np.stack([bounds, bounds])), torch.from_numpy(bounds > 0)),
+    ):
+        image = spaces.Box(np.zeros(shape, np.uint8), high, shape, np.uint8)
+        expected = scaled.expand(2, *shape).float()
+        alone = network_of(image, **options)
+        pair = network_of(spaces.Dict(image=image, n=spaces.Discrete(2)), **options)
+        flat = torch.cat([obs.flatten(1).float(), torch.zeros(2, 2)], dim=1)
+        inputs = [alone.prepare(obs), pair.prepare(flat)[0]]
+        assert type(alone) is (MLPNetwork if options else CNNNetwork)
+        for found in inputs:
+            if options:
+                torch.testing.assert_close(found[:, :60], expected.flatten(1))
+            else:
+                torch.testing.assert_close(found, expected.permute(0, 3, 1, 2))
+
+
 def test_each_image_of_a_dict_has_its_own_convolutions() -> None:
     """The features equal those of the images' networks alone, and of the vectors."""
     space = spaces.Dict(

@@ -11,11 +11,11 @@ import pytest
 import ray
 
 from polopt.common.episodes import EpisodeStats
-from polopt.common.weights import Gradients, Weights
+from polopt.common.weights import Acting, Gradients, Weights
 
 VECTOR = np.linspace(-1.0, 1.0, 9155, dtype=np.float32)
 MESSAGES = [
-    Weights(VECTOR, 7, 1234, {"kl_coeff": 0.2}),
+    Weights(VECTOR, 7, 1234, {"kl_coeff": 0.2}, acting=Acting(True, False)),
     Gradients(VECTOR[::2], 3, 160, {"vf_loss": 0.5}),  # not contiguous
     EpisodeStats([500.0, 1.5], [500, 2]),
     EpisodeStats(),
