@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
 
 C = TypeVar("C", bound="Config")
-#: Number of allowed names that an error message lists.
+#: Number of allowed names that an error message lists of a longer list.
 _MOST_SHOWN = 6
 #: Characters of a value that an error message quotes.
 _MOST_QUOTED = 200
@@ -49,9 +49,11 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
 
     known = list(known)
     ranked = sorted(set(known if shown is None else shown), key=dissimilarity)
-    others = len(ranked) - _MOST_SHOWN
+    others = len(ranked) - _MOST_SHOWN if len(ranked) > _MOST_SHOWN + 2 else 0
     more = f" and {others} others" if others > 0 else ""
-    return f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[:_MOST_SHOWN])}{more}"
+    return (
+        f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[: len(ranked) - others])}{more}"
+    )
 
 
 def shown(value: Any) -> str:
@@ -144,8 +146,16 @@ class Config(pydantic.BaseModel):
                 raise ConfigError(f"{where}: key {key!r} is gone: {cls.removed[key]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The options by key; `type(self).parse` accepts the result."""
-        return self.model_dump(by_alias=True)
+        """The options by key; `type(self).parse` accepts the result. Values of options of any type
+        are the same objects; pydantic would make dicts of a user's dataclasses."""
+        options = self.model_dump(by_alias=True)
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, Config):
+                options[field.alias or name] = value.to_dict()
+            elif _is_of_any_type(field.annotation):
+                options[field.alias or name] = value
+        return options
 
 
 def canonical(
@@ -170,6 +180,11 @@ def canonical(
         result[key] = value
         written_as[key] = given
     return result
+
+
+def _is_of_any_type(annotation: Any) -> bool:
+    """Whether a type is Any, or a container of values of any type."""
+    return annotation is Any or any(map(_is_of_any_type, get_args(annotation)))
 
 
 def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:

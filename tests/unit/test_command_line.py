@@ -374,7 +374,7 @@ def test_restore_of_another_network_fails_before_ray(
     monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
     changes = ["env=CartPole-v1", "model.fcnet_hiddens=[9,9]"]
     said = error_of(polopt("train", "SyncPPO", *changes, "--restore", checkpoint))
-    assert "fcnet_hiddens: checkpoint [8], config (9, 9)" in said
+    assert "fcnet_hiddens: checkpoint (8,), config (9, 9)" in said
     assert len(said) < 350 + len(str(checkpoint))
 
 

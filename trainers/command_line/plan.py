@@ -12,6 +12,7 @@ from polopt.common.config import ConfigError, canonical, nearest_of
 from polopt.rollouts.ray_session import check_address, check_memory
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
+from polopt.trainers.evaluation import evaluation_config
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.results import check_stop_key
@@ -69,6 +70,7 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     else:  # the trial may run on another machine
         check_address(ray_address())
     worker_config = experiment.make_worker_config()
+    evaluation_config(experiment.trainer, worker_config)
     if restore is not None:
         restore, state = read_or_fall_back(find_checkpoint(restore))
         spaces = worker_config.observation_space, worker_config.action_space
