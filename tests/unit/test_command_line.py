@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -264,6 +266,55 @@ def test_evaluate_on_a_named_callable(checkpoint: Path, tmp_path: Path) -> None:
         "evaluate", tmp_path / "c", "--episodes", 1, "--env", "test_command_line:callable_env"
     )
     assert named.exit_code == 0, named.output
+
+
+class Endless(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        pass
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+def played_endless(folder: Path, *arguments: object, **options: Any) -> list[str]:
+    """Lines of episodes and of the summary; a step takes a second."""
+    trainer = PolicyOptimizerTrainer({**SMALL, "env": Endless, **options})
+    trainer.save(str(folder / "c"))
+    trainer.stop()
+    named = ["--env", "test_command_line:Endless", "--episodes", 2]
+    played = polopt("evaluate", folder / "c", *arguments, *named)
+    assert played.exit_code == 0, played.output
+    return played.stdout.splitlines()[1:]
+
+
+def test_evaluate_prints_each_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr(evaluation, "time", seconds)
+    lines = played_endless(tmp_path, "max_frames_per_traj=25")
+    assert lines[:6] == [
+        "episode 1   has not ended after 10 steps (10 s); max_frames_per_traj=STEPS bounds the "
+        "length of episodes",
+        "episode 1   has not ended after 20 steps (20 s); max_frames_per_traj=STEPS bounds the "
+        "length of episodes",
+        "episode 1   return 25.00  length 25",
+        *(line.replace("episode 1", "episode 2") for line in lines[:3]),
+    ]
+    assert lines[6].startswith("return      mean 25.00")
+
+
+def test_evaluate_bounds_episodes_as_training_does(tmp_path: Path) -> None:
+    assert "mean 7.00" in played_endless(tmp_path, max_frames_per_traj=7)[2]
+    of_evaluation = {"evaluation_config": {"max_frames_per_traj": 5}}
+    assert "mean 5.00" in played_endless(tmp_path, max_frames_per_traj=7, **of_evaluation)[2]
+    given = played_endless(tmp_path, "max_frames_per_traj=3", **of_evaluation)
+    assert "mean 3.00" in given[2]
 
 
 @pytest.mark.parametrize(
