@@ -24,6 +24,7 @@ from typer.testing import CliRunner, Result
 from polopt.common.config import ConfigError
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.registry import POLICIES
+from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.command_line import evaluation
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.examples import example_names
@@ -427,6 +428,47 @@ def test_restore_of_another_network_fails_before_ray(
     said = error_of(polopt("train", "SyncPPO", *changes, "--restore", checkpoint))
     assert "fcnet_hiddens: checkpoint (8,), config (9, 9)" in said
     assert len(said) < 350 + len(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("saved_with", "changes", "said"),
+    [
+        ({}, ["normalize_observations=true"], "that normalises observations"),
+        ({"normalize_observations": True}, [], "must be of a policy that normalises nothing"),
+        ({}, ["normalize_rewards=true"], "that normalises rewards"),
+        ({}, ["torch_optimizer=rmsprop"], "rmsprop"),
+        ({"model": {"fcnet_hiddens": [8], "use_lstm": True}}, [], "use_lstm: checkpoint True"),
+        ({"env": normalized_cartpole}, [], "environments keep 0 running statistics (none); got 1"),
+    ],
+)
+def test_unfit_checkpoint_is_refused_before_a_process_starts(
+    saved_with: dict[str, Any],
+    changes: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    trainer = PolicyOptimizerTrainer({**SMALL, **saved_with})
+    trainer.train()
+    trainer.save(str(tmp_path / "c"))
+    trainer.stop()
+    config = ["env=CartPole-v1", "model.fcnet_hiddens=[8]", "vectorization_mode=sync", *changes]
+    refused = polopt("train", "SyncPPO", *config, "--restore", tmp_path / "c")
+    assert said in error_of(refused)
+
+
+@pytest.mark.parametrize("field", ["episodes", "restore_count", "num_updates"])
+def test_checkpoint_without_a_field_is_refused_before_a_process_starts(
+    field: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    state = read_checkpoint(checkpoint)
+    del state["optimizer"][field]
+    write_checkpoint(tmp_path / "c", state)
+    config = ["env=CartPole-v1", "model.fcnet_hiddens=[8]"]
+    said = error_of(polopt("train", "SyncPPO", *config, "--restore", tmp_path / "c"))
+    assert f"does not fit: KeyError: '{field}'" in said
 
 
 @pytest.mark.parametrize("kind", ["a file", "a missing mount"])
