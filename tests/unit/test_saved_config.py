@@ -28,6 +28,8 @@ from polopt.policies.ppo import PPOConfig, PPOPolicy
 from polopt.policies.registry import POLICIES
 from polopt.trainers import saved_policy
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
+from polopt.trainers.command_line.tune_run import _next_step
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.saved_config import argument_for, decode_config, encode_config
 from polopt.trainers.saved_trainer import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -294,6 +296,16 @@ def test_missing_option_of_the_environment_is_asked_for(
     again.restore(str(checkpoint))
     again.stop()
     assert saved_policy.load(checkpoint).action_space == Maze.action_space
+
+
+def test_next_command_names_what_it_needs(tmp_path: Path) -> None:
+    options = {
+        "env": "CartPole-v1",
+        "env_config": {"loader": Loader(), "size": np.int64(3)},
+        "evaluation_config": {"env": "mygame:Game-v0"},
+    }
+    command = _next_step(tmp_path, Experiment.parse(options, {}))
+    assert command.endswith(f"evaluate {tmp_path} --env mygame:Game-v0 env_config.loader=VALUE")
 
 
 def test_checkpoint_that_left_out_all_options_is_refused(tmp_path: Path) -> None:
