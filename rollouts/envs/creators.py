@@ -16,16 +16,29 @@ _CONFIG_NAMES = {"config", "env_config", "env_context", "context", "ctx", "cfg"}
 class EnvContext(dict[str, Any]):
     """The `env_config` passed to a creator, with the position of the environment.
 
+    No two environments of a run that exist at the same time have the same pair of `worker_index`
+    and `vector_index`, so that ports, licences and parts of a data set can depend on the pair.
+
     Attributes:
-        worker_index: of the worker; 0 in the driver's process.
+        worker_index: of the worker. Workers of training count from 1; 0: training in the driver's
+            process, and the environment that is made and closed before, to check the config. Those
+            of evaluation count on after the last worker of training, also in the driver's process
+            and in `polopt evaluate`.
         vector_index: of the environment within the worker.
-        num_workers: number of remote workers.
+        num_workers: number of remote workers, of evaluation in an environment of evaluation.
+        in_evaluation: the environment is played for evaluation, and nothing is learned from it.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], worker_index: int, vector_index: int, num_workers: int
+        self,
+        config: Mapping[str, Any],
+        worker_index: int,
+        vector_index: int,
+        num_workers: int,
+        in_evaluation: bool = False,
     ) -> None:
         super().__init__(config)
+        self.in_evaluation = in_evaluation
         self.worker_index = worker_index
         self.vector_index = vector_index
         self.num_workers = num_workers

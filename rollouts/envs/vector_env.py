@@ -39,6 +39,8 @@ def make_vector_env(
     num_envs: int | None = None,
     fast: bool = True,
     keep_infos: bool = False,
+    index_offset: int = 0,
+    in_evaluation: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
     """Makes a vector of environments. Each environment that is made singly is a
     `FaultTolerantEnv`.
@@ -51,6 +53,8 @@ def make_vector_env(
         fast: environments that are stepped one after another are a `FastSyncVectorEnv`; False:
             Gymnasium's `SyncVectorEnv`. Both return the same.
         keep_infos: see `FaultTolerantEnv`.
+        index_offset: of `EnvContext.worker_index` from `worker_index`.
+        in_evaluation: see `EnvContext`.
 
     Raises:
         ConfigError: the environment does not support an option.
@@ -60,7 +64,9 @@ def make_vector_env(
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
     if callable(source):
-        return _vector_of_callable(source, config, worker_index, num_envs, fast, keep_infos)
+        return _vector_of_callable(
+            source, config, worker_index, num_envs, fast, keep_infos, index_offset, in_evaluation
+        )
     spec = gymnasium.spec(source) if isinstance(source, str) else source
     limit = config.max_frames_per_traj
     if limit is not None and mode == "vector_entry_point":
@@ -84,7 +90,11 @@ def make_vector_env(
 
 
 def probe_spaces(
-    source: EnvSource, config: RolloutConfig, keys: tuple[str, str, str] = ENV_KEYS
+    source: EnvSource,
+    config: RolloutConfig,
+    keys: tuple[str, str, str] = ENV_KEYS,
+    worker_index: int = 0,
+    in_evaluation: bool = False,
 ) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, which is made and closed.
 
@@ -92,6 +102,8 @@ def probe_spaces(
         source: result of `resolve_env`.
         config: options of sampling.
         keys: see `ENV_KEYS`.
+        worker_index: see `EnvContext`.
+        in_evaluation: see `EnvContext`.
 
     Raises:
         ConfigError: as `make_vector_env`.
@@ -99,7 +111,8 @@ def probe_spaces(
     """
     if callable(source):
         _check_mode_of_callable(config)
-        env = make_env(source, EnvContext(config.env_config, 0, 0, config.num_workers))
+        context = EnvContext(config.env_config, worker_index, 0, config.num_workers, in_evaluation)
+        env = make_env(source, context)
         _limited(config.max_frames_per_traj, env)  # raises here what a worker would raise
     else:
         mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
@@ -134,9 +147,14 @@ def _vector_of_callable(
     num_envs: int,
     fast: bool,
     keep_infos: bool,
+    index_offset: int,
+    in_evaluation: bool,
 ) -> VectorEnv[Any, Any, Any]:
     def make_one(vector_index: int) -> Any:
-        context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
+        index = index_offset + worker_index
+        context = EnvContext(
+            config.env_config, index, vector_index, config.num_workers, in_evaluation
+        )
         return _limited(config.max_frames_per_traj, make_env(make, context))
 
     _check_mode_of_callable(config)

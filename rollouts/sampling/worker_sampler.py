@@ -36,6 +36,8 @@ def make_sampler(
     seeds: Seeds,
     fast: bool,
     keep_infos: bool = False,
+    index_offset: int = 0,
+    in_evaluation: bool = False,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
     """The sampler of the worker with this index, or the error that prevents it.
 
@@ -51,12 +53,21 @@ def make_sampler(
         seeds: of environments and action noise.
         fast: see `make_vector_env`.
         keep_infos: see `FaultTolerantEnv`.
+        index_offset: see `make_vector_env`.
+        in_evaluation: see `make_vector_env`.
 
     Raises:
         ConfigError: for a mode that the environment does not have.
     """
     remake = functools.partial(
-        make_vector_env, env, rollout, index, fast=fast, keep_infos=keep_infos
+        make_vector_env,
+        env,
+        rollout,
+        index,
+        fast=fast,
+        keep_infos=keep_infos,
+        index_offset=index_offset,
+        in_evaluation=in_evaluation,
     )
     place = f"vector environment {env_name(env)!r} (of worker {index})"
     faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)

@@ -101,6 +101,8 @@ class RolloutWorker:
                 seeds,
                 fast,
                 keep_infos=config.callbacks is not None,
+                index_offset=config.env_index_offset,
+                in_evaluation=config.in_evaluation,
             )
             self.sampler, self._env_error = made
         self._callbacks = CallbackCaller(config.callbacks, f"{config.who} {index}")

@@ -42,6 +42,7 @@ class WorkerConfig:
         postproc: applied to each batch of a `Collector`'s worker, after everything else.
         callbacks: class of the user's callbacks; None: there are none.
         in_evaluation: the worker plays episodes for evaluation, and none to learn from.
+        env_index_offset: of `EnvContext.worker_index` from the index of the worker.
     """
 
     rollout: RolloutConfig
@@ -57,6 +58,7 @@ class WorkerConfig:
     postproc: Callable[[SampleBatch], SampleBatch] | None = None
     callbacks: type[Callbacks] | None = None
     in_evaluation: bool = False
+    env_index_offset: int = 0
 
     @property
     def who(self) -> str:
@@ -125,7 +127,11 @@ def make_worker_config(
 
 
 def checked_spaces(
-    source: EnvSource, rollout: RolloutConfig, keys: tuple[str, str, str] = ENV_KEYS
+    source: EnvSource,
+    rollout: RolloutConfig,
+    keys: tuple[str, str, str] = ENV_KEYS,
+    worker_index: int = 0,
+    in_evaluation: bool = False,
 ) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, which is made and closed.
 
@@ -133,12 +139,14 @@ def checked_spaces(
         source: result of `resolve_env`.
         rollout: options of sampling.
         keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
+        worker_index: see `EnvContext`.
+        in_evaluation: see `EnvContext`.
 
     Raises:
         ConfigError: if the environment cannot be made.
     """
     try:
-        return probe_spaces(source, rollout, keys)
+        return probe_spaces(source, rollout, keys, worker_index, in_evaluation)
     except ConfigError:
         raise
     except Exception as error:  # an environment may raise anything
