@@ -1,16 +1,20 @@
-"""Errors of environments, and their tracebacks without polopt's own frames."""
+"""Errors and warnings of environments, and tracebacks without polopt's own frames."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import traceback
 from types import TracebackType
 from typing import Any
 
+logger = logging.getLogger("polopt")
 _ROLLOUTS = os.path.dirname(os.path.dirname(__file__))
 _formatted: dict[Any, str] = {}  # formatted tracebacks by exception and code positions
 _MAX_FORMATTED = 20
+_warned: set[tuple[type, str]] = set()
+_MOST_QUOTED = 300
 
 
 class EnvironmentFailedError(RuntimeError):
@@ -25,6 +29,33 @@ class EnvironmentAPIError(EnvironmentFailedError):
 
 class APIViolation(TypeError):
     """A result of an environment that Gymnasium's API does not allow."""
+
+
+def warn_without(owner: Any, name: str, problem: Exception | str, without: str) -> None:
+    """Logs that the run goes on without something that it takes from an environment: once in each
+    process for a class and a name.
+
+    Args:
+        owner: environment, wrapper or part of one; the warning names its class.
+        name: method or attribute.
+        problem: what is wrong with it.
+        without: what is different now.
+    """
+    if (type(owner), name) in _warned:
+        return
+    _warned.add((type(owner), name))
+    if isinstance(problem, Exception):
+        problem = f"{type(problem).__name__}: {problem}"
+    problem = " ".join(problem.split())
+    if len(problem) > _MOST_QUOTED:
+        problem = f"{problem[:_MOST_QUOTED]}..."
+    logger.warning(
+        "%s.%s cannot be used (%s). The run goes on without it: %s",
+        type(owner).__qualname__,
+        name,
+        problem,
+        without,
+    )
 
 
 def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:

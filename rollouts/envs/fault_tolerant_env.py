@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,9 @@ from polopt.rollouts.envs.errors import (
     EnvironmentAPIError,
     EnvironmentFailedError,
     traceback_of,
+    warn_without,
 )
+from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
 
 #: Key of `infos` with an `EnvFault` for each environment that had one.
@@ -161,9 +163,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._steps += 1
             if terminated or truncated:
                 # The environment may change it when it is reset.
-                observation = observation.copy() if self._is_array else deepcopy(observation)
+                observation = observation.copy() if self._is_array else own_copy(observation)
                 if self._keep_infos:
-                    last = {INFO_KEY: EpisodeInfo(deepcopy(info))}
+                    last = {INFO_KEY: EpisodeInfo(self._kept(info))}
                     return observation, reward, terminated, truncated, last
             return observation, reward, terminated, truncated, {}
         fault, observation = self._replace(raised)
@@ -199,6 +201,20 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def close(self) -> None:
         """Closes the environment; logs what it raises."""
         close_env(self.env, str(self._place))
+
+    def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
+        """A copy of the info of a last step. In a process of its own, without the values that
+        cannot be sent from there."""
+        if not self._owns_process:
+            return dict(own_copy(dict(info)))
+        kept = {}
+        for key, value in info.items():
+            try:
+                kept[key] = pickle.loads(pickle.dumps(value))
+            except Exception as error:  # pickling a user's object may raise anything
+                without = "callbacks do not get it with vectorization_mode 'async'"
+                warn_without(self.env.unwrapped, f"step() info {key!r}", error, without)
+        return kept
 
     def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         check_step(result, self.env.observation_space)

@@ -385,7 +385,7 @@ class RolloutWorker:
             self.policy.set_weights(weights)
 
     def get_state(self, with_policy: bool = True) -> dict[str, Any]:
-        """State of the sampler (None where environments have no `get_state`) and of the policy."""
+        """State of the sampler (None where environments cannot give theirs) and of the policy."""
         return {
             "sampler": None if self.sampler is None else self.sampler.get_state(),
             "statistics": self.get_statistics(),
