@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -14,6 +15,9 @@ _MOST_SHOWN = 6
 #: Characters of a value that an error message quotes.
 _MOST_QUOTED = 200
 
+
+_short = reprlib.Repr()
+_short.maxother = _short.maxstring = 60
 
 #: Type of an option whose default, None, stands for an automatic value. 0 is accepted for it.
 Automatic = Annotated[int | None, pydantic.AfterValidator(lambda value: value or None)]
@@ -58,6 +62,12 @@ def shown(value: Any) -> str:
     """`value` as error messages quote it: on one line, at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
+
+
+def shown_options(options: Mapping[Any, Any]) -> str:
+    """Options as error messages quote them: on one line, each value shortened."""
+    parts = (f"{key!r}: {' '.join(_short.repr(value).split())}" for key, value in options.items())
+    return f"{{{', '.join(parts)}}}"
 
 
 def differ(one: Any, other: Any) -> bool:

@@ -18,6 +18,8 @@ from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.rollouts.envs.env_sources import refuse_made_env
+from polopt.rollouts.envs.own_copy import OwnCopies
 from polopt.rollouts.envs.random_state import kept_global_generators
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
 from polopt.rollouts.workers.callbacks import CallbackCaller
@@ -124,7 +126,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._storage_of_trial = storage  # None without Tune
         # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
-        super().__init__(with_keywords(config or {}, options), storage=storage, **others)
+        config = with_keywords(config or {}, options)
+        refuse_made_env(config.get("env"))  # copying one may even damage it
+        super().__init__(OwnCopies(config), storage=storage, **others)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune

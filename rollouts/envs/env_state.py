@@ -229,6 +229,7 @@ def _kinds(chain: list[dict[str, Any]]) -> list[tuple[str, tuple[int, ...]]]:
     return [(one["name"], np.shape(one["mean"])) for one in chain]
 
 
+@np.errstate(all="ignore")
 def _sum(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     count = sum(part["count"] for part in parts)
     shares = [part["count"] / count if count else 1 / len(parts) for part in parts]

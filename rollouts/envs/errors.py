@@ -9,6 +9,8 @@ import traceback
 from types import TracebackType
 from typing import Any
 
+from gymnasium.vector import AutoresetMode, VectorWrapper
+
 logger = logging.getLogger("polopt")
 _ROLLOUTS = os.path.dirname(os.path.dirname(__file__))
 _formatted: dict[Any, str] = {}  # formatted tracebacks by exception and code positions
@@ -45,7 +47,7 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
         return
     _warned.add((type(owner), name))
     if isinstance(problem, Exception):
-        problem = f"{type(problem).__name__}: {problem}"
+        problem = described(problem)
     problem = " ".join(problem.split())
     if len(problem) > _MOST_QUOTED:
         problem = f"{problem[:_MOST_QUOTED]}..."
@@ -56,6 +58,26 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
         problem,
         without,
     )
+
+
+def described(error: BaseException) -> str:
+    """Type and text of an exception. One without a text has the line that raised it instead, and
+    what to do about a wrapper of Gymnasium that refuses the mode of the vector which it wraps."""
+    text, frames = str(error), list(traceback.walk_tb(error.__traceback__))
+    if text or not frames:
+        return f"{type(error).__name__}: {text}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__} in {last.filename}, line {last.lineno}: {last.line}"
+    wrapper = frames[-1][0].f_locals.get("self")
+    if isinstance(wrapper, VectorWrapper):
+        mode = getattr(vars(wrapper).get("env"), "metadata", {}).get("autoreset_mode")
+        if isinstance(mode, AutoresetMode) and mode != AutoresetMode.NEXT_STEP:
+            text += (
+                f". {type(wrapper).__name__} cannot wrap a vector in autoreset mode "
+                f"{mode.value!r}: make the vector in the mode 'NextStep', or wrap each of its "
+                "environments instead of the vector"
+            )
+    return text
 
 
 def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:

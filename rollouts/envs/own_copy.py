@@ -13,6 +13,13 @@ def own_copy(value: Any) -> Any:
     return _copied(value, {})
 
 
+class OwnCopies(dict[str, Any]):
+    """A dict whose `copy.deepcopy` is `own_copy`: Ray copies the config of a trainer so."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return dict(own_copy(dict(self)))
+
+
 def _copied(value: Any, made: dict[int, Any]) -> Any:
     if id(value) in made:  # it contains itself
         return made[id(value)]

@@ -179,12 +179,11 @@ class VectorSampler:
         """Steps all environments once and records row `t` and the observations after it, which are
         returned as the environment returned them."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
-        rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
-        rows.actions[t] = actions
-        for_env = self.policy.dist.to_env(actions)
+        actions = self._choose(t, rows, choose)
         ended: Any = ()
         try:  # only what environments do: an exception counts as theirs, and ends their episodes
-            raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(for_env)
+            raw, given, terminated[t], truncated[t], infos = self.env.step(actions)
+            _copy_into(rewards[t], given)
             if not self._next_step:
                 over = terminated[t] | truncated[t]
                 if np.count_nonzero(over):
@@ -209,6 +208,13 @@ class VectorSampler:
         if self.policy.state_size:
             self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
+
+    @np.errstate(all="ignore")  # `np.seterr` of a user's program is for the environments alone
+    def _choose(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
+        """Chooses and records the actions of row `t`, and returns them for the environment."""
+        rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
+        rows.actions[t] = actions
+        return self.policy.dist.to_env(actions)
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
         """`[N]` bool: row `t`, above 0, begins an episode; in a batch, see `gae.episode_starts`."""
@@ -265,7 +271,7 @@ class VectorSampler:
             if not isinstance(key, str) or key.startswith("_"):
                 continue
             if isinstance(values, np.ndarray) and values.shape[:1] == (self.env.num_envs,):
-                has = infos.get(f"_{key}")
+                has: Any = infos.get(f"_{key}")
                 if np.shape(has) != (self.env.num_envs,) or has[n]:
                     kept[key] = (
                         own_copy(values[n]) if values.dtype == object else np.array(values[n])
@@ -337,3 +343,8 @@ class VectorSampler:
     def close(self) -> None:
         """Closes the environments; logs what they raise."""
         close_env(self.env, self.faults.place)
+
+
+@np.errstate(all="ignore")  # float64 may not fit float32
+def _copy_into(row: np.ndarray, values: Any) -> None:
+    row[:] = values

@@ -286,7 +286,7 @@ class RolloutWorker:
         batch = sample_frames(sampler, request)
         batch.worker_index = self.index
         batch.compress = self.config.rollout.compress_data
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             batch = self.policy.postprocess(batch)
         return check_batch(batch, sampler, env_name(self.config.env))
 

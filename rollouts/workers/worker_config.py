@@ -12,9 +12,10 @@ from typing import Any
 import ray
 from gymnasium import Space
 
-from polopt.common.config import Config, ConfigError
+from polopt.common.config import Config, ConfigError, shown, shown_options
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
+from polopt.rollouts.envs.errors import described
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import Callbacks
@@ -141,6 +142,6 @@ def checked_spaces(
         raise
     except Exception as error:  # an environment may raise anything
         raise ConfigError(
-            f"key {keys[0]!r}: {rollout.env or source!r} cannot be made with {keys[1]} "
-            f"{rollout.env_config}: {type(error).__name__}: {error}"
+            f"key {keys[0]!r}: {shown(rollout.env or source)} cannot be made with {keys[1]} "
+            f"{shown_options(rollout.env_config)}: {described(error)}"
         ) from error

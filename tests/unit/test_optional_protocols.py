@@ -1,5 +1,5 @@
-"""What polopt takes from an environment beyond Gymnasium's API is optional. Without it training goes
-on, and one warning names it."""
+"""What polopt takes from an environment beyond Gymnasium's API is optional. Without it training
+goes on, and one warning names it."""
 
 from __future__ import annotations
 
