@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import subprocess
 import sys
 import threading
@@ -428,6 +429,17 @@ def test_environment_that_is_made_already_is_refused(make: Any, instead: str) ->
     for refuse in (resolve_env, lambda given: trainer(env=given)):
         with pytest.raises(ConfigError, match=f"^key 'env': got an environment .*{instead}"):
             refuse(env)
+    env.close()
+
+
+def test_environment_that_is_refused_is_not_copied() -> None:
+    """A copy of an `AsyncVectorEnv` closes the pipes of the original."""
+
+    env = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="async")
+    with pytest.raises(ConfigError, match="made already"):
+        trainer(env=env)
+    gc.collect()
+    env.reset(seed=1)
     env.close()
 
 

@@ -14,10 +14,17 @@ from test_evaluation import trainer
 from polopt.common.compression import GradientPacker, Packed, pack, unpack
 from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import Moments
+from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.optimizers.sync_gradients import mean_gradients
+from polopt.policies.actor_critic import standardized
+from polopt.policies.impala import ImpalaPolicy
+from polopt.policies.learning.reducer import LocalReducer
+from polopt.policies.spaces import ObservationEncoder
+from polopt.policies.vtrace import with_vtrace
 from polopt.rollouts.envs.env_state import merge_env_statistics
+from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 
 
 class Tiny(gymnasium.Env[np.ndarray, Any]):
@@ -99,7 +106,8 @@ def test_underflow_of_what_is_sent_and_counted() -> None:
     window = EpisodeWindow()
     window.add(EpisodeStats([1e-310, 3e-310, 1e-309], [1, 2, 3]))
     with np.errstate(all="raise"):
-        assert unpack(pack(tiny, "fp16"))[2] == 3.0
+        wide = np.array([1e-38, 3e8], dtype=np.float32)
+        assert unpack(pack(wide, "fp16")).tolist() == [0.0, 3e8]
         assert unpack(Packed("fp16", (1,), "<f4", (np.ones(1, np.float16),), 1e-50))[0] == 0.0
         packer = GradientPacker("topk", 0.3)
         for flat in (tiny, other):
@@ -109,3 +117,28 @@ def test_underflow_of_what_is_sent_and_counted() -> None:
         assert both.variance.tolist() == [0.0]
         merge_env_statistics([{"vector": [], "envs": chains}])
         window.report()
+
+
+def test_underflow_of_sampled_numbers() -> None:
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    steps = {
+        "rewards": np.full((3, 2), 1e-30, np.float32),
+        "terminated": np.zeros((3, 2), bool),
+        "truncated": np.zeros((3, 2), bool),
+        "valid": np.ones((3, 2), bool),
+    }
+    batch = SampleBatch(
+        all_obs=np.zeros((4, 2, 2), np.float32),
+        columns=steps,
+        successor_index=np.zeros(0, np.int64),
+        successor_obs=np.zeros((0, 2), np.float32),
+        version=0,
+    )
+    zeros = np.zeros((3, 2), np.float32)
+    with np.errstate(all="raise"):
+        assert ObservationEncoder(space).encode(np.full((4, 2), 1e-310)).tolist() == [[0, 0]] * 4
+        assert ObservationEncoder(space).encode_one(np.full(2, 1e-310)).tolist() == [0, 0]
+        DiscountedReturns(2).add(steps, 1e-300)
+        standardized(np.array([1e-200, 2e-200, 3e-200]), LocalReducer())
+        far = with_vtrace(batch, zeros - 1000, zeros, zeros, ImpalaPolicy.config_class())
+        assert far["advantages"].tolist() == zeros.tolist()

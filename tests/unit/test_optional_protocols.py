@@ -317,16 +317,13 @@ def test_gymnasiums_wrappers_are_frozen_in_evaluation() -> None:
 
 def test_unwrapped_and_step_counters_of_ones_own() -> None:
     class Simulator(Stateless):
-        """`unwrapped` is not the last environment, and a wrapper has a counter of its own."""
+        """`unwrapped` is no environment, and a wrapper has a counter of its own."""
 
-        unwrapped = property(lambda self: self)  # type: ignore[assignment]
+        unwrapped = property(lambda self: SimpleNamespace())  # type: ignore[assignment]
         get_checkpoint_state = lambda self: self.time  # noqa: E731
         set_checkpoint_state = lambda self, state: None  # noqa: E731
 
-    class Counts(Keeps):
-        unwrapped = property(lambda self: self)  # type: ignore[assignment]
-
-    env = vector(lambda: Counts(Simulator(), _elapsed_steps={"a": object()}))
+    env = vector(lambda: Keeps(Simulator(), _elapsed_steps={"a": object()}))
     sampler = make_sampler(env, make_policy("a2c", env), 5)
     assert sampler.get_statistics() == {}
     state = sampler.get_state()
