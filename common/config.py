@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
@@ -17,6 +18,9 @@ _MOST_SHOWN = 6
 #: Characters of a value that an error message quotes.
 _MOST_QUOTED = 200
 
+
+_short = reprlib.Repr()
+_short.maxother = _short.maxstring = 60
 
 #: Type of an option whose default, None, stands for an automatic value. 0 is accepted for it.
 Automatic = Annotated[int | None, pydantic.AfterValidator(lambda value: value or None)]
@@ -108,6 +112,12 @@ def shown(value: Any) -> str:
     """`value` as error messages quote it: on one line, at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
+
+
+def shown_options(options: Mapping[Any, Any]) -> str:
+    """Options as error messages quote them: on one line, each value shortened."""
+    parts = (f"{key!r}: {' '.join(_short.repr(value).split())}" for key, value in options.items())
+    return f"{{{', '.join(parts)}}}"
 
 
 def differ(one: Any, other: Any) -> bool:
@@ -300,7 +310,7 @@ def _owner(cls: type[Config], path: tuple[int | str, ...]) -> type[Config] | Non
         owner = None if field is None else field.annotation
         if not _is_config(owner):
             return None
-    return owner  # type: ignore[no-any-return]
+    return owner
 
 
 def _is_config(annotation: Any) -> bool:

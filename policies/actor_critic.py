@@ -214,6 +214,7 @@ class ActorCriticPolicy(Policy):
         does not normalise, is returned itself."""
         return batch if self.normalizer is None else self.normalizer.normalized(batch)
 
+    @np.errstate(all="ignore")
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, `advantages` and `value_targets`, computed with the current weights, which
         must be those that chose the actions."""
@@ -319,6 +320,7 @@ class ActorCriticPolicy(Policy):
         self.flat.zero_grads()
         return self.backend.backward(rows)
 
+    @np.errstate(all="ignore")
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
         batch = self.prepare_batch(batch)
         gradients = self._gradients_of(self.training_rows(batch), value_statistics(batch))
@@ -355,6 +357,7 @@ class ActorCriticPolicy(Policy):
             for rows, values in minibatches.epoch(parts):
                 yield self._gradients_of(rows, values)
 
+    @np.errstate(all="ignore")
     def learn_on_batch(
         self, batch: SampleBatch, reducer: Reducer | None = None
     ) -> dict[str, float]:
@@ -469,7 +472,7 @@ class _Minibatches:
 
 
 # What is not finite is left to the weight updater, which does not apply such gradients.
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(all="ignore")
 def standardized(advantages: np.ndarray, reducer: Reducer) -> np.ndarray:
     """`[B]` with mean 0 and standard deviation 1 over the rows of all learners.
 

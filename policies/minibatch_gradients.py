@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.policies.policy import Policy
@@ -32,6 +34,7 @@ class MinibatchGradients:
         """Whether all minibatches of all epochs are used."""
         return self._left == 0
 
+    @np.errstate(all="ignore")
     def next_gradients(self) -> Gradients:
         """The gradient of the next minibatch, not clipped.
 

@@ -209,6 +209,7 @@ class Policy(ABC):
         """
         return self.action_params(obs), state
 
+    @np.errstate(all="ignore")
     def compute_actions(
         self,
         obs: np.ndarray,
@@ -239,6 +240,7 @@ class Policy(ABC):
         extras = {"action_dist_inputs": params, "actions": actions, "state": state}
         return self.dist.to_env(actions), extras
 
+    @np.errstate(all="ignore")
     def predict(
         self,
         observations: Any,
@@ -386,12 +388,14 @@ class Policy(ABC):
             learner has a valid row.
         """
 
+    @np.errstate(all="ignore")
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies a gradient, computed by this policy or another; see `apply_flat`."""
         self.flat.set_grads(gradients.flat)
         self.gradient_rows = gradients.rows
         return self.apply_flat(lr_scale)
 
+    @np.errstate(all="ignore")
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies the gradient in `flat.grads`; see `WeightUpdater.apply`.
 
@@ -458,6 +462,7 @@ class Policy(ABC):
         self.env_steps = weights.env_steps
         self.coefficients = dict(weights.coefficients)
 
+    @np.errstate(all="ignore")
     def add_moments(self, moments: Moments | None, reducer: Reducer | None = None) -> None:
         """Adds the moments of new samples to those of the normaliser, if the policy has one.
 
@@ -543,7 +548,7 @@ class Policy(ABC):
 
 
 # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(all="ignore")
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
 ) -> dict[str, float]:

@@ -22,8 +22,9 @@ class RolloutConfig(Config):
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
             `ray.tune.registry.register_env`, or a callable that makes an environment; see
             `polopt.rollouts.envs.env_sources.resolve_env`. RLlib: `env`.
-        env_config: options of the environment, a dict. A callable gets it as `EnvContext`, which
-            also tells the environment where it is, or as keyword arguments, a Gymnasium id as
+        env_config: options of the environment, a dict. Each environment gets a copy. A callable
+            gets it as `EnvContext`, which also tells the environment where it is, or as keyword
+            arguments (see `polopt.rollouts.envs.creators.call_creator`), a Gymnasium id as
             arguments of `gymnasium.make`. RLlib: `env_config`.
         num_workers: number of remote rollout workers; 0 samples in the driver's process. RLlib:
             `num_env_runners` (0.8: `num_workers`).

@@ -19,7 +19,8 @@ from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
-from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
+from polopt.rollouts.envs.own_copy import OwnCopies
 from polopt.rollouts.envs.random_state import kept_global_generators
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
 from polopt.rollouts.workers.callbacks import CallbackCaller
@@ -160,7 +161,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
-        super().__init__(config, storage=storage, **others)
+        refuse_made_env(config.get("env"))  # copying one may even damage it
+        super().__init__(OwnCopies(config), storage=storage, **others)
 
     def __repr__(self) -> str:
         """Environment, optimizer, policy, workers, and how far training is."""

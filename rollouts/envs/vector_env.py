@@ -19,6 +19,7 @@ from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.rollout_config import RolloutConfig
 
@@ -74,16 +75,16 @@ def make_vector_env(
     own_vector = mode == "vector_entry_point" or (mode is None and spec.vector_entry_point)
     if own_vector and limit is None:
         env = gymnasium.make_vec(
-            spec, num_envs, vectorization_mode="vector_entry_point", **config.env_config
+            spec, num_envs, vectorization_mode="vector_entry_point", **own_copy(config.env_config)
         )
         _check_autoreset(env, config)
         return env
     # `FaultTolerantEnv` has its own checks, and the sampler resets environments before it steps
     # them: Gymnasium's checker and its check of that order would cost time in each step.
     spec = dataclasses.replace(spec, order_enforce=False)
-    options = {"disable_env_checker": True, **config.env_config}
 
     def make() -> Any:
+        options = {"disable_env_checker": True, **own_copy(config.env_config)}
         return _limited(limit, gymnasium.make(spec, **options))
 
     return _vector_of([make] * num_envs, source, config, worker_index, fast, keep_infos)

@@ -17,7 +17,12 @@ from polopt.policies.acting_policy import ActingPolicy
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import same_encoding
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
+from polopt.rollouts.envs.errors import (
+    EnvironmentAPIError,
+    EnvironmentFailedError,
+    described,
+    traceback_of,
+)
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.non_finite import find_non_finite
@@ -81,7 +86,7 @@ def make_sampler(
         return None, error
     except Exception as error:
         return None, EnvironmentFailedError(
-            f"{place} cannot be made: {type(error).__name__}: {error}\n{traceback_of(error)}"
+            f"{place} cannot be made: {described(error)}\n{traceback_of(error)}"
         )
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import ray
 from gymnasium import Space
 
-from polopt.common.config import Config, ConfigError
+from polopt.common.config import Config, ConfigError, shown, shown_options
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
-from polopt.rollouts.envs.errors import EnvironmentFailedError
+from polopt.rollouts.envs.errors import EnvironmentFailedError, described
 from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -155,6 +155,6 @@ def checked_spaces(
         if missing is not None:
             raise ConfigError(missing) from error
         raise ConfigError(
-            f"key {keys[0]!r}: {rollout.env or source!r} cannot be made with {keys[1]} "
-            f"{rollout.env_config}: {type(error).__name__}: {error}"
+            f"key {keys[0]!r}: {shown(rollout.env or source)} cannot be made with {keys[1]} "
+            f"{shown_options(rollout.env_config)}: {described(error)}"
         ) from error
