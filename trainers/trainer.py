@@ -186,7 +186,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             super()._setup_logdir()  # type: ignore[no-untyped-call]
             return
         name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
-        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"
+        self._logdir: Any = f"{DEFAULT_STORAGE_PATH}/{name}"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
@@ -401,7 +401,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ) from error
         if self._storage_of_trial is not None:
             return saved
-        return SavedCheckpoint(saved.checkpoint, saved.metrics)
+        checkpoint: Any = saved.checkpoint
+        return SavedCheckpoint(checkpoint, saved.metrics)
 
     def _next_directory(self) -> Path:
         """The first directory in `logdir` after all that have Tune's name for a checkpoint."""
