@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from polopt.dashboards.data.cache import cache_dir, remove_unused
 from polopt.dashboards.data.rows import NOT_SET, flat_config
 from polopt.dashboards.data.trial_rows import TrialRows
 from polopt.dashboards.data.tune_state import STATE_FILES, TuneState, TuneStates, TuneTrial
-from polopt.metrics.diagnosis import Finding, Results, diagnose, is_read
+from polopt.metrics.diagnosis import Finding, diagnose
+from polopt.metrics.run_results import PER_WORKER, RunResults, paths
 from polopt.metrics.tab import TAB_FILE, OptimizerTab
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 
@@ -44,6 +45,7 @@ _MOST_TAB_BYTES = 1 << 20
 _ERROR_BYTES = 4000  # the end of an error file that is read
 
 Progress = Callable[[int, int, str], None]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -73,9 +75,6 @@ class Trial:
     error: str = ""
     declared: OptimizerTab | None = None
     problems: list[str] = field(default_factory=list)
-    _optimizer: tuple[int, str] = (-1, "")
-    _begun_s: float = np.inf
-    _findings: tuple[tuple[int, str], list[Finding]] = ((-1, ""), [])
     _derived: dict[Hashable, tuple[int, Any]] = field(default_factory=dict)
 
     @property
@@ -91,19 +90,18 @@ class Trial:
     @property
     def optimizer(self) -> str:
         """Name of the optimizer, such as `async_gradients`; empty before the first result."""
-        if self._optimizer[0] != self.rows.version:
+
+        def name() -> str:
             names = self.rows.column("optimizer/name")
-            name = str(names[-1]) if names is not None and len(names) else ""
-            self._optimizer = (self.rows.version, name)
-        return self._optimizer[1]
+            return str(names[-1]) if names is not None and len(names) else ""
+
+        return self.derived("optimizer", name)
 
     @property
     def begun_s(self) -> float:
         """Time of the first result, seconds since the epoch; infinite before it."""
-        if not np.isfinite(self._begun_s) and self.rows.num_rows:
-            times = self.values("timestamp")
-            self._begun_s = float(times[0]) if times is not None and len(times) else np.inf
-        return self._begun_s
+        times = self.values("timestamp")
+        return float(times[0]) if times is not None and len(times) else np.inf
 
     @property
     def optimizer_tab(self) -> OptimizerTab:
@@ -132,20 +130,17 @@ class Trial:
     @property
     def findings(self) -> list[Finding]:
         """What the rules of the diagnosis find."""
-        version = (self.rows.version, self.state)
-        if self._findings[0] != version:
-            names = sorted(filter(is_read, self.rows.names()))
-            columns = self.rows.columns(names)
-            texts = {
-                name: next((str(text) for text in reversed(values) if text), "")
-                for name, values in columns.items()
-                if values.dtype == object
-            }
-            numbers = {name: column for name, column in columns.items() if name not in texts}
-            self._findings = (version, diagnose(Results(numbers, texts, self.config)))
-        return self._findings[1]
+        return self.derived(
+            "findings", lambda: diagnose(RunResults(self.rows.columns(paths(self.num_workers))))
+        )
 
-    def derived(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+    @property
+    def num_workers(self) -> int:
+        """Number of workers in the results; 1 with `num_workers=0`, 0 without results."""
+        names = self.rows.names()
+        return sum(n.startswith(f"{PER_WORKER}/") and n.endswith("/index") for n in names)
+
+    def derived(self, key: Hashable, compute: Callable[[], _T]) -> _T:
         """What `compute` makes of the rows, kept until they change.
 
         Args:
@@ -154,7 +149,8 @@ class Trial:
         version = self.rows.version  # before it is computed: rows may arrive meanwhile
         if self._derived.get(key, (-1, None))[0] != version:
             self._derived[key] = (version, compute())
-        return self._derived[key][1]
+        value: _T = self._derived[key][1]
+        return value
 
     def values(self, name: str) -> np.ndarray[Any, Any] | None:
         """A column of numbers of shape `[R]`; None if no row has it."""

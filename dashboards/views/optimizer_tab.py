@@ -19,7 +19,7 @@ from polopt.dashboards.views.shares import (
     worker_shares,
     worker_times,
 )
-from polopt.dashboards.views.workers import num_workers, worker_panels
+from polopt.dashboards.views.workers import worker_panels
 from polopt.metrics.tab import OptimizerTab, Plot
 
 _MOST_EXTRA = 20
@@ -100,7 +100,7 @@ def efficiency(selection: Selection) -> list[Panel]:
     rates = [
         (run, count, rate)
         for run in selection.runs
-        if (count := num_workers(run)) and np.isfinite(rate := selection.rate_of(run))
+        if (count := run.trial.num_workers) and np.isfinite(rate := selection.rate_of(run))
     ]
     single: dict[tuple[str, str], list[float]] = {}
     for run, count, rate in rates:

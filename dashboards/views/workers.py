@@ -13,14 +13,7 @@ from polopt.dashboards.views.charts import named_lines, run_lines
 from polopt.dashboards.views.drawing import Panel, new_figure, not_in_results
 from polopt.dashboards.views.faults import add_fault_marks
 from polopt.dashboards.views.shares import INTERVAL_S, per_second
-
-_PER_WORKER = "optimizer/workers/per_worker/"
-
-
-def num_workers(run: Run) -> int:
-    """Number of workers in the results; 1 with `num_workers=0`, 0 without results."""
-    names = run.trial.rows.names()
-    return sum(name.startswith(_PER_WORKER) and name.endswith("/index") for name in names)
+from polopt.metrics.run_results import PER_WORKER
 
 
 def worker_panels(selection: Selection, run: Run) -> list[Panel]:
@@ -143,11 +136,11 @@ def per_worker(
         form: of the numbers in d3's language, which Plotly takes.
     """
     x, interval_s = selection.x_of(run), run.trial.values(INTERVAL_S)
-    names = [f"{_PER_WORKER}{number}/{key}" for number in range(num_workers(run))]
+    names = [f"{PER_WORKER}/{number}/{key}" for number in range(run.trial.num_workers)]
     columns = run.trial.rows.columns(names)
     if x is None or interval_s is None or len(columns) != len(names) or not names:
-        return not_in_results(*panel, f"{_PER_WORKER}<worker>/{key}")
-    indices = [int(run.trial.last(f"{_PER_WORKER}{n}/index")) for n in range(len(names))]
+        return not_in_results(*panel, f"{PER_WORKER}/<worker>/{key}")
+    indices = [int(run.trial.last(f"{PER_WORKER}/{n}/index")) for n in range(len(names))]
     if indices == [0]:
         return Panel(*panel, missing="This run samples in the driver (num_workers=0)")
     values = np.stack(list(columns.values()), axis=1)

@@ -141,6 +141,7 @@ def _show(path: Path) -> None:
         say(f"{process:<12}" + "  ".join(f"{name} {share}%" for name, share in by_name.items()))
     results = path.with_name("result.json")
     if results.is_file():
-        from polopt.metrics.diagnosis import diagnose, read_results
+        from polopt.metrics.diagnosis import diagnose
+        from polopt.metrics.run_results import read_results
 
         say_findings(diagnose(read_results(results)))
