@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polopt.dashboards.data.colors import PHASE_COLORS
+from polopt.dashboards.data.tune_state import is_own, ray_root
 from polopt.metrics.prometheus import METRICS, Metric
 from polopt.metrics.tab import OptimizerTab
 
@@ -206,6 +209,38 @@ ALERTS = (
         10,
     ),
 )
+
+
+def metrics_folder() -> tuple[Path, str]:
+    """Returns where Ray writes its configurations of Prometheus and Grafana, and text on which
+    session of Ray that is.
+
+    `session_latest` is the session that started last, which may be another user's, one that has
+    ended, or the local Ray of a run, which exports nothing.
+    """
+    given = os.environ.get("RAY_METRICS_OUTPUT_ROOT")
+    if given is not None:
+        return Path(given), ""
+    root = ray_root()
+    # Names end with the time of the start.
+    sessions = [path.parent for path in sorted(root.glob("session_[0-9]*/metrics"), reverse=True)]
+    running = [path for path in sessions if is_own(path) and _is_running(path)]
+    if not running:
+        return root / "session_latest" / "metrics", ""
+    newest = f"the newest of {len(running)} of yours that run"
+    which = newest if len(running) > 1 else "your only one that runs"
+    return running[0] / "metrics", f"{running[0].name}, {which}"
+
+
+def _is_running(session: Path) -> bool:
+    """Whether a raylet of the session accepts connections."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(session / "sockets" / "raylet"))
+        except OSError:
+            return False
+    return True
 
 
 def write_alerts(path: Path, source: str) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import streamlit as st
 
-from polopt.dashboards.data.results import ResultsDirectory
 from polopt.dashboards.data.scales import OUTLIER_FACTOR
 from polopt.dashboards.data.selection import (
     SEED_KEY,
@@ -28,6 +27,7 @@ from polopt.dashboards.data.selection import (
     differing_keys,
     make_runs,
 )
+from polopt.dashboards.data.trials import ResultsDirectory
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
 

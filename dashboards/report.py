@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from polopt.common.config import ConfigError
-from polopt.dashboards.data.results import Progress, ResultsDirectory
 from polopt.dashboards.data.selection import Run, Selection, last_return, make_runs
+from polopt.dashboards.data.trials import Progress, ResultsDirectory
 from polopt.dashboards.server import existing_directory
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of

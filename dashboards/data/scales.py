@@ -44,19 +44,12 @@ def smoothed(values: Array, weight: float) -> Array:
             in the others.
         weight: from 0, which leaves the values as they are, to below 1.
     """
-    averages = np.full(len(values), np.nan)
-    known = np.isfinite(values)
-    count = int(known.sum())
-    if not count:
-        return averages
-    from scipy.signal import lfilter  # here, because importing it delays the start of the page
+    # Here, because a report needs no smoothing. The page has pandas from Streamlit.
+    from pandas import Series
 
-    finite = values[known]
-    sums = lfilter([1.0 - weight], [1.0, -weight], finite)
-    found = sums / (1.0 - weight ** np.arange(1, count + 1))
-    # Rounding takes averages of a constant off it, and a plot would show that as a curve.
-    averages[known] = np.clip(found, finite.min(), finite.max())
-    return averages
+    known = np.isfinite(values)
+    averages = Series(np.where(known, values, np.nan)).ewm(alpha=1.0 - weight, ignore_na=True)
+    return np.where(known, averages.mean(), np.nan)
 
 
 def above_zero(values: Array) -> Array:
@@ -131,8 +124,8 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
     Args:
         groups: least and greatest value of each run of each group.
     """
-    reaches = [_quartile([_reach(run) for run in members], 2) for members in groups.values()]
-    limit = OUTLIER_FACTOR * _quartile(reaches, 3)
+    reaches = [_quantile([_reach(run) for run in members], 0.5) for members in groups.values()]
+    limit = OUTLIER_FACTOR * _quantile(reaches, 0.75)
     runs = [run for members in groups.values() for run in members]
     kept = [run for run in runs if _reach(run) <= limit]
     if len(kept) == len(runs):
@@ -157,7 +150,7 @@ def _reach(extent: tuple[float, float]) -> float:
     return max(abs(extent[0]), abs(extent[1]))
 
 
-def _quartile(reaches: Sequence[float], quarters: int) -> float:
-    """A quartile of those that are not 0, by number; the lower value where it is between two."""
-    known = sorted(reach for reach in reaches if reach > 0.0)
-    return known[(len(known) - 1) * quarters // 4] if known else 0.0
+def _quantile(reaches: Sequence[float], part: float) -> float:
+    """A quantile of those that are not 0; the lower value where it is between two."""
+    known = [reach for reach in reaches if reach > 0.0]
+    return float(np.quantile(known, part, method="lower")) if known else 0.0

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import pickletools
-import tempfile
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +81,20 @@ class TuneState:
         return bool(self.scheduler) and not self.other_stop and not complete
 
 
+def ray_root() -> Path:
+    """The directory in which Ray keeps its sessions."""
+    on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None  # as Ray does it
+    return Path(os.environ.get("RAY_TMPDIR") or on_linux or "/tmp", "ray")
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or directory is the user's. Ray's directory has those of all users."""
+    try:
+        return path.stat().st_uid == os.getuid()
+    except OSError:  # removed meanwhile
+        return False
+
+
 class TuneStates:
     """Reads the state files of experiments; a file again only if it has changed."""
 
@@ -103,16 +117,11 @@ class TuneStates:
             names: of directories that may be an experiment's, which Tune makes before it writes
                 anything. Ray keeps every session, and most of them are of other experiments.
         """
-        root = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
         found: dict[Path, TuneState] = {}
-        for folder in root.glob("session_[0-9]*/artifacts/*/*/driver_artifacts"):
-            if folder.parent.name not in names:
+        for folder in ray_root().glob("session_[0-9]*/artifacts/*/*/driver_artifacts"):
+            if folder.parent.name not in names or not is_own(folder):
                 continue
-            try:
-                own = folder.stat().st_uid == os.getuid()
-            except OSError:
-                continue
-            for state in self.all(folder)[:1] if own else ():
+            for state in self.all(folder)[:1]:
                 other = found.get(state.directory) if state.directory else None
                 if state.directory and (other is None or other.path.name < state.path.name):
                     found[state.directory] = state

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from polopt.dashboards.data.colors import evaluation_dash
-from polopt.dashboards.data.results import RETURN
 from polopt.dashboards.data.rows import NOT_SET
 from polopt.dashboards.data.scales import scale_of_intervals
 from polopt.dashboards.data.selection import Run, Selection, differing_keys
@@ -19,6 +18,7 @@ from polopt.dashboards.data.statistics import (
     median_reach,
     probability_of_improvement,
 )
+from polopt.dashboards.data.trials import RETURN
 from polopt.dashboards.views.charts import (
     Point,
     run_lines,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.data.results import EVALUATED_RETURN, EVALUATED_STEPS, RETURN
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
@@ -16,6 +15,7 @@ from polopt.dashboards.data.statistics import (
     first_reach,
     resampled,
 )
+from polopt.dashboards.data.trials import EVALUATED_RETURN, EVALUATED_STEPS, RETURN
 
 _GRID = 200  # points of a band
 _RESAMPLES = 400  # of bands; the 95 percent interval of final scores takes more

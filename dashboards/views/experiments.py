@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.data.results import RETURN, STARTUP_S, STEPS
 from polopt.dashboards.data.rows import NOT_SET
 from polopt.dashboards.data.selection import (
     SEED_KEY,
@@ -19,6 +18,7 @@ from polopt.dashboards.data.selection import (
     differing_keys,
     last_return,
 )
+from polopt.dashboards.data.trials import RETURN, STARTUP_S, STEPS
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.fault_tab import total_faults

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from polopt.dashboards.data.downsample import Array, column_starts
 from polopt.dashboards.data.rows import CONFIG_CHANGES
 from polopt.dashboards.data.selection import Run, Selection
 
-Array = np.ndarray[Any, Any]
 #: Kind -> counter, the symbol of its mark, its color, and what tells the cause.
 KINDS: dict[str, tuple[str, str, str, str]] = {
     "worker restarts": (
@@ -156,9 +155,7 @@ def _merged(
     rows, counts = rows[keep], counts[keep]
     if not len(rows):
         return []
-    span = max(float(np.nanmax(x)) - float(np.nanmin(x)), 1e-12)
-    bins = ((x[rows] - float(np.nanmin(x))) / span * columns).astype(np.int64)
-    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    starts = column_starts(x[rows], columns, (float(np.nanmin(x)), float(np.nanmax(x))))
     ends = np.append(starts[1:], len(rows)) - 1
     totals = np.add.reduceat(counts, starts)
     return [

@@ -9,8 +9,8 @@ import numpy as np
 
 from polopt.dashboards.data.colors import phase_color
 from polopt.dashboards.data.downsample import downsample_rows
-from polopt.dashboards.data.results import TRAINING_S
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.data.trials import TRAINING_S
 from polopt.dashboards.views.charts import named_lines
 from polopt.dashboards.views.drawing import (
     Panel,

@@ -18,9 +18,9 @@ pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not install
 from polopt import dashboards, metrics
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
-from polopt.dashboards.data.results import RETURN, ResultsDirectory, Trial
 from polopt.dashboards.data.scales import smoothed
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
+from polopt.dashboards.data.trials import RETURN, ResultsDirectory, Trial
 from polopt.dashboards.views import compare, experiments, fault_tab, learner, optimizer_tab
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import findings_panel, tabs_of
@@ -712,7 +712,7 @@ def test_page_and_metrics_name_no_optimizer() -> None:
     assert len(files) > 20
     found = {file.name: names.findall(file.read_text()) for file in files}
     # Examples in docstrings; alternatives that findings propose.
-    others = {"results.py", "diagnosis.py"}
+    others = {"trials.py", "diagnosis.py"}
     assert {name for name, hits in found.items() if hits} <= others
 
 

@@ -97,7 +97,7 @@ def test_results_show_files_that_are_not_read(
     tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
-    from polopt.dashboards.data.results import ResultsDirectory
+    from polopt.dashboards.data.trials import ResultsDirectory
 
     folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
     make(folder / name)
@@ -119,7 +119,7 @@ def test_report_of_a_fifo_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_line_without_end_is_left_out(tmp_path: Path) -> None:
     pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
-    from polopt.dashboards.data.results import ResultsDirectory
+    from polopt.dashboards.data.trials import ResultsDirectory
 
     folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
     with (folder / "result.json").open("ab") as file:
@@ -129,7 +129,9 @@ def test_line_without_end_is_left_out(tmp_path: Path) -> None:
     (trial,) = directory.trials
     assert trial.rows.num_rows == 3
     assert "line 4 has more than 16,777,216 bytes" in trial.problems[0]
-    assert not directory.refresh()
+    version = trial.rows.version
+    directory.refresh()
+    assert trial.rows.version == version
 
 
 @pytest.mark.parametrize("make", [fifo, endless_device])

@@ -67,8 +67,7 @@ def grafana(
 ) -> None:
     """Write Grafana dashboards of each policy optimizer, and alert rules."""
     with bad_input():
-        from polopt.dashboards.grafana import write_alerts, write_dashboards
-        from polopt.dashboards.ray_sessions import metrics_folder
+        from polopt.dashboards.grafana import metrics_folder, write_alerts, write_dashboards
         from polopt.optimizers.registry import OPTIMIZERS
         from polopt.trainers.tab_file import tab_of
 

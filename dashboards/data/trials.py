@@ -183,14 +183,13 @@ class ResultsDirectory:
         self.trials: list[Trial] = []
         remove_unused(self._cache_folder)
 
-    def refresh(self, progress: Progress | None = None) -> bool:
-        """Finds new trials and reads new rows; whether anything changed.
+    def refresh(self, progress: Progress | None = None) -> None:
+        """Finds new trials and reads new rows.
 
         Args:
             progress: receives bytes read, bytes to read in all, and the name of the trial.
         """
         known = self._find()
-        changed = known.keys() != self._by_folder.keys()
         for folder in known.keys() - self._by_folder.keys():
             rows = TrialRows(folder, self._cache_folder)
             self._by_folder[folder] = Trial(folder, self._experiment_of(folder), rows)
@@ -208,12 +207,11 @@ class ResultsDirectory:
                     progress(min(done, total), total, trial.name)
 
             if file.exists():
-                changed |= trial.rows.refresh(file, read)
+                trial.rows.refresh(file, read)
             done = begun_at + _size(file)
-            changed |= _update(trial, known[folder])
+            _update(trial, known[folder])
         _name_objects(self._by_folder, known)
         self.trials = list(self._by_folder.values())
-        return changed
 
     def _find(self) -> dict[Path, _Place]:
         """Directories of trials, and where their files are. A trial that Tune has not started has
@@ -286,8 +284,8 @@ class _Place:
     tune: TuneTrial | None = None
 
 
-def _update(trial: Trial, place: _Place) -> bool:
-    """Brings config, state and problems up to date; whether the state changed."""
+def _update(trial: Trial, place: _Place) -> None:
+    """Brings config, state and problems up to date."""
     problems = []
     file = place.file
     if not trial.config or trial.config_is_of_tune:
@@ -311,14 +309,12 @@ def _update(trial: Trial, place: _Place) -> bool:
             trial.declared = _read_tab(trial.folder / TAB_FILE)
         except (OSError, ValueError) as error:
             problems.append(f"{TAB_FILE}: {error}")
-    before = (trial.state, trial.error)
     trial.error = _read_error(trial, file)
     trial.state = _state(trial, place)
     problems += trial.rows.problems
     if trial.rows.half_line and trial.state != "running":
         problems.append(f"{RESULT_FILE}: the last line is half-written and left out")
     trial.problems = problems
-    return before != (trial.state, trial.error)
 
 
 def _read_tab(path: Path) -> OptimizerTab | None:
