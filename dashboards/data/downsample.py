@@ -26,7 +26,7 @@ class Curve:
     mean: Array
     low: Array
     high: Array
-    exact: bool
+    exact: bool = False
 
 
 def column_starts(x: Array, columns: int, whole: tuple[float, float] | None = None) -> Array:
@@ -61,7 +61,6 @@ def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
         mean=np.add.reduceat(y, starts) / counts,
         low=np.minimum.reduceat(y, starts),
         high=np.maximum.reduceat(y, starts),
-        exact=False,
     )
 
 

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views import compare, experiments, fault_tab, learner, optimizer_tab
+from polopt.dashboards.views import (
+    compare_tab,
+    experiments_tab,
+    faults_tab,
+    learner_tab,
+    optimizer_tab,
+)
 from polopt.dashboards.views.drawing import Panel
 from polopt.metrics.diagnosis import RULES, Finding
 
@@ -91,12 +97,12 @@ class Tab:
 
 
 _BEFORE = (
-    Tab("experiments", "Experiments", experiments.panels),
-    Tab("compare", "Compare", compare.panels),
+    Tab("experiments", "Experiments", experiments_tab.panels),
+    Tab("compare", "Compare", compare_tab.panels),
 )
 _AFTER = (
-    Tab("faults", "Faults", fault_tab.panels),
-    Tab("learner", "Learner", learner.panels),
+    Tab("faults", "Faults", faults_tab.panels),
+    Tab("learner", "Learner", learner_tab.panels),
 )
 
 

@@ -21,7 +21,7 @@ from polopt.dashboards.data.selection import (
 from polopt.dashboards.data.trials import RETURN, STARTUP_S, STEPS
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.fault_tab import total_faults
+from polopt.dashboards.views.faults_tab import total_faults
 
 _COLUMNS = (
     "state", "group", "task", "seed", "optimizer", "best return", "steps", "seconds", "start-up, s",

@@ -10,7 +10,7 @@ import numpy as np
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.faults import KINDS, end_of, last_line
+from polopt.dashboards.views.fault_marks import KINDS, end_of, last_line
 
 _MESSAGES = "fault_tolerance/last_"
 _MOST_CHARACTERS = 600

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import plotly.graph_objects as go
 from polopt.dashboards.data.downsample import Array, column_starts
 from polopt.dashboards.data.rows import CONFIG_CHANGES
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.views.drawing import add_points, escaped
 
 #: Kind -> counter, the symbol of its mark, its color, and what tells the cause.
 KINDS: dict[str, tuple[str, str, str, str]] = {
@@ -86,7 +86,7 @@ def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]
     if any(marks.values()):
         layout = figure.layout  # one by one, because `update_layout` takes seven times as long
         layout.yaxis2 = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-        layout.showlegend = True
+        layout.showlegend = True  # also where only marks are in the legend
 
 
 def _add_marks(
@@ -94,20 +94,12 @@ def _add_marks(
 ) -> None:
     """Adds one kind of marks: positions and texts."""
     kind, symbol, color = look
-    figure.add_trace(
-        {
-            "type": "scatter",
-            "x": np.array([at for at, _ in marks]),
-            "y": np.full(len(marks), 0.03),
-            "yaxis": "y2",
-            "mode": "markers",
-            "cliponaxis": False,
-            "marker": {"symbol": symbol, "size": 9, "color": color},
-            "name": kind,
-            "text": np.array([html.escape(text, quote=False) for _, text in marks], dtype=object),
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-    )
+    texts = np.array([escaped(text) for _, text in marks], dtype=object)
+    add_points(
+        figure, np.array([at for at, _ in marks]), np.full(len(marks), 0.03), name=kind,
+        marker={"symbol": symbol, "size": 9, "color": color}, text=texts, hover="%{text}",
+        yaxis="y2", cliponaxis=False, showlegend=True,
+    )  # fmt: skip
 
 
 def _faults(selection: Selection, run: Run, kind: str, columns: int) -> list[tuple[float, str]]:
