@@ -35,6 +35,7 @@ _REFRESH_S = 5.0
 _SLOW_OPEN_BYTES = 8_000_000  # above it, progress is shown
 _MOST_VALUES = 40  # of a config key that is offered as a filter
 _MOST_SMOOTHING = 0.99
+_TABS_IN_MEMORY = 10
 # Plots stand side by side where both get 430 px, below each other otherwise. A table that is wider
 # than the page has a scroll bar that can be seen; Streamlit shows it only under the pointer.
 _STYLE = """<style>
@@ -186,23 +187,24 @@ def _panels(tab: Tab, selection: Selection, root: Path) -> None:
         runs = selection.of([tab.optimizer]).runs
         selection = replace(selection, focus=_focus(tab, runs, root))
     with st.container(key="panels"):
-        for panel in _built(tab, selection):
+        for panel in _built(tab, selection, _key(tab, selection)):
             kind = "wide" if panel.wide else "panel"
             with st.container(key=f"{kind}-{tab.key}-{panel.key}"):
                 _show(panel, tab.key)
 
 
-def _built(tab: Tab, selection: Selection) -> list[Panel]:
-    """Panels of a tab; those of the last run of the script if nothing changed since."""
-    trials = [run.trial for run in selection.runs]
-    version = tuple((t.folder, t.rows.version, t.state, t.error) for t in trials)
-    labels = tuple(run.label for run in selection.runs)
-    key = (tab.key, replace(selection, runs=()), version, labels)
-    last_key, panels = st.session_state.get("panels_of", (None, []))
-    if key != last_key:
-        panels = tab.panels(selection)
-        st.session_state["panels_of"] = (key, panels)
-    return list(panels)
+@st.cache_resource(show_spinner=False, max_entries=_TABS_IN_MEMORY)
+def _built(_tab: Tab, _selection: Selection, key: str) -> list[Panel]:
+    """Panels of a tab, made once for each key, for all browsers."""
+    return _tab.panels(_selection)
+
+
+def _key(tab: Tab, selection: Selection) -> str:
+    """All that the panels of a tab depend on."""
+    trials = [(run.label, run.trial) for run in selection.runs]
+    shown = [(label, t.folder, t.rows.version, t.state, t.error) for label, t in trials]
+    options = replace(selection, runs=(), pinned=frozenset())
+    return repr((tab.key, options, sorted(selection.pinned), shown))
 
 
 def _content(directory: ResultsDirectory, filters: Filters, options: Selection) -> None:
