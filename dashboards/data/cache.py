@@ -25,7 +25,7 @@ from polopt.dashboards.data.rows import FileNotes
 
 _FORMAT = 2  # of the files; those of another format are built anew
 _KEY = b"polopt"
-_UNUSED_S = 30 * 24 * 3600.0  # after which a cache file is removed
+_UNUSED_S = 30 * 24 * 3600.0
 _MOST_BYTES = 4 << 20  # of the columns of one file that are kept in memory
 
 
@@ -54,11 +54,11 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "polopt" / "dashboard"
 
 
-def remove_unused(folder: Path, unused_s: float = _UNUSED_S) -> None:
-    """Removes cache files that were not opened for `unused_s` seconds."""
+def remove_unused(folder: Path) -> None:
+    """Removes cache files that were not opened for 30 days."""
     for path in folder.glob("*.parquet"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > unused_s:
+            if time.time() - path.stat().st_mtime > _UNUSED_S:
                 path.unlink()
 
 

@@ -84,6 +84,6 @@ def evaluation_dash(dash: str) -> str:
     return "dashdot" if dash == "dot" else "dot"
 
 
-def phase_color(name: str, number: int = 0) -> str:
-    """The color of a phase; by its number in the plot for names that are not known."""
+def phase_color(name: str, number: int) -> str:
+    """The color of a line: of its phase, or by its number in the plot for other names."""
     return PHASE_COLORS.get(name, PALETTE[number % len(PALETTE)])

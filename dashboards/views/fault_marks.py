@@ -41,17 +41,6 @@ _MOST_MARKS, _LEAST_MARKS = 240, 12
 _MARK_CHARACTERS = 120  # of a message
 
 
-def end_of(text: str, most: int) -> str:
-    """The last `most` characters, from the begin of a line where there is one: a traceback ends
-    with the exception."""
-    text = text.strip()
-    if len(text) <= most:
-        return text
-    kept = text[-most:]
-    _, newline, lines = kept.partition("\n")
-    return f"... {lines if newline and lines else kept}"
-
-
 def last_line(text: str) -> str:
     """The last line of a message, which is the exception of a traceback."""
     lines = text.strip().splitlines()

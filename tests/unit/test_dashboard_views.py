@@ -28,7 +28,7 @@ from polopt.dashboards.views import (
     learner_tab,
     optimizer_tab,
 )
-from polopt.dashboards.views.drawing import Panel
+from polopt.dashboards.views.drawing import HEIGHT, Panel
 from polopt.dashboards.views.tabs import findings_panel, tabs_of
 from polopt.metrics.diagnosis import Finding
 from polopt.metrics.tab import OptimizerTab, Plot, Tab
@@ -785,6 +785,19 @@ def test_report_refuses_what_it_cannot_use(results: Path, tmp_path: Path) -> Non
     write_trial(results, "sync_samples", 0, 2)
     with pytest.raises(ConfigError, match=r"cannot write .*missing"):
         report.write_report(results, tmp_path / "missing" / "report.html")
+
+
+def test_percentile_is_switched_with_its_phase(results: Path) -> None:
+    write_trial(results, "async_gradients", 0, 9)
+    panel = of_optimizer(select(results))["driver-times"]
+    drawn = curves(panel)
+    half, most = drawn["wait"], drawn["wait, p99"]
+    assert (half.legendgroup, most.legendgroup) == ("wait", "wait")
+    assert (half.showlegend, most.showlegend) == (True, False)
+    assert (half.line.dash, most.line.dash) == ("solid", "dot")
+    assert half.line.color == most.line.color
+    assert panel.figure is not None
+    assert panel.figure.layout.height == HEIGHT  # no room for entries that are not in the legend
 
 
 def test_slowest_worker_is_named_over_its_heat_map(results: Path) -> None:
