@@ -35,7 +35,7 @@ class View:
         text: what it answers.
         metrics: names of metrics of one unit, each shown by trial and by its tag.
         stacked: shares by tag, as the mean over the trials.
-        where: matcher of the tag in Prometheus' language; empty: all its values.
+        where: matcher of the tag in Prometheus' language. Empty: all its values.
     """
 
     title: str
@@ -149,8 +149,8 @@ class Alert:
     Attributes:
         uid: its identifier.
         title: shown.
-        text: what has happened, and what to look at; `{trial}` is the trial.
-        expr: query of Prometheus; the alert fires while it has a value above 0.
+        text: what has happened, and what to look at. `{trial}` is the trial.
+        expr: query of Prometheus. The alert fires while it has a value above 0.
         minutes: for which it has to do so.
     """
 
@@ -247,7 +247,7 @@ def write_alerts(path: Path, source: str) -> None:
     """Writes the alert rules as a file for Grafana's provisioning (`provisioning/alerting`).
 
     Args:
-        path: the YAML file; its folder is made if it does not exist.
+        path: the YAML file. Its folder is made if it does not exist.
         source: name of the data source of Prometheus in Grafana, which Ray provisions.
 
     Raises:
@@ -291,14 +291,14 @@ def _alert_rule(alert: Alert, source: str) -> dict[str, Any]:
 
 
 def write_dashboards(folder: Path, tabs: Iterable[OptimizerTab]) -> list[Path]:
-    """Writes the dashboards as JSON files, for Grafana's provisioning; returns their paths.
+    """Writes the dashboards as JSON files, for Grafana's provisioning. Returns their paths.
 
     Args:
         folder: made if it does not exist.
         tabs: of the optimizers that get a dashboard of their own.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: a file in the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -319,7 +319,7 @@ def dashboards(tabs: Iterable[OptimizerTab] = ()) -> dict[str, dict[str, Any]]:
 
 
 def views_of(tab: OptimizerTab | None) -> list[View]:
-    """The views of a dashboard: those of all optimizers, and of the metrics that one declares."""
+    """The views of all optimizers, and of the metrics that one optimizer declares."""
     own = [View(_title(metric), metric.text, (metric.name,)) for metric in _own(tab)]
     return [*VIEWS[:_OWN_AT], *own, *VIEWS[_OWN_AT:]]
 

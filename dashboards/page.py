@@ -1,10 +1,10 @@
 """The live page: a Streamlit script that `polopt dashboard` runs.
 
-Streamlit runs it from the top for each interaction; results stay in memory between the runs.
+Streamlit runs it from the top for each interaction. Results stay in memory between the runs.
 
 What a user chooses is in the page's address, under the keys of the widgets: a link shows what was
 seen. Anyone may write such a link: Streamlit drops values that a widget does not have or allow
-(`bind="query-params"`), and `_focus` those that are no run.
+(`bind="query-params"`), and `_focus` drops names of unknown runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _directory(folder: str) -> ResultsDirectory:
 
 
 def _open(directory: ResultsDirectory) -> None:
-    """Reads what is new; shows progress while that is much."""
+    """Reads what is new, and shows the progress where that is much."""
     bar = None
 
     def progress(done: int, total: int, name: str) -> None:
@@ -104,7 +104,7 @@ def _choices(runs: Sequence[Run]) -> Filters:
 
 
 def _groups(label: str, runs: Sequence[Run], key: str) -> frozenset[str]:
-    """A choice of groups; none where there is one group only."""
+    """A choice of groups, or no choice where there is only one group."""
     names = list(dict.fromkeys(run.group for run in runs))
     if len(names) < 2:
         return frozenset()
@@ -177,7 +177,7 @@ def _focus(tab: Tab, runs: Sequence[Run], root: Path) -> str:
 
 
 def _path_below(root: Path, folder: Path) -> str:
-    """Path of a trial below the results directory; its name if it is that directory."""
+    """Path of a trial below the results directory, or its name if it is that directory."""
     is_below = folder != root and folder.is_relative_to(root)
     return str(folder.relative_to(root)) if is_below else folder.name
 
@@ -200,7 +200,7 @@ def _built(_tab: Tab, _selection: Selection, key: str) -> list[Panel]:
 
 
 def _key(tab: Tab, selection: Selection) -> str:
-    """All that the panels of a tab depend on."""
+    """Everything that changes the panels of a tab."""
     trials = [(run.label, run.trial) for run in selection.runs]
     shown = [(label, t.folder, t.rows.version, t.state, t.error) for label, t in trials]
     options = replace(selection, runs=(), pinned=frozenset())
@@ -235,7 +235,7 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
 
     Args:
         runs: all runs, so that no filter changes which groups are pinned.
-        shown: those that pass the filters.
+        shown: the runs that pass the filters.
     """
     pinned = _groups("Pin groups", runs, "pin")
     axis = st.segmented_control(

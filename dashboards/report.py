@@ -96,14 +96,14 @@ def write_report(
 
     Args:
         results_dir: directory of Tune results.
-        output: the HTML file; it is replaced.
+        output: the HTML file. It is replaced.
         figures: directory for a CSV and a PNG of each plot; None writes none.
 
     Returns:
         Notes for the user, such as why PNG files could not be written.
 
     Raises:
-        ConfigError: if there are no trials, the directory is none, or a file cannot be written.
+        ConfigError: there are no trials, it is not a directory, or a file cannot be written.
     """
     folder = existing_directory(results_dir)
     directory = ResultsDirectory(folder)
@@ -125,7 +125,7 @@ _MOST_GROUPS = 6
 
 @dataclass(frozen=True)
 class _Section:
-    """A tab; of an optimizer with several groups, the tab for one of them.
+    """A tab. An optimizer with several groups has a section for each of them.
 
     Attributes:
         tab: the tab.
@@ -145,7 +145,7 @@ class _Section:
 
 def _sections(runs: Sequence[Run]) -> Iterator[_Section]:
     """Tabs with their panels. Where an optimizer has runs of several groups, what depends on the
-    run in focus is repeated for the first run of each group; of many groups for those with the
+    run in focus is repeated for the first run of each group, at most for the six groups with the
     highest return."""
     for tab in tabs_of(runs):
         groups = Selection(runs).of([tab.optimizer]).groups if tab.optimizer else {}
@@ -184,7 +184,7 @@ def _document(folder: Path, num_trials: int, sections: Sequence[_Section]) -> st
 
 
 def _write_figures(folder: Path, sections: Sequence[_Section]) -> list[str]:
-    """Writes a CSV for each plot and table and a PNG for each plot; returns notes for the user."""
+    """Writes a CSV for each plot and table and a PNG for each plot. Returns notes for the user."""
     folder.mkdir(parents=True, exist_ok=True)
     figures: list[go.Figure] = []
     paths: list[Path] = []
@@ -218,7 +218,7 @@ def figure_table(figure: go.Figure) -> tuple[list[str], list[list[Any]]]:
     """The data of a plot as a table with a row for each point.
 
     Returns:
-        Names of the columns (`curve`, `x`, `y`; `z` for heat maps) and the rows.
+        Names of the columns (`curve`, `x`, `y`, and `z` for heat maps) and the rows.
     """
     rows: list[list[Any]] = []
     is_map = any(trace.type == "heatmap" for trace in figure.data)

@@ -50,7 +50,7 @@ class Rule:
         key: its name.
         when: when it finds something, for the docs.
         check: what it finds in the results of a run.
-        unless: rules that explain the same numbers better; if one of them finds something, this
+        unless: rules that explain the same numbers better. If one of them finds something, this
             one does not count.
     """
 
@@ -453,7 +453,7 @@ def _late(values: Array) -> Array:
 
 
 def _reason(run: RunResults, key: str, most: int = 120) -> str:
-    """The last line of a message of the fault counts, after a colon; empty without a message."""
+    """A colon and the last line of a message of the fault counts. Empty without a message."""
     lines = run.text(key).strip().splitlines()
     return f": {lines[-1][:most]}" if lines else ""
 

@@ -63,7 +63,7 @@ _MOST_ROWS = 2000  # that `History` keeps
 
 
 def paths(num_workers: int) -> list[str]:
-    """Paths in the results of all columns that rules read, including those of each worker."""
+    """Paths in the results of all columns that rules read, with the columns of each worker."""
     each = (f"{PER_WORKER}/{n}/{key}" for n in range(num_workers) for key in (_INDEX, _RATE))
     return [*COLUMNS.values(), *each]
 
@@ -106,7 +106,7 @@ class RunResults:
         return values[np.isfinite(values)] if values is not None else np.zeros(0)
 
     def mean(self, name: str) -> float:
-        """Mean over the last two thirds of the training time, weighted by time; NaN without it."""
+        """Mean over the last two thirds of the training time, weighted by time, or NaN."""
         values = self._numbers(name)
         if values is None or len(values) != len(self._weights):
             return math.nan
@@ -116,22 +116,22 @@ class RunResults:
         return float(np.average(values[known], weights=self._weights[known]))
 
     def share(self, name: str) -> float:
-        """The `mean` of a share of time; 0 for a phase that the run lacks."""
+        """The `mean` of a share of time, or 0 for a phase that the run lacks."""
         value = self.mean(name)
         return 0.0 if math.isnan(value) else value
 
     def last(self, name: str) -> float:
-        """The last finite value; NaN without one."""
+        """The last finite value, or NaN."""
         values = self.column(name)
         return float(values[-1]) if len(values) else math.nan
 
     def rise(self, name: str) -> float:
-        """How much a counter has risen over all results; 0 without it."""
+        """How much a counter has risen over all results, or 0."""
         values = self.column(name)
         return float(np.diff(values, prepend=0.0).clip(0.0).sum()) if len(values) else 0.0
 
     def text(self, name: str) -> str:
-        """The last text; empty without one."""
+        """The last text, or an empty one."""
         values = self._columns.get(COLUMNS[name])
         if values is None or values.dtype != object:
             return ""
@@ -177,7 +177,7 @@ class History:
                 self._texts[path] = value
         if (self.num_results - 1) % self._every == 0:
             self._rows.append(row)
-        else:  # counters hold, and shares of time are those of most results
+        else:  # counters hold, and most results have the shares of time
             self._rows[-1] |= {path: value for path, value in row.items() if _is_total(path)}
         if len(self._rows) > _MOST_ROWS:
             self._rows = self._rows[::2]
@@ -198,7 +198,7 @@ def _is_total(path: str) -> bool:
 
 
 def _value(result: Any, path: str) -> Any:
-    """The value at a path of nested mappings and lists; None where there is none."""
+    """The value at a path of nested mappings and lists, or None."""
     for key in path.split("/"):
         if isinstance(result, Mapping):
             result = result.get(key)
@@ -210,7 +210,7 @@ def _value(result: Any, path: str) -> Any:
 
 
 def read_results(file: Path) -> RunResults:
-    """Reads what the rules need of a result file of Tune; lines that are no JSON are left out.
+    """Reads what the rules need from a result file of Tune. It skips lines that are not JSON.
 
     Raises:
         OSError: it cannot be read.

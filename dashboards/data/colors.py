@@ -1,8 +1,8 @@
 """Colors of groups and of phases, the same in all plots and in Grafana.
 
 Colors are apart for readers with deuteranopia, protanopia and tritanopia, too: a test simulates
-them (Machado et al., 2009). The first six are those of Okabe and Ito, 2008; lines of the other
-three are nearer to them and are dashed, too.
+them (Machado et al., 2009). The first six come from Okabe and Ito, 2008. The other three are
+nearer to them, so their lines are dashed, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Look(NamedTuple):
     Attributes:
         color: hex.
         dash: of lines, the second code for readers who cannot tell the color.
-        symbol: of points, likewise.
+        symbol: of points, the second code there.
     """
 
     color: str

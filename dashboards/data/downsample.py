@@ -35,7 +35,7 @@ def column_starts(x: Array, columns: int, whole: tuple[float, float] | None = No
     Args:
         x: increasing, shape `[R]`, at least one.
         columns: equal parts of the range.
-        whole: the ends of the range; None: those of `x`.
+        whole: the ends of the range. None: the range of `x`.
     """
     begin, end = whole or (x[0], x[-1])
     places = (x - begin) / max(float(end - begin), 1e-12) * columns
@@ -47,7 +47,7 @@ def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
 
     Args:
         x: increasing, shape `[R]`.
-        y: shape `[R]`; points that are not finite are left out.
+        y: shape `[R]`. Points that are not finite are left out.
         columns: columns of pixels, at least 1.
     """
     finite = np.isfinite(x) & np.isfinite(y)
@@ -71,7 +71,7 @@ def downsample_rows(
 
     Args:
         x: increasing, shape `[R]`.
-        rows: shape `[R, K]`; entries that are not finite count as 0.
+        rows: shape `[R, K]`. Entries that are not finite count as 0.
         weights: shape `[R]`; None: equal weights.
         columns: columns of pixels.
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-#: A run leaves the range if its values reach so many times as far from 0 as those of three
-#: quarters of the groups. Where most groups do not learn, the return of one that does may be 50
-#: times theirs.
+#: A run leaves the range if its values reach so many times as far from 0 as three quarters of the
+#: groups do. Where most groups do not learn, the return of a group that learns may be 50 times as
+#: large.
 OUTLIER_FACTOR = 100.0
 # Of the largest value of a run: a KL divergence below 0 by so little is 0 but for rounding.
 _ROUNDING = 1e-6
@@ -23,9 +23,9 @@ class Scale:
     """The axis of values: of a plot of curves the y axis.
 
     Attributes:
-        log: whether it is logarithmic; values that are not above 0 are not drawn then.
+        log: whether it is logarithmic. Values that are not above 0 are not drawn then.
         range: the least and the greatest value that it contains; None: all values.
-        note: what is not drawn, or leaves the range, or why the axis is linear; may be empty.
+        note: what is not drawn, or leaves the range, or why the axis is linear.
     """
 
     log: bool = False
@@ -61,7 +61,7 @@ def scale_of(groups: Mapping[str, Sequence[Array]], log: bool, robust: bool) -> 
     """The y axis of the curves of some groups.
 
     Args:
-        groups: values of each run of each group, of shape `[R]`; those that are not finite do not
+        groups: values of each run of each group, of shape `[R]`. Values that are not finite do not
             count.
         log: whether a logarithmic axis is wanted. With values below 0 it is linear.
         robust: whether a linear axis has the range of `robust_range`.
@@ -97,7 +97,7 @@ def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -
     value in the range.
 
     Args:
-        intervals: the value and the bounds of each group; those that are not finite do not count.
+        intervals: the value and the bounds of each group. Numbers that are not finite do not count.
         robust: whether the axis has the range of `robust_range`.
     """
     known = {
@@ -118,7 +118,7 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
     A run is an outlier if its values reach more than `OUTLIER_FACTOR` times as far from 0 as those
     of three quarters of the groups, each of which reaches as far as its median run: values that
     more than a quarter of the groups have are no outliers. Of an even number of runs the lower one
-    of the two in the middle counts; of two or three groups only the one with the largest values
+    of the two in the middle counts. Of two or three groups only the one with the largest values
     may leave the range. Runs without another value than 0 do not count.
 
     Args:
@@ -151,6 +151,6 @@ def _reach(extent: tuple[float, float]) -> float:
 
 
 def _quantile(reaches: Sequence[float], part: float) -> float:
-    """A quantile of those that are not 0; the lower value where it is between two."""
+    """A quantile of the reaches above 0, or the lower one of two values between which it lies."""
     known = [reach for reach in reaches if reach > 0.0]
     return float(np.quantile(known, part, method="lower")) if known else 0.0

@@ -26,7 +26,7 @@ class Run:
 
     Attributes:
         trial: its results.
-        group: label of its group; runs of one group differ by seed and task only.
+        group: label of its group. Runs of one group differ by seed and task only.
         look: of its group.
         task: its environment.
         seed: its seed as text.
@@ -56,9 +56,9 @@ class Selection:
     Attributes:
         runs: in the order of their groups.
         x: `seconds` or `steps`.
-        startup: whether seconds, rates and shares contain the start-up of the runs; they begin with
+        startup: whether seconds, rates and shares contain the start-up of the runs. They begin with
             the first result of a worker otherwise.
-        targets: return whose first reach is compared, by task; those that are missing are chosen.
+        targets: return whose first reach is compared, by task. The page chooses the missing ones.
         budget: environment steps at which groups are ranked; None: chosen.
         focus: directory of the trial whose shares and histograms an optimizer's tab draws.
         pinned: labels of groups that come first, and that no list of the best leaves out.
@@ -107,7 +107,7 @@ class Selection:
         return "With start-up." if self.startup else "Since the first result, without start-up."
 
     def with_runs(self, runs: Iterable[Run]) -> Selection:
-        """The same selection with other runs, those of pinned groups first."""
+        """The same selection with other runs, pinned groups first."""
         return replace(self, runs=sorted(runs, key=lambda run: run.group not in self.pinned))
 
     def of(self, optimizers: Iterable[str]) -> Selection:
@@ -117,7 +117,7 @@ class Selection:
         return replace(self, runs=runs)
 
     def focused(self) -> Run | None:
-        """The run whose shares and histograms are drawn; the first if none is chosen."""
+        """The run whose shares and histograms are drawn: the first run if none is chosen."""
         chosen = (run for run in self.runs if str(run.trial.folder) == self.focus)
         return next(chosen, self.runs[0] if self.runs else None)
 
@@ -141,7 +141,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Filters:
-    """What a user chose; an empty choice lets everything through.
+    """What a user chose. An empty choice lets everything through.
 
     Attributes:
         experiments: names of experiments.
@@ -172,7 +172,7 @@ class Filters:
 
 
 def last_return(run: Run) -> float:
-    """The last mean return that is a number; minus infinity without one."""
+    """The last mean return that is a number, or minus infinity."""
     value = run.trial.last(RETURN)
     return value if np.isfinite(value) else -np.inf
 
@@ -227,8 +227,8 @@ def _short_name(task: str) -> str:
 def _group_labels(preset: str, configs: Sequence[Mapping[str, str]]) -> list[str]:
     """The label of each config's group: the preset, and values of config keys that differ.
 
-    Of these keys a label has those that tell the groups apart, and of the others those with which
-    all labels still fit into a legend: a label says what the user varied, not only what is enough.
+    A label has the keys that tell the groups apart, and as many other keys as fit into a legend in
+    all labels: it says what the user varied, not only what is enough.
     Keys are cut as far as labels need it, but never to the same text.
     """
     keys = [key for key in _differing(configs) if key not in (SEED_KEY, TASK_KEY)]
@@ -270,7 +270,7 @@ def _telling_keys(keys: Sequence[str], variants: Sequence[Mapping[str, str]]) ->
 
 
 def _shortened(names: Sequence[str]) -> dict[str, str]:
-    """Labels that fit a legend; a number keeps those apart whose beginnings are the same."""
+    """Labels that fit a legend. A number tells labels with the same beginning apart."""
     shown: dict[str, str] = {}
     for number, name in enumerate(names, start=1):
         fits = len(name) <= _LONGEST_LABEL

@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 percent bootstrap interval; the bounds are NaN without an interval."""
+    """A value with its 95 percent bootstrap interval. The bounds are NaN without an interval."""
 
     value: float
     low: float = float("nan")
@@ -52,7 +52,7 @@ def bootstrap_band(
     taken over the runs of all tasks together.
 
     Args:
-        tasks: scores of shape `[runs, points]` for each task; numbers of runs may differ.
+        tasks: scores of shape `[runs, points]` for each task. Numbers of runs may differ.
         resamples: bootstrap samples. The same data give the same band.
 
     Returns:
@@ -129,10 +129,10 @@ def median_reach(found: Array) -> Estimate:
     of the runs do not reach it, and a bound where half of a sample do not.
 
     Args:
-        found: shape `[runs]`; NaN for runs that do not reach the return.
+        found: shape `[runs]`. NaN for runs that do not reach the return.
 
     Returns:
-        the estimate; without bounds below `LEAST_RUNS_FOR_BAND` runs.
+        the estimate, which has no bounds if there are fewer than `LEAST_RUNS_FOR_BAND` runs.
     """
     ordered = np.where(np.isfinite(found), found, np.inf)
     if not len(ordered):
@@ -142,7 +142,7 @@ def median_reach(found: Array) -> Estimate:
         return Estimate(value)
     rng = np.random.default_rng(_SEED)
     drawn = ordered[rng.integers(0, len(ordered), size=(_RESAMPLES, len(ordered)))]
-    # Between a number and infinity there is no bound: the lower one of two medians.
+    # The lower one of two medians, because the mean of a number and infinity is infinite.
     low, high = np.quantile(np.median(drawn, axis=1), _BOUNDS, method="lower")
     return Estimate(value, float(low), float(high))
 
@@ -161,13 +161,13 @@ def resampled(at: Array, scores: Array, grid: Array, hold: bool) -> Array:
 
     Args:
         at: steps or seconds of each result, shape `[R]`, increasing.
-        scores: the results, shape `[R]`; entries that are not finite are left out.
+        scores: the results, shape `[R]`. Entries that are not finite are left out.
         grid: shape `[points]`.
         hold: whether the last score holds beyond the end of the run, which it does for finished
             runs: a run that stops at its goal keeps what it has learned.
 
     Returns:
-        Scores of shape `[points]`; NaN before the first result and, without `hold`, after the last.
+        Scores of shape `[points]`. NaN before the first result and, without `hold`, after the last.
     """
     finite = np.isfinite(scores) & np.isfinite(at)
     if not finite.any():

@@ -169,7 +169,7 @@ class TrialRows:
         return self.columns([name]).get(name)
 
     def columns(self, wanted: list[str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Columns by name, each of shape `[rows in effect]`; names that no row has are left out."""
+        """Columns by name, each of shape `[rows in effect]`. Names that no row has are left out."""
         with self._lock:
             names = self.names()
             if ITERATION in names and self._mask is None:

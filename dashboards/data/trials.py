@@ -53,7 +53,7 @@ class Trial:
     """One trial of an experiment.
 
     Attributes:
-        folder: its directory; does not exist yet for a trial that has not started.
+        folder: its directory, which does not exist before the trial starts.
         experiment: name of the experiment: the directory above, relative to the results directory.
         rows: its rows.
         config: as it was at the start.
@@ -61,7 +61,7 @@ class Trial:
         state: `pending`, `starting`, `running`, `paused`, `finished`, `pruned by <scheduler>`,
             `failed`, `stopped` (it did not end and does not go on), `not started` (the same, before
             it began), or `no results`.
-        error: the end of the traceback of a failed trial; empty otherwise.
+        error: the end of the traceback of a failed trial. Empty otherwise.
         declared: what its optimizer has declared beside the results; None without that file.
         problems: sentences about files that could not be read.
     """
@@ -83,13 +83,13 @@ class Trial:
 
     @property
     def trainable(self) -> str:
-        """Name of the preset, such as `A3C`; of the optimizer where the directory names none."""
+        """Name of the preset, such as `A3C`, or of the optimizer if no preset is known."""
         match = _TUNE_NAME.match(self.name)
         return match["trainable"].split("_")[0] if match else self.optimizer or self.name
 
     @property
     def optimizer(self) -> str:
-        """Name of the optimizer, such as `async_gradients`; empty before the first result."""
+        """Name of the optimizer, such as `async_gradients`. Empty before the first result."""
 
         def name() -> str:
             names = self.rows.column("optimizer/name")
@@ -99,13 +99,13 @@ class Trial:
 
     @property
     def begun_s(self) -> float:
-        """Time of the first result, seconds since the epoch; infinite before it."""
+        """Time of the first result, seconds since the epoch. Infinite before it."""
         times = self.values("timestamp")
         return float(times[0]) if times is not None and len(times) else np.inf
 
     @property
     def optimizer_tab(self) -> OptimizerTab:
-        """What the trial's optimizer declares; its phases as the results have them without that."""
+        """What the trial's optimizer declares. Without that, only the phases in the results."""
         if self.declared is not None and self.declared.name == self.optimizer:
             return self.declared
         prefix = "optimizer/driver/share/"
@@ -158,7 +158,7 @@ class Trial:
         return None if column is None or column.dtype == object else column
 
     def last(self, name: str) -> float:
-        """The last finite value of a column; NaN if there is none."""
+        """The last finite value of a column, or NaN."""
         column = self.values(name)
         finite = column[np.isfinite(column)] if column is not None else np.empty(0)
         return float(finite[-1]) if len(finite) else float("nan")
@@ -168,8 +168,8 @@ class ResultsDirectory:
     """All trials below a directory.
 
     Args:
-        folder: the directory; one experiment, one trial, or a directory of experiments.
-        cache_folder: where the columnar cache is; `cache_dir()` by default.
+        folder: the directory. One experiment, one trial, or a directory of experiments.
+        cache_folder: where the columnar cache is. `cache_dir()` by default.
 
     Attributes:
         trials: by directory, in the order of their names.
@@ -256,8 +256,8 @@ class ResultsDirectory:
         return str(above.relative_to(self.folder)) if is_below else above.name
 
     def _walk(self) -> Iterator[tuple[Path, bool, bool]]:
-        """All directories, but none below a trial's; whether one is a trial's, and whether it is an
-        experiment's that Tune has saved the state of."""
+        """All directories that are not below a trial. With each: whether it is a trial, and whether
+        it is an experiment with a saved state of Tune."""
         for parent, folders, files in os.walk(self.folder):
             path = Path(parent)
             is_trial = bool({RESULT_FILE, PARAMS_FILE, ERROR_FILE} & set(files))
@@ -274,7 +274,7 @@ class _Place:
     """Where a trial's rows are, and what Tune says of it.
 
     Attributes:
-        file: result file; may not exist.
+        file: result file, which may not exist.
         state: of its experiment; None if Tune has not saved one.
         tune: the trial in that state.
     """
@@ -318,7 +318,7 @@ def _update(trial: Trial, place: _Place) -> None:
 
 
 def _read_tab(path: Path) -> OptimizerTab | None:
-    """The file in which an optimizer declares its tab; None if there is none.
+    """The tab that an optimizer declares in a file, or None without that file.
 
     Raises:
         OSError, ValueError: it cannot be read, or is not such a file.
@@ -331,7 +331,7 @@ def _read_tab(path: Path) -> OptimizerTab | None:
 
 
 def _read_error(trial: Trial, file: Path) -> str:
-    """The end of a trial's error file, which holds a traceback; empty if there is none."""
+    """The end of a trial's error file, which holds a traceback. Empty without such a file."""
     for path in (trial.folder / ERROR_FILE, file.with_name(ERROR_FILE)):
         try:
             with path.open("rb") as stream:

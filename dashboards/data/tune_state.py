@@ -35,9 +35,9 @@ class TuneTrial:
     """One trial as Tune knows it.
 
     Attributes:
-        folder: name of its directory; its id before it has one.
+        folder: name of its directory, or its id before it has a directory.
         status: `PENDING`, `RUNNING`, `PAUSED`, `TERMINATED` or `ERROR`.
-        config: its config; `object #<hash>` stands for what is not JSON.
+        config: its config. `object #<hash>` stands for what is not JSON.
         stop: result keys and limits that end it.
     """
 
@@ -56,7 +56,7 @@ class TuneState:
         saved_s: time of the file, seconds since the epoch.
         directory: where Tune copies the results; None if the file does not say so.
         trials: by name of their directory.
-        scheduler: short name of a scheduler that may end trials early, such as `ASHA`; else empty.
+        scheduler: short name of a scheduler that may end trials early, such as `ASHA`. Else empty.
         longest: of that scheduler: the result key and the value at which trials are complete.
         other_stop: whether a stop condition is a function, which this file does not tell.
     """
@@ -88,7 +88,7 @@ def ray_root() -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or directory is the user's. Ray's directory has those of all users."""
+    """Whether a file or directory is the user's. Ray's directory holds files of all users."""
     try:
         return path.stat().st_uid == os.getuid()
     except OSError:  # removed meanwhile
@@ -96,13 +96,13 @@ def is_own(path: Path) -> bool:
 
 
 class TuneStates:
-    """Reads the state files of experiments; a file again only if it has changed."""
+    """Reads the state files of experiments, and reads a file again only if it has changed."""
 
     def __init__(self) -> None:
         self._read: dict[Path, tuple[tuple[int, int], TuneState | None]] = {}
 
     def all(self, folder: Path) -> list[TuneState]:
-        """The states of all runs in a directory, the last run first; unreadable ones left out."""
+        """The readable states of all runs in a directory, the last run first."""
         # Names end with the time at which the run began.
         paths = sorted(folder.glob(STATE_FILES), reverse=True)
         return [state for path in paths if (state := self._state(path)) is not None]
@@ -195,7 +195,7 @@ def _trial(saved: Mapping[str, Any]) -> TuneTrial:
 
 def _as_text(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config in which `object #<hash>` stands for each class, function or other object that JSON
-    cannot hold; equal objects have equal hashes."""
+    cannot hold. Equal objects have equal hashes."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value.get("_type") == _PICKLED:
@@ -220,12 +220,12 @@ def scan_pickle(data: bytes, keys: Collection[str]) -> dict[str, Any]:
         keys: names of attributes or keys of dicts.
 
     Returns:
-        for each key that occurs the number or text that follows it, or the name of the class of the
-        object that follows it; under the empty key the name of the first class or function.
+        for each key that occurs, the number, the text, or the class of the object that follows it.
+        The empty key has the name of the first class or function.
     """
     found: dict[str, Any] = {}
     memo: list[Any] = []
-    pushed: list[Any] = []  # in order; `None` for what is neither a number nor text
+    pushed: list[Any] = []  # in order, with None for what is neither a number nor text
     try:
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name

@@ -31,7 +31,7 @@ def scale_of_runs(selection: Selection, curves: Iterable[tuple[Run, Array]]) -> 
 
 
 def smoothing_note(selection: Selection, which: str = "Smoothed") -> str:
-    """A sentence on the smoothing of curves; empty without it."""
+    """A sentence on the smoothing of curves. Empty without smoothing."""
     if selection.smoothing <= 0.0:
         return ""
     return f"{which} with weight {selection.smoothing:g}; faint lines are as measured."
@@ -88,7 +88,7 @@ def line_plot(
         bands: whether lines have a band from minimum to maximum.
         from_zero: whether a linear axis contains 0.
         shape: of the lines between results.
-        run: label of the run that is shown; empty for several.
+        run: label of the run that is shown. Empty for several.
     """
     figure = new_figure(selection.x_title, y_title)
     set_scale(figure, scale, from_zero=from_zero)

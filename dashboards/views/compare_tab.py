@@ -85,8 +85,8 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _after_startup(run: Run, rates: Array) -> Array:
-    """Rates without those of results that begin before the start-up ends: their steps are those of
-    a longer time than their seconds of training."""
+    """Rates without results that begin before the start-up ends: they count the steps of a longer
+    time than their seconds of training."""
     startup = run.trial.values(f"{DRIVER}/{STARTUP}")
     return rates if startup is None else np.where(startup > 0.0, np.nan, rates)
 
@@ -111,7 +111,7 @@ def _strips(
 ) -> Panel:
     """A row of points for each group, one point for each run, and the median of the group.
 
-    Runs that have not reached the goal are open marks; the median counts them as larger than all
+    Runs that have not reached the goal are open marks. The median counts them as larger than all
     others, and is left out where half of the runs have not reached it.
     """
     figure = new_figure(x_title, "")
@@ -429,8 +429,8 @@ def _reach_cells(points: Sequence[Point]) -> tuple[str, str]:
 
 
 def _config_table(selection: Selection) -> Panel:
-    """Config keys that differ between the selected runs, one column for each group; one row for
-    each group where there are more groups than keys."""
+    """Config keys that differ between the selected runs. Groups are columns, or rows where there
+    are more groups than keys."""
     panel = ("config-differences", "Config differences", "Keys that differ between these runs.")
     differing = differing_keys([run.trial for run in selection.runs])
     groups = selection.groups

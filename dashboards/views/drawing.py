@@ -1,7 +1,7 @@
 """Panels and the layout, curves and bands of all plots.
 
-Traces are given to Plotly as dicts, whose properties it checks once; those of `add_scatter` and its
-like it checks twice, and that is most of the time of a tab.
+Traces are given to Plotly as dicts, because it checks the properties of a dict once. It checks the
+arguments of `add_scatter` twice, which would be most of the time of a tab.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LINE_HEIGHT, _NAME_LINE = 15, 26  # of the name of a row: px and characters of 
 _LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
 _POINTS = 20_000  # in one figure, over all of its curves
 _MOST_COLUMNS = 500  # a plot is half a page wide
-#: Bands of minima and maxima are drawn for this many runs at most; more hide each other.
+#: Bands of minima and maxima are drawn for this many runs at most. More hide each other.
 MOST_BANDS = 8
 
 #: Colors of shares. From transparent, so that empty bins have the background of the page, light or
@@ -54,7 +54,7 @@ class Panel:
         note: what is left out or changed in the plot, always visible, unlike the help.
         missing: why there is nothing to draw.
         wide: whether it spans the page.
-        run: label of the run that it shows; empty where it shows all selected runs.
+        run: label of the run that it shows. Empty if it shows all selected runs.
     """
 
     key: str
@@ -222,7 +222,7 @@ def add_curve(
         name: of the legend and of the hover text, escaped here.
         color: hex.
         columns: columns of pixels.
-        group: name in the legend of the curves that are switched together; empty: `name`.
+        group: name in the legend of the curves that are switched together. Empty: `name`.
         legend: whether it has an entry in the legend.
         band: whether it has a band.
         points: whether each point is marked.
@@ -364,7 +364,7 @@ def add_heat_map(
 
 
 def shares_of_totals(counts: Array, totals: Array) -> Array:
-    """Counts over totals, of the shape of `counts`; 0 where a total is 0."""
+    """Counts over totals, of the shape of `counts`. The share is 0 where a total is 0."""
     return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
 
 

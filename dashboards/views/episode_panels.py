@@ -180,7 +180,7 @@ def _shares(selection: Selection, run: Run) -> Panel:
 
 
 def _row_names(places: Sequence[tuple[int, int]]) -> list[str]:
-    """Names of `(part, category)`; the category alone where there is one part."""
+    """Names of `(part, category)`, or of the category alone where there is one part."""
     if places[-1][0] == 0:
         return [str(category) for _, category in places]
     return [f"{part}: {category}" for part, category in places]

@@ -29,7 +29,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-#: Trials in the table of the best, of each task; config keys that are its columns.
+#: In the table of the best: trials of each task, and config keys that have a column.
 _BEST, _MOST_KEYS = 10, 12
 
 
@@ -79,7 +79,7 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _best(selection: Selection) -> list[Panel]:
-    """The trials with the highest return and what was varied; nothing where no config differs."""
+    """The trials with the highest return and what was varied, if any config differs."""
     trials = [run.trial for run in selection.runs]
     keys = [key for key in differing_keys(trials) if key not in (SEED_KEY, TASK_KEY)]
     if not keys:

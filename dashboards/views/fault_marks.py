@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     "broken rounds": ("optimizer/num_broken_rounds", "star", "#e4508f", ""),
 }
 _CHANGES = ("config changes", "circle-open", "#2f7ed8")
-# Of one kind in one plot, over all runs, and in one run; marks closer than that are one.
+# Marks of one kind in one plot: of all runs, and at least of one run. Closer marks are one mark.
 _MOST_MARKS, _LEAST_MARKS = 240, 12
 _MARK_CHARACTERS = 120  # of a message
 
@@ -50,7 +50,7 @@ def last_line(text: str) -> str:
 def increases(run: Run, name: str) -> tuple[Array, Array] | None:
     """Rows in which a lifetime counter rose, and by how much; None if no row has the counter.
 
-    A counter that starts anew after a restore falls; that is no fault.
+    After a restore a counter starts anew and falls, which is not a fault.
     """
     counter = run.trial.values(name)
     if counter is None:
@@ -131,7 +131,7 @@ def _merged(
     counts: Array,
     columns: int,
 ) -> list[tuple[float, float, int]]:
-    """Position, count and last row of marks; those in one column of pixels are one mark."""
+    """Position, count and last row of marks, one mark for each column of pixels."""
     keep = np.isfinite(x[rows])
     rows, counts = rows[keep], counts[keep]
     if not len(rows):

@@ -38,7 +38,7 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _has_workers(run: Run) -> bool:
-    """Whether a run has remote workers; with `num_workers=0` the driver samples."""
+    """Whether a run has remote workers. With `num_workers=0` the driver samples."""
     return run.trial.last("optimizer/workers/per_worker/0/index") > 0.0
 
 

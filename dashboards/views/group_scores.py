@@ -20,7 +20,7 @@ from polopt.dashboards.data.statistics import (
 from polopt.dashboards.data.trials import EVALUATED_RETURN, EVALUATED_STEPS, RETURN
 
 _GRID = 200  # points of a band
-_RESAMPLES = 400  # of bands; the 95 percent interval of final scores takes more
+_RESAMPLES = 400  # of bands. The 95 percent interval of final scores takes more
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Scored:
     Attributes:
         run: the run.
         x: steps or seconds, shape `[R]`.
-        y: returns, shape `[R]`; normalised per task where several tasks are selected.
+        y: returns, shape `[R]`. Normalised per task where several tasks are selected.
         raw: returns that are not normalised, shape `[R]`.
         holds: whether the run has finished, so that its last return holds from then on.
-        evaluated: steps or seconds, and mean returns, of its evaluations, shape `[E]` each; on the
+        evaluated: steps or seconds, and mean returns, of its evaluations, shape `[E]` each. On the
             axis of steps where the weights were taken. Normalised as `y`.
     """
 
@@ -62,7 +62,7 @@ class Point:
     Attributes:
         run: the run.
         value: on the x axis.
-        reached: False for a run that got as far as `value` without reaching what is asked for.
+        reached: False for a run that ended at `value` and has not reached the goal.
     """
 
     run: Run
@@ -205,8 +205,10 @@ def default_targets(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def reached(scored: Sequence[Scored], targets: Mapping[str, float]) -> dict[str, list[Point]]:
-    """Where each run first reaches the target of its task, or where it ends without, by group; by
-    group and task where there are several tasks."""
+    """Where each run first reaches the target of its task, or where it ends if it does not.
+
+    The keys are groups, or groups with their task where there are several tasks.
+    """
     several = len({one.run.task for one in scored}) > 1
     groups: dict[str, list[Point]] = {}
     for one in scored:

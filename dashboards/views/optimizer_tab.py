@@ -1,4 +1,4 @@
-"""The tab of one optimizer: panels that all optimizers have, and those that it declares."""
+"""The tab of one optimizer: panels that all optimizers have, and panels that it declares."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def _extra(selection: Selection, key: str) -> Panel:
 
 
 def _efficiency(selection: Selection) -> list[Panel]:
-    """Steps per second of `n` workers over `n` times those of one worker with the same config, if
-    there is a run with one worker."""
+    """Efficiency: the steps per second of `n` workers, over `n` times the steps per second of one
+    worker. Needs a run with one worker."""
     rates = [
         (run, count, rate)
         for run in selection.runs

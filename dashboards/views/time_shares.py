@@ -43,7 +43,7 @@ def share_areas(
         selection: the axis.
         run: the run.
         block: prefix of the shares, such as `optimizer/driver/share`.
-        parts: their names, drawn from the bottom; parts that are 0 throughout are left out.
+        parts: their names, drawn from the bottom. Parts that are 0 throughout are left out.
     """
     x, interval_s = selection.x_of(run), run.trial.values(INTERVAL_S)
     found = shares_of(selection, run, block, parts)
@@ -82,9 +82,9 @@ def share_areas(
 def shares_of(
     selection: Selection, run: Run, block: str, parts: Sequence[str]
 ) -> tuple[Array, Array] | None:
-    """Shares of the parts in each result, and the seconds that they are shares of.
+    """Shares of the parts in each result, and the seconds of which they are shares.
 
-    Without start-up, shares are those of the rest of the time.
+    Without start-up, they are shares of the rest of the time.
 
     Returns:
         shares of shape `[R, parts]` and seconds of shape `[R]`; None if the results lack them.
@@ -185,7 +185,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
     Args:
         selection: the axis, and the runs of the groups.
         run: the run.
-        phases: in the order of one step; without `report`, `evaluation` and `other`.
+        phases: in the order of one step. Without `report`, `evaluation` and `other`.
         help_: of the panel of one run.
     """
     return [

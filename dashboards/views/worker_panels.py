@@ -105,7 +105,7 @@ def _uses_gpu(run: Run) -> bool:
 def _per_worker(
     panel: tuple[str, str, str], selection: Selection, run: Run, key: str, unit: str, form: str
 ) -> Panel:
-    """A number of each worker of one run over time as a heat map; the title names the worker with
+    """A number of each worker of one run over time as a heat map. The title names the worker with
     the smallest.
 
     Args:
