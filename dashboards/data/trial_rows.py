@@ -19,7 +19,7 @@ from polopt.dashboards.data.rows import ITERATION, LineParser, RowColumns, rows_
 
 _BLOCK_BYTES = 1 << 22
 _FINGERPRINT_BYTES = 1024
-_MOST_FILE_BYTES = 16 << 30
+MOST_FILE_BYTES = 16 << 30
 _MOST_LINE_BYTES = 16 << 20
 #: Rows that are kept in memory before the cache file is rewritten: at least this many, and a
 #: tenth of those in the file, so that a growing run is rewritten a few dozen times in all.
@@ -104,7 +104,7 @@ class TrialRows:
                 seen = (file, status.st_size, status.st_mtime_ns)
                 if seen == self._seen:
                     return
-                with open_regular(file, _MOST_FILE_BYTES) as stream:
+                with open_regular(file, MOST_FILE_BYTES) as stream:
                     self._read(stream, status.st_size, progress)
             except OSError as error:
                 self._unreadable = f"{file.name} cannot be read: {error.strerror}"

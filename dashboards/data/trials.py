@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from polopt.common.files import read_regular
+from polopt.common.files import open_regular, read_regular
 from polopt.dashboards.data.cache import cache_dir, remove_unused
 from polopt.dashboards.data.rows import NOT_SET, flat_config
-from polopt.dashboards.data.trial_rows import TrialRows
+from polopt.dashboards.data.trial_rows import MOST_FILE_BYTES, TrialRows
 from polopt.dashboards.data.tune_state import STATE_FILES, TuneState, TuneStates, TuneTrial
 from polopt.metrics.diagnosis import Finding, diagnose
 from polopt.metrics.run_results import PER_WORKER, RunResults, paths
@@ -42,6 +42,7 @@ _MOST_PARAMS_BYTES = 16 << 20
 _TUNE_NAME = re.compile(r"^(?P<trainable>.+?)_[0-9a-f]{5,8}_\d{5}")
 _MOST_LINE_BYTES = 1 << 20  # of the first result, by which two files are compared
 _MOST_TAB_BYTES = 1 << 20
+_MOST_ERROR_BYTES = 1 << 30
 _ERROR_BYTES = 4000  # the end of an error file that is read
 
 Progress = Callable[[int, int, str], None]
@@ -323,18 +324,17 @@ def _read_tab(path: Path) -> OptimizerTab | None:
     Raises:
         OSError, ValueError: it cannot be read, or is not such a file.
     """
-    if not path.exists():
+    try:
+        return OptimizerTab.from_json(read_regular(path, _MOST_TAB_BYTES))
+    except FileNotFoundError:
         return None
-    with path.open("rb") as file:
-        content = file.read(_MOST_TAB_BYTES)
-    return OptimizerTab.from_json(content)
 
 
 def _read_error(trial: Trial, file: Path) -> str:
     """The end of a trial's error file, which holds a traceback. Empty without such a file."""
     for path in (trial.folder / ERROR_FILE, file.with_name(ERROR_FILE)):
         try:
-            with path.open("rb") as stream:
+            with open_regular(path, _MOST_ERROR_BYTES) as stream:
                 size = stream.seek(0, os.SEEK_END)
                 stream.seek(max(0, size - _ERROR_BYTES))
                 return stream.read(_ERROR_BYTES).decode(errors="replace").strip() or ERROR_FILE
@@ -416,7 +416,7 @@ def _newest(file: Path, staged: Path) -> Path:
 
 def _first_line(file: Path) -> bytes:
     try:
-        with file.open("rb") as stream:
+        with open_regular(file, MOST_FILE_BYTES) as stream:
             return stream.readline(_MOST_LINE_BYTES)
     except OSError:
         return b""

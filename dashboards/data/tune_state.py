@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polopt.common.files import open_regular, read_regular
+
 STATE_FILES = "experiment_state-*.json"
 _TUNER_FILE = "tuner.pkl"
+_MOST_STATE_BYTES = 1 << 30
 _MOST_PICKLE_BYTES = 1 << 20  # of a pickle that is scanned
 _PICKLED = "CLOUDPICKLE_FALLBACK"
 _OF_SCHEDULER = ("scheduler", "_max_t", "_time_attr")
@@ -141,7 +144,7 @@ class TuneStates:
 def _parsed(path: Path, saved_s: float) -> TuneState | None:
     """The content of a state file; None while it is half-written or if it is something else."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, _MOST_STATE_BYTES))
         saved = [json.loads(static) for static, _ in content["trial_data"]]
         stopper = _scan_hex(content["runner_data"].get("_stopper"), ()).get("")
         trials = [_trial(one) for one in saved]
@@ -168,7 +171,7 @@ def _read_tuner(*folders: Path | None) -> bytes:
     for folder in folders:
         try:
             if folder is not None:
-                with (folder / _TUNER_FILE).open("rb") as file:
+                with open_regular(folder / _TUNER_FILE, _MOST_STATE_BYTES) as file:
                     return file.read(_MOST_PICKLE_BYTES)
         except OSError:
             continue
