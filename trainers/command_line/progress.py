@@ -19,7 +19,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from polopt.common.files import printable
-from polopt.metrics.diagnosis import History, diagnose
+from polopt.metrics.diagnosis import diagnose
+from polopt.metrics.run_results import History
 
 _logger = logging.getLogger("polopt")
 #: Rows of the table.
