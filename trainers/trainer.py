@@ -211,7 +211,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._best = BestCheckpoint(self._storage_of_trial, self.logdir)
         if options.evaluation_interval is not None:
             with kept_global_generators():  # environments made here may draw from them
-                workers = WorkerSet(evaluation_config(options, worker_config), device)
+                workers = WorkerSet(
+                    evaluation_config(options, worker_config),
+                    device,
+                    meanwhile="Training goes on; no evaluation ends without them.",
+                )
             self.evaluation = Evaluation(options, workers)
 
     def step(self) -> dict[str, Any]:

@@ -10,11 +10,6 @@ import ray
 
 from polopt.rollouts.rollout_config import RolloutConfig
 
-#: Ray copies larger constructor arguments into the object store once for every worker.
-MAX_ARGUMENT_BYTES = 100_000
-#: States of an actor whose process may not have started.
-_UNPLACED = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}
-
 #: Amounts of resources by Ray's names of them.
 Request = frozenset[tuple[str, float]]
 
@@ -52,13 +47,6 @@ def _request(amounts: Mapping[str, float | None]) -> Request:
     return frozenset((name, round(amount, 4)) for name, amount in amounts.items() if amount)
 
 
-def actor_argument(config: Any) -> Any:
-    """The constructor argument for `config`: the config itself if it is small, else a reference to
-    one object for all workers. This process owns the object, so it survives the loss of others."""
-    large = len(ray.cloudpickle.dumps(config)) > MAX_ARGUMENT_BYTES
-    return ray.put(config) if large else config
-
-
 def waiting_for_resources(workers: Iterable[Any]) -> tuple[list[Any], int]:
     """Workers that may wait for resources.
 
@@ -78,7 +66,7 @@ def waiting_for_resources(workers: Iterable[Any]) -> tuple[list[Any], int]:
     """
     requests = [(worker, worker.request) for worker in workers if worker.request is not None]
     unmet = _unmet_requests() if requests else Counter()
-    waiting = [pair for pair in requests if unmet[pair[1]] and not _has_process(pair[0].actor)]
+    waiting = [pair for pair in requests if unmet[pair[1]] and not pair[0].channel.has_process()]
     number = sum((Counter(request for _, request in waiting) & unmet).values())
     return [worker for worker, _ in waiting], number
 
@@ -96,19 +84,11 @@ def _unmet_requests() -> Counter[Request]:
     return unmet
 
 
-def _has_process(actor: Any) -> bool:
-    # The public state API (ray.util.state) needs the dashboard, which may not run.
-    info = ray._private.state.actors(actor._actor_id.hex())
-    # Ray sets the node before it has resources, and the IP address once the process has booted.
-    return not info or info["State"] not in _UNPLACED or bool(info["Address"]["IPAddress"])
-
-
-def describe_resources(rollout: RolloutConfig, ray: Any = ray) -> str:
+def describe_resources(rollout: RolloutConfig) -> str:
     """Resources that one worker needs, with the amounts in the cluster and those free, as text.
 
     Args:
         rollout: options of the worker.
-        ray: the module, or a fake of it.
     """
     needed = {
         "CPU": rollout.num_cpus_per_worker,

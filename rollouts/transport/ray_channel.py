@@ -1,0 +1,256 @@
+"""`RayTransport`: processes are Ray actors, and calls are actor calls."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from polopt.rollouts.transport.channel import (
+    AnswerTimeoutError,
+    Channel,
+    LostProcessError,
+    Message,
+    Started,
+    Ticket,
+    Transport,
+    UndecodableAnswerError,
+    UnsendableError,
+    is_of_signal,
+)
+from polopt.rollouts.transport.control_page import (
+    ControlAgent,
+    ControlPage,
+    EarlyStopRequest,
+    remove,
+)
+from polopt.rollouts.transport.local_channel import run_here
+from polopt.rollouts.transport.process_actor import ProcessActor
+
+logger = logging.getLogger("polopt")
+
+#: Larger arguments of a process go into the object store once for all processes.
+MAX_ARGUMENT_BYTES = 100_000
+#: States of an actor whose process may not have started.
+_UNPLACED = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}
+#: Limit for an agent on another node to tell what its processes do.
+AGENT_TIMEOUT_S = 5.0
+
+
+class RayTicket(Ticket):
+    """One actor call.
+
+    Attributes:
+        ref: its `ray.ObjectRef`.
+    """
+
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: ray.ObjectRef[Any]) -> None:
+        self.ref = ref
+
+    def ended(self) -> bool:
+        return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
+
+    def result(self, timeout_s: float) -> Any:
+        try:
+            return ray.get(self.ref, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise AnswerTimeoutError("its result could not be fetched in time") from error
+        except RayTaskError as error:  # `ProcessActor` itself raises nothing
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            raise UnsendableError(
+                f"its arguments or its value cannot be pickled: {cause!r}"
+            ) from error
+        except RaySystemError as error:
+            raise UndecodableAnswerError(str(error)) from error
+        except RayError as error:
+            at_start = isinstance(error, ActorDiedError) and error.actor_init_failed
+            message = str(error).strip() or type(error).__name__
+            raise LostProcessError(message, at_start) from error
+        except BaseException as error:  # unpickling an answer can raise anything
+            if is_of_signal(error):
+                raise
+            raise UndecodableAnswerError(f"{type(error).__name__}: {error}") from error
+
+
+class RayChannel(Channel):
+    """Calls of one actor.
+
+    Args:
+        actor: handle of a `ProcessActor`.
+        name: see `Channel`.
+        transport: started the actor.
+    """
+
+    def __init__(self, actor: Any, name: str, transport: RayTransport) -> None:
+        self.actor = actor
+        self.name = name
+        self.start = RayTicket(actor.ping.remote())
+        self._transport = transport
+        self._control: ControlPage | _RemotePage | None = None
+
+    def note_started(self, started: Started) -> None:
+        super().note_started(started)
+        if self._control is None and started.control:
+            self._control = self._transport.open_control(started)
+
+    def send(self, message: Message) -> Ticket:
+        number, _, function, args, by_reference = message
+        if any(isinstance(arg, ray.ObjectRef) for arg in args):
+            # Ray replaces those that are arguments themselves.
+            encoded = cloudpickle.dumps(function)
+            call = self.actor.run_with_references.remote(number, encoded, by_reference, *args)
+            return RayTicket(call)
+        return self.send_encoded(cloudpickle.dumps((number, function, args, by_reference)))
+
+    def send_encoded(self, call: bytes) -> Ticket:
+        """Sends a call that is encoded already; see `ProcessActor.run_encoded`."""
+        return RayTicket(self.actor.run_encoded.remote(call))
+
+    def stop_early(self, number: int, keep_steps: int) -> None:
+        if self._control is not None:
+            self._control.request_stop(EarlyStopRequest(number, keep_steps))
+
+    def silent_s(self) -> float | None:
+        return None if self._control is None else self._control.silent_s()
+
+    def has_process(self) -> bool:
+        # The public state API (ray.util.state) needs the dashboard, which may not run.
+        info = ray._private.state.actors(self.actor._actor_id.hex())
+        # Ray sets the node before it has resources, and the IP address once the process has booted.
+        return not info or info["State"] not in _UNPLACED or bool(info["Address"]["IPAddress"])
+
+    def close(self) -> None:
+        """Drops the control page of a process that ends."""
+        if self.started.control:
+            remove(self.started.control)
+        if isinstance(self._control, _RemotePage):
+            self._control.forget()
+        self._control = None
+
+
+class RayTransport(Transport):
+    """Starts actors, and calls them through Ray."""
+
+    name = "ray"
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._agents: dict[str, Any] = {}  # by node
+
+    def start(
+        self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
+    ) -> RayChannel:
+        small = [_argument(arg) for arg in args]
+        return RayChannel(_actor_class().options(**options).remote(make, *small), name, self)
+
+    def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
+        assert isinstance(channel, RayChannel)
+        channel.start = RayTicket(channel.actor.remake.remote(*map(_argument, args)))
+        return channel.start
+
+    def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
+        ready = run_here(tickets)
+        if ready or not tickets:
+            return ready
+        by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
+        refs = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)[0]
+        return [by_ref[ref] for ref in refs]
+
+    def put(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def kill(self, channel: Channel) -> None:
+        assert isinstance(channel, RayChannel)
+        channel.close()
+        ray.kill(channel.actor, no_restart=True)
+
+    def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
+        actors = [channel.actor for channel in channels if isinstance(channel, RayChannel)]
+        stopping = [actor.stop.remote() for actor in actors]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s)
+        for channel in channels:
+            self.kill(channel)
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            ray.kill(agent, no_restart=True)
+        self._agents.clear()
+
+    def open_control(self, started: Started) -> ControlPage | _RemotePage | None:
+        """The page of a process that has started: through an agent, if it runs on another node."""
+        if started.node != ray.get_runtime_context().get_node_id():
+            return _RemotePage(self._agent(started.node), started.control)
+        try:
+            return ControlPage.open(started.control)
+        except (OSError, ValueError) as error:
+            logger.warning(
+                "process %d does not share memory with this one (%s): its calls cannot be ended "
+                "early, and count as hanging when they take longer than worker_timeout_s",
+                started.pid,
+                error,
+            )
+            return None
+
+    def _agent(self, node: str) -> Any:
+        if node not in self._agents:
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor_class: Any = ray.remote(ControlAgent)
+            self._agents[node] = actor_class.options(num_cpus=0, scheduling_strategy=place).remote()
+        return self._agents[node]
+
+
+class _RemotePage:
+    """The page of a process on another node."""
+
+    def __init__(self, agent: Any, path: str) -> None:
+        self._agent, self._path = agent, path
+        agent.open.remote(path)
+
+    def silent_s(self) -> float | None:
+        """See `ControlPage.silent_s`; None if the agent does not answer."""
+        with contextlib.suppress(RayError):
+            silent_s: float = ray.get(
+                self._agent.silent_s.remote(self._path), timeout=AGENT_TIMEOUT_S
+            )
+            return silent_s
+        return None
+
+    def request_stop(self, request: EarlyStopRequest) -> None:
+        self._agent.request_stop.remote(self._path, request)
+
+    def forget(self) -> None:
+        self._agent.forget.remote(self._path)
+
+
+_CLASSES: dict[type, Any] = {}
+
+
+def _actor_class() -> Any:
+    """Made once in each process: Ray exports an actor class to its control service, and waits for
+    that without a limit."""
+    if ProcessActor not in _CLASSES:
+        _CLASSES[ProcessActor] = ray.remote(ProcessActor)
+    return _CLASSES[ProcessActor]
+
+
+def _argument(value: Any) -> Any:
+    """An argument of a process: the value if it is small, else a reference to one object for all
+    processes. This process owns the object, so it survives the loss of others."""
+    large = len(cloudpickle.dumps(value)) > MAX_ARGUMENT_BYTES
+    return ray.put(value) if large else value

@@ -1,0 +1,483 @@
+"""`SocketTransport`: calls within a node over Unix sockets, all others through Ray.
+
+An actor call costs both sides about a millisecond of processor time. For a small network that is as
+much as its gradient. Ray still starts, places, watches and stops the process: it answers within one
+long actor call (`serve`), whose end tells why a connection ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import secrets
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from multiprocessing.connection import Connection
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from polopt.rollouts.transport.channel import (
+    Channel,
+    ChannelError,
+    LostProcessError,
+    Message,
+    Started,
+    Ticket,
+    Transport,
+    TransportError,
+    UndecodableAnswerError,
+    is_of_signal,
+)
+from polopt.rollouts.transport.local_channel import run_here
+from polopt.rollouts.transport.ray_channel import RayChannel, RayTicket, RayTransport
+from polopt.rollouts.transport.socket_server import NUMBER_BYTES, Endpoint
+from polopt.rollouts.transport.sockets import (
+    CONNECTION_ERRORS,
+    PrivateListener,
+    admit,
+    buffer_bytes,
+    hang_up,
+    limit,
+)
+from polopt.rollouts.transport.wakeup import Wakeup
+
+logger = logging.getLogger("polopt")
+#: Larger messages gain nothing from a socket: Ray passes them through shared memory.
+SMALL_MESSAGE_BYTES = 100_000
+#: After a connection has ended, limit for Ray to tell why. It reports the death of a process on the
+#: same node at once.
+REASON_TIMEOUT_S = 5.0
+#: What each message takes of the send buffer besides its own bytes, at most.
+_MESSAGE_OVERHEAD = 1024
+
+
+class SocketTicket(Ticket):
+    """One call over a socket.
+
+    Attributes:
+        arrival: position in the order of arrival; None: the call has not ended.
+        size: bytes of the call.
+    """
+
+    __slots__ = ("_error", "_serving", "_value", "arrival", "size")
+
+    def __init__(self, size: int, serving: Future[Any]) -> None:
+        self.size = size
+        self.arrival: int | None = None
+        self._serving = serving
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    def ended(self) -> bool:
+        return self.arrival is not None
+
+    def end(self, arrival: int, value: Any = None, error: Exception | None = None) -> None:
+        """Takes the answer, or why there is none."""
+        self.arrival, self._value, self._error = arrival, value, error
+
+    def result(self, timeout_s: float) -> Any:
+        if self._error is None:
+            return self._value
+        if not isinstance(self._error, UndecodableAnswerError):
+            try:
+                self._serving.result(min(REASON_TIMEOUT_S, timeout_s))
+            except FutureTimeoutError:
+                pass
+            except ray.exceptions.RayError as error:
+                raise LostProcessError(str(error).strip() or type(error).__name__) from error
+        raise self._error
+
+
+class SocketChannel(Channel):
+    """Calls of one process: over a connection where there is one, else through Ray.
+
+    Through Ray go: calls until the process has connected; calls with references, or whose value is
+    to stay where it is made; and a call that does not fit into what the kernel buffers, because
+    sending must never wait for a process that is busy.
+
+    Args:
+        through_ray: the channel of its actor.
+        transport: has the listener.
+
+    Attributes:
+        refused: the process cannot connect; all its calls go through Ray.
+    """
+
+    def __init__(self, through_ray: RayChannel, transport: SocketTransport) -> None:
+        self.through_ray = through_ray
+        self.name = through_ray.name
+        self.start = through_ray.start
+        self.started = through_ray.started
+        self._transport = transport
+        self.refused = False
+        self._connection: Connection | None = None
+        self._endpoint: Endpoint | None = None
+        self._connecting: Future[Any] | None = None
+        self._serving: Future[Any] | None = None  # None: it answers calls through Ray
+        self._room = 0
+        self._pending: dict[int, SocketTicket] = {}
+
+    def note_started(self, started: Started) -> None:
+        self.through_ray.note_started(started)
+        self.started = started
+
+    def stop_early(self, number: int, keep_steps: int) -> None:
+        self.through_ray.stop_early(number, keep_steps)
+
+    def silent_s(self) -> float | None:
+        return self.through_ray.silent_s()
+
+    def has_process(self) -> bool:
+        return self.through_ray.has_process()
+
+    # ---- sending --------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> Ticket:
+        number, _, function, args, by_reference = message
+        if by_reference or any(isinstance(arg, ray.ObjectRef) for arg in args):
+            self.pause()
+            return self.through_ray.send(message)
+        if self._connection is None:
+            self.connect()
+            self._transport.poll(0.0)
+        encoded = cloudpickle.dumps((number, function, args, by_reference))
+        size = len(encoded) + _MESSAGE_OVERHEAD
+        if self._connection is None or size > self._room:
+            self.pause()
+            return self.through_ray.send_encoded(encoded)
+        if self._serving is None:
+            self._serving = self._watch(self.through_ray.actor.serve.remote(self._endpoint))
+        ticket = self._pending[number] = SocketTicket(size, self._serving)
+        self._room -= size
+        self._transport.num_calls += 1
+        self._write(number.to_bytes(NUMBER_BYTES, "big") + encoded)
+        return ticket
+
+    def pause(self) -> None:
+        """The process answers calls through Ray from now on, after those made so far."""
+        if self._serving is not None and self._connection is not None:
+            self._serving = None
+            self._write(b"")
+
+    def _write(self, message: bytes) -> None:
+        assert self._connection is not None
+        try:
+            self._connection.send_bytes(message)
+        except CONNECTION_ERRORS as error:
+            self.fail(f"{self.name}: {type(error).__name__}: {error}")
+        except BaseException:  # Ctrl-C: the other side may have half a message
+            self.fail(f"{self.name}: sending was interrupted")
+            raise
+
+    # ---- the connection -------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Has the process connect, unless it does so already, or cannot. Does not wait."""
+        if self._connecting is None and not self.refused:
+            self._endpoint = self._transport.endpoint_for(self)
+            self._connecting = self._watch(self.through_ray.actor.connect.remote(self._endpoint))
+
+    def _watch(self, ref: Any) -> Future[Any]:
+        future = self._transport.wakeup.watch(ref, self)
+        assert future is not None
+        return future
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    def connected(self, connection: Connection) -> None:
+        """The process has connected and authenticated."""
+        self._connection = connection
+        self._room = buffer_bytes(connection)
+
+    def receive(self) -> None:
+        """Takes one message of the process, which has arrived."""
+        assert self._connection is not None
+        try:
+            message = self._connection.recv_bytes()
+        except CONNECTION_ERRORS as error:
+            self.fail(f"{self.name}: {type(error).__name__}: {error}")
+            return
+        except BaseException:  # Ctrl-C: the rest of the message is lost
+            self.fail(f"{self.name}: receiving was interrupted")
+            raise
+        ticket = self._pending.pop(int.from_bytes(message[:NUMBER_BYTES], "big"), None)
+        if ticket is None:
+            return
+        self._room += ticket.size
+        try:
+            value = pickle.loads(memoryview(message)[NUMBER_BYTES:])
+        except BaseException as error:  # unpickling can raise anything; it is the worker's failure
+            if is_of_signal(error):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            ticket.end(self._transport.next_arrival(), error=UndecodableAnswerError(why))
+        else:
+            ticket.end(self._transport.next_arrival(), value)
+
+    def actor_call_ended(self, call: Future[Any]) -> None:
+        """Ray reports that `connect` or `serve` returned or raised."""
+        error = call.exception()
+        problem = str(error) if error is not None else str(call.result())
+        if call is self._connecting:
+            self._connecting = None
+            if problem:
+                self.refused = error is None
+                self._transport.note_unreachable(self.name, problem, died=error is not None)
+        elif problem and self._connection is not None:
+            while self._connection is not None and self._connection.poll(0):
+                self.receive()  # the last answers of a process that still runs
+            self.fail(f"{self.name}: {problem}")
+
+    def fail(self, reason: str) -> None:
+        """Ends the connection, and all calls that wait for an answer over it."""
+        self._hang_up()
+        for ticket in self._pending.values():
+            ticket.end(self._transport.next_arrival(), error=ChannelError(reason))
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Ends the connection, and drops its calls. The process returns from `serve`."""
+        self._pending.clear()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        connection, self._connection, self._serving = self._connection, None, None
+        if connection is not None:
+            self._transport.forget(connection)
+            hang_up(connection)
+
+
+class SocketTransport(Transport):
+    """Connections to the processes of this node, and one wait for them and for calls through Ray.
+    Belongs to one thread.
+
+    Args:
+        through_ray: starts the processes, and carries the other calls.
+        timeout_s: limit for a process to take or to complete a message.
+        required: a process that cannot connect raises `TransportError` instead of going through
+            Ray.
+
+    Attributes:
+        num_calls: calls sent over sockets so far.
+        wakeup: makes the wait end when a call through Ray ends.
+
+    Raises:
+        OSError: no socket can be bound.
+    """
+
+    name = "socket"
+
+    def __init__(self, through_ray: RayTransport, timeout_s: float, required: bool = False) -> None:
+        self.through_ray = through_ray
+        self.clock: Callable[[], float] = through_ray.clock
+        self.num_calls = 0
+        self._timeout_s = timeout_s
+        self._required = required
+        self._arrivals = 0
+        self._key = secrets.token_bytes(32)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._expected: dict[bytes, SocketChannel] = {}  # by token
+        self._admitted: deque[tuple[bytes, Connection]] = deque()
+        self._listener = PrivateListener()
+        self.wakeup = Wakeup()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.wakeup, selectors.EVENT_READ)
+        threading.Thread(target=self._accept, name="polopt-accept", daemon=True).start()
+
+    # ---- connections ----------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        """Authenticates each peer in a thread of its own: one that is silent delays no other."""
+        while True:
+            try:
+                connection = self._listener.accept(None)
+            except OSError:
+                return
+            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+
+    def _admit(self, connection: Connection) -> None:
+        try:
+            admit(connection, self._key)
+            token = connection.recv_bytes(64)
+        except CONNECTION_ERRORS:
+            connection.close()
+            return
+        self._admitted.append((token, connection))
+        self.wakeup.wake()
+
+    def endpoint_for(self, channel: SocketChannel) -> Endpoint:
+        """What a process needs to connect."""
+        token = secrets.token_bytes(16)
+        self._expected[token] = channel
+        return Endpoint(self._listener.address, self._node, self._key, token, self._timeout_s)
+
+    def _take_admitted(self) -> None:
+        while self._admitted:
+            token, connection = self._admitted.popleft()
+            channel = self._expected.pop(token, None)
+            if channel is None:
+                connection.close()
+                continue
+            limit(connection, self._timeout_s)
+            self._selector.register(connection, selectors.EVENT_READ, channel)
+            channel.connected(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Waits for this connection no more."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(connection)
+
+    def note_unreachable(self, name: str, problem: str, died: bool) -> None:
+        """A process could not connect.
+
+        Raises:
+            TransportError: no other transport is allowed.
+        """
+        if died:  # its next call through Ray tells so
+            return
+        if self._required:
+            raise TransportError(
+                f"{name} cannot connect to the driver ({problem}), with transport: socket. "
+                "Allowed: workers on the driver's node; or transport: auto or ray"
+            )
+        logger.info("%s: %s. Its calls go through Ray, which is slower.", name, problem)
+
+    def next_arrival(self) -> int:
+        """Position of the next answer in the order of arrival."""
+        self._arrivals += 1
+        return self._arrivals
+
+    # ---- waiting --------------------------------------------------------------------------------
+
+    def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
+        ended = run_here(tickets) or self._ended(tickets)
+        if not ended:
+            for ticket in tickets:
+                if isinstance(ticket, RayTicket):
+                    self.wakeup.watch(ticket.ref)
+            self.poll(timeout_s)
+            ended = self._ended(tickets)
+        return ended
+
+    def _ended(self, tickets: Collection[Ticket]) -> list[Ticket]:
+        arrived = [t for t in tickets if isinstance(t, SocketTicket) and t.arrival is not None]
+        if len(arrived) > 1:
+            arrived.sort(key=lambda ticket: ticket.arrival or 0)
+        through_ray = {t.ref: t for t in tickets if isinstance(t, RayTicket)}
+        if not through_ray:
+            return [*arrived]
+        refs = ray.wait(list(through_ray), num_returns=len(through_ray), timeout=0)[0]
+        return [*arrived, *(through_ray[ref] for ref in refs)]
+
+    def poll(self, timeout_s: float) -> None:
+        """Takes what has arrived, one message of each process; waits for the first.
+
+        Raises:
+            TransportError: see `note_unreachable`.
+        """
+        for key, _ in self._selector.select(max(0.0, timeout_s)):
+            if key.data is not None:
+                if key.data.is_connected:
+                    key.data.receive()
+                continue
+            for channel, call in self.wakeup.take():
+                channel.actor_call_ended(call)
+            self._take_admitted()
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def start(
+        self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
+    ) -> SocketChannel:
+        return self.adopt(self.through_ray.start(make, args, options, name))
+
+    def adopt(self, channel: Channel) -> SocketChannel:
+        """A channel of a process that was started through Ray."""
+        assert isinstance(channel, RayChannel)
+        return SocketChannel(channel, self)
+
+    def release(self, channel: Channel) -> RayChannel:
+        """The channel that `adopt` was given; the process answers calls through Ray again."""
+        assert isinstance(channel, SocketChannel)
+        channel.pause()
+        channel.close()
+        return channel.through_ray
+
+    def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
+        assert isinstance(channel, SocketChannel)
+        channel.pause()
+        channel.start = self.through_ray.remake(channel.through_ray, args)
+        return channel.start
+
+    def put(self, value: Any) -> Any:
+        return self.through_ray.put(value)
+
+    def kill(self, channel: Channel) -> None:
+        assert isinstance(channel, SocketChannel)
+        channel.close()
+        self.through_ray.kill(channel.through_ray)
+
+    def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
+        for channel in channels:
+            assert isinstance(channel, SocketChannel)
+            channel.pause()
+        actors = [c.through_ray for c in channels if isinstance(c, SocketChannel)]
+        self.through_ray.stop(actors, timeout_s)
+        for channel in channels:
+            if isinstance(channel, SocketChannel):
+                channel.close()
+
+    def paths(self, channels: Sequence[Channel]) -> str:
+        refused = [isinstance(c, SocketChannel) and c.refused for c in channels]
+        if not any(refused):
+            return "socket"
+        return "ray" if all(refused) else "socket, ray"
+
+    def close(self) -> None:
+        self.disconnect()
+        self.through_ray.close()
+
+    def disconnect(self) -> None:
+        """Ends all connections."""
+        self._listener.close()
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                key.data.close()
+        self._selector.close()
+        self.wakeup.close()
+
+
+def open_sockets(
+    through_ray: RayTransport, transport: str, message_bytes: int, timeout_s: float
+) -> SocketTransport | None:
+    """The transport that a config asks for; None: all calls go through Ray.
+
+    Args:
+        through_ray: see `SocketTransport`.
+        transport: `ray`, `socket` or `auto`; see `RolloutConfig`.
+        message_bytes: size of the larger one of a typical call and its answer.
+        timeout_s: see `SocketTransport`.
+
+    Raises:
+        TransportError: `transport: socket` where no socket can be bound.
+    """
+    required = transport == "socket"
+    if transport == "ray" or not (required or message_bytes <= SMALL_MESSAGE_BYTES):
+        return None
+    try:
+        return SocketTransport(through_ray, timeout_s, required)
+    except OSError as error:
+        if required:
+            raise TransportError(f"transport: socket: no socket can be bound: {error}") from error
+        logger.warning("No socket can be bound (%s). All calls go through Ray.", error)
+        return None

@@ -1,0 +1,122 @@
+"""`SocketServer`: answers the driver's calls over a socket, in the process of a worker."""
+
+from __future__ import annotations
+
+import pickle
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import ray
+from ray import cloudpickle
+
+from polopt.rollouts.transport.sockets import CONNECTION_ERRORS, dial, hang_up, limit
+
+#: Length of the number of the call, which begins an answer.
+NUMBER_BYTES = 8
+
+
+class Endpoint(NamedTuple):
+    """What a process needs for one connection to its driver; sent through Ray.
+
+    Attributes:
+        address: of the driver's `PrivateListener`.
+        node: id of its node.
+        key: by which both sides authenticate.
+        token: tells the driver which process has connected.
+        timeout_s: limit for the other side to take or to complete a message.
+    """
+
+    address: str
+    node: str
+    key: bytes
+    token: bytes
+    timeout_s: float
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.address!r})"  # without the secrets
+
+
+class SocketServer:
+    """A process's connection to its driver.
+
+    `serve` runs inside one long actor call. Whatever ends that call (the driver, a lost connection,
+    the death of the process) is reported to the driver by Ray.
+    """
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+        self._endpoint: Endpoint | None = None
+
+    def connect(self, endpoint: Endpoint) -> str:
+        """Connects, in place of an earlier connection.
+
+        Returns:
+            why that failed; empty if it did not.
+        """
+        self.close()
+        if endpoint.node != ray.get_runtime_context().get_node_id():
+            return "it runs on another node"
+        try:
+            connection = dial(endpoint.address, endpoint.key)
+            limit(connection, endpoint.timeout_s)
+            connection.send_bytes(endpoint.token)
+        except CONNECTION_ERRORS as error:
+            return f"{endpoint.address}: {type(error).__name__}: {error}"
+        self._connection, self._endpoint = connection, endpoint
+        return ""
+
+    def serve(self, target: Any, endpoint: Endpoint) -> str:
+        """Answers calls in order, until the driver sends an empty message.
+
+        Args:
+            target: its `run(number, function, *args)` is called. Where a call cannot be unpickled
+                or an answer cannot be pickled, its `refuse(why)` makes the answer.
+            endpoint: of the connection.
+
+        Returns:
+            why the connection has ended; empty after the driver has ended serving.
+        """
+        connection = self._connection
+        if connection is None or self._endpoint != endpoint:
+            return "there is another connection"
+        try:
+            while True:
+                connection.poll(None)  # until the driver sends, or ends
+                call = connection.recv_bytes()
+                if not call:
+                    return ""
+                connection.send_bytes(self._answer(target, call))
+        except CONNECTION_ERRORS as error:
+            self.close()
+            return f"the connection was lost: {type(error).__name__}: {error}"
+        except BaseException:
+            self.close()
+            raise
+
+    def _answer(self, target: Any, call: bytes) -> bytes:
+        """Runs a call; returns the message with its answer."""
+        number = 0
+        try:
+            number, function, args, _ = cloudpickle.loads(call[NUMBER_BYTES:])
+        except Exception as error:  # an import of the user's module may raise anything
+            answer = target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
+        else:
+            answer = target.run(number, function, *args)
+        return call[:NUMBER_BYTES] + _pickled(target, answer)
+
+    def close(self) -> None:
+        """Closes the connection, if there is one."""
+        if self._connection is not None:
+            hang_up(self._connection)
+            self._connection = None
+
+
+def _pickled(target: Any, answer: Any) -> bytes:
+    try:
+        try:
+            return pickle.dumps(answer, protocol=5)
+        except Exception:  # such as a lambda: by value, as Ray does; takes longer
+            return cloudpickle.dumps(answer)
+    except Exception as error:  # pickling can raise anything
+        refusal = target.refuse(f"its value cannot be pickled: {error!r}")
+        return pickle.dumps(refusal, protocol=5)
