@@ -28,11 +28,15 @@ def merge_values(first: Mapping[str, Values], second: Mapping[str, Values]) -> M
     both = dict(first)
     for name, new in second.items():
         old = both.get(name)
-        both[name] = new if old is None else Values(
-            old.number + new.number,
-            old.total + new.total,
-            min(old.least, new.least),
-            max(old.largest, new.largest),
+        both[name] = (
+            new
+            if old is None
+            else Values(
+                old.number + new.number,
+                old.total + new.total,
+                min(old.least, new.least),
+                max(old.largest, new.largest),
+            )
         )
     return both
 

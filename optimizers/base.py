@@ -80,9 +80,7 @@ class PolicyOptimizer(ABC):
         dist = self.policy.dist
         actions = ActionStats(dist.sizes, math.prod(dist.action_shape))
         gpus = GpuReader(torch.cuda)
-        self.metrics = OptimizerStats(
-            self.phases, self.worker_phases, actions, gpus, workers.clock
-        )
+        self.metrics = OptimizerStats(self.phases, self.worker_phases, actions, gpus, workers.clock)
         self.timers = self.metrics.timers
         self.calls = Calls(
             workers,

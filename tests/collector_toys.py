@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from fakes import CheckedWorker, FakeRay, FakeWorkerSet, Script, oldest_first, worker_config
+from fakes import CheckedWorker, FakeTransport, FakeWorkerSet, Script, oldest_first, worker_config
 from gymnasium import spaces
 from torch import nn
 from toy_envs import Drift
@@ -130,7 +130,7 @@ def fake_collector(
 ) -> Any:
     """Returns a collector over fake remote workers, each of two environments and five steps."""
     config = worker_config(rollout={"num_workers": num_workers, **(rollout or {})})
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = script
     return Collector.over(FakeWorkerSet(config, fake, NotesStops, up), **options)
 

@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

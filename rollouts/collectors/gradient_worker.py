@@ -23,10 +23,10 @@ from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_arguments import resolve_policy
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.collective import TimedReducer
+from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.set_up import begin_restored_run, update_algorithm_parameter
-from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 #: A function that runs in a process, `fn(target, *args)`; see `Channel`.
@@ -152,11 +152,6 @@ class Channel(ABC):
     def silent_s(self) -> float | None:
         """Seconds since the process last made progress; None: it cannot be told."""
 
-    def has_process(self) -> bool:
-        """Whether there is a process already, which may still be starting; False: it may wait for
-        resources."""
-        return True
-
     def note_started(self, started: Started) -> None:
         """Takes the answer to `start`."""
         self.started = started
@@ -205,6 +200,22 @@ class Transport(ABC):
             calls that have ended, in order of arrival where that is known. Empty if the time is
             over, or if something else has happened that the caller should look at.
         """
+
+    @abstractmethod
+    def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
+        """Processes that have not started, and may wait for resources.
+
+        Args:
+            channels: the processes that have not started.
+
+        Returns:
+            those that may wait, and how many of them wait at most: other programs may request the
+            same.
+        """
+
+    @abstractmethod
+    def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Amounts of resources in the cluster, and those of them that are free, by name."""
 
     @abstractmethod
     def put(self, value: Any) -> Any:

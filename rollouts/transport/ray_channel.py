@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -39,13 +40,17 @@ from polopt.rollouts.transport.control_page import (
 )
 from polopt.rollouts.transport.local_channel import run_here
 from polopt.rollouts.transport.process_actor import ProcessActor
+from polopt.rollouts.transport.ray_resources import (
+    Request,
+    cluster_request,
+    has_process,
+    unmet_requests,
+)
 
 logger = logging.getLogger("polopt")
 
 #: Larger arguments of a process go into the object store once for all processes.
 MAX_ARGUMENT_BYTES = 100_000
-#: States of an actor whose process may not have started.
-_UNPLACED = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}
 #: Limit for an agent on another node to tell what its processes do.
 AGENT_TIMEOUT_S = 5.0
 
@@ -93,10 +98,14 @@ class RayChannel(Channel):
     Args:
         actor: handle of a `ProcessActor`.
         name: see `Channel`.
+        request: what it requests of the cluster; None: a placement group has reserved it.
         transport: started the actor.
     """
 
-    def __init__(self, actor: Any, name: str, transport: RayTransport) -> None:
+    def __init__(
+        self, actor: Any, name: str, request: Request | None, transport: RayTransport
+    ) -> None:
+        self.request = request
         self.actor = actor
         self.name = name
         self.start = RayTicket(actor.ping.remote())
@@ -128,12 +137,6 @@ class RayChannel(Channel):
     def silent_s(self) -> float | None:
         return None if self._control is None else self._control.silent_s()
 
-    def has_process(self) -> bool:
-        # The public state API (ray.util.state) needs the dashboard, which may not run.
-        info = ray._private.state.actors(self.actor._actor_id.hex())
-        # Ray sets the node before it has resources, and the IP address once the process has booted.
-        return not info or info["State"] not in _UNPLACED or bool(info["Address"]["IPAddress"])
-
     def close(self) -> None:
         """Drops the control page of a process that ends."""
         if self.started.control:
@@ -156,7 +159,8 @@ class RayTransport(Transport):
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
     ) -> RayChannel:
         small = [_argument(arg) for arg in args]
-        return RayChannel(_actor_class().options(**options).remote(make, *small), name, self)
+        actor = _actor_class().options(**options).remote(make, *small)
+        return RayChannel(actor, name, cluster_request(options), self)
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         assert isinstance(channel, RayChannel)
@@ -170,6 +174,22 @@ class RayTransport(Transport):
         by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
         refs = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)[0]
         return [by_ref[ref] for ref in refs]
+
+    def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
+        """Ray tells how many requests it cannot meet, and which actors have no process. An actor
+        without a process may also have its resources and start slowly."""
+        requesting = [c for c in channels if isinstance(c, RayChannel) and c.request is not None]
+        unmet = unmet_requests() if requesting else Counter()
+        waiting: list[Channel] = []
+        requests: Counter[Request] = Counter()
+        for channel in requesting:
+            if channel.request and unmet[channel.request] and not has_process(channel.actor):
+                waiting.append(channel)
+                requests[channel.request] += 1
+        return waiting, sum((requests & unmet).values())
+
+    def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        return ray.cluster_resources(), ray.available_resources()
 
     def put(self, value: Any) -> Any:
         return ray.put(value)

@@ -14,7 +14,7 @@ import secrets
 import selectors
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.connection import Connection
@@ -133,9 +133,6 @@ class SocketChannel(Channel):
 
     def silent_s(self) -> float | None:
         return self.through_ray.silent_s()
-
-    def has_process(self) -> bool:
-        return self.through_ray.has_process()
 
     # ---- sending --------------------------------------------------------------------------------
 
@@ -418,6 +415,14 @@ class SocketTransport(Transport):
         channel.pause()
         channel.start = self.through_ray.remake(channel.through_ray, args)
         return channel.start
+
+    def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
+        own = {c.through_ray: c for c in channels if isinstance(c, SocketChannel)}
+        waiting, number = self.through_ray.waiting(list(own))
+        return [own[channel] for channel in waiting if isinstance(channel, RayChannel)], number
+
+    def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        return self.through_ray.resources()
 
     def put(self, value: Any) -> Any:
         return self.through_ray.put(value)

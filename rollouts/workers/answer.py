@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from polopt.metrics.record import Record
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
 from polopt.rollouts.workers.callbacks import CallbackError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError
-from polopt.metrics.record import Record
 
 
 class CallError(NamedTuple):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from polopt.metrics.record import Record
 from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.answer import Answer, CallError
-from polopt.metrics.record import Record
 
 
 class CallRunner:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from polopt.common.tracer import TRACER
+from polopt.metrics.record import Record
 from polopt.metrics.timers import LoadMeter
 from polopt.rollouts.transport.channel import Function, Message, TransportError
 from polopt.rollouts.workers.answer import Answer
@@ -15,7 +16,6 @@ from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.process_group import ProcessGroup
-from polopt.metrics.record import Record
 from polopt.rollouts.workers.supervisor import Pending, Supervisor, Work
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from polopt.rollouts.workers.errors import InARow, WorkersFailedError
 from polopt.metrics.record import Record
+from polopt.rollouts.workers.errors import InARow, WorkersFailedError
 
 logger = logging.getLogger("polopt")
 

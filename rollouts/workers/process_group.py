@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from polopt.metrics.record import Record
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import (
     AnswerTimeoutError,
@@ -21,7 +22,6 @@ from polopt.rollouts.transport.channel import (
 from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
-from polopt.metrics.record import Record
 from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S, StartUp
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
@@ -45,7 +45,7 @@ class ProcessGroup(ABC):
         transport: starts processes, and carries their calls.
         options: time limits, limits of failures, and resources of one process.
         who: what a process is called in messages.
-        start_up: watches the processes that are starting.
+        meanwhile: see `StartUp`.
 
     Attributes:
         remote: the processes, in order of index. Indices count from 1, and the index of a removed
@@ -61,7 +61,7 @@ class ProcessGroup(ABC):
     weights: ClassVar[Any] = None
 
     def __init__(
-        self, transport: Transport, options: RolloutConfig, who: str, start_up: StartUp
+        self, transport: Transport, options: RolloutConfig, who: str, meanwhile: str = ""
     ) -> None:
         self.transport = transport
         self.clock: Callable[[], float] = transport.clock
@@ -73,7 +73,7 @@ class ProcessGroup(ABC):
         self.started = False
         self.restart_counts: dict[int, int] = {}
         self.faults = self._new_faults()
-        self._start_up = start_up
+        self._start_up = StartUp(who, meanwhile, transport)
         self._last_index = 0
         # Calls of two processes must not have the same number: a gradient worker runs calls of the
         # driver, and makes calls of its own.

@@ -20,6 +20,7 @@ from polopt.common.tracer import TRACER
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.lag import LearnedVersions
 from polopt.metrics.machine import GpuReader, ProcessMeter
+from polopt.metrics.record import Record
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import env_name
@@ -34,7 +35,6 @@ from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.call_runner import CallRunner
 from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.errors import InARow
-from polopt.metrics.record import Record
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
 #: Least interval at which replies carry the running statistics of environments, and the use of

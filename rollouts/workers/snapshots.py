@@ -64,7 +64,9 @@ class WeightSnapshots:
             weights = self._policy().get_weights()
             large = weights.flat.nbytes > INLINE_BYTES
             self._count += 1
-            self.last = WeightSnapshot(self._count, weights, self._put(weights) if large else weights)
+            self.last = WeightSnapshot(
+                self._count, weights, self._put(weights) if large else weights
+            )
         return self.last
 
     def for_call(self, worker: WorkerHandle) -> Any:

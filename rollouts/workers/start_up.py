@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.placement import describe_resources, waiting_for_resources
+from polopt.rollouts.transport.channel import Transport
+from polopt.rollouts.workers.placement import describe_resources
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 logger = logging.getLogger("polopt")
@@ -26,26 +26,14 @@ class StartUp:
     Args:
         who: what the processes are called in messages.
         meanwhile: what goes on although none of them is up, as a sentence; empty: the run waits.
-        clock: seconds of a monotonic clock.
-        waiting: see `placement.waiting_for_resources`.
-        resources: describes what one process needs.
+        transport: knows what processes wait for, and the time.
     """
 
-    def __init__(
-        self,
-        who: str,
-        meanwhile: str,
-        clock: Callable[[], float],
-        waiting: Callable[
-            [Sequence[WorkerHandle]], tuple[list[WorkerHandle], int]
-        ] = waiting_for_resources,
-        resources: Callable[[RolloutConfig], str] = describe_resources,
-    ) -> None:
+    def __init__(self, who: str, meanwhile: str, transport: Transport) -> None:
         self._who = who
         self._meanwhile = meanwhile
-        self._clock = clock
-        self._waiting = waiting
-        self._resources = resources
+        self._transport = transport
+        self._clock = clock = transport.clock
         self._last_up_s = self._checked_s = self._warned_s = clock()
         self._interval_s = CHECK_INTERVAL_S
 
@@ -67,18 +55,18 @@ class StartUp:
         if now_s - self._checked_s < min(CHECK_INTERVAL_S, limit_s):
             return []
         self._checked_s = now_s
-        waiting, number = self._waiting(starting)
+        waiting, number = self._transport.waiting([worker.channel for worker in starting])
         late: list[int] = []
         found = []
         for worker in starting:
-            waits = worker in waiting
+            waits = worker.channel in waiting
             if waits and now_s - worker.started_s >= CHECK_INTERVAL_S:
                 late.append(worker.index)
             since_s = now_s - max(worker.started_s, self._last_up_s)
             if since_s >= limit_s and not (waits and (enough_up or self._meanwhile)):
                 why = "it has not started"
                 if waits:
-                    why = f"Ray did not place it: {self._resources(options)}"
+                    why = f"Ray did not place it: {describe_resources(options, *self._transport.resources())}"
                 found.append((worker, f"no answer for {now_s - worker.started_s:.1f} s: {why}"))
         self._warn(late, number, options, enough_up)
         return found
@@ -97,6 +85,6 @@ class StartUp:
                 self._who,
                 "s" * (len(late) > 1),
                 ", ".join(map(str, late)),
-                self._resources(options),
+                describe_resources(options, *self._transport.resources()),
                 self._meanwhile or goes_on,
             )

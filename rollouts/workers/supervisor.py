@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from polopt.metrics.record import Record
 from polopt.rollouts.transport.channel import (
     ChannelError,
     Function,
@@ -19,7 +20,6 @@ from polopt.rollouts.workers.answer import ENDING, Answer, CallError
 from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.process_group import ProcessGroup, failure_of
-from polopt.metrics.record import Record
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from polopt.rollouts.envs.env_sources import EnvSource
 from polopt.rollouts.transport.channel import Channel
-from polopt.rollouts.workers.placement import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +23,6 @@ class WorkerHandle:
         shares_weights: its policy is the one whose weights are sent, so it needs none.
         last_answer_s: time of its last answer; None before the first.
         removed: it was removed from the group or replaced. Its pending calls are dropped.
-        request: what it requests of the cluster; None: a placement group has reserved it.
         set_up: calls `(function, arguments)` that it runs once it has started, before any work.
     """
 
@@ -35,7 +33,6 @@ class WorkerHandle:
     shares_weights: bool = False
     last_answer_s: float | None = None
     removed: bool = False
-    request: Request | None = None
     set_up: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
 
     @property

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+from polopt.metrics.record import Record
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Transport
@@ -13,12 +14,10 @@ from polopt.rollouts.transport.local_channel import LocalChannel
 from polopt.rollouts.transport.ray_channel import RayTransport
 from polopt.rollouts.transport.socket_channel import SocketTransport, open_sockets
 from polopt.rollouts.workers.errors import WorkersFailedError
-from polopt.rollouts.workers.placement import actor_options, cluster_request
+from polopt.rollouts.workers.placement import actor_options
 from polopt.rollouts.workers.process_group import ProcessGroup
-from polopt.metrics.record import Record
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WeightSnapshots
-from polopt.rollouts.workers.start_up import StartUp
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec, select, specs_of
 
@@ -73,9 +72,7 @@ class WorkerSet(ProcessGroup):
         transport: Transport | None = None,
         meanwhile: str = "",
     ) -> None:
-        transport = transport or RayTransport()
-        start_up = StartUp(config.who, meanwhile, transport.clock)
-        super().__init__(transport, config.rollout, config.who, start_up)
+        super().__init__(transport or RayTransport(), config.rollout, config.who, meanwhile)
         self.config = config
         self._specs = dict(enumerate(specs, start=1))
         self.owns_local = local is None
@@ -117,7 +114,7 @@ class WorkerSet(ProcessGroup):
         options.update(self._specs.get(index, WorkerSpec()).options)
         name = f"{self.who} {index}"
         channel = self.transport.start(self.worker_class, (own, index), options, name)
-        worker = WorkerHandle(index, channel, self.clock(), request=cluster_request(options))
+        worker = WorkerHandle(index, channel, self.clock())
         statistics = self.env_statistics.get(index)
         if statistics:  # of the worker that it replaces
             worker.set_up.append((call_method, ("set_statistics", statistics)))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 from fakes import (
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
     Ref,
     in_order,
@@ -37,12 +37,12 @@ ROWS = 10  # of a fragment of 5 steps of 2 environments
 
 
 @pytest.fixture
-def fake() -> FakeRay:
-    return FakeRay()
+def fake() -> FakeTransport:
+    return FakeTransport()
 
 
 def make(
-    fake: FakeRay,
+    fake: FakeTransport,
     grads_per_step: int = 10,
     config: dict[str, Any] | None = None,
     cls: type[AsyncGradients] = AsyncGradients,
@@ -98,7 +98,7 @@ def test_without_remote_workers_is_a_config_error() -> None:
         make_optimizer(AsyncGradients, workers)
 
 
-def test_the_pipeline_stays_full_across_steps(fake: FakeRay) -> None:
+def test_the_pipeline_stays_full_across_steps(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=7)
     actors = optimizer.workers.actors
     for step in range(1, 5):
@@ -111,7 +111,7 @@ def test_the_pipeline_stays_full_across_steps(fake: FakeRay) -> None:
 
 
 def test_only_the_worker_of_an_update_gets_the_new_weights(
-    fake: FakeRay,
+    fake: FakeTransport,
 ) -> None:
     optimizer = make(fake, grads_per_step=1)
     order = uneven_order(20)
@@ -127,7 +127,7 @@ def test_only_the_worker_of_an_update_gets_the_new_weights(
                 assert weights.version == version
 
 
-def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
+def test_every_gradient_is_applied_exactly_once(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=5)
     applied = spy_on_updates(optimizer)
     for step in range(8):
@@ -151,7 +151,7 @@ def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
     assert optimizer.workers.faults.num_restarts == 1
 
 
-def test_policy_lag_is_measured_exactly(fake: FakeRay) -> None:
+def test_policy_lag_is_measured_exactly(fake: FakeTransport) -> None:
     order = uneven_order(60)
     optimizer = make(fake, grads_per_step=20)
     fake.script = in_order(order)
@@ -175,7 +175,7 @@ class StampedLate(AsyncGradients):
         super().apply(gradients._replace(version=self.policy.version), *args)
 
 
-def test_version_stamped_on_arrival_hides_the_lag(fake: FakeRay) -> None:
+def test_version_stamped_on_arrival_hides_the_lag(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=20, cls=StampedLate)
     order = uneven_order(20)
     fake.script = in_order(order)
@@ -185,7 +185,7 @@ def test_version_stamped_on_arrival_hides_the_lag(fake: FakeRay) -> None:
     assert report["histogram"] != histogram(lags_of(order))
 
 
-def test_stale_gradients_are_dropped(fake: FakeRay) -> None:
+def test_stale_gradients_are_dropped(fake: FakeTransport) -> None:
     bound = 2
     order = uneven_order(60)
     optimizer = make(fake, grads_per_step=60, max_policy_lag=bound)
@@ -204,7 +204,7 @@ def test_stale_gradients_are_dropped(fake: FakeRay) -> None:
     assert stats["policy_lag"]["histogram"] == histogram(lags), "the dropped are measured too"
 
 
-def test_stale_gradients_are_scaled(fake: FakeRay) -> None:
+def test_stale_gradients_are_scaled(fake: FakeTransport) -> None:
     bound = 2
     order = uneven_order(60)
     config = {"lr": 1e-3}
@@ -220,7 +220,7 @@ def test_stale_gradients_are_scaled(fake: FakeRay) -> None:
     assert reported == pytest.approx(1e-3 * sum(scales) / 60)
 
 
-def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeRay) -> None:
+def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeTransport) -> None:
     lr, entropy = [[0, 1e-2], [40 * ROWS, 0.0]], [[0, 0.5], [40 * ROWS, 0.1]]
     optimizer = make(fake, 1, {"lr": lr, "entropy_coeff": entropy})
     rates, coefficients = Schedule(lr), Schedule(entropy)
@@ -241,7 +241,7 @@ def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeRay) ->
             ), "a worker's, as of the weights it was sent last"
 
 
-def test_workers_that_hang_or_raise_are_replaced(fake: FakeRay) -> None:
+def test_workers_that_hang_or_raise_are_replaced(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=9, config={"seed": 1})
     optimizer.step()
     lost = optimizer.workers.remote[1].actor
@@ -260,7 +260,7 @@ def test_workers_that_hang_or_raise_are_replaced(fake: FakeRay) -> None:
     assert optimizer.calls.num_pending == NUM_WORKERS
 
 
-def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeRay) -> None:
+def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=40, up=False)
     optimizer.workers.remote[1].actor.errors["compute_gradient"] = ray.exceptions.ActorDiedError()
     others = shuffled_by(0)
@@ -297,7 +297,7 @@ class BrokenReplacements(FakeWorkerSet):
         return replacement
 
 
-def test_workers_that_keep_failing_end_the_run(fake: FakeRay) -> None:
+def test_workers_that_keep_failing_end_the_run(fake: FakeTransport) -> None:
     workers = BrokenReplacements(worker_config(rollout={"num_workers": NUM_WORKERS}), fake)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=10)
     optimizer.step()

@@ -13,7 +13,7 @@ import pytest
 import ray
 from fakes import (
     CheckedWorker,
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
     Ref,
     Script,
@@ -50,7 +50,7 @@ class TimedWorker(CheckedWorker):
 def make(
     script: Script = oldest_first, num_workers: int = 3, cls: Any = AsyncSamples, **options: Any
 ) -> Any:
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = script
     config = worker_config("ppo", rollout={"num_workers": num_workers}, **PPO)
     return make_optimizer(cls, FakeWorkerSet(config, fake, TimedWorker), **options)

@@ -16,7 +16,7 @@ import pytest
 import ray
 from fakes import (
     FakeActor,
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
     in_order,
     none_ready,
@@ -78,12 +78,12 @@ def fail_in(worker: RolloutWorker, index: int) -> None:
 
 
 @pytest.fixture
-def fake() -> FakeRay:
-    return FakeRay()
+def fake() -> FakeTransport:
+    return FakeTransport()
 
 
 @pytest.fixture
-def make(fake: FakeRay) -> Callable[..., Any]:
+def make(fake: FakeTransport) -> Callable[..., Any]:
     """Makes workers and their pending calls."""
 
     def build(num_workers: int = 2, up: bool = True, **options: Any) -> Any:
@@ -111,7 +111,7 @@ def values(replies: list[Reply]) -> list[Any]:
 # ---- order -------------------------------------------------------------------------------------
 
 
-def test_first_is_in_order_of_arrival(fake: FakeRay, make: Any) -> None:
+def test_first_is_in_order_of_arrival(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3)
     for worker in workers.remote:
         calls.send(worker, echo, worker.index, tag=f"of {worker.index}")
@@ -122,7 +122,7 @@ def test_first_is_in_order_of_arrival(fake: FakeRay, make: Any) -> None:
     assert calls.idle
 
 
-def test_all_is_in_order_of_workers_and_calls(fake: FakeRay, make: Any) -> None:
+def test_all_is_in_order_of_workers_and_calls(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3, per_worker=2)
     for number in range(2):
         for worker in reversed(workers.remote):
@@ -133,7 +133,7 @@ def test_all_is_in_order_of_workers_and_calls(fake: FakeRay, make: Any) -> None:
     assert calls.all() == []
 
 
-def test_all_keeps_the_place_of_work_that_was_reassigned(fake: FakeRay, make: Any) -> None:
+def test_all_keeps_the_place_of_work_that_was_reassigned(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3, after_failure="reassign")
     workers.remote[0].actor.next_error = DEATH
     for worker in workers.remote:
@@ -194,7 +194,7 @@ def test_fill_keeps_as_many_calls_as_a_worker_may_have(make: Any) -> None:
     assert calls.num_pending == 6
 
 
-def test_further_work_waits_in_the_driver(fake: FakeRay, make: Any) -> None:
+def test_further_work_waits_in_the_driver(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(1, per_worker=2)
     (worker,) = workers.remote
     for number in range(5):
@@ -204,7 +204,7 @@ def test_further_work_waits_in_the_driver(fake: FakeRay, make: Any) -> None:
     assert [calls.first().value for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
-def test_no_answer_within_the_limit_is_a_hang(fake: FakeRay, make: Any) -> None:
+def test_no_answer_within_the_limit_is_a_hang(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2)
     slow, other = workers.remote
     calls.send(slow, echo, tag="slow")
@@ -221,7 +221,7 @@ def test_no_answer_within_the_limit_is_a_hang(fake: FakeRay, make: Any) -> None:
     assert [call.work.tag for call in calls.pending() if call.worker is other] == ["later"]
 
 
-def test_hang_is_found_while_others_are_always_ready(fake: FakeRay, make: Any) -> None:
+def test_hang_is_found_while_others_are_always_ready(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, after_failure="drop")
     quick, stuck = workers.remote
     calls.send(stuck, echo)
@@ -236,7 +236,9 @@ def test_hang_is_found_while_others_are_always_ready(fake: FakeRay, make: Any) -
     assert fake.now_s <= 1000.0 + TIMEOUT_S + 1.0
 
 
-def test_call_that_ended_while_the_driver_was_busy_is_no_hang(fake: FakeRay, make: Any) -> None:
+def test_call_that_ended_while_the_driver_was_busy_is_no_hang(
+    fake: FakeTransport, make: Any
+) -> None:
     workers, calls = make(2, per_worker=2)
     calls.fill(version_of, workers.remote)
     for worker in workers.remote:
@@ -246,7 +248,7 @@ def test_call_that_ended_while_the_driver_was_busy_is_no_hang(fake: FakeRay, mak
     assert workers.faults.num_restarts == 0
 
 
-def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeRay, make: Any) -> None:
+def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(1, per_worker=2)
     (worker,) = workers.remote
     calls.send(worker, echo, "first")
@@ -259,7 +261,7 @@ def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeRay, make: Any) ->
     assert workers.faults.num_restarts == 0
 
 
-def test_call_has_a_limit_of_its_own(fake: FakeRay, make: Any) -> None:
+def test_call_has_a_limit_of_its_own(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, after_failure="drop")
     longer, usual = workers.remote
     calls.send(longer, echo, tag="longer", timeout_s=TIMEOUT_S + 5.0)
@@ -275,7 +277,7 @@ def test_call_has_a_limit_of_its_own(fake: FakeRay, make: Any) -> None:
     assert fake.now_s == now_s + 0.5
 
 
-def test_deadline_of_pending_calls_can_be_tightened(fake: FakeRay, make: Any) -> None:
+def test_deadline_of_pending_calls_can_be_tightened(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, after_failure="drop")
     unchanged, tightened = workers.remote
     for worker in workers.remote:
@@ -289,7 +291,7 @@ def test_deadline_of_pending_calls_can_be_tightened(fake: FakeRay, make: Any) ->
     assert fake.now_s == 1000.0 + TIMEOUT_S
 
 
-def test_wait_may_end_before_a_call(fake: FakeRay, make: Any) -> None:
+def test_wait_may_end_before_a_call(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(1)
     assert calls.next_within(3.0) is None, "nothing is pending"
     assert fake.now_s == 1000.0
@@ -311,7 +313,7 @@ class FakeRpc:
         fake: ends calls through Ray while the client waits for messages.
     """
 
-    def __init__(self, fake: FakeRay) -> None:
+    def __init__(self, fake: FakeTransport) -> None:
         self.fake = fake
         self.waiting: list[tuple[RpcFuture, Any]] = []
         self.watched: set[Any] = set()
@@ -343,7 +345,7 @@ class FakeRpc:
         self.waiting.clear()
 
 
-def test_answer_that_waits_for_a_busy_driver_is_no_hang(fake: FakeRay, make: Any) -> None:
+def test_answer_that_waits_for_a_busy_driver_is_no_hang(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2)
     rpc = workers.rpc = FakeRpc(fake)
     taken, waiting = workers.remote
@@ -355,7 +357,7 @@ def test_answer_that_waits_for_a_busy_driver_is_no_hang(fake: FakeRay, make: Any
     assert workers.faults.num_restarts == 0
 
 
-def test_calls_of_a_worker_change_their_path(fake: FakeRay, make: Any) -> None:
+def test_calls_of_a_worker_change_their_path(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(1, per_worker=4)
     (worker,) = workers.remote
     rpc = FakeRpc(fake)
@@ -371,7 +373,7 @@ def test_calls_of_a_worker_change_their_path(fake: FakeRay, make: Any) -> None:
 # ---- work for workers that are not up ----------------------------------------------------------
 
 
-def test_work_waits_until_its_worker_is_up(fake: FakeRay, make: Any) -> None:
+def test_work_waits_until_its_worker_is_up(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     for worker in workers.remote:
         calls.send(worker, version_of, WEIGHTS)
@@ -386,7 +388,7 @@ def test_work_waits_until_its_worker_is_up(fake: FakeRay, make: Any) -> None:
     assert calls.first().worker.index == 1
 
 
-def test_weights_are_those_of_the_moment_of_sending(fake: FakeRay, make: Any) -> None:
+def test_weights_are_those_of_the_moment_of_sending(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     for worker in workers.remote:
         calls.send(worker, version_of, WEIGHTS)
@@ -398,7 +400,7 @@ def test_weights_are_those_of_the_moment_of_sending(fake: FakeRay, make: Any) ->
     assert calls.first().value == 7, "not those of when it was asked for"
 
 
-def test_first_reply_of_a_replacement_has_current_weights(fake: FakeRay, make: Any) -> None:
+def test_first_reply_of_a_replacement_has_current_weights(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     calls.fill(version_of, workers.up())
     workers.remote[0].actor.finish()
@@ -424,7 +426,7 @@ def test_first_reply_of_a_replacement_has_current_weights(fake: FakeRay, make: A
     assert [name for name, _ in workers.actors[2].calls] == ["ping", "version_of"]
 
 
-def test_drain_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> None:
+def test_drain_does_not_wait_for_starting_workers(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     for worker in workers.remote:
         calls.send(worker, echo, worker.index)
@@ -438,7 +440,7 @@ def test_drain_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> N
     assert values(calls.all()) == [1, 2]
 
 
-def test_replacement_that_never_starts_ends_the_run(fake: FakeRay, make: Any) -> None:
+def test_replacement_that_never_starts_ends_the_run(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(1, up=False, rollout={"max_consecutive_failures": 3})
     calls.send(workers.remote[0], echo)
     fake.script = none_ready
@@ -462,7 +464,9 @@ def send_and_kill(workers: FakeWorkerSet, calls: Calls) -> Reply:
 
 
 @every_rule
-def test_work_of_a_failed_worker_follows_the_rule(fake: FakeRay, make: Any, rule: str) -> None:
+def test_work_of_a_failed_worker_follows_the_rule(
+    fake: FakeTransport, make: Any, rule: str
+) -> None:
     workers, calls = make(2, per_worker=2, after_failure=rule)
     reply = send_and_kill(workers, calls)
     assert reply.failure is not None
@@ -482,7 +486,7 @@ def test_work_of_a_failed_worker_follows_the_rule(fake: FakeRay, make: Any, rule
     assert calls.idle
 
 
-def test_reassigned_work_does_not_wait_for_the_replacement(fake: FakeRay, make: Any) -> None:
+def test_reassigned_work_does_not_wait_for_the_replacement(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3, up=False, after_failure="reassign")
     workers.up()
     workers.remote[0].actor.next_error = DEATH
@@ -498,7 +502,7 @@ def new_ping(workers: FakeWorkerSet) -> Any:
 
 
 @every_rule
-def test_removed_worker_leaves_no_wait_behind(fake: FakeRay, make: Any, rule: str) -> None:
+def test_removed_worker_leaves_no_wait_behind(fake: FakeTransport, make: Any, rule: str) -> None:
     workers, calls = make(3, per_worker=2, after_failure=rule)
     for name in "abc":
         calls.send(workers.remote[1], echo, name)
@@ -553,7 +557,7 @@ def test_work_sent_to_a_replaced_worker_reaches_its_successor(make: Any) -> None
     assert (reply.worker, reply.value) == (workers.remote[0], 1)
 
 
-def test_worker_that_is_given_up_is_not_waited_for(fake: FakeRay, make: Any) -> None:
+def test_worker_that_is_given_up_is_not_waited_for(fake: FakeTransport, make: Any) -> None:
     limits = {"min_workers": 1, "max_consecutive_failures": 3}
     workers, calls = make(2, rollout=limits)
     one, two = workers.remote
@@ -742,7 +746,7 @@ def test_value_that_the_owner_cannot_use_is_the_workers_failure(make: Any) -> No
 # ---- counts ------------------------------------------------------------------------------------
 
 
-def test_reply_is_counted_once_when_it_is_taken(fake: FakeRay, make: Any) -> None:
+def test_reply_is_counted_once_when_it_is_taken(fake: FakeTransport, make: Any) -> None:
     counted: list[Reply] = []
     workers, calls = make(2, count=counted.append)
     calls.fill(sample, workers.remote)
@@ -833,7 +837,7 @@ def test_non_finite_data_in_a_row_end_the_run(make: Any) -> None:
 # ---- early stop and interruption ---------------------------------------------------------------
 
 
-def test_wait_stops_stragglers_and_drops_what_has_not_begun(fake: FakeRay, make: Any) -> None:
+def test_wait_stops_stragglers_and_drops_what_has_not_begun(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3, after_failure="reassign")
     stopped: list[tuple[int, int]] = []
 

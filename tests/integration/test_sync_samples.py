@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 from fakes import (
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
     RandomDelayDrift,
     Script,
@@ -42,7 +42,7 @@ def make(
     script: Script = oldest_first,
 ) -> Any:
     config = worker_config("ppo", seed=seed, rollout={**THREE, **(rollout or {})}, **PPO)
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = script
     workers = FakeWorkerSet(config, fake, up=up)
     return make_optimizer(SyncSamples, workers, train_batch_size=train_batch_size)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 from fakes import (
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
     in_order,
     make_optimizer,
@@ -42,12 +42,12 @@ STARTUP_S = 50.0
 
 
 @pytest.fixture
-def fake() -> FakeRay:
-    return FakeRay()
+def fake() -> FakeTransport:
+    return FakeTransport()
 
 
 @pytest.fixture
-def make(fake: FakeRay) -> Callable[..., FakeWorkerSet]:
+def make(fake: FakeTransport) -> Callable[..., FakeWorkerSet]:
     def build(num_workers: int = 2, up: bool = False, **rollout: Any) -> FakeWorkerSet:
         limits = {"num_workers": num_workers, "worker_startup_timeout_s": STARTUP_S}
         return FakeWorkerSet(worker_config(rollout={**limits, **rollout}), fake, up=up)
@@ -62,7 +62,7 @@ def indices(workers: list[Any]) -> list[int]:
 # ---- workers that are up -----------------------------------------------------------------
 
 
-def test_a_run_begins_with_min_workers_and_grows(fake: FakeRay, make: Any) -> None:
+def test_a_run_begins_with_min_workers_and_grows(fake: FakeTransport, make: Any) -> None:
     workers = make(3, min_workers=2)
     fake.script = in_order([3, 1])  # a third answer is not waited for
     assert indices(workers.up()) == [1, 3]
@@ -73,7 +73,7 @@ def test_a_run_begins_with_min_workers_and_grows(fake: FakeRay, make: Any) -> No
     assert workers.stats()["num_healthy_workers"] == 3
 
 
-def test_without_min_workers_waits_for_all_then_for_one(fake: FakeRay, make: Any) -> None:
+def test_without_min_workers_waits_for_all_then_for_one(fake: FakeTransport, make: Any) -> None:
     workers = make(2)
     assert indices(workers.up()) == [1, 2]
     for worker in list(workers.remote):
@@ -99,7 +99,7 @@ def test_trial_reserves_resources_for_min_workers() -> None:
 
 
 def test_unplaced_workers_are_reported_at_growing_intervals(
-    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
+    fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = make(2, min_workers=1)
     workers.unplaced = {2}
@@ -120,7 +120,7 @@ def test_unplaced_workers_are_reported_at_growing_intervals(
 
 
 def test_slow_start_is_not_called_a_lack_of_resources(
-    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
+    fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = make(3, min_workers=1)
     workers.unplaced = {3}
@@ -132,7 +132,7 @@ def test_slow_start_is_not_called_a_lack_of_resources(
 
 
 def test_warning_tells_how_many_workers_lack_resources(
-    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
+    fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ray does not tell which one of the workers without a process has its resources."""
     workers = make(4, min_workers=1)
@@ -146,7 +146,7 @@ def test_warning_tells_how_many_workers_lack_resources(
     }
 
 
-def test_a_start_may_take_as_long_as_others_come_up(fake: FakeRay, make: Any) -> None:
+def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: Any) -> None:
     workers = make(5, min_workers=1)
     for index in range(1, 5):
         fake.now_s += 0.9 * STARTUP_S
@@ -160,7 +160,9 @@ def test_a_start_may_take_as_long_as_others_come_up(fake: FakeRay, make: Any) ->
     assert workers.faults.last.message == "no answer for 235.0 s: it has not started"
 
 
-def test_worker_that_the_run_needs_has_a_limit_for_its_place(fake: FakeRay, make: Any) -> None:
+def test_worker_that_the_run_needs_has_a_limit_for_its_place(
+    fake: FakeTransport, make: Any
+) -> None:
     workers = make(2, max_consecutive_failures=1)
     workers.unplaced = {2}
     fake.script = of_worker(1)
@@ -169,7 +171,7 @@ def test_worker_that_the_run_needs_has_a_limit_for_its_place(fake: FakeRay, make
     assert fake.now_s >= 1000.0 + STARTUP_S
 
 
-def test_set_up_calls_run_before_a_worker_is_up(fake: FakeRay, make: Any) -> None:
+def test_set_up_calls_run_before_a_worker_is_up(fake: FakeTransport, make: Any) -> None:
     workers = make(2)
     workers.remote[0].actor.finish()
     workers.remote[1].set_up.append((mark, (1,)))
@@ -179,7 +181,7 @@ def test_set_up_calls_run_before_a_worker_is_up(fake: FakeRay, make: Any) -> Non
     assert [actor.worker.state for actor in workers.actors] == [{}, {"mark": 2}]
 
 
-def test_worker_whose_set_up_fails_is_replaced(fake: FakeRay, make: Any) -> None:
+def test_worker_whose_set_up_fails_is_replaced(fake: FakeTransport, make: Any) -> None:
     workers = make(2, min_workers=1)
     fake.script = of_worker(1)
     workers.up()
@@ -232,7 +234,7 @@ def test_worker_that_always_fails_is_unrecoverable() -> None:
 
 @pytest.mark.parametrize("min_workers", [None, 1])
 def test_unrecoverable_worker_ends_the_run_or_is_given_up(
-    fake: FakeRay, min_workers: int | None
+    fake: FakeTransport, min_workers: int | None
 ) -> None:
     class BrokenReplacements(FakeWorkerSet):
         """The first call of each replacement fails."""
@@ -297,7 +299,7 @@ def test_impossible_additions_and_removals_are_refused(make: Any) -> None:
         optimizer.step()
 
 
-def test_save_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> None:
+def test_save_does_not_wait_for_starting_workers(fake: FakeTransport, make: Any) -> None:
     workers = make(2, min_workers=1)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     fake.script = of_worker(1)
@@ -310,7 +312,7 @@ def test_save_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> No
     assert workers.actors[1].calls == [("ping", ())], "no work waits for a worker"
 
 
-def test_unplaced_replacement_is_not_a_hang(fake: FakeRay, make: Any) -> None:
+def test_unplaced_replacement_is_not_a_hang(fake: FakeTransport, make: Any) -> None:
     workers = make(2)  # without `min_workers` a run begins with both, and continues with one
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     optimizer.step()
@@ -334,7 +336,9 @@ def test_another_config_keeps_processes_that_have_started(make: Any) -> None:
     assert [worker.actor for worker in workers.remote] == [workers.actors[0], workers.actors[2]]
 
 
-def test_another_config_does_not_wait_for_an_unplaced_worker(fake: FakeRay, make: Any) -> None:
+def test_another_config_does_not_wait_for_an_unplaced_worker(
+    fake: FakeTransport, make: Any
+) -> None:
     workers = make(2, min_workers=1)
     workers.unplaced = {2}
     fake.script = of_worker(1)

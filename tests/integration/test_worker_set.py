@@ -15,7 +15,7 @@ import pytest
 import ray
 import threadpoolctl
 import torch
-from fakes import FakeRay, FakeWorkerSet, inside, make_optimizer, pid_of, worker_config
+from fakes import FakeTransport, FakeWorkerSet, inside, make_optimizer, pid_of, worker_config
 from policy_helpers import fixed_gradient
 from toy_envs import Clock
 
@@ -30,8 +30,8 @@ FAILURE = WorkerFailure("death", 1, "gone")
 
 
 @pytest.fixture
-def fake() -> FakeRay:
-    return FakeRay()
+def fake() -> FakeTransport:
+    return FakeTransport()
 
 
 def update(workers: WorkerSet) -> None:
@@ -41,7 +41,7 @@ def update(workers: WorkerSet) -> None:
     policy.apply_flat()
 
 
-def test_each_version_is_stored_once_and_sent_once(fake: FakeRay) -> None:
+def test_each_version_is_stored_once_and_sent_once(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
     sent = workers.weights_for(one)
@@ -58,7 +58,7 @@ def test_each_version_is_stored_once_and_sent_once(fake: FakeRay) -> None:
     assert fake.num_puts == 0, "small ones travel inside the calls"
 
 
-def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeRay) -> None:
+def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(model=LARGE), fake)
     one, two = workers.remote
     assert workers.local.get_weights().flat.nbytes > INLINE_BYTES
@@ -73,7 +73,7 @@ def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeRay) -> Non
     assert fake.num_puts == 2
 
 
-def test_weights_changed_without_new_version_are_sent_again(fake: FakeRay) -> None:
+def test_weights_changed_without_new_version_are_sent_again(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     sent = [workers.weights_for(worker) for worker in workers.remote]
     workers.snapshots.take(force=True)
@@ -81,7 +81,7 @@ def test_weights_changed_without_new_version_are_sent_again(fake: FakeRay) -> No
     assert again[0] is again[1] is not sent[0]
 
 
-def test_older_weights_are_sent_to_a_worker_that_had_others(fake: FakeRay) -> None:
+def test_older_weights_are_sent_to_a_worker_that_had_others(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
     policy = workers.local.policy
@@ -98,7 +98,7 @@ def test_older_weights_are_sent_to_a_worker_that_had_others(fake: FakeRay) -> No
         assert workers.weights_for(worker) is None
 
 
-def test_replacement_has_new_seeds_and_receives_weights(fake: FakeRay) -> None:
+def test_replacement_has_new_seeds_and_receives_weights(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
     sent = workers.weights_for(one)
@@ -118,7 +118,7 @@ def test_replacement_has_new_seeds_and_receives_weights(fake: FakeRay) -> None:
     assert workers.stats()["num_healthy_workers"] == 2
 
 
-def test_replacements_that_keep_failing_end_the_run(fake: FakeRay) -> None:
+def test_replacements_that_keep_failing_end_the_run(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(rollout={"max_consecutive_failures": 4}), fake)
     for _ in range(3):
         workers.replace(workers.remote[0], FAILURE)
@@ -126,7 +126,7 @@ def test_replacements_that_keep_failing_end_the_run(fake: FakeRay) -> None:
         workers.replace(workers.remote[0], FAILURE)
 
 
-def test_function_of_the_user_runs_in_every_worker(fake: FakeRay) -> None:
+def test_function_of_the_user_runs_in_every_worker(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}), fake)
     workers.remote[1].actor.next_error = ray.exceptions.ActorDiedError()
     seen = foreach_worker(workers, lambda worker, factor: factor * worker.index, 10)
@@ -257,7 +257,7 @@ def test_later_workers_do_not_wait_for_the_control_service(tmp_path: Path) -> No
     assert done.stdout.strip() == "not blocked"
 
 
-def test_changed_option_is_used_by_updates_in_workers(fake: FakeRay) -> None:
+def test_changed_option_is_used_by_updates_in_workers(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(adam_epsilon=1e-8), fake)
     optimizer = make_optimizer(SyncSamples, workers)
     optimizer.update_algorithm_parameter("adam_epsilon", 0.5)

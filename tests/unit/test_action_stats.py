@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from fakes import FakeRay, FakeWorkerSet, make_optimizer, worker_config
+from fakes import FakeTransport, FakeWorkerSet, make_optimizer, worker_config
 from gymnasium import spaces
 from policy_helpers import small_policy
 from toy_envs import random_batch
@@ -121,7 +121,9 @@ def test_distributions_say_their_categories(
 def test_each_step_of_a_run_is_counted_once() -> None:
     """`Drift` has the actions -1, 0 and 1; its fragments are learned from in two epochs."""
     config = worker_config("ppo", rollout={"num_workers": 3}, num_sgd_iter=2)
-    optimizer = make_optimizer(SyncSamples, FakeWorkerSet(config, FakeRay()), train_batch_size=30)
+    optimizer = make_optimizer(
+        SyncSamples, FakeWorkerSet(config, FakeTransport()), train_batch_size=30
+    )
     sampled = 0
     for _ in range(3):
         optimizer.step()

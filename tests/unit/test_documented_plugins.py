@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import ray
 from counting_env import CountingDrift, counted_by, made_in
-from fakes import FakeRay, FakeWorkerSet, Ref, make_optimizer, shuffled_by, worker_config
+from fakes import FakeTransport, FakeWorkerSet, Ref, make_optimizer, shuffled_by, worker_config
 from plugin_page import PAGE, PLUGINS, plugin
 
 import polopt
@@ -35,7 +35,7 @@ every_plugin = pytest.mark.parametrize("name", PLUGINS)
 def make(name: str, seed: int = 0, env: Any = None, up: bool = True, **options: Any) -> Any:
     """An optimizer with three fake workers, whose calls end in random order."""
     plugin(name)
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = shuffled_by(seed)
     more = {} if env is None else {"env": env}
     rollout = {"num_workers": 3, **options.pop("rollout", {})}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from fakes import FakeActor, FakeRay, FakeWorkerSet, of_worker, worker_config
+from fakes import FakeActor, FakeTransport, FakeWorkerSet, of_worker, worker_config
 from faulty_envs import crashing_cartpole
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -231,7 +231,7 @@ def beside(
         evaluation_interval=1, evaluation_duration=episodes, evaluation_num_workers=num_workers
     )
     own = evaluation_config(config, worker_config(env=env, rollout=rollout))
-    workers = FakeWorkerSet(own, FakeRay())
+    workers = FakeWorkerSet(own, FakeTransport())
     return Evaluation(config, workers), workers
 
 

@@ -12,7 +12,7 @@ import ray
 from collector_toys import local_collector, update
 from fakes import (
     CheckedWorker,
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
     Script,
     make_optimizer,
@@ -71,7 +71,7 @@ class NotesRows(CheckedWorker):
 def make(
     cls: Any, script: Script = oldest_first, env: Any = Drift, policy: str = "ppo", **options: Any
 ) -> Any:
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = script
     config = worker_config(
         policy,
