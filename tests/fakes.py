@@ -112,7 +112,7 @@ class FakeChannel(SimulatedChannel):
         self.next_error = None
         if ticket.error is None:
             super().run(ticket, message)
-            self.values.append(ticket.answer.value)
+            self.values.append(getattr(ticket.answer, "value", None))
 
 
 class CheckedWorker(RolloutWorker):
