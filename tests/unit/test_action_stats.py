@@ -14,9 +14,9 @@ from policy_helpers import small_policy
 from toy_envs import random_batch
 
 from polopt.metrics.actions import ActionStats, ActionSums
+from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.distributions.factory import make_distribution
-from polopt.rollouts.workers.counts import CallRecord
 
 
 def reported(sizes: list[int], dimensions: int, *parts: np.ndarray) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def test_rows_that_are_not_valid_do_not_count(space: str) -> None:
         sizes, batch["actions"] = [2], np.where(valid, 1, 0)
     else:
         batch["actions"] = np.where(valid, 3.0, 99.0)[..., None].astype(np.float32)
-    record, above = CallRecord(), CallRecord()
+    record, above = Record(), Record()
     record.sampled(batch, sizes)
-    above.add(record.counts(0, None))  # of a worker below
+    above.add_below(record)  # of a worker below
     above.sampled(batch, sizes)
     stats = ActionStats(sizes, 1)
-    stats.add(above.counts(0, None).actions)
+    stats.add(above.actions)
     steps = 2 * batch.env_steps
     expected = {"histogram": {"0": [0, steps]}} if sizes else {"mean": [3.0], "std": [0.0]}
     assert stats.report() == expected

@@ -6,18 +6,18 @@ import dataclasses
 from typing import Any
 
 import pytest
-import ray
 import torch
 from fakes import CheckedWorker, FakeWorkerSet, worker_config
 
 from polopt.optimizers import rank_group
 from polopt.optimizers.rank_group import RankGroup
+from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec, with_keys
 from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
-DEATH = ray.exceptions.ActorDiedError()
+DEATH = LostProcessError("the process died")
 
 
 class Rank(CheckedWorker):
@@ -87,7 +87,7 @@ def test_only_groups_of_large_gradients_accept_them(hiddens: int, is_small: bool
 
 
 def rank_of(worker: WorkerHandle) -> Any:
-    return worker.actor.worker
+    return worker.channel.target
 
 
 def versions(group: RankGroup) -> list[int]:
@@ -97,7 +97,7 @@ def versions(group: RankGroup) -> list[int]:
 def grow(group: RankGroup, workers: FakeWorkerSet) -> None:
     """Adds the replacements to the group, once they are up."""
     for worker in workers.remote:
-        worker.actor.finish()
+        worker.channel.finish()
     group.ensure()
 
 
@@ -151,7 +151,7 @@ def test_death_while_forming_replaces_one_rank(
         rank_of(worker).learn_alone(updates)
     lost = group.ranks[dying]
     survivors = [worker for worker in group.ranks if worker is not lost]
-    lost.actor.errors[function] = DEATH
+    lost.channel.errors[function] = DEATH
     group.broken = True
     group.ensure()
     if (function, dying == 1) in {("policy_state", False), ("take_policy_state", True)}:
@@ -172,7 +172,7 @@ def test_death_while_forming_replaces_one_rank(
 def test_death_while_fetching_state_is_repaired(group: RankGroup, workers: FakeWorkerSet) -> None:
     for worker in group.ranks:
         rank_of(worker).learn_alone(2)
-    group.ranks[0].actor.errors["policy_state"] = DEATH
+    group.ranks[0].channel.errors["policy_state"] = DEATH
     state = group.fetch_policy_state()
     assert state["version"] == 2
     assert workers.faults.num_restarts == 1
@@ -186,7 +186,7 @@ def test_local_policy_leads_if_no_trained_rank_is_left(
         local.flat.grads.fill_(0.5)
         local.apply_flat()
     for worker in group.ranks:
-        worker.actor.next_error = DEATH
+        worker.channel.next_error = DEATH
     group.broken = True
     group.ensure()
     assert workers.faults.num_restarts == 3
@@ -216,8 +216,8 @@ def test_group_is_formed_again_after_a_new_member_died_joining(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     (new,) = workers.add_workers(1)
-    new.actor.finish()
-    new.actor.errors["listen"] = DEATH
+    new.channel.finish()
+    new.channel.errors["listen"] = DEATH
     before = rank_of(group.ranks[0]).spec.generation
     group.ensure()
     assert group.ranks == [w for w in workers.remote if w.index <= 3], "without the dead one"
@@ -231,7 +231,7 @@ def test_group_is_formed_again_after_a_new_member_died_joining(
 def test_weights_lost_with_all_ranks_are_an_error(group: RankGroup, workers: FakeWorkerSet) -> None:
     for worker in group.ranks:
         rank_of(worker).learn_alone(5)
-        worker.actor.next_error = DEATH
+        worker.channel.next_error = DEATH
     group.version, group.broken = 5, True
     with pytest.raises(WorkersFailedError, match=r"version 5, are lost: the driver has version 0"):
         group.ensure()
