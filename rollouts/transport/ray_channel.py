@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -154,17 +155,18 @@ class RayTransport(Transport):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._agents: dict[str, Any] = {}  # by node
+        self._stored: tuple[bytes, Any] = (b"", None)  # the last large argument: digest, reference
 
     def start(
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
     ) -> RayChannel:
-        small = [_argument(arg) for arg in args]
+        small = [self._argument(arg) for arg in args]
         actor = _actor_class().options(**options).remote(make, *small)
         return RayChannel(actor, name, cluster_request(options), self)
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         assert isinstance(channel, RayChannel)
-        channel.start = RayTicket(channel.actor.remake.remote(*map(_argument, args)))
+        channel.start = RayTicket(channel.actor.remake.remote(*map(self._argument, args)))
         return channel.start
 
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
@@ -211,6 +213,17 @@ class RayTransport(Transport):
         for agent in self._agents.values():
             ray.kill(agent, no_restart=True)
         self._agents.clear()
+
+    def _argument(self, value: Any) -> Any:
+        """An argument of a process: the value if it is small, else a reference to one object for
+        all processes. This process owns the object, so it survives the loss of others."""
+        encoded = cloudpickle.dumps(value)
+        if len(encoded) <= MAX_ARGUMENT_BYTES:
+            return value
+        digest = hashlib.sha256(encoded).digest()
+        if digest != self._stored[0]:
+            self._stored = digest, ray.put(value)
+        return self._stored[1]
 
     def open_control(self, started: Started) -> ControlPage | _RemotePage | None:
         """The page of a process that has started: through an agent, if it runs on another node."""
@@ -267,10 +280,3 @@ def _actor_class() -> Any:
     if ProcessActor not in _CLASSES:
         _CLASSES[ProcessActor] = ray.remote(ProcessActor)
     return _CLASSES[ProcessActor]
-
-
-def _argument(value: Any) -> Any:
-    """An argument of a process: the value if it is small, else a reference to one object for all
-    processes. This process owns the object, so it survives the loss of others."""
-    large = len(cloudpickle.dumps(value)) > MAX_ARGUMENT_BYTES
-    return ray.put(value) if large else value
