@@ -160,7 +160,6 @@ class OptimizerStats:
             in_driver: the call ran in the driver's process, whose policy is the one that is
                 learned. Updates of other policies count when the driver takes over their weights.
         """
-        self._end_startup()
         self.num_env_steps_sampled += record.env_steps
         self.num_env_steps_discarded += record.env_steps_discarded
         self.episodes.add(record.episodes)

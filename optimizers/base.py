@@ -88,7 +88,6 @@ class PolicyOptimizer(ABC):
             count=self._count,
             after_failure=self.after_failure,
         )
-        workers.use_transport(self.message_bytes())
 
     @classmethod
     def title(cls) -> str:
@@ -129,11 +128,6 @@ class PolicyOptimizer(ABC):
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
         """Further checks of a strategy; arguments and errors as `check_options`."""
         return
-
-    def message_bytes(self) -> int:
-        """Size of the larger one of a typical call and its reply; decides what calls go through,
-        see `WorkerSet.use_transport`. Here: of the weights."""
-        return int(self.policy.flat.params.nbytes)
 
     # ---- counted once ---------------------------------------------------------------------------
 

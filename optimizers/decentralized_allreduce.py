@@ -184,9 +184,6 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 "would not have the weights to evaluate. Allowed: True"
             )
 
-    def message_bytes(self) -> int:
-        return super().message_bytes() if self.config.keep_local_weights_in_sync else 0
-
     def step(self) -> StepResult:
         before = self.metrics.counts()
         self._request_round()

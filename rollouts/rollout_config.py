@@ -76,12 +76,12 @@ class RolloutConfig(Config):
             RLlib: `custom_resources_per_env_runner`.
         memory_per_worker: bytes of memory that Ray reserves for each remote worker; 0: none. RLlib
             0.8: `memory_per_worker`.
-        transport: path of the calls of a training round. `ray`: actor calls. `socket`: Unix sockets,
-            which need less processor time, to workers on the driver's node; a worker on another
-            node is an error. `auto`: sockets for messages up to 100 KB (weights, gradients and
-            fragments, each as one worker sends or gets them), and Ray for larger ones and for
-            workers on other nodes. Collectors that belong to no optimizer, and those below gradient
-            workers, use Ray. (Until version 0.3, `zmq` was the name of `socket`; it is accepted.)
+        transport: path of the calls of a training round. `ray`: actor calls. `socket`: Unix
+            sockets, which need less processor time, to workers on the driver's node; a worker on
+            another node is an error. `auto`: sockets, and Ray for workers on other nodes. Either
+            way, calls that are too large for the kernel's buffers (about 100 KB) go through Ray.
+            Collectors that belong to no optimizer, and those below gradient workers, use Ray.
+            (Until version 0.3, `zmq` was the name of `socket`. It is accepted.)
         worker_timeout_s: seconds without progress after which a call counts as hanging and its
             worker is replaced. Progress is a step of an environment, or the beginning or end of a
             phase of the call, so a fragment may take longer. RLlib: `sample_timeout_s`, which

@@ -139,6 +139,7 @@ class FakeWorkerSet(WorkerSet):
         transport: starts them.
         kind: class of the workers.
         up: workers count as started from the beginning; replacements, too.
+        meanwhile: see `WorkerSet`.
 
     Attributes:
         channels: of all workers that were started, in this order.
@@ -150,17 +151,15 @@ class FakeWorkerSet(WorkerSet):
         transport: FakeTransport | None = None,
         kind: type[RolloutWorker] = CheckedWorker,
         up: bool = True,
+        meanwhile: str = "",
     ) -> None:
         self._up = up
         self.worker_class = kind  # type: ignore[misc]
-        super().__init__(config, transport=transport or FakeTransport())
+        super().__init__(config, transport=transport or FakeTransport(), meanwhile=meanwhile)
 
     @property
     def channels(self) -> list[FakeChannel]:
         return self.transport.channels  # type: ignore[attr-defined,no-any-return]
-
-    def use_transport(self, message_bytes: int) -> None:
-        """Does nothing: there is no process to connect."""
 
     def _start(self, index: int) -> WorkerHandle:
         worker = super()._start(index)

@@ -163,6 +163,7 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
     rollout = worker_config.rollout.model_copy(
         update={
             "num_workers": config.evaluation_num_workers,
+            "transport": "ray",
             "num_workers_below": 0,
             "min_workers": None,
             "num_gpus_per_worker": 0.0,

@@ -104,6 +104,7 @@ class GradientWorker(RolloutWorker):
             update={
                 "num_workers": rollout.num_workers_below,
                 "num_workers_below": 0,
+                "transport": "ray",
                 "min_workers": None,  # concerns the gradient workers
                 "worker_timeout_s": rollout.worker_timeout_s / 2.0,
                 "worker_startup_timeout_s": rollout.worker_startup_timeout_s / 2.0,

@@ -18,8 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from polopt.common.progress import PROGRESS
+from polopt.rollouts.transport.sockets import left_behind
 
-_BYTES = mmap.PAGESIZE
+_PREFIX = "polopt-control-"
+#: Begins each page, so that no other file is taken for one.
+_MAGIC = b"polopt01"
+#: Requests that a page has room for. Calls that are pending in one process have numbers that differ
+#: by less.
+_SLOTS = 128
+_BYTES = 16 + 16 * _SLOTS
 
 
 class EarlyStopRequest(NamedTuple):
@@ -48,7 +55,7 @@ class ControlPage:
 
     def __init__(self) -> None:
         self._at_s = PROGRESS.at_s  # [1] float64, of time.monotonic
-        self._stop = np.zeros(2, np.int64)  # call, steps to keep
+        self._requests = np.zeros((_SLOTS, 2), np.int64)  # call, steps to keep
 
     def share(self) -> str:
         """Moves the page of this process into a file that only this user can open.
@@ -59,10 +66,15 @@ class ControlPage:
         Raises:
             OSError: no file can be written.
         """
-        file, path = tempfile.mkstemp(prefix="polopt-control-")
+        for path in left_behind(f"{_PREFIX}*"):  # by processes that died before it was opened
+            remove(path)
+        file, path = tempfile.mkstemp(prefix=_PREFIX)
         try:
-            os.ftruncate(file, _BYTES)
+            os.write(file, _MAGIC.ljust(_BYTES, b"\0"))
             memory = mmap.mmap(file, _BYTES)
+        except OSError:  # the disk is full
+            remove(path)
+            raise
         finally:
             os.close(file)
         self._map(memory)
@@ -83,15 +95,18 @@ class ControlPage:
         try:
             if os.fstat(file).st_uid != os.geteuid():
                 raise PermissionError(f"{path} belongs to another user")
-            page._map(mmap.mmap(file, _BYTES))
+            memory = mmap.mmap(file, _BYTES)
         finally:
             os.close(file)
+        if memory[: len(_MAGIC)] != _MAGIC:
+            raise ValueError(f"{path} is not the page of a process")
+        page._map(memory)
         remove(path)
         return page
 
     def _map(self, memory: mmap.mmap) -> None:
-        self._at_s = np.frombuffer(memory, np.float64, 1)
-        self._stop = np.frombuffer(memory, np.int64, 2, offset=8)
+        self._at_s = np.frombuffer(memory, np.float64, 1, offset=8)
+        self._requests = np.frombuffer(memory, np.int64, offset=16).reshape(_SLOTS, 2)
 
     def silent_s(self) -> float:
         """Seconds since the process last made progress."""
@@ -99,19 +114,20 @@ class ControlPage:
 
     def request_stop(self, request: EarlyStopRequest) -> None:
         """Ends the fragments of a call early. Has no effect on another call."""
-        self._stop[0] = 0  # no call has this number: the process never sees half a request
-        self._stop[1] = request.keep_steps
-        self._stop[0] = request.call
+        slot = self._requests[request.call % _SLOTS]
+        slot[0] = 0  # no call has this number: the process never sees half a request
+        slot[1] = request.keep_steps
+        slot[0] = request.call
 
-    @property
-    def stopped_call(self) -> int:
-        """Number of the call that the last request names; 0 before the first."""
-        return int(self._stop[0])
-
-    @property
-    def keep_steps(self) -> int:
-        """Least number of steps that the last request leaves to each fragment."""
-        return int(self._stop[1])
+    def keep_steps(self, call: int) -> int | None:
+        """Least number of steps that a request leaves to each fragment of a call; None: there is no
+        request."""
+        slot = self._requests[call % _SLOTS]
+        if slot[0] != call:
+            return None
+        steps = int(slot[1])
+        # Another request may have come in between.
+        return steps if slot[0] == call else None
 
 
 def remove(path: str) -> None:

@@ -28,12 +28,12 @@ class ProcessActor:
     def __init__(self, make: Callable[..., Any], *args: Any) -> None:
         self._make = make
         self._control = ControlPage()
+        self._server = SocketServer()
+        self._target = make(*args, control=self._control)
         try:
             self._control_path = self._control.share()
         except OSError:  # the driver then knows nothing of a call until it ends
             self._control_path = ""
-        self._server = SocketServer()
-        self._target = make(*args, control=self._control)
 
     def ping(self) -> Started:
         """Tells that the process has started."""

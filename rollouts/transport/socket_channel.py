@@ -49,8 +49,6 @@ from polopt.rollouts.transport.sockets import (
 from polopt.rollouts.transport.wakeup import Wakeup
 
 logger = logging.getLogger("polopt")
-#: Larger messages gain nothing from a socket: Ray passes them through shared memory.
-SMALL_MESSAGE_BYTES = 100_000
 #: After a connection has ended, limit for Ray to tell why. It reports the death of a process on the
 #: same node at once.
 REASON_TIMEOUT_S = 5.0
@@ -396,19 +394,7 @@ class SocketTransport(Transport):
     def start(
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
     ) -> SocketChannel:
-        return self.adopt(self.through_ray.start(make, args, options, name))
-
-    def adopt(self, channel: Channel) -> SocketChannel:
-        """A channel of a process that was started through Ray."""
-        assert isinstance(channel, RayChannel)
-        return SocketChannel(channel, self)
-
-    def release(self, channel: Channel) -> RayChannel:
-        """The channel that `adopt` was given; the process answers calls through Ray again."""
-        assert isinstance(channel, SocketChannel)
-        channel.pause()
-        channel.close()
-        return channel.through_ray
+        return SocketChannel(self.through_ray.start(make, args, options, name), self)
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         assert isinstance(channel, SocketChannel)
@@ -449,40 +435,33 @@ class SocketTransport(Transport):
         return "ray" if all(refused) else "socket, ray"
 
     def close(self) -> None:
-        self.disconnect()
-        self.through_ray.close()
-
-    def disconnect(self) -> None:
-        """Ends all connections."""
         self._listener.close()
-        for key in list(self._selector.get_map().values()):
+        for key in list((self._selector.get_map() or {}).values()):  # None: it is closed
             if key.data is not None:
                 key.data.close()
         self._selector.close()
         self.wakeup.close()
+        self.through_ray.close()
 
 
-def open_sockets(
-    through_ray: RayTransport, transport: str, message_bytes: int, timeout_s: float
-) -> SocketTransport | None:
-    """The transport that a config asks for; None: all calls go through Ray.
+def open_transport(transport: str, timeout_s: float) -> Transport:
+    """The transport that a config asks for.
 
     Args:
-        through_ray: see `SocketTransport`.
         transport: `ray`, `socket` or `auto`; see `RolloutConfig`.
-        message_bytes: size of the larger one of a typical call and its answer.
         timeout_s: see `SocketTransport`.
 
     Raises:
         TransportError: `transport: socket` where no socket can be bound.
     """
+    through_ray = RayTransport()
+    if transport == "ray":
+        return through_ray
     required = transport == "socket"
-    if transport == "ray" or not (required or message_bytes <= SMALL_MESSAGE_BYTES):
-        return None
     try:
         return SocketTransport(through_ray, timeout_s, required)
     except OSError as error:
         if required:
             raise TransportError(f"transport: socket: no socket can be bound: {error}") from error
         logger.warning("No socket can be bound (%s). All calls go through Ray.", error)
-        return None
+        return through_ray

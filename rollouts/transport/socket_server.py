@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
 
-from polopt.rollouts.transport.sockets import CONNECTION_ERRORS, dial, hang_up, limit
+from polopt.rollouts.transport.sockets import (
+    CONNECTION_ERRORS,
+    buffer_bytes,
+    dial,
+    hang_up,
+    limit,
+)
 
 #: Length of the number of the call, which begins an answer.
 NUMBER_BYTES = 8
@@ -23,7 +30,7 @@ class Endpoint(NamedTuple):
         node: id of its node.
         key: by which both sides authenticate.
         token: tells the driver which process has connected.
-        timeout_s: limit for the other side to take or to complete a message.
+        timeout_s: limit for the other side to complete a message.
     """
 
     address: str
@@ -46,6 +53,9 @@ class SocketServer:
     def __init__(self) -> None:
         self._connection: Connection | None = None
         self._endpoint: Endpoint | None = None
+        self._room = 0
+        self._sender = ThreadPoolExecutor(1, "polopt-send")
+        self._sending: Future[None] | None = None
 
     def connect(self, endpoint: Endpoint) -> str:
         """Connects, in place of an earlier connection.
@@ -58,11 +68,12 @@ class SocketServer:
             return "it runs on another node"
         try:
             connection = dial(endpoint.address, endpoint.key)
-            limit(connection, endpoint.timeout_s)
+            limit(connection, endpoint.timeout_s, sending=False)
             connection.send_bytes(endpoint.token)
         except CONNECTION_ERRORS as error:
             return f"{endpoint.address}: {type(error).__name__}: {error}"
         self._connection, self._endpoint = connection, endpoint
+        self._room = buffer_bytes(connection)
         return ""
 
     def serve(self, target: Any, endpoint: Endpoint) -> str:
@@ -85,7 +96,9 @@ class SocketServer:
                 call = connection.recv_bytes()
                 if not call:
                     return ""
-                connection.send_bytes(self._answer(target, call))
+                number, answer = self._run(target, call)
+                encoded = _pickled(target, answer)
+                self._send(connection, number.to_bytes(NUMBER_BYTES, "big") + encoded)
         except CONNECTION_ERRORS as error:
             self.close()
             return f"the connection was lost: {type(error).__name__}: {error}"
@@ -93,22 +106,31 @@ class SocketServer:
             self.close()
             raise
 
-    def _answer(self, target: Any, call: bytes) -> bytes:
-        """Runs a call; returns the message with its answer."""
-        number = 0
-        try:
-            number, function, args, _ = cloudpickle.loads(call[NUMBER_BYTES:])
-        except Exception as error:  # an import of the user's module may raise anything
-            answer = target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
+    def _send(self, connection: Connection, message: bytes) -> None:
+        """Sends an answer. One that does not fit into what the kernel buffers is sent by another
+        thread: the driver may learn for a while before it reads, and this process goes on."""
+        if self._sending is not None:
+            self._sending.result()  # one at a time, in order
+            self._sending = None
+        if len(message) <= self._room:
+            connection.send_bytes(message)
         else:
-            answer = target.run(number, function, *args)
-        return call[:NUMBER_BYTES] + _pickled(target, answer)
+            self._sending = self._sender.submit(connection.send_bytes, message)
+
+    def _run(self, target: Any, call: bytes) -> tuple[int, Any]:
+        """Runs a call; returns its number and its answer."""
+        number = int.from_bytes(call[:NUMBER_BYTES], "big")
+        try:
+            _, function, args, _ = cloudpickle.loads(call[NUMBER_BYTES:])
+        except Exception as error:  # an import of the user's module may raise anything
+            return number, target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
+        return number, target.run(number, function, *args)
 
     def close(self) -> None:
         """Closes the connection, if there is one."""
         if self._connection is not None:
             hang_up(self._connection)
-            self._connection = None
+            self._connection = self._sending = None
 
 
 def _pickled(target: Any, answer: Any) -> bytes:

@@ -114,7 +114,8 @@ class CallRunner:
     def stop_after(self) -> int | None:
         """Steps after which the fragments of the current call are to end; None: they are not to end
         early. Any thread may call this."""
-        return self.control.keep_steps if self.control.stopped_call in self._running else None
+        requests = map(self.control.keep_steps, self._running)
+        return next((steps for steps in requests if steps is not None), None)
 
     # ---- state and end --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""`StartUp`: processes that take too long to start, and warnings of those that wait for resources."""
+"""`StartUp`: processes that take too long to start, or wait for resources."""
 
 from __future__ import annotations
 
@@ -66,10 +66,13 @@ class StartUp:
             if since_s >= limit_s and not (waits and (enough_up or self._meanwhile)):
                 why = "it has not started"
                 if waits:
-                    why = f"Ray did not place it: {describe_resources(options, *self._transport.resources())}"
+                    why = f"Ray did not place it: {self._describe(options)}"
                 found.append((worker, f"no answer for {now_s - worker.started_s:.1f} s: {why}"))
         self._warn(late, number, options, enough_up)
         return found
+
+    def _describe(self, options: RolloutConfig) -> str:
+        return describe_resources(options, *self._transport.resources())
 
     def _warn(self, late: list[int], number: int, options: RolloutConfig, enough_up: bool) -> None:
         now_s = self._clock()
@@ -85,6 +88,6 @@ class StartUp:
                 self._who,
                 "s" * (len(late) > 1),
                 ", ".join(map(str, late)),
-                describe_resources(options, *self._transport.resources()),
+                self._describe(options),
                 self._meanwhile or goes_on,
             )

@@ -11,8 +11,7 @@ from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Transport
 from polopt.rollouts.transport.local_channel import LocalChannel
-from polopt.rollouts.transport.ray_channel import RayTransport
-from polopt.rollouts.transport.socket_channel import SocketTransport, open_sockets
+from polopt.rollouts.transport.socket_channel import open_transport
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.placement import actor_options
 from polopt.rollouts.workers.process_group import ProcessGroup
@@ -26,6 +25,7 @@ _PROCESS_KEYS = (
     "num_workers",
     "min_workers",
     "num_workers_below",
+    "transport",
     "num_cpus_per_worker",
     "num_gpus_per_worker",
     "custom_resources_per_worker",
@@ -48,7 +48,7 @@ class WorkerSet(ProcessGroup):
         specs: differences of the first workers from `config`, in order of index. A local worker
             that is the only one is made from the first.
         local: the local worker, if it exists already; the set does not stop it.
-        transport: starts the processes; None: `RayTransport`.
+        transport: starts the processes; None: the one that `config` asks for.
         meanwhile: see `StartUp`.
 
     Attributes:
@@ -72,7 +72,11 @@ class WorkerSet(ProcessGroup):
         transport: Transport | None = None,
         meanwhile: str = "",
     ) -> None:
-        super().__init__(transport or RayTransport(), config.rollout, config.who, meanwhile)
+        rollout = config.rollout
+        if transport is None:
+            kind = rollout.transport if rollout.num_workers else "ray"
+            transport = open_transport(kind, rollout.worker_timeout_s)
+        super().__init__(transport, rollout, config.who, meanwhile)
         self.config = config
         self._specs = dict(enumerate(specs, start=1))
         self.owns_local = local is None
@@ -200,23 +204,7 @@ class WorkerSet(ProcessGroup):
         self._specs.pop(worker.index, None)
         self.env_statistics.pop(worker.index, None)
 
-    # ---- transport and configuration ------------------------------------------------------------
-
-    def use_transport(self, message_bytes: int) -> None:
-        """Has calls go through sockets where the config's `transport` says so; see `open_sockets`.
-
-        Args:
-            message_bytes: size of the larger one of a typical call and its answer.
-        """
-        if not self.remote or not isinstance(self.transport, RayTransport):
-            return
-        options = self.options
-        arguments = options.transport, message_bytes, options.worker_timeout_s
-        sockets = open_sockets(self.transport, *arguments)
-        if sockets is not None:
-            self.transport = sockets
-            for worker in self.remote:
-                worker.channel = sockets.adopt(worker.channel)
+    # ---- configuration ------------------------------------------------------------
 
     @property
     def transport_paths(self) -> str:
@@ -247,7 +235,6 @@ class WorkerSet(ProcessGroup):
         if len(self.remote) != new.num_workers or not same_processes(self.options, new):
             return False
         self.take_started(0.0)
-        self._use_ray()
         self.config, self.options = config, new
         self.env_statistics.clear()
         self.restart_counts.clear()
@@ -271,14 +258,6 @@ class WorkerSet(ProcessGroup):
         self.started = False
         self.changes += 1
         return True
-
-    def _use_ray(self) -> None:
-        """All calls go through Ray again."""
-        if isinstance(self.transport, SocketTransport):
-            sockets, self.transport = self.transport, self.transport.through_ray
-            for worker in self.remote:
-                worker.channel = sockets.release(worker.channel)
-            sockets.disconnect()
 
     def stop(self) -> None:
         """Stops all workers."""
