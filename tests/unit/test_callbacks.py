@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from polopt import CallbackError, Callbacks, Episode
 from polopt.common.config import ConfigError
-from polopt.metrics.custom_metrics import CustomMetrics
+from polopt.metrics.custom_metrics import CustomMetrics, values_of
 from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.workers.answer import CallError
@@ -113,8 +113,8 @@ def test_metrics_reach_results_as_mean_min_and_max() -> None:
 def test_names_stay_in_results_without_episodes() -> None:
     metrics = CustomMetrics()
     assert metrics.report() == {}
-    metrics.add({"x": 2.0})
-    metrics.add({"x": 4.0})
+    metrics.add(values_of({"x": 2.0}))
+    metrics.add(values_of({"x": 4.0}))
     assert metrics.report() == {"x_mean": 3.0, "x_min": 2.0, "x_max": 4.0}
     assert all(math.isnan(value) for value in metrics.report().values())
 
@@ -125,7 +125,7 @@ def test_metrics_of_workers_are_counted_once() -> None:
     optimizer = make_optimizer(SyncSamples, workers)
     optimizer.step()
     optimizer.step()
-    values = optimizer.metrics.custom_metrics.values()["number"]
+    values = optimizer.metrics.custom_metrics._values["number"]
     assert values.number == len(SEEN) == optimizer.metrics.episodes.lifetime
     assert values.total == sum(episode.info["number"] for episode, _, _ in SEEN)
     assert {worker for _, worker, _ in SEEN} == {1, 2}

@@ -13,6 +13,7 @@ from fakes import in_order
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import shuffled_by
 from polopt.rollouts.workers.errors import WorkersFailedError
 
@@ -183,7 +184,7 @@ def test_reset_rows_are_not_frames() -> None:
 def test_frames_of_a_failed_collector_are_collected_again(sync: bool) -> None:
     collector = fake_collector(2, sync=sync, total_frames=100)
     frames = [next(collector).env_steps]
-    collector.workers.channels[1].next_error = ValueError("gone")
+    collector.workers.channels[1].next_error = LostProcessError("gone")
     frames += [batch.env_steps for batch in collector]
     assert collector.workers.faults.num_restarts == 1
     assert sum(frames) == collector.num_frames == 100
@@ -196,11 +197,11 @@ def test_persistent_failures_end_the_iteration() -> None:
 
     def start(index: int) -> Any:
         worker = original(index)
-        worker.channel.next_error = ValueError("never again")
+        worker.channel.next_error = LostProcessError("never again")
         return worker
 
     collector.workers._start = start
-    collector.workers.channels[0].next_error = ValueError("never again")
+    collector.workers.channels[0].next_error = LostProcessError("never again")
     next(collector)  # launched before that
     with pytest.raises(WorkersFailedError, match="never again"):
         next(collector)

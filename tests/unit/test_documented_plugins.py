@@ -22,7 +22,11 @@ from polopt import optimizers
 from polopt.metrics.record import Record
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.rollouts.transport.channel import LostProcessError
-from polopt.rollouts.transport.simulated_channel import SimulatedTicket, shuffled_by
+from polopt.rollouts.transport.simulated_channel import (
+    SimulatedTicket,
+    SimulatedTransport,
+    shuffled_by,
+)
 from polopt.trainers.experiment import Experiment
 
 DEATH = LostProcessError("the process died")
@@ -234,6 +238,47 @@ def test_counts_lack_only_the_work_of_workers_that_died(
     # An exception costs at most one row of the fragment.
     lost = made.steps - counted.steps + made.faults - counted.faults
     assert lost == len(killed) * ROUNDS * ROWS
+
+
+@every_plugin
+def test_death_on_the_simulated_transport_costs_one_call(name: str, tmp_path: Path) -> None:
+    """The strategy with the package's own worker set: without Ray, and without waiting."""
+    plugin(name)
+
+    def run(folder: str, dying: int | None) -> Any:
+        rng, ended = random.Random(1), 0
+
+        def script(pending: list[SimulatedTicket]) -> SimulatedTicket:
+            nonlocal ended
+            chosen = rng.choice(pending)
+            ended += 1
+            if ended == dying:
+                chosen.channel.die()
+            return chosen
+
+        (tmp_path / folder).mkdir()
+        rollout = {"num_workers": 3, **counting(tmp_path / folder)}
+        config = worker_config(env=CountingDrift, rollout=rollout, lr=1e-2)
+        workers = polopt.WorkerSet(config, transport=SimulatedTransport(script))
+        optimizer = make_optimizer(OPTIMIZERS.get(name), workers, local_rounds=ROUNDS)
+        for _ in range(12):
+            optimizer.step()
+        optimizer.drain()
+        return optimizer
+
+    whole, killed, again = run("whole", None), run("killed", 9), run("again", 9)
+    faults, channels = killed.workers.faults, killed.workers.transport.channels
+    assert (faults.num_restarts, faults.counts["death"]) == (1, 1)
+    assert [channel.alive for channel in channels].count(False) == len(channels) - 3 == 1
+    assert killed.workers.stats()["num_healthy_workers"] == 3
+    assert channels[-1].target.policy.version > 0, "the replacement has learned"
+    lost = made_in(tmp_path / "killed").steps - counted_by(killed).steps
+    assert lost == ROUNDS * ROWS
+    assert made_in(tmp_path / "whole").steps == counted_by(whole).steps
+    assert killed.workers.clock() == SimulatedTransport().clock(), "nothing waited"
+    weights = [optimizer.policy.get_weights().flat for optimizer in (whole, killed, again)]
+    np.testing.assert_array_equal(weights[1], weights[2])
+    assert (weights[0] != weights[1]).any()
 
 
 class AlwaysNan(CountingDrift):
