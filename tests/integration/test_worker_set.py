@@ -113,11 +113,10 @@ def test_replacement_has_new_seeds_and_receives_weights(fake: FakeTransport) -> 
     assert fresh.index == 1
     assert workers.weights.for_call(fresh) is sent
     assert workers.weights.for_call(two) is None
-    assert (fresh.channel.target.sampler._obs != first_obs).all(), (
-        "repeats the episodes of the lost"
-    )
+    obs = fresh.channel.target.sampler._obs
+    assert (obs != first_obs).all(), "repeats the episodes of the lost one"
     again = workers.replace(fresh, FAILURE)
-    assert (again.channel.target.sampler._obs != fresh.channel.target.sampler._obs).all()
+    assert (again.channel.target.sampler._obs != obs).all()
     assert workers.stats()["num_remote_worker_restarts"] == 2
     assert workers.stats()["num_worker_deaths"] == 2
     assert workers.stats()["num_healthy_workers"] == 2
@@ -271,12 +270,8 @@ def test_changed_option_is_used_by_updates_in_workers(fake: FakeTransport) -> No
     expected = RolloutWorker(worker_config(adam_epsilon=0.5), 0)
     unchanged = RolloutWorker(worker_config(adam_epsilon=1e-8), 0)
     weights, updated = workers.local.get_weights(), []
-    for worker in (
-        expected,
-        unchanged,
-        workers.local,
-        *(channel.target for channel in workers.channels),
-    ):
+    remote = [channel.target for channel in workers.channels]
+    for worker in (expected, unchanged, workers.local, *remote):
         worker.policy.set_weights(weights)
         worker.policy.apply_gradients(fixed_gradient(worker.policy))
         updated.append(worker.get_weights().flat)
