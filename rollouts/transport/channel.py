@@ -67,6 +67,11 @@ class LostProcessError(ChannelError):
         self.at_start = at_start
 
 
+class LostReferenceError(ChannelError):
+    """A reference among the arguments of a call stands for an object that is lost, because the
+    process that made it has died."""
+
+
 class AnswerTimeoutError(ChannelError):
     """An answer exists, but could not be fetched in time."""
 
@@ -95,6 +100,7 @@ class Ticket(ABC):
 
         Raises:
             LostProcessError: the process has died.
+            LostReferenceError: the object of a reference among the arguments is lost.
             AnswerTimeoutError: the answer could not be fetched in time.
             UndecodableAnswerError: the answer cannot be unpickled.
             UnsendableError: the arguments or the value cannot be pickled.
@@ -223,7 +229,8 @@ class Transport(ABC):
 
     @abstractmethod
     def kill(self, channel: Channel) -> None:
-        """Ends a process at once, and closes its channel."""
+        """Ends a process at once, and all calls that it has not answered. Any thread may call this,
+        also of a process that has ended."""
 
     @abstractmethod
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:

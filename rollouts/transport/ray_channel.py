@@ -15,6 +15,7 @@ from ray import cloudpickle
 from ray.exceptions import (
     ActorDiedError,
     GetTimeoutError,
+    ObjectLostError,
     RayError,
     RaySystemError,
     RayTaskError,
@@ -25,6 +26,7 @@ from polopt.rollouts.transport.channel import (
     AnswerTimeoutError,
     Channel,
     LostProcessError,
+    LostReferenceError,
     Message,
     Started,
     Ticket,
@@ -37,7 +39,6 @@ from polopt.rollouts.transport.control_page import (
     ControlAgent,
     ControlPage,
     EarlyStopRequest,
-    remove,
 )
 from polopt.rollouts.transport.local_channel import run_here
 from polopt.rollouts.transport.process_actor import ProcessActor
@@ -78,6 +79,8 @@ class RayTicket(Ticket):
             raise AnswerTimeoutError("its result could not be fetched in time") from error
         except RayTaskError as error:  # `ProcessActor` itself raises nothing
             cause = error.cause if isinstance(error.cause, Exception) else error
+            if isinstance(cause, ObjectLostError):
+                raise LostReferenceError(f"an argument is lost: {cause}") from error
             raise UnsendableError(
                 f"its arguments or its value cannot be pickled: {cause!r}"
             ) from error
@@ -132,19 +135,19 @@ class RayChannel(Channel):
         return RayTicket(self.actor.run_encoded.remote(call))
 
     def stop_early(self, number: int, keep_steps: int) -> None:
-        if self._control is not None:
-            self._control.request_stop(EarlyStopRequest(number, keep_steps))
+        control = self._control
+        if control is not None:
+            control.request_stop(EarlyStopRequest(number, keep_steps))
 
     def silent_s(self) -> float | None:
-        return None if self._control is None else self._control.silent_s()
+        control = self._control
+        return None if control is None else control.silent_s()
 
     def close(self) -> None:
         """Drops the control page of a process that ends."""
-        if self.started.control:
-            remove(self.started.control)
-        if isinstance(self._control, _RemotePage):
-            self._control.forget()
-        self._control = None
+        control, self._control = self._control, None
+        if isinstance(control, _RemotePage):
+            control.forget()
 
 
 class RayTransport(Transport):

@@ -226,8 +226,8 @@ class SimulatedTransport(Transport):
 
     def kill(self, channel: Channel) -> None:
         assert isinstance(channel, SimulatedChannel)
-        assert channel.alive, "killed twice"
         channel.alive = False
+        channel.die()
 
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
         for channel in channels:

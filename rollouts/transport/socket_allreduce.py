@@ -6,15 +6,16 @@ ones. Ranks beyond the largest power of two add theirs to a partner first, and g
 
 from __future__ import annotations
 
+import queue
+import time
 from collections.abc import Sequence
+from multiprocessing import BufferTooShort
 from multiprocessing.connection import Connection
 
 import numpy as np
 
 from polopt.rollouts.transport.sockets import (
-    CONNECTION_ERRORS,
     PrivateListener,
-    admit,
     buffer_bytes,
     dial,
     hang_up,
@@ -50,7 +51,8 @@ class SocketAllReduce:
         self._beyond = world_size - self._doubling
         self._connections: dict[int, Connection] = {}  # by partner
         self._room = 0
-        self._listener = PrivateListener()
+        self._admitted: queue.SimpleQueue[tuple[Connection, bytes]] = queue.SimpleQueue()
+        self._listener = PrivateListener(key, lambda *peer: self._admitted.put(peer))
         self.address = self._listener.address
 
     def connect(self, addresses: Sequence[str], timeout_s: float) -> None:
@@ -60,25 +62,29 @@ class SocketAllReduce:
 
         Args:
             addresses: `address` of all ranks, by rank.
-            timeout_s: limit of each wait for a partner.
+            timeout_s: limit of the wait for them.
 
         Raises:
             OSError, EOFError, AuthenticationError: a partner is not reached within the timeout, or
                 does not have the key.
         """
-        partners = self._partners()
-        for partner in sorted(p for p in partners if p < self._rank):
+        missing, until_s = self._partners(), time.monotonic() + timeout_s
+        for partner in sorted(p for p in missing if p < self._rank):
             connection = self._connections[partner] = dial(addresses[partner], self._key, timeout_s)
             connection.send_bytes(self._rank.to_bytes(4, "big"))
-        while len(self._connections) < len(partners):
-            connection = self._listener.accept(timeout_s)
+            missing.remove(partner)
+        while missing:
             try:
-                admit(connection, self._key)
-                partner = int.from_bytes(connection.recv_bytes(4), "big")
-            except CONNECTION_ERRORS:  # no rank of this group
-                connection.close()
-                continue
-            self._connections[partner] = connection
+                left_s = max(0.0, until_s - time.monotonic())
+                connection, hello = self._admitted.get(timeout=left_s)
+            except queue.Empty:
+                raise TimeoutError(f"ranks {missing} did not connect in time") from None
+            partner = int.from_bytes(hello, "big")
+            if partner in missing:
+                self._connections[partner] = connection
+                missing.remove(partner)
+            else:
+                hang_up(connection)
         self._listener.close()
         self._room = min(map(buffer_bytes, self._connections.values()), default=0)
         for each_s in (timeout_s, self._timeout_s):
@@ -95,6 +101,8 @@ class SocketAllReduce:
                 then holds a partial sum.
         """
         rank, beyond = self._rank, self._rank + self._doubling
+        if array.size == 0:
+            return
         if rank >= self._doubling:
             self._send(array, rank - self._doubling)
             array[...] = self._receive(array, rank - self._doubling)
@@ -114,6 +122,8 @@ class SocketAllReduce:
             hang_up(connection)
         self._connections.clear()
         self._listener.close()
+        while not self._admitted.empty():
+            hang_up(self._admitted.get()[0])
 
     def _partners(self) -> list[int]:
         if self._rank >= self._doubling:
@@ -142,7 +152,7 @@ class SocketAllReduce:
         try:
             self._connection(partner).send_bytes(memoryview(array).cast("B"))
         except BlockingIOError:
-            raise self._timeout(partner) from None
+            raise self._timeout(partner, "took") from None
 
     def _receive(self, array: np.ndarray, partner: int) -> np.ndarray:
         """The next array of a partner, of the same shape and type as `array`."""
@@ -150,10 +160,12 @@ class SocketAllReduce:
         try:
             size = self._connection(partner).recv_bytes_into(memoryview(received).cast("B"))
         except BlockingIOError:
-            raise self._timeout(partner) from None
+            raise self._timeout(partner, "sent") from None
+        except BufferTooShort as error:
+            size = len(error.args[0])
         if size != array.nbytes:
             raise ConnectionError(f"rank {partner} sent {size} bytes, not {array.nbytes}")
         return received
 
-    def _timeout(self, partner: int) -> TimeoutError:
-        return TimeoutError(f"rank {partner} sent nothing within {self._timeout_s} s")
+    def _timeout(self, partner: int, did: str) -> TimeoutError:
+        return TimeoutError(f"rank {partner} {did} nothing in time")

@@ -12,7 +12,6 @@ import logging
 import pickle
 import secrets
 import selectors
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -41,7 +40,6 @@ from polopt.rollouts.transport.socket_server import NUMBER_BYTES, Endpoint
 from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
     PrivateListener,
-    admit,
     buffer_bytes,
     hang_up,
     limit,
@@ -49,11 +47,16 @@ from polopt.rollouts.transport.sockets import (
 from polopt.rollouts.transport.wakeup import Wakeup
 
 logger = logging.getLogger("polopt")
+#: Limit for a process to complete a message that it has begun to send. It has the whole message in
+#: memory. Meanwhile this process waits.
+MESSAGE_TIMEOUT_S = 10.0
+#: Limit of a wait for calls through Ray, whose end is not always told (see `wait`).
+RECHECK_S = 1.0
 #: After a connection has ended, limit for Ray to tell why. It reports the death of a process on the
 #: same node at once.
 REASON_TIMEOUT_S = 5.0
 #: What each message takes of the send buffer besides its own bytes, at most.
-_MESSAGE_OVERHEAD = 1024
+_MESSAGE_OVERHEAD = 2048
 
 
 class SocketTicket(Ticket):
@@ -64,33 +67,46 @@ class SocketTicket(Ticket):
         size: bytes of the call.
     """
 
-    __slots__ = ("_error", "_serving", "_value", "arrival", "size")
+    __slots__ = ("_error", "_message", "_serving", "arrival", "size")
 
     def __init__(self, size: int, serving: Future[Any]) -> None:
         self.size = size
         self.arrival: int | None = None
         self._serving = serving
-        self._value: Any = None
-        self._error: Exception | None = None
+        self._message = b""
+        self._error: ChannelError | None = None
 
     def ended(self) -> bool:
         return self.arrival is not None
 
-    def end(self, arrival: int, value: Any = None, error: Exception | None = None) -> None:
-        """Takes the answer, or why there is none."""
-        self.arrival, self._value, self._error = arrival, value, error
+    def end(self, arrival: int, message: bytes = b"", error: ChannelError | None = None) -> None:
+        """Takes the message with the answer, or why there is none."""
+        self.arrival, self._message, self._error = arrival, message, error
 
     def result(self, timeout_s: float) -> Any:
         if self._error is None:
-            return self._value
-        if not isinstance(self._error, UndecodableAnswerError):
-            try:
-                self._serving.result(min(REASON_TIMEOUT_S, timeout_s))
-            except FutureTimeoutError:
-                pass
-            except ray.exceptions.RayError as error:
-                raise LostProcessError(str(error).strip() or type(error).__name__) from error
+            return _decoded(self._message)
+        try:
+            self._serving.result(min(REASON_TIMEOUT_S, timeout_s))
+        except FutureTimeoutError:
+            pass
+        except ray.exceptions.RayError as error:
+            raise LostProcessError(str(error).strip() or type(error).__name__) from error
         raise self._error
+
+
+def _decoded(message: bytes) -> Any:
+    """The answer in a message.
+
+    Raises:
+        UndecodableAnswerError: it cannot be unpickled.
+    """
+    try:
+        return pickle.loads(memoryview(message)[NUMBER_BYTES:])
+    except BaseException as error:  # unpickling can raise anything; it is the worker's failure
+        if is_of_signal(error):
+            raise
+        raise UndecodableAnswerError(f"{type(error).__name__}: {error}") from error
 
 
 class SocketChannel(Channel):
@@ -119,6 +135,7 @@ class SocketChannel(Channel):
         self._endpoint: Endpoint | None = None
         self._connecting: Future[Any] | None = None
         self._serving: Future[Any] | None = None  # None: it answers calls through Ray
+        self._serves: set[Future[Any]] = set()  # calls of `serve` for the present connection
         self._room = 0
         self._pending: dict[int, SocketTicket] = {}
 
@@ -149,6 +166,7 @@ class SocketChannel(Channel):
             return self.through_ray.send_encoded(encoded)
         if self._serving is None:
             self._serving = self._watch(self.through_ray.actor.serve.remote(self._endpoint))
+            self._serves.add(self._serving)
         ticket = self._pending[number] = SocketTicket(size, self._serving)
         self._room -= size
         self._transport.num_calls += 1
@@ -199,54 +217,46 @@ class SocketChannel(Channel):
         assert self._connection is not None
         try:
             message = self._connection.recv_bytes()
+            number = int.from_bytes(message[:NUMBER_BYTES], "big")
+            ticket = self._pending.get(number)
+            if ticket is not None:
+                self._room += ticket.size
+                ticket.end(self._transport.next_arrival(), message)
+                del self._pending[number]
         except CONNECTION_ERRORS as error:
             self.fail(f"{self.name}: {type(error).__name__}: {error}")
-            return
         except BaseException:  # Ctrl-C: the rest of the message is lost
             self.fail(f"{self.name}: receiving was interrupted")
             raise
-        ticket = self._pending.pop(int.from_bytes(message[:NUMBER_BYTES], "big"), None)
-        if ticket is None:
-            return
-        self._room += ticket.size
-        try:
-            value = pickle.loads(memoryview(message)[NUMBER_BYTES:])
-        except BaseException as error:  # unpickling can raise anything; it is the worker's failure
-            if is_of_signal(error):
-                raise
-            why = f"{type(error).__name__}: {error}"
-            ticket.end(self._transport.next_arrival(), error=UndecodableAnswerError(why))
-        else:
-            ticket.end(self._transport.next_arrival(), value)
 
     def actor_call_ended(self, call: Future[Any]) -> None:
         """Ray reports that `connect` or `serve` returned or raised."""
         error = call.exception()
-        problem = str(error) if error is not None else str(call.result())
+        problem = str(call.result()) if error is None else str(error) or type(error).__name__
         if call is self._connecting:
             self._connecting = None
             if problem:
-                self.refused = error is None
-                self._transport.note_unreachable(self.name, problem, died=error is not None)
-        elif problem and self._connection is not None:
+                self._transport.expect_no_more(self._endpoint)
+                self.refused = error is None  # if it died, its next call through Ray tells so
+                if self.refused:
+                    self._transport.note_unreachable(self, problem)
+        elif problem and call in self._serves:
             while self._connection is not None and self._connection.poll(0):
                 self.receive()  # the last answers of a process that still runs
             self.fail(f"{self.name}: {problem}")
+        self._serves.discard(call)
 
     def fail(self, reason: str) -> None:
         """Ends the connection, and all calls that wait for an answer over it."""
         self._hang_up()
         for ticket in self._pending.values():
-            ticket.end(self._transport.next_arrival(), error=ChannelError(reason))
+            if not ticket.ended():
+                ticket.end(self._transport.next_arrival(), error=ChannelError(reason))
         self._pending.clear()
-
-    def close(self) -> None:
-        """Ends the connection, and drops its calls. The process returns from `serve`."""
-        self._pending.clear()
-        self._hang_up()
 
     def _hang_up(self) -> None:
         connection, self._connection, self._serving = self._connection, None, None
+        self._serves.clear()
         if connection is not None:
             self._transport.forget(connection)
             hang_up(connection)
@@ -282,32 +292,22 @@ class SocketTransport(Transport):
         self._key = secrets.token_bytes(32)
         self._node = ray.get_runtime_context().get_node_id()
         self._expected: dict[bytes, SocketChannel] = {}  # by token
-        self._admitted: deque[tuple[bytes, Connection]] = deque()
-        self._listener = PrivateListener()
+        self._admitted: deque[tuple[Connection, bytes]] = deque()
         self.wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.wakeup, selectors.EVENT_READ)
-        threading.Thread(target=self._accept, name="polopt-accept", daemon=True).start()
+        try:
+            self._listener = PrivateListener(self._key, self._admit)
+        except OSError:
+            self._selector.close()
+            self.wakeup.close()
+            raise
 
     # ---- connections ----------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        """Authenticates each peer in a thread of its own: one that is silent delays no other."""
-        while True:
-            try:
-                connection = self._listener.accept(None)
-            except OSError:
-                return
-            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
-
-    def _admit(self, connection: Connection) -> None:
-        try:
-            admit(connection, self._key)
-            token = connection.recv_bytes(64)
-        except CONNECTION_ERRORS:
-            connection.close()
-            return
-        self._admitted.append((token, connection))
+    def _admit(self, connection: Connection, token: bytes) -> None:
+        """Takes a peer that has authenticated, in another thread."""
+        self._admitted.append((connection, token))
         self.wakeup.wake()
 
     def endpoint_for(self, channel: SocketChannel) -> Endpoint:
@@ -316,14 +316,19 @@ class SocketTransport(Transport):
         self._expected[token] = channel
         return Endpoint(self._listener.address, self._node, self._key, token, self._timeout_s)
 
+    def expect_no_more(self, endpoint: Endpoint | None) -> None:
+        """The process that was given this endpoint does not connect."""
+        if endpoint is not None:
+            self._expected.pop(endpoint.token, None)
+
     def _take_admitted(self) -> None:
         while self._admitted:
-            token, connection = self._admitted.popleft()
+            connection, token = self._admitted.popleft()
             channel = self._expected.pop(token, None)
             if channel is None:
-                connection.close()
+                hang_up(connection)
                 continue
-            limit(connection, self._timeout_s)
+            limit(connection, min(self._timeout_s, MESSAGE_TIMEOUT_S))
             self._selector.register(connection, selectors.EVENT_READ, channel)
             channel.connected(connection)
 
@@ -332,20 +337,24 @@ class SocketTransport(Transport):
         with contextlib.suppress(KeyError):
             self._selector.unregister(connection)
 
-    def note_unreachable(self, name: str, problem: str, died: bool) -> None:
+    def note_unreachable(self, channel: SocketChannel, problem: str) -> None:
         """A process could not connect.
 
         Raises:
             TransportError: no other transport is allowed.
         """
-        if died:  # its next call through Ray tells so
-            return
         if self._required:
             raise TransportError(
-                f"{name} cannot connect to the driver ({problem}), with transport: socket. "
+                f"{channel.name} cannot connect to the driver ({problem}), with transport: socket. "
                 "Allowed: workers on the driver's node; or transport: auto or ray"
             )
-        logger.info("%s: %s. Its calls go through Ray, which is slower.", name, problem)
+        elsewhere = channel.started.node != self._node
+        logger.log(
+            logging.INFO if elsewhere else logging.WARNING,
+            "%s cannot connect to the driver (%s). Its calls go through Ray, which is slower.",
+            channel.name,
+            problem,
+        )
 
     def next_arrival(self) -> int:
         """Position of the next answer in the order of arrival."""
@@ -360,6 +369,8 @@ class SocketTransport(Transport):
             for ticket in tickets:
                 if isinstance(ticket, RayTicket):
                     self.wakeup.watch(ticket.ref)
+                    # Ray does not tell of an answer whose unpickling raises SystemExit.
+                    timeout_s = min(timeout_s, RECHECK_S)
             self.poll(timeout_s)
             ended = self._ended(tickets)
         return ended
@@ -415,7 +426,7 @@ class SocketTransport(Transport):
 
     def kill(self, channel: Channel) -> None:
         assert isinstance(channel, SocketChannel)
-        channel.close()
+        # The end of the process ends its connection, in the thread that polls.
         self.through_ray.kill(channel.through_ray)
 
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
@@ -426,7 +437,7 @@ class SocketTransport(Transport):
         self.through_ray.stop(actors, timeout_s)
         for channel in channels:
             if isinstance(channel, SocketChannel):
-                channel.close()
+                channel.fail(f"{channel.name} was stopped")
 
     def paths(self, channels: Sequence[Channel]) -> str:
         refused = [isinstance(c, SocketChannel) and c.refused for c in channels]
@@ -438,7 +449,9 @@ class SocketTransport(Transport):
         self._listener.close()
         for key in list((self._selector.get_map() or {}).values()):  # None: it is closed
             if key.data is not None:
-                key.data.close()
+                key.data.fail(f"{key.data.name}: the connection was closed")
+        while self._admitted:
+            hang_up(self._admitted.popleft()[0])
         self._selector.close()
         self.wakeup.close()
         self.through_ray.close()

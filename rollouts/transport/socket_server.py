@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ from polopt.rollouts.transport.sockets import (
     CONNECTION_ERRORS,
     buffer_bytes,
     dial,
-    hang_up,
     limit,
+    shut_down,
 )
 
 #: Length of the number of the call, which begins an answer.
@@ -129,7 +129,10 @@ class SocketServer:
     def close(self) -> None:
         """Closes the connection, if there is one."""
         if self._connection is not None:
-            hang_up(self._connection)
+            shut_down(self._connection)
+            if self._sending is not None:
+                wait([self._sending])  # it has failed, unless the answer was sent
+            self._connection.close()
             self._connection = self._sending = None
 
 

@@ -91,7 +91,7 @@ class PrivateListener:
                 if len(self._handshakes) > MAX_HANDSHAKES:
                     oldest = next(iter(self._handshakes))
                     del self._handshakes[oldest]
-                    _shut_down(oldest)  # its thread closes it
+                    shut_down(oldest)  # its thread closes it
             try:
                 threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
             except RuntimeError:  # there are too many threads
@@ -160,13 +160,21 @@ def dial(address: str, key: bytes, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Co
     return connection
 
 
-def limit(connection: Connection, timeout_s: float | None) -> None:
-    """Sets how long one read or write may wait for the other side; later it raises OSError. None:
-    until the other side ends the connection, or dies."""
-    seconds = min(timeout_s or 0.0, 1e7)
-    value = struct.pack("@ll", int(seconds), int(seconds % 1.0 * 1e6))
+def limit(connection: Connection, timeout_s: float, sending: bool = True) -> None:
+    """Sets how long one read or write may wait for the other side; later it raises OSError.
+
+    Args:
+        connection: of which.
+        timeout_s: the limit.
+        sending: also of writes; False: they wait until the other side reads, ends the connection,
+            or dies.
+    """
+    seconds = min(timeout_s, 1e7)
+    value = struct.pack("@ll", int(seconds), int(seconds % 1.0 * 1e6) or int(seconds < 1.0))
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        if not sending:
+            value = bytes(len(value))
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
@@ -179,11 +187,12 @@ def buffer_bytes(connection: Connection) -> int:
 
 def hang_up(connection: Connection) -> None:
     """Ends a connection, for the other side at once."""
-    _shut_down(connection)
+    shut_down(connection)
     connection.close()
 
 
-def _shut_down(connection: Connection) -> None:
+def shut_down(connection: Connection) -> None:
+    """Ends a connection, but keeps its file descriptor, which another thread may be using."""
     with (
         contextlib.suppress(OSError),  # it has ended already
         socket.socket(fileno=os.dup(connection.fileno())) as same,
