@@ -99,6 +99,11 @@ class FakeChannel(SimulatedChannel):
         super().__init__(make, args, name)
 
     @property
+    def index(self) -> int:
+        """Of the worker."""
+        return int(self.name.rpartition(" ")[2])
+
+    @property
     def under_way(self) -> int:
         return sum(not ticket.done for ticket in self.tickets)
 
