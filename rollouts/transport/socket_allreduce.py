@@ -87,11 +87,13 @@ class SocketAllReduce:
                 hang_up(connection)
         self._listener.close()
         self._room = min(map(buffer_bytes, self._connections.values()), default=0)
-        for each_s in (timeout_s, self._timeout_s):
-            for connection in self._connections.values():
-                limit(connection, each_s)
-            if each_s == timeout_s:
-                self.sum_(np.zeros(1))
+        self._limit(timeout_s)
+        self.sum_(np.zeros(1))  # all have connected
+        self._limit(self._timeout_s)
+
+    def _limit(self, timeout_s: float) -> None:
+        for connection in self._connections.values():
+            limit(connection, timeout_s)
 
     def sum_(self, array: np.ndarray) -> None:
         """Replaces a contiguous array by its sum over all ranks, in place.
