@@ -227,14 +227,14 @@ class RandomDelayDrift(Drift):
         return super().step(action)
 
 
-def through_ray(worker: WorkerHandle) -> Any:
-    """The actor of a worker that is not a fake. Calls that are made of it now are answered after
-    those that were made over a socket."""
+def inside(worker: WorkerHandle, function: Callable[..., Any], *args: Any) -> Any:
+    """Has `function(worker, *args)` run in the process of a worker that is not a fake, after the
+    calls that were sent before. Returns Ray's reference to its value."""
     channel: Any = worker.channel
     if isinstance(channel, SocketChannel):
         channel.pause()
         channel = channel.through_ray
-    return channel.actor
+    return channel.actor.__ray_call__.remote(lambda process: function(process._target, *args))
 
 
 def pid_of(worker: WorkerHandle) -> int:

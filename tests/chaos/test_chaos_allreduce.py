@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import chaos_runs as chaos
 import numpy as np
 import pytest
 from chaos_runs import FAULT_FILE, FAULT_TIME_FILE, HangingPPO, HashingPPO, steps_until
-from fakes import make_optimizer, worker_config
+from fakes import make_optimizer, pid_of, worker_config
 from rank_helpers import Pool, learned_state, on_ranks
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
@@ -87,7 +86,7 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
     going_on_s: list[float] = []
     num_compared = 0
     for count in range(1, KILLS + 1):
-        pids = {worker.index: chaos.pid_now(worker) for worker in optimizer.group.ranks}
+        pids = {worker.index: pid_of(worker) for worker in optimizer.group.ranks}
         watch.noticed_s.clear()
         FAULT_TIME_FILE.unlink(missing_ok=True)
         version = optimizer.policy.version
@@ -112,7 +111,7 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
         )
         assert np.frombuffer(states[0][2], np.float32).any(), "moments of Adam"
         assert states[0][1] > version
-        now = {worker.index: chaos.pid_now(worker) for worker in optimizer.group.ranks}
+        now = {worker.index: pid_of(worker) for worker in optimizer.group.ranks}
         assert sum(now[index] != pids[index] for index in pids) == 1, "one process was replaced"
     stats = optimizer.workers.stats()
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == KILLS
