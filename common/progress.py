@@ -22,6 +22,10 @@ class Progress:
         """Notes that there was progress just now."""
         self.at_s[0] = time.monotonic()
 
+    def note_of_other(self, silent_s: float) -> None:
+        """Notes that a process for which this one waits made progress `silent_s` seconds ago."""
+        self.at_s[0] = max(self.at_s[0], time.monotonic() - silent_s)
+
 
 #: The progress of this process.
 PROGRESS = Progress()

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from polopt.common.progress import PROGRESS
 from polopt.metrics.record import Record
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import (
@@ -194,6 +195,7 @@ class ProcessGroup(ABC):
 
     def check_starting(self) -> None:
         """Replaces processes that take too long to start; see `StartUp`."""
+        PROGRESS.note()  # a process that waits for a start does not hang: the start has a limit
         starting = [worker for worker in self.starting.values() if not worker.removed]
         for worker, why in self._start_up.overdue(starting, self.options, self.enough_up()):
             self.replace(worker, WorkerFailure("hang", worker.index, why))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from polopt.common.progress import PROGRESS
 from polopt.metrics.record import Record
 from polopt.rollouts.transport.channel import (
     ChannelError,
@@ -101,7 +102,8 @@ class Supervisor:
 
     A process has failed when it died, when it makes no progress for the time limit of its call, and
     when a call raised after the same function had succeeded before. Progress is a step of an
-    environment, or the beginning or end of a phase. A function that raises before it has succeeded
+    environment, or the beginning or end of a phase. A process that waits for others, such as a
+    gradient worker, makes progress when they do. A function that raises before it has succeeded
     in any process is wrong: that is a `FunctionError`, which ends the run.
 
     Args:
@@ -167,6 +169,7 @@ class Supervisor:
                 silent_s = call.worker.channel.silent_s()
                 if silent_s is not None:
                     call.progress_s = now_s - silent_s
+                    PROGRESS.note_of_other(silent_s)
             if self._deadline_s(call) <= now_s:
                 late.append(call)
         for call in late:
@@ -197,6 +200,7 @@ class Supervisor:
             Exception: what a function in this process raised, unchanged.
         """
         worker, work = call.worker, call.work
+        PROGRESS.note()
         try:
             answer = call.ticket.result(self._group.options.worker_timeout_s)
         except UnsendableError as error:
