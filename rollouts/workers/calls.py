@@ -85,7 +85,7 @@ class Calls:
         owner: strategy or other owner, for messages.
         count: adds the counts of a reply, when it is taken or has failed.
         weights: has what replaces `WEIGHTS`: `for_call(worker)` and `version`. By default the
-            weights of `workers`.
+            weights of `workers`, which a group of other processes does not have.
         per_worker: most calls that a worker has at once; further ones wait here.
         after_failure: see `AfterFailure`.
         check: see `Supervisor`.
@@ -199,6 +199,9 @@ class Calls:
 
     def _send(self, worker: WorkerHandle, work: Work) -> None:
         weights, number = self._weights, self._workers.next_call_number()
+        if weights is None and any(arg is WEIGHTS for arg in work.args):
+            why = f"{self._workers.who}s take no weights, and Calls has no `weights` for them"
+            raise FunctionError(self._supervisor.message(work, worker, why))
         args = tuple([weights.for_call(worker) if a is WEIGHTS else a for a in work.args])
         message = Message(number, work.name, work.function, args, work.by_reference)
         try:
@@ -400,7 +403,7 @@ class Calls:
     def kill_busy(self) -> None:
         """Kills the workers with pending calls, which do not answer. They are replaced when waiting
         continues."""
-        for worker in {call.worker for call in self.pending()}:
+        for worker in {call.worker for call in self.pending() if not call.ticket.reraises}:
             self._workers.transport.kill(worker.channel)
 
     # ---- waiting --------------------------------------------------------------------------------
