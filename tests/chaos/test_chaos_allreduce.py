@@ -39,16 +39,16 @@ class FailureWatcher:
     def __init__(self, optimizer: DecentralizedAllReduce) -> None:
         self.noticed_s: list[float] = []
         self.formed_s: list[float] = []
-        self._wait, self._ensure = optimizer.in_flight.wait, optimizer.group.ensure
+        self._next, self._ensure = optimizer.calls.next, optimizer.group.ensure
         self._group = optimizer.group
-        optimizer.in_flight.wait = self.wait  # type: ignore[method-assign]
+        optimizer.calls.next = self.next  # type: ignore[method-assign]
         optimizer.group.ensure = self.ensure  # type: ignore[method-assign]
 
-    def wait(self) -> Any:
-        arrival = self._wait()
-        if arrival.failure is None and getattr(arrival.value, "broken", None):
+    def next(self, count: bool = True) -> Any:
+        reply = self._next(count)
+        if reply.failure is None and getattr(reply.value, "broken", None):
             self.noticed_s.append(time.time())
-        return arrival
+        return reply
 
     def ensure(self) -> None:
         began_s, broken = time.time(), self._group.broken
