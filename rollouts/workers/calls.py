@@ -48,7 +48,7 @@ class Reply(NamedTuple):
 
     Attributes:
         worker: the worker that was called. After a failure its process is no longer used, and
-            another one is starting.
+            another one is starting, except where the kind of the failure is `reference`.
         value: return value of the function, or a reference to it; None after a failure.
         tag: the tag given to `send`.
         counts: what the call has counted.
@@ -507,7 +507,9 @@ class Calls:
             self._end(call)
             raise
         if isinstance(answer, WorkerFailure):
-            return self._fail(call, answer)
+            return (
+                self._lose(call, answer) if answer.kind == "reference" else self._fail(call, answer)
+            )
         if not isinstance(answer, Answer):
             return self._fail(call, *answer)
         TRACER.span(f"request {worker.index}", "request", call.sent_s)
@@ -524,6 +526,16 @@ class Calls:
         queue.popleft()
         if not queue:
             del self._queues[call.worker]
+
+    def _lose(self, call: Pending, failure: WorkerFailure) -> Reply:
+        """Drops a call whose argument is lost, whatever the rule: another worker would not find the
+        argument either. The worker goes on."""
+        worker, work = call.worker, call.work
+        self._workers.faults.lost_argument(failure)
+        self._end(call)
+        worker.last_answer_s = self._workers.clock()
+        self._send_backlog(worker)
+        return Reply(worker, None, work.tag, Record(), work.order, failure)
 
     def _fail(self, call: Pending, failure: WorkerFailure, counts: Record | None = None) -> Reply:
         """Replaces a worker that has failed, and handles its work by the rule."""

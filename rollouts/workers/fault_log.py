@@ -12,7 +12,7 @@ from polopt.rollouts.workers.errors import InARow, WorkersFailedError
 
 logger = logging.getLogger("polopt")
 
-FailureKind = Literal["death", "hang", "exception", "environment"]
+FailureKind = Literal["death", "hang", "exception", "environment", "reference"]
 _PLURALS: dict[FailureKind, str] = {
     "death": "deaths",
     "hang": "hangs",
@@ -33,7 +33,8 @@ class WorkerFailure(NamedTuple):
 
     Attributes:
         kind: `death` of the process, `hang` (no answer within the limit), an `exception` that the
-            call raised, or an `environment` that failed repeatedly.
+            call raised, or an `environment` that failed repeatedly. `reference`: an argument of the
+            call is lost with the process that made it, and the worker itself has not failed.
         worker_index: the worker that was called.
         message: cause, with the worker's traceback.
         at_start: the worker could not be made; another one could not either, unless one was.
@@ -170,6 +171,12 @@ class FaultLog:
             )
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""
         logger.warning("%s %d: %s; it is replaced. %s", self._who, index, failure.kind, last_line)
+
+    def lost_argument(self, failure: WorkerFailure) -> None:
+        """Logs a call that was dropped because an argument is lost."""
+        logger.warning(
+            "a call of %s %d is dropped. %s", self._who, failure.worker_index, failure.message
+        )
 
     # ---- faults in data -------------------------------------------------------------------------
 

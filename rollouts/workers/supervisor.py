@@ -13,6 +13,7 @@ from polopt.metrics.record import Record
 from polopt.rollouts.transport.channel import (
     ChannelError,
     Function,
+    LostReferenceError,
     Ticket,
     UndecodableAnswerError,
     UnsendableError,
@@ -205,6 +206,8 @@ class Supervisor:
             answer = call.ticket.result(self._group.options.worker_timeout_s)
         except UnsendableError as error:
             raise FunctionError(self.message(work, worker, str(error))) from None
+        except LostReferenceError as error:
+            return WorkerFailure("reference", worker.index, self.message(work, worker, str(error)))
         except ChannelError as error:
             failure = failure_of(worker.index, error)
             if isinstance(error, UndecodableAnswerError):

@@ -10,7 +10,7 @@ from fakes import worker_config
 from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
 
 from polopt.common.weights import Weights
-from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
 from polopt.rollouts.transport.simulated_channel import (
     Reference,
     SimulatedTransport,
@@ -64,6 +64,31 @@ def test_value_stays_in_its_process_and_is_an_argument_elsewhere(
     first, second, of_three = calls.all()
     assert of_three.value == (31, 10 * 1.0 + 20 * 2.0)
     assert (first.value, second.value) == ((20, 40.0), (40, 80.0)), "may be used again"
+
+
+@pytest.mark.parametrize("rule", ["send again", "reassign", "drop"])
+def test_call_whose_argument_is_lost_is_dropped(
+    transport: SimulatedTransport, rule: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = Shards(transport, 2)
+    calls = Calls(shards, "test", after_failure=rule)
+    _, two = shards.up()
+    lost = Reference(LostReferenceError("an argument is lost: its owner has exited"))
+    for args in ((lost,), (np.ones((3, 4), np.float32),)):
+        calls.send(two, add_rows, *args)
+    reply = calls.next()
+    assert (reply.worker, reply.value) == (two, None)
+    assert reply.failure is not None
+    assert reply.failure.kind == "reference"
+    said = "add_rows failed in shard 2: an argument is lost: its owner has exited"
+    assert said in reply.failure.message
+    assert said in caplog.text
+    assert calls.first().value == (3, 3.0), "the shard goes on"
+    calls.send(two, add_rows, lost)
+    calls.send(two, count, "next")
+    assert calls.first().value == ("next", 2, 3)
+    assert shards.faults.num_restarts == 0
+    assert calls.idle
 
 
 def test_function_that_fails_by_reference_is_one_error(transport: SimulatedTransport) -> None:
