@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import time
@@ -20,6 +21,7 @@ from fakes import (
 from rank_helpers import LEARNING, Pool, learned_state, make_decentralized, on_ranks, run_on
 
 from polopt.common.config import ConfigError
+from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.decentralized_allreduce import (
@@ -244,7 +246,8 @@ def test_data_and_gradients_bypass_the_driver(worker_pool: Pool) -> None:
     assert len(replies) == 2 * 2 * 2, "two calls to each rank in a round"
     with_weights = 0
     for reply in replies:
-        value, counts = reply.value, reply.counts._replace(episodes=None)
+        value, counts = reply.value, copy.copy(reply.counts)
+        counts.episodes = EpisodeStats()
         if reply.tag == "learn":
             with_weights += value.weights is not None
             value = value._replace(weights=None)
