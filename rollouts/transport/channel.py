@@ -228,6 +228,15 @@ class Transport(ABC):
         """A reference to an object, for the arguments of several calls: it is encoded once."""
 
     @abstractmethod
+    def get(self, value: Any) -> Any:
+        """The object of a reference; any other value itself.
+
+        Raises:
+            LostReferenceError: the object is lost.
+            AnswerTimeoutError: it could not be fetched in time.
+        """
+
+    @abstractmethod
     def kill(self, channel: Channel) -> None:
         """Ends a process at once, and all calls that it has not answered. Any thread may call this,
         also of a process that has ended."""

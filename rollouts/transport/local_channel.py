@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-from polopt.rollouts.transport.channel import Channel, Message, Ticket
+from polopt.rollouts.transport.channel import Channel, Message, Ticket, Transport
 from polopt.rollouts.transport.control_page import EarlyStopRequest
 
 
@@ -14,8 +14,9 @@ class LocalTicket(Ticket):
 
     reraises: ClassVar[bool] = True
 
-    def __init__(self, target: Any, message: Message) -> None:
+    def __init__(self, target: Any, transport: Transport, message: Message) -> None:
         self._target = target
+        self._transport = transport
         self._message = message
         self._ended = False
         self._answer: Any = None
@@ -25,9 +26,12 @@ class LocalTicket(Ticket):
         """Runs the call, unless it has run."""
         if self._ended:
             return
-        number, _, function, args, _ = self._message
+        number, _, function, args, by_reference = self._message
         try:
-            self._answer = self._target.run_here(number, function, *args)
+            answer = self._target.run_here(number, function, *map(self._transport.get, args))
+            if by_reference:
+                answer = answer._replace(value=self._transport.put(answer.value))
+            self._answer = answer
         except BaseException as error:
             self._error = error
         self._ended = True
@@ -47,15 +51,17 @@ class LocalChannel(Channel):
     Args:
         target: its `run_here(number, function, *args)` is called, and its `control` page gets the
             requests to stop early.
+        transport: carries references.
         name: see `Channel`.
     """
 
-    def __init__(self, target: Any, name: str = "this process") -> None:
+    def __init__(self, target: Any, transport: Transport, name: str = "this process") -> None:
         self.target = target
+        self._transport = transport
         self.name = name
 
     def send(self, message: Message) -> Ticket:
-        return LocalTicket(self.target, message)
+        return LocalTicket(self.target, self._transport, message)
 
     def stop_early(self, number: int, keep_steps: int) -> None:
         self.target.control.request_stop(EarlyStopRequest(number, keep_steps))

@@ -53,6 +53,8 @@ logger = logging.getLogger("polopt")
 
 #: Larger arguments of a process go into the object store once for all processes.
 MAX_ARGUMENT_BYTES = 100_000
+#: Limit for fetching the object of a reference.
+GET_TIMEOUT_S = 60.0
 #: Limit for an agent on another node to tell what its processes do.
 AGENT_TIMEOUT_S = 5.0
 
@@ -60,14 +62,19 @@ AGENT_TIMEOUT_S = 5.0
 class RayTicket(Ticket):
     """One actor call.
 
+    Args:
+        ref: see below.
+        starts: the call makes the object of the process, which may fail.
+
     Attributes:
         ref: its `ray.ObjectRef`.
     """
 
-    __slots__ = ("ref",)
+    __slots__ = ("_starts", "ref")
 
-    def __init__(self, ref: ray.ObjectRef[Any]) -> None:
+    def __init__(self, ref: ray.ObjectRef[Any], starts: bool = False) -> None:
         self.ref = ref
+        self._starts = starts
 
     def ended(self) -> bool:
         return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
@@ -77,7 +84,9 @@ class RayTicket(Ticket):
             return ray.get(self.ref, timeout=timeout_s)
         except GetTimeoutError as error:
             raise AnswerTimeoutError("its result could not be fetched in time") from error
-        except RayTaskError as error:  # `ProcessActor` itself raises nothing
+        except RayTaskError as error:  # calls of `ProcessActor` themselves raise nothing
+            if self._starts:
+                raise LostProcessError(str(error), at_start=True) from error
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, ObjectLostError):
                 raise LostReferenceError(f"an argument is lost: {cause}") from error
@@ -169,7 +178,8 @@ class RayTransport(Transport):
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         assert isinstance(channel, RayChannel)
-        channel.start = RayTicket(channel.actor.remake.remote(*map(self._argument, args)))
+        call = channel.actor.remake.remote(*map(self._argument, args))
+        channel.start = RayTicket(call, starts=True)
         return channel.start
 
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
@@ -198,6 +208,16 @@ class RayTransport(Transport):
 
     def put(self, value: Any) -> Any:
         return ray.put(value)
+
+    def get(self, value: Any) -> Any:
+        if not isinstance(value, ray.ObjectRef):
+            return value
+        try:
+            return ray.get(value, timeout=GET_TIMEOUT_S)
+        except ObjectLostError as error:
+            raise LostReferenceError(f"an argument is lost: {error}") from error
+        except GetTimeoutError as error:
+            raise AnswerTimeoutError("an argument could not be fetched in time") from error
 
     def kill(self, channel: Channel) -> None:
         assert isinstance(channel, RayChannel)

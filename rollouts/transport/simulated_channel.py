@@ -143,6 +143,11 @@ class SimulatedChannel(Channel):
         answer = self.target.run(message.number, message.function, *message.args)
         if message.by_reference and answer.error is None:
             answer = answer._replace(value=Reference(answer.value))
+        else:
+            try:
+                cloudpickle.dumps(answer, buffer_callback=lambda buffer: None)
+            except Exception as error:  # pickling can raise anything
+                answer = self.target.refuse(f"its value cannot be pickled: {error!r}")
         ticket.answer = answer
 
     def stop_early(self, number: int, keep_steps: int) -> None:
@@ -223,6 +228,13 @@ class SimulatedTransport(Transport):
     def put(self, value: Any) -> Reference:
         self.num_puts += 1
         return Reference(value)
+
+    def get(self, value: Any) -> Any:
+        if not isinstance(value, Reference):
+            return value
+        if isinstance(value.value, Exception):
+            raise value.value
+        return value.value
 
     def kill(self, channel: Channel) -> None:
         assert isinstance(channel, SimulatedChannel)

@@ -52,6 +52,8 @@ logger = logging.getLogger("polopt")
 MESSAGE_TIMEOUT_S = 10.0
 #: Limit of a wait for calls through Ray, whose end is not always told (see `wait`).
 RECHECK_S = 1.0
+#: Longest wait that every selector accepts.
+MAX_WAIT_S = 1e6
 #: After a connection has ended, limit for Ray to tell why. It reports the death of a process on the
 #: same node at once.
 REASON_TIMEOUT_S = 5.0
@@ -391,7 +393,7 @@ class SocketTransport(Transport):
         Raises:
             TransportError: see `note_unreachable`.
         """
-        for key, _ in self._selector.select(max(0.0, timeout_s)):
+        for key, _ in self._selector.select(min(max(0.0, timeout_s), MAX_WAIT_S)):
             if key.data is not None:
                 if key.data.is_connected:
                     key.data.receive()
@@ -423,6 +425,9 @@ class SocketTransport(Transport):
 
     def put(self, value: Any) -> Any:
         return self.through_ray.put(value)
+
+    def get(self, value: Any) -> Any:
+        return self.through_ray.get(value)
 
     def kill(self, channel: Channel) -> None:
         assert isinstance(channel, SocketChannel)

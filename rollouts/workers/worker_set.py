@@ -92,7 +92,7 @@ class WorkerSet(ProcessGroup):
         return RolloutWorker(own, 0, clock=self.clock)
 
     def _handle_of_local(self) -> WorkerHandle:
-        channel = LocalChannel(self.local)
+        channel = LocalChannel(self.local, self.transport)
         return WorkerHandle(0, channel, shares_weights=True, last_answer_s=self.clock())
 
     def config_of(self, index: int) -> WorkerConfig:
@@ -157,10 +157,11 @@ class WorkerSet(ProcessGroup):
     def describe_hang(self) -> str:
         """Names the limit, and what a worker does in a call that samples."""
         options = self.options
+        envs = options.num_envs_per_worker
         return (
             f"worker_timeout_s={options.worker_timeout_s:g}, which bounds the time without a step "
             f"of an environment; a fragment has {options.rollout_fragment_length} steps of "
-            f"{options.num_envs_per_worker} environments"
+            f"{envs} environment{'s' * (envs != 1)}"
         )
 
     def add_workers(self, more: int | Iterable[WorkerSpec]) -> list[WorkerHandle]:
