@@ -270,7 +270,7 @@ def test_gradient_worker_collects_with_the_weights_it_received(
 def test_peers_get_the_gradient_over_all_rows(
     workers: GradientWorkerSet,
 ) -> None:
-    assert workers.reconfigure(config(policy="a2c", transport="ray"))
+    assert workers.reconfigure(config(policy="a2c"))
     optimizer = make_optimizer(DecentralizedAllReduce, workers)
     optimizer.group.ensure()
     batches = [call(each, "get_data") for each in workers.remote]
