@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from polopt.rollouts.transport.channel import TransportError
 from polopt.rollouts.transport.socket_allreduce import SocketAllReduce
 from polopt.rollouts.transport.sockets import CONNECTION_ERRORS
 
@@ -211,7 +212,15 @@ def resolve_backend(
         transport: of the config; see `RolloutConfig`.
         tensor_bytes: size of the largest tensor.
         nodes: node of each rank.
+
+    Raises:
+        TransportError: `socket` for ranks on several nodes.
     """
+    if backend == "socket" and len(set(nodes)) > 1:
+        raise TransportError(
+            f"backend: socket sums within one node, and the ranks run on {len(set(nodes))} nodes. "
+            "Allowed there: gloo, nccl, or auto, which chooses"
+        )
     if backend != "auto":
         return backend
     if torch.device(device).type == "cuda" and num_gpus >= 1.0:

@@ -11,8 +11,9 @@ import torch
 from fakes import CheckedWorker, FakeWorkerSet, worker_config
 
 from polopt.optimizers import rank_group
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduceConfig
 from polopt.optimizers.rank_group import RankGroup
-from polopt.rollouts.transport.channel import LostProcessError, Started
+from polopt.rollouts.transport.channel import LostProcessError, Started, TransportError
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_handle import WorkerHandle
@@ -98,6 +99,18 @@ def test_group_uses_sockets_for_small_gradients_on_one_node(
     assert group.backend == spec.backend == expected
     assert bool(spec.key) == (expected == "socket")
     assert (spec.host, spec.port) == (("", 0) if expected == "socket" else ("10.0.0.1", 7))
+
+
+def test_sockets_on_several_nodes_are_refused(workers: FakeWorkerSet) -> None:
+    workers.up()
+    for worker in workers.remote[:2]:
+        worker.channel.started = Started(node="another")
+    with pytest.raises(TransportError, match=r"the ranks run on 2 nodes\. Allowed there: gloo"):
+        RankGroup(workers, "socket", timeout_s=60.0).ensure()
+
+
+def test_name_of_sockets_until_version_0_3_is_accepted() -> None:
+    assert DecentralizedAllReduceConfig.parse({"backend": "zmq"}).backend == "socket"
 
 
 def test_backend_follows_the_ranks_to_other_nodes(
