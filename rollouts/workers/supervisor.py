@@ -184,9 +184,16 @@ class Supervisor:
         return None
 
     def hang(self, call: Pending) -> WorkerFailure:
-        """The failure of a process that makes no progress."""
-        silent_s = self._group.clock() - max(call.began_s, call.progress_s)
-        why = f"no answer and no progress for {silent_s:.1f} s ({self._group.describe_hang()})"
+        """The failure of a process that makes no progress, or does not answer in time."""
+        now_s, own_s = self._group.clock(), call.work.timeout_s
+        if now_s >= call.latest_s:
+            why = f"no answer for {now_s - call.began_s:.1f} s, longer than others wait for it"
+        else:
+            limit = (
+                self._group.describe_hang() if own_s is None else f"limit of this call: {own_s:g} s"
+            )
+            silent_s = now_s - max(call.began_s, call.progress_s)
+            why = f"no answer and no progress for {silent_s:.1f} s ({limit})"
         return WorkerFailure("hang", call.worker.index, self.message(call.work, call.worker, why))
 
     # ---- answers --------------------------------------------------------------------------------

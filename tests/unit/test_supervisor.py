@@ -207,6 +207,7 @@ def test_tightened_deadline_holds_in_spite_of_progress(
         assert reply.failure is None
         return
     assert reply.failure.kind == "hang"
+    assert "no answer for 32.0 s, longer than others wait" in reply.failure.message
     assert transport.clock() == BEGIN_S + 32.0
 
 
@@ -256,7 +257,10 @@ def test_limit_of_one_call_is_without_progress_too(transport: Stepping, make: An
     (shard,) = shards.remote
     shard.channel.step_s, shard.channel.lives_s = 9.0, 27.0
     calls.send(shard, count, timeout_s=10.0)
-    assert calls.next().failure.kind == "hang"
+    failure = calls.next().failure
+    assert failure.kind == "hang"
+    said = "no answer and no progress for 10.0 s (limit of this call: 10 s)"
+    assert failure.message.endswith(said)
     assert transport.clock() == BEGIN_S + 37.0
 
 
