@@ -343,15 +343,21 @@ def test_error_of_a_call_by_reference_is_an_answer(process: Line) -> None:
     assert answer.error.kind == "exception"
 
 
+def call_until_dead(line: Line) -> None:
+    """Ray kills a process a moment after it was asked to."""
+    until_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < until_s:
+        line.call(note, 1)
+
+
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_reference_to_an_object_of_a_dead_process_is_lost(make: Make, kind: str) -> None:
     """It is not the fault of the process that is called, nor of the function."""
     owner, other = make(kind), make(kind, "worker 2")
     reference = owner.call(make_array, 1000, by_reference=True)
     owner.transport.kill(owner.channel)
-    with pytest.raises(LostProcessError):  # Ray kills it a moment later
-        while True:
-            owner.call(note, 1)
+    with pytest.raises(LostProcessError):
+        call_until_dead(owner)
     ticket, later = other.send(note, reference), other.send(note, 1)
     with pytest.raises(LostReferenceError):
         other.answer(ticket)
@@ -508,9 +514,7 @@ def test_sending_to_a_stopped_process_does_not_wait(make: Make, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
-def test_stop_lets_objects_end_what_they_have_opened(
-    make: Make, kind: str, tmp_path: Any
-) -> None:
+def test_stop_lets_objects_end_what_they_have_opened(make: Make, kind: str, tmp_path: Any) -> None:
     line, path = make(kind), tmp_path / "stopped"
 
     class Closing:

@@ -142,9 +142,7 @@ def test_peer_without_the_key_reaches_no_deserialiser(listener: Listener, said: 
     listener.greet()
 
 
-def test_silent_peer_is_hung_up_on(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_peer_is_hung_up_on(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT_S", 0.2)
     with listener.connect() as peer:
         while peer.recv(4096):
@@ -318,7 +316,7 @@ def test_forked_process_closes_connections_and_listeners(listener: Listener) -> 
     with pytest.raises(EOFError):
         dialed.recv_bytes()
     listener.close()
-    with pytest.raises(OSError, match="No such file|refused"):
+    with pytest.raises(OSError, match=r"No such file|refused"):
         dial(listener.address, KEY, 1.0)
     os.close(writer)
     assert os.waitpid(child, 0)[1] == 0
