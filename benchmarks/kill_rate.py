@@ -1,6 +1,6 @@
 """Training while random workers are killed 20 times a minute: rates before, during and after.
 
-    python benchmarks/kill_rate.py [--optimizers async_gradients ...] [--transports ray zmq]
+    python benchmarks/kill_rate.py [--optimizers async_gradients ...] [--transports ray socket]
 
 CartPole-v1 whose steps take `--step-ms`, as those of a simulator do, so that few cores suffice for
 three workers. Each case runs in a process of its own: a warm-up, `--seconds` without
@@ -236,7 +236,9 @@ def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--optimizers", nargs="+", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--transports", nargs="+", choices=["ray", "zmq"], default=["ray", "zmq"])
+    parser.add_argument(
+        "--transports", nargs="+", choices=["ray", "socket"], default=["ray", "socket"]
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="before, and after")
     parser.add_argument("--minutes", type=float, default=3.0, help="with kills")
     parser.add_argument("--per-minute", type=float, default=20.0, help="kills")

@@ -1,4 +1,4 @@
-"""Settings of polopt in turn: ZeroMQ, Ray and gloo's all-reduce; training without evaluation, with
+"""Settings of polopt in turn: sockets, Ray and gloo's all-reduce; training without evaluation, with
 evaluation between iterations, and with an evaluation worker beside it.
 
     python benchmarks/variants.py                       # about 15 minutes
@@ -23,7 +23,7 @@ from environments import PEERS
 from processes import STARTUP_LIMIT_S, run
 
 ENVS = ("", "-halfcheetah")
-#: Case of `peers/polopt/run.py`, over ZeroMQ and without evaluation, and what it is compared with.
+#: Case of `peers/polopt/run.py`, over sockets and without evaluation, and what it is compared with.
 CASES = {
     **{f"a3c{env}": ("-ray",) for env in ENVS},
     **{f"async-samples{env}": ("-ray",) for env in ENVS},

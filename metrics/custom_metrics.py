@@ -16,32 +16,42 @@ class Values(NamedTuple):
     largest: float
 
 
-class CustomMetrics:
-    """Values of metrics by name, since the last report."""
+def values_of(metrics: Mapping[str, float]) -> dict[str, Values]:
+    """One value of each metric."""
+    return {name: Values(1, value, value, value) for name, value in metrics.items()}
 
-    def __init__(self) -> None:
-        self._values: dict[str, Values] = {}
-        self._names: dict[str, None] = {}  # ever seen, in order
 
-    def add(self, metrics: Mapping[str, float]) -> None:
-        """Adds one value of each metric."""
-        self.merge({name: Values(1, value, value, value) for name, value in metrics.items()})
-
-    def merge(self, values: Mapping[str, Values]) -> None:
-        """Adds what `values` of another object returned."""
-        for name, new in values.items():
-            old = self._values.get(name, new._replace(number=0, total=0.0))
-            self._names[name] = None
-            self._values[name] = Values(
+def merge_values(first: Mapping[str, Values], second: Mapping[str, Values]) -> Mapping[str, Values]:
+    """The values of both, by name."""
+    if not first or not second:
+        return first or second
+    both = dict(first)
+    for name, new in second.items():
+        old = both.get(name)
+        both[name] = (
+            new
+            if old is None
+            else Values(
                 old.number + new.number,
                 old.total + new.total,
                 min(old.least, new.least),
                 max(old.largest, new.largest),
             )
+        )
+    return both
 
-    def values(self) -> dict[str, Values]:
-        """The values by name."""
-        return dict(self._values)
+
+class CustomMetrics:
+    """Values of metrics by name, since the last report."""
+
+    def __init__(self) -> None:
+        self._values: Mapping[str, Values] = {}
+        self._names: dict[str, None] = {}  # ever seen, in order
+
+    def add(self, values: Mapping[str, Values]) -> None:
+        """Adds values by name."""
+        self._names |= dict.fromkeys(values)
+        self._values = merge_values(self._values, values)
 
     def report(self) -> dict[str, float]:
         """`NAME_mean`, `NAME_min` and `NAME_max` since the last report, NaN without values; the
@@ -53,5 +63,5 @@ class CustomMetrics:
             number, total, least, largest = self._values.get(name, none)
             report[f"{name}_mean"] = total / max(number, 1)
             report[f"{name}_min"], report[f"{name}_max"] = least, largest
-        self._values.clear()
+        self._values = {}
         return report

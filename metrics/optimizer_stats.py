@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from polopt.common.episodes import EpisodeStats
 from polopt.common.tracer import TRACER
 from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
@@ -14,6 +13,7 @@ from polopt.metrics.episodes import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.machine import GpuUse, MachineMeter
+from polopt.metrics.record import Record
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP, PhaseTimer
 from polopt.metrics.worker_times import WorkerTimes
 
@@ -47,6 +47,7 @@ class OptimizerStats:
         worker_phases: names of phases that the driver does not spend its own time in.
         actions: counts the actions of the policy's distribution.
         read_gpus: the use of the driver's GPUs now, a `GpuReader`; None: it uses none.
+        clock: seconds of a monotonic clock.
 
     Attributes:
         num_env_steps_sampled: environment steps so far.
@@ -81,7 +82,9 @@ class OptimizerStats:
         worker_phases: Iterable[str] = (),
         actions: ActionStats | None = None,
         read_gpus: Callable[[], GpuUse] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.num_env_steps_sampled = 0
         self.num_env_steps_discarded = 0
         self.num_env_steps_trained = 0
@@ -95,8 +98,8 @@ class OptimizerStats:
         self.learner = LearnerStats()
         self._driver_phases = (*phases, REPORT, EVALUATION)
         every_phase = (*self._driver_phases, *worker_phases)
-        self.timers = {phase: PhaseTimer(name=phase) for phase in every_phase}
-        self.worker_times = WorkerTimes(worker_phases, self._end_startup)
+        self.timers = {phase: PhaseTimer(name=phase, clock=clock) for phase in every_phase}
+        self.worker_times = WorkerTimes(worker_phases, self._end_startup, clock)
         self.machine = MachineMeter(read_gpus)
         self.num_bytes_received = 0
         self.num_gradients = 0
@@ -104,7 +107,7 @@ class OptimizerStats:
         self.num_gradients_stale = 0
         self.num_gradients_skipped = 0
         self.num_early_stopped = 0
-        self._created_s = time.perf_counter()
+        self._created_s = self._clock()
         self._begun_s: float | None = None  # training, after start-up
         self._earlier_startup_s = self._earlier_training_s = 0.0  # before a restore
         self._earlier_evaluation_s = 0.0  # of this process, before a restore
@@ -114,18 +117,18 @@ class OptimizerStats:
         for timer in self.timers.values():
             timer.take_percentiles_ms()
         self._rows = self._updates_of_rows = 0
-        self._reported = (time.perf_counter(), self.num_env_steps_sampled, self.num_updates)
+        self._reported = (self._clock(), self.num_env_steps_sampled, self.num_updates)
 
     def _end_startup(self, busy_s: float = 0.0) -> None:
         """Ends start-up `busy_s` seconds ago, unless it has ended before."""
         if self._begun_s is None:
-            self._begun_s = max(time.perf_counter() - busy_s, self._created_s, self._reported[0])
+            self._begun_s = max(self._clock() - busy_s, self._created_s, self._reported[0])
             for timer in self.timers.values():
                 timer.restart(self._begun_s)
 
     @property
     def startup_s(self) -> float:
-        ended_s = time.perf_counter() if self._begun_s is None else self._begun_s
+        ended_s = self._clock() if self._begun_s is None else self._begun_s
         return self._earlier_startup_s + ended_s - self._created_s
 
     @property
@@ -133,12 +136,12 @@ class OptimizerStats:
         if self._begun_s is None:
             return self._earlier_training_s
         evaluation_s = self.timers[EVALUATION].total_s - self._earlier_evaluation_s
-        return self._earlier_training_s + time.perf_counter() - self._begun_s - evaluation_s
+        return self._earlier_training_s + self._clock() - self._begun_s - evaluation_s
 
     def begin_iteration(self) -> None:
         """Ends the phase `report`, which began with the last report: Tune has taken the result, its
         loggers have written it, a checkpoint may have been saved."""
-        self.timers[REPORT].push(time.perf_counter() - self._reported[0])
+        self.timers[REPORT].push(self._clock() - self._reported[0])
 
     def counts(self) -> StepResult:
         """The counters since the start of the run."""
@@ -148,16 +151,30 @@ class OptimizerStats:
         """How much the counters have grown since `before`, an earlier result of `counts`."""
         return StepResult(*(b - a for a, b in zip(before, self.counts(), strict=True)))
 
-    def add_samples(self, env_steps: int, episodes: EpisodeStats) -> None:
-        """Counts samples that arrived.
+    def add_record(self, worker_index: int, record: Record, in_driver: bool) -> None:
+        """Counts what a call has counted, when its reply is taken. This is the one place.
 
         Args:
-            env_steps: valid rows.
-            episodes: episodes that ended in them.
+            worker_index: the worker that ran the call.
+            record: of the call.
+            in_driver: the call ran in the driver's process, whose policy is the one that is
+                learned. Updates of other policies count when the driver takes over their weights.
         """
-        self._end_startup()
-        self.num_env_steps_sampled += env_steps
-        self.episodes.add(episodes)
+        self.num_env_steps_sampled += record.env_steps
+        self.num_env_steps_discarded += record.env_steps_discarded
+        self.episodes.add(record.episodes)
+        self.actions.add(record.actions)
+        self.custom_metrics.add(record.custom_metrics)
+        self.worker_times.add(worker_index, record.seconds, record.env_steps, record.use)
+        if not in_driver:
+            self.num_bytes_received += record.num_bytes
+        self.num_early_stopped += record.num_early_stopped
+        for updates, rollouts in record.lags:
+            self._add_lag_of_worker(updates, rollouts)
+        if record.learned is not None:
+            updates = record.updates if in_driver else 0
+            self.add_training(record.env_steps_trained, updates, record.learned)
+            self.add_update_rows(record.updates, record.rows_applied)
 
     def add_lag(self, acted: int, now: int, computed: int | None = None, weight: int = 1) -> None:
         """Counts the lag of a batch or gradient that is about to be learned from.
@@ -173,7 +190,7 @@ class OptimizerStats:
         computed = now if computed is None else computed
         self.gradient_lag.add(computed, now, self.rollouts, weight)
 
-    def add_lag_of_worker(self, updates: int, rollouts: int) -> None:
+    def _add_lag_of_worker(self, updates: int, rollouts: int) -> None:
         """Counts the lag of a batch that a worker itself has learned from, in updates and in
         batches of that worker."""
         TRACER.count("policy lag", updates)
@@ -211,7 +228,7 @@ class OptimizerStats:
         Args:
             worker_indices: the workers of the run; 0 is the local one.
         """
-        now_s = time.perf_counter()
+        now_s = self._clock()
         then_s, sampled, updates = self._reported
         interval_s = max(now_s - then_s, 1e-9)
         startup_s = (now_s if self._begun_s is None else max(self._begun_s, then_s)) - then_s
@@ -251,7 +268,7 @@ class OptimizerStats:
         timers = {phase: self.timers[phase] for phase in self._driver_phases}
         if self._begun_s is None:
             for timer in timers.values():
-                timer.restart(time.perf_counter())
+                timer.restart(self._clock())
         measured_s = {phase: timer.interval_s for phase, timer in timers.items()}
         total_s = max(training_s + measured_s[EVALUATION], sum(measured_s.values())) + startup_s
         measured_s[STARTUP] = startup_s
@@ -284,7 +301,7 @@ class OptimizerStats:
         self._earlier_startup_s = float(state.get("startup_s", 0.0))
         self._earlier_training_s = float(state.get("training_s", 0.0))
         if self._begun_s is not None:
-            self._created_s = self._begun_s = time.perf_counter()
+            self._created_s = self._begun_s = self._clock()
             self._earlier_evaluation_s = self.timers[EVALUATION].total_s
         self.rollouts.clear()
         self.worker_times.clear()

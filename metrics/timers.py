@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -26,15 +26,19 @@ class PhaseTimer:
 
     Args:
         window: number of durations of the mean.
-        name: of the phase, in traces.
+        name: name of the phase, in traces.
+        clock: seconds of a monotonic clock.
 
     Attributes:
         total_s: sum of the durations since construction.
         peak_rows_per_s: largest throughput of one phase.
     """
 
-    def __init__(self, window: int = 100, name: str = "") -> None:
+    def __init__(
+        self, window: int = 100, name: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name = name
+        self._clock = clock
         self._window: deque[float] = deque(maxlen=window)  # the last of earlier intervals
         self._interval: deque[float] = deque(maxlen=MAX_DURATIONS)
         self._started_s = 0.0
@@ -45,13 +49,14 @@ class PhaseTimer:
         self.peak_rows_per_s = 0.0
 
     def __enter__(self) -> PhaseTimer:
-        self._started_s = time.perf_counter()
+        self._started_s = self._clock()
         self._running = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self._running = False
-        self.push(TRACER.span("driver", self._name, self._started_s))
+        TRACER.span("driver", self._name, self._started_s)
+        self.push(self._clock() - self._started_s)
 
     def push(self, duration_s: float) -> None:
         """Records one duration in seconds."""
@@ -71,7 +76,7 @@ class PhaseTimer:
         the last timing, the part after `at_s` is kept.
 
         Args:
-            at_s: of `time.perf_counter`.
+            at_s: of the clock.
         """
         last_s = self._interval[-1] if self._interval and not self._running else 0.0
         after_s = min(last_s, self._started_s + last_s - at_s)

@@ -49,13 +49,16 @@ class WorkerTimes:
     Args:
         on_first_answer: called once, before the first answer of any worker is counted, with the
             seconds that this worker reports.
+        clock: seconds of a monotonic clock.
     """
 
     def __init__(
         self,
         further_phases: Iterable[str] = (),
         on_first_answer: Callable[[float], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         further = tuple(phase for phase in further_phases if phase not in PARTS)
         self._busy_parts = (*BUSY_PARTS, *further)
         self._parts = (*self._busy_parts, "idle")
@@ -79,7 +82,7 @@ class WorkerTimes:
             env_steps: environment steps of the answer.
             use: of the worker's process since it was last told; None: it is not told.
         """
-        now_s = time.perf_counter()
+        now_s = self._clock()
         worker = self._workers.get(index)
         if worker is None:
             worker = self._workers[index] = _Worker(self._busy_parts)

@@ -24,7 +24,6 @@ from polopt.optimizers.sync_samples import (
     check_batch,
     num_fragments,
     sample,
-    sample_message_bytes,
 )
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import WEIGHTS, Reply
@@ -98,9 +97,6 @@ class AsyncSamples(PolicyOptimizer):
                 "collects while it learns. Allowed: 'async', or optimizer 'sync_samples'"
             )
         check_central_gradients(rollout.model_copy(update={"collection": "async"}))
-
-    def message_bytes(self) -> int:
-        return sample_message_bytes(self)
 
     def step(self) -> StepResult:
         before = self.metrics.counts()

@@ -80,7 +80,7 @@ class PolicyOptimizer(ABC):
         dist = self.policy.dist
         actions = ActionStats(dist.sizes, math.prod(dist.action_shape))
         gpus = GpuReader(torch.cuda)
-        self.metrics = OptimizerStats(self.phases, self.worker_phases, actions, gpus)
+        self.metrics = OptimizerStats(self.phases, self.worker_phases, actions, gpus, workers.clock)
         self.timers = self.metrics.timers
         self.calls = Calls(
             workers,
@@ -88,7 +88,6 @@ class PolicyOptimizer(ABC):
             count=self._count,
             after_failure=self.after_failure,
         )
-        workers.use_transport(self.message_bytes())
 
     @classmethod
     def title(cls) -> str:
@@ -130,34 +129,15 @@ class PolicyOptimizer(ABC):
         """Further checks of a strategy; arguments and errors as `check_options`."""
         return
 
-    def message_bytes(self) -> int:
-        """Size of the larger one of a typical call and its reply; decides what calls go through,
-        see `WorkerSet.use_transport`. Here: of the weights."""
-        return int(self.policy.flat.params.nbytes)
-
     # ---- counted once ---------------------------------------------------------------------------
 
     def _count(self, reply: Reply) -> None:
         """Counts a reply that was taken; the policy's schedules follow its environment steps, and
         its moments include what was sampled."""
-        counts, metrics = reply.counts, self.metrics
-        metrics.add_samples(counts.env_steps, counts.episodes)
-        metrics.num_env_steps_discarded += counts.env_steps_discarded
-        metrics.actions.add(counts.actions)
-        metrics.custom_metrics.merge(counts.custom_metrics)
-        self.policy.env_steps = metrics.num_env_steps_sampled
-        self.policy.add_moments(counts.moments)
-        metrics.worker_times.add(reply.worker.index, counts.seconds, counts.env_steps, counts.use)
-        if reply.worker.index > 0:
-            metrics.num_bytes_received += counts.num_bytes
-        metrics.num_early_stopped += counts.num_early_stopped
-        for updates, rollouts in counts.lags:
-            metrics.add_lag_of_worker(updates, rollouts)
-        if counts.learned is not None:
-            # The local worker's policy is the driver's. Those of others count in `set_weights`.
-            updates = counts.updates if reply.worker.index == 0 else 0
-            metrics.add_training(counts.env_steps_trained, updates, counts.learned)
-            metrics.add_update_rows(counts.updates, counts.rows_applied)
+        own = reply.worker is self.workers.here
+        self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
+        self.policy.env_steps = self.metrics.num_env_steps_sampled
+        self.policy.add_moments(reply.counts.moments)
 
     def apply(
         self,
@@ -233,10 +213,9 @@ class PolicyOptimizer(ABC):
         """The `optimizer/` block of results; see `OptimizerStats.report`."""
         return {
             "name": self.title(),
-            "transport": self.workers.transport,
+            "transport": self.workers.transport_paths,
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
-            "num_bytes_sent": self.workers.snapshots.num_bytes_sent,
-            "num_large_messages": self.workers.num_large_messages,
+            "num_bytes_sent": self.workers.weights.num_bytes_sent,
             "requests_in_flight": self.calls.load.report(),
             "num_skipped_updates": self.num_skipped_updates,
             **self.extra_stats(),
@@ -294,7 +273,7 @@ class PolicyOptimizer(ABC):
         self.policy.set_state(state["policy"])  # first: raises for another network
         self.metrics.set_state(state)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
-        self.workers.snapshots.take(force=True)
+        self.workers.weights.take(force=True)
         if self.workers.remote:
             self.workers.up()
         begin_restored_run(self.workers, int(state["restore_count"]) + 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -22,11 +22,10 @@ from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_collection, check_unused
 from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
-from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.transport.collective import GroupBroken
+from polopt.rollouts.rollout_config import RolloutConfig, sockets_for_zmq
+from polopt.rollouts.transport.collective import GroupBroken, TimedReducer
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.early_stop import Stragglers
-from polopt.rollouts.workers.rank import TimedReducer
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
 logger = logging.getLogger("polopt")
@@ -41,10 +40,10 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     """Options of `DecentralizedAllReduce`.
 
     Attributes:
-        backend: what sums gradients. `zmq`: ZeroMQ, authenticated, and encrypted between nodes; for
-            small networks. `gloo` and `nccl`: those of torch.distributed. `auto`: `nccl` where
-            each worker has a GPU of its own, `gloo` for gradients above 1 MiB and with
-            `transport: ray`, else `zmq`.
+        backend: what sums gradients. `socket`: sockets within one node, for small networks. `gloo`
+            and `nccl`: torch.distributed. `auto`: `nccl` where each worker has a GPU of its own;
+            `gloo` for gradients above 1 MiB, for workers on several nodes and with
+            `transport: ray`; else `socket`.
         keep_local_weights_in_sync: fetch weights to the local worker once a step; else only when
             they are saved.
         fraction_workers: once this share of the workers has finished sampling, the others stop
@@ -55,7 +54,9 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
         allreduce_timeout_s: time limit of each all-reduce; after it, the group is broken.
     """
 
-    backend: Literal["auto", "zmq", "gloo", "nccl"] = "auto"
+    backend: Annotated[
+        Literal["auto", "socket", "gloo", "nccl"], pydantic.BeforeValidator(sockets_for_zmq)
+    ] = "auto"
     keep_local_weights_in_sync: bool = True
     fraction_workers: float = pydantic.Field(0.6, gt=0.0, le=1.0)
     fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
@@ -108,7 +109,8 @@ def learn(
         # After a failure to sample, which the driver receives from that call.
         return Learned(0, 0, broken="this rank has no batch")
     version, skipped = policy.version, policy.skipped_updates
-    reducer, broken = TimedReducer(worker), None
+    reducer = TimedReducer(worker.state["group"], lambda: worker.phase("allreduce"))
+    broken = None
     try:
         sampled = torch.tensor([batch.env_steps])
         with worker.phase("skew"):  # the first sum waits for the rank that samples last
@@ -166,7 +168,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         if config.backend == "nccl" and rollout.num_gpus_per_worker < 1.0:
             raise ConfigError(
                 f"key 'backend': got 'nccl' with num_gpus_per_worker={rollout.num_gpus_per_worker}"
-                ". Allowed: 'zmq', 'gloo' or 'auto', or a GPU for each worker"
+                ". Allowed: 'socket', 'gloo' or 'auto', or a GPU for each worker"
             )
         check_collection("each worker", "num_workers_below", rollout)
         check_unused(
@@ -181,9 +183,6 @@ class DecentralizedAllReduce(PolicyOptimizer):
                 "key 'keep_local_weights_in_sync': got False with evaluation_interval: the driver "
                 "would not have the weights to evaluate. Allowed: True"
             )
-
-    def message_bytes(self) -> int:
-        return super().message_bytes() if self.config.keep_local_weights_in_sync else 0
 
     def step(self) -> StepResult:
         before = self.metrics.counts()

@@ -1,11 +1,14 @@
-"""`RankGroup`: the workers that learn together; forms their group, with equal weights. The
-functions run in the ranks, as those of `polopt.rollouts.workers.rank` do."""
+"""`RankGroup`: the workers that learn together; forms their group, with equal weights.
+
+The functions run in the ranks. A rank keeps its place in the group as `worker.state["group"]`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +16,14 @@ import ray
 
 from polopt.common.weights import Weights
 from polopt.rollouts.transport.collective import (
+    AllReducer,
+    GroupBroken,
     GroupSpec,
-    largest_sum,
     resolve_backend,
     start_store,
-    with_keys,
 )
 from polopt.rollouts.workers.calls import Calls
-from polopt.rollouts.workers.failures import WorkersFailedError
-from polopt.rollouts.workers.rank import join, listen
+from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -60,16 +62,55 @@ def numbers_of(weights: Weights) -> list[np.ndarray]:
     return [weights.flat, np.float64(moments.rows)[None], moments.mean, moments.m2]
 
 
+def listen(worker: RolloutWorker, spec: GroupSpec, rank: int) -> str | None:
+    """Leaves the group before, and listens for the other ranks of the next one.
+
+    Returns:
+        the address at which they reach this rank; None for torch's groups.
+    """
+    leave(worker)
+    group = worker.state["group"] = AllReducer(spec, rank, worker.config.device)
+    return group.address
+
+
+def join(worker: RolloutWorker, addresses: Sequence[Any]) -> str | None:
+    """Connects to the other ranks of the group that `listen` named.
+
+    Args:
+        worker: the rank.
+        addresses: of all ranks, by rank.
+
+    Returns:
+        None, or why the group was not formed. Not an exception: the cause is another rank, and an
+        exception would cost this one its process, and what it has learned.
+    """
+    if "group" not in worker.state:
+        return "this rank was restarted while the group formed"
+    try:
+        worker.state["group"].join(addresses)
+    except GroupBroken as error:
+        del worker.state["group"]
+        return str(error)
+    return None
+
+
+def leave(worker: RolloutWorker) -> None:
+    """Leaves the group, if there is one."""
+    group = worker.state.pop("group", None)
+    if group is not None:
+        group.close()
+
+
 class RankGroup:
     """The workers that learn together, in order of rank.
 
     Args:
         workers: the workers that can be ranks.
-        backend: `auto`, `zmq`, `gloo` or `nccl`; see `resolve_backend`.
+        backend: `auto`, `socket`, `gloo` or `nccl`; see `resolve_backend`.
         timeout_s: time limit of each all-reduce.
 
     Attributes:
-        backend: `zmq`, `gloo` or `nccl`.
+        backend: `socket`, `gloo` or `nccl`, as the group was formed last.
         ranks: the group's workers; empty before the first `ensure`.
         broken: a rank failed, and the group has to be formed again.
         version: the newest version of the weights that a rank has reported.
@@ -77,18 +118,13 @@ class RankGroup:
 
     def __init__(self, workers: WorkerSet, backend: str, timeout_s: float) -> None:
         self._workers = workers
-        num_bytes = workers.local.policy.get_weights().flat.nbytes
-        rollout = workers.config.rollout
-        gpus = workers.config.device, rollout.num_gpus_per_worker
-        self.backend = resolve_backend(backend, *gpus, rollout.transport, num_bytes)
-        self._max_bytes = largest_sum(num_bytes)
+        self._wanted = backend
+        self.backend = self._resolve([])
         self._timeout_s = timeout_s
         # Well below the limit after which a rank that waits for another counts as hanging.
         hang_s = workers.config.rollout.worker_timeout_s
         self._join_timeout_s = min(JOIN_TIMEOUT_S, timeout_s, hang_s / 2.0)
-        # In this process the store does not depend on any rank.
-        listens = self.backend != "zmq"
-        self._store = start_store(ray.util.get_node_ip_address()) if listens else None
+        self._store: Any = None  # for torch's groups; in this process it depends on no rank
         self._generation = 0
         owner = "group of ranks"
         self._calls = Calls(workers, owner, is_work=False, after_failure="drop")
@@ -167,7 +203,7 @@ class RankGroup:
                 return self._last_failure()
             state = states[leader.index]
         followers = [worker for worker in workers if worker is not leader]
-        source = self._workers.ray.put(state)
+        source = self._workers.transport.put(state)
         taken = self._call_each(dict.fromkeys(followers, (source,)), take_policy_state)
         if len(taken) < len(followers):
             return self._last_failure()
@@ -206,9 +242,10 @@ class RankGroup:
     def _join(self, workers: list[WorkerHandle]) -> str | None:
         """Connects the ranks; returns None, or why the group was not formed."""
         self._generation += 1
-        specs = enumerate(self._specs(len(workers)))
+        self.backend = self._resolve([worker.channel.started.node for worker in workers])
+        spec = self._spec(len(workers))
         listening = self._call_each(
-            {worker: (spec, rank) for worker, (rank, spec) in zip(workers, specs, strict=True)},
+            {worker: (spec, rank) for rank, worker in enumerate(workers)},
             listen,
         )
         if len(listening) < len(workers):
@@ -219,12 +256,20 @@ class RankGroup:
             return self._last_failure()
         return next((problem for problem in problems.values() if problem is not None), None)
 
-    def _specs(self, world_size: int) -> list[GroupSpec]:
-        """The spec of each rank, with new keys."""
+    def _resolve(self, nodes: list[str]) -> str:
+        """What the option `backend` means for ranks on these nodes."""
+        config = self._workers.config
+        num_bytes = self._workers.local.policy.flat.params.nbytes
+        gpus, transport = config.rollout.num_gpus_per_worker, config.rollout.transport
+        return resolve_backend(self._wanted, config.device, gpus, transport, num_bytes, nodes)
+
+    def _spec(self, world_size: int) -> GroupSpec:
+        """The next group, with new keys."""
         limits = (self._timeout_s, self._join_timeout_s)
         spec = GroupSpec(self._generation, world_size, self.backend, *limits)
-        if self._store is not None:
-            prefix = secrets.token_hex(16)
-            spec = spec._replace(host=self._store.host, port=self._store.port, prefix=prefix)
-            return [spec] * world_size
-        return with_keys(spec._replace(max_bytes=self._max_bytes))
+        if self.backend == "socket":
+            return spec._replace(key=secrets.token_bytes(32))
+        if self._store is None:
+            self._store = start_store(ray.util.get_node_ip_address())
+        prefix = secrets.token_hex(16)
+        return spec._replace(host=self._store.host, port=self._store.port, prefix=prefix)

@@ -6,7 +6,6 @@ which they arrive. Overlapped with learning, it is PyTorchRL's overlapped PPO.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -71,16 +70,6 @@ def num_fragments(optimizer: PolicyOptimizer, default: int) -> int:
     return -(-config.train_batch_size // rows) if config.train_batch_size else default
 
 
-def sample_message_bytes(optimizer: PolicyOptimizer) -> int:
-    """Size of the larger one of a call, which holds weights, and a fragment; see
-    `WorkerSet.use_transport`. A fragment's size is that of its observations, which are most of it:
-    what policies add is known once there is a fragment."""
-    rollout, encoder = optimizer.workers.config.rollout, optimizer.policy.encoder
-    row_bytes = math.prod(encoder.shape) * encoder.dtype.itemsize
-    rows = (rollout.rollout_fragment_length + 1) * rollout.num_envs_per_worker
-    return max(int(optimizer.policy.flat.params.nbytes), rows * row_bytes)
-
-
 class SyncSamples(PolicyOptimizer):
     """Broadcasts weights, gathers samples from all workers, and learns in the driver.
 
@@ -116,9 +105,6 @@ class SyncSamples(PolicyOptimizer):
                 "'overlapped', or optimizer 'async_samples'"
             )
         check_central_gradients(rollout)
-
-    def message_bytes(self) -> int:
-        return sample_message_bytes(self)
 
     def step(self) -> StepResult:
         before = self.metrics.counts()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
 from polopt.common.compression import DataCodec, GradientCodec
 from polopt.common.config import Config
 from polopt.rollouts.resources import Amount, Resources
+
+
+def sockets_for_zmq(value: Any) -> Any:
+    """The option's value in configs of version 0.3 and before, by its present name."""
+    return "socket" if value == "zmq" else value
 
 
 class RolloutConfig(Config):
@@ -72,14 +77,16 @@ class RolloutConfig(Config):
             RLlib: `custom_resources_per_env_runner`.
         memory_per_worker: bytes of memory that Ray reserves for each remote worker; 0: none. RLlib
             0.8: `memory_per_worker`.
-        transport: path of the calls of a training round. `ray`: actor calls. `zmq`: ZeroMQ, which
-            needs less processor time; a worker that cannot connect is an error. `auto`: ZeroMQ for
-            messages up to 100 KB (weights, gradients and fragments, each as one worker sends or
-            gets them), and Ray for larger ones and for workers that cannot connect. A single call
-            or answer with an array above 1 MiB (`zmq`: 64 MiB) goes through Ray. Collectors that
-            belong to no optimizer, and those below gradient workers, use Ray.
-        worker_timeout_s: seconds after which a call counts as hanging and its worker is replaced.
-            RLlib: `sample_timeout_s`, which does not replace the worker.
+        transport: path of the calls of a training round. `ray`: actor calls. `socket`: Unix
+            sockets, which need less processor time, to workers on the driver's node; a worker on
+            another node is an error. `auto`: sockets, and Ray for workers on other nodes. Either
+            way, calls that are too large for the kernel's buffers (about 100 KB) go through Ray.
+            Collectors that belong to no optimizer, and those below gradient workers, use Ray.
+            (Until version 0.3, `zmq` was the name of `socket`. It is accepted.)
+        worker_timeout_s: seconds without progress after which a call counts as hanging and its
+            worker is replaced. Progress is a step of an environment, or the beginning or end of a
+            phase of the call, so a fragment may take longer. RLlib: `sample_timeout_s`, which
+            bounds the whole call and does not replace the worker.
         worker_startup_timeout_s: the same for the first call of a new worker, in seconds. Time in
             which Ray has no resources for the worker counts only if the run cannot continue
             without it.
@@ -119,7 +126,9 @@ class RolloutConfig(Config):
     num_gpus_per_worker: Amount = 0.0
     custom_resources_per_worker: Resources = pydantic.Field(default_factory=dict)
     memory_per_worker: int = pydantic.Field(0, ge=0, le=2**50)
-    transport: Literal["ray", "zmq", "auto"] = "auto"
+    transport: Annotated[
+        Literal["ray", "socket", "auto"], pydantic.BeforeValidator(sockets_for_zmq)
+    ] = "auto"
     worker_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
     worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0, le=1e7)
     max_consecutive_failures: int = pydantic.Field(10, ge=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import ray
+from fakes import pid_of
 from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
@@ -161,16 +161,9 @@ class DyingReducer:
 # ---- kills and steps -----------------------------------------------------------------------
 
 
-def pid_now(worker: WorkerHandle) -> int:
-    """Returns the process id of a worker from Ray's state (a call would wait for a busy worker);
-    0 before the process exists."""
-    info = ray._private.state.actors(worker.actor._actor_id.hex())
-    return int(info["Pid"]) if info else 0
-
-
 def kill(worker: WorkerHandle) -> float:
     """Sends SIGKILL; returns the time, in seconds of `time.time()`."""
-    pid = pid_now(worker)
+    pid = pid_of(worker)
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
     return time.time()

@@ -9,12 +9,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from fakes import CheckedWorker, FakeRay, FakeWorkerSet, Script, oldest_first, worker_config
+from fakes import CheckedWorker, FakeTransport, FakeWorkerSet, worker_config
 from gymnasium import spaces
 from torch import nn
 from toy_envs import Drift
 
 from polopt.rollouts.collectors.collector import Collector
+from polopt.rollouts.transport.control_page import ControlPage
+from polopt.rollouts.transport.simulated_channel import Script, oldest_first
 
 
 class TimestampEnv(gymnasium.Env[np.ndarray, int]):
@@ -51,14 +53,12 @@ class TimestampEnv(gymnasium.Env[np.ndarray, int]):
 
 
 class NotesStops(CheckedWorker):
-    """Fake worker that notes the early stops that it gets."""
+    """Fake worker that notes the early stops that it gets, and goes on."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, control: ControlPage, **options: Any) -> None:
+        super().__init__(*args, control=control, **options)
         self.stops: list[int] = []
-
-    def stop_early(self, call: int, keep_steps: int) -> None:
-        self.stops.append(keep_steps)
+        control.request_stop = lambda request: self.stops.append(request.keep_steps)
 
 
 class FailsAfterSteps(Drift):
@@ -130,7 +130,7 @@ def fake_collector(
 ) -> Any:
     """Returns a collector over fake remote workers, each of two environments and five steps."""
     config = worker_config(rollout={"num_workers": num_workers, **(rollout or {})})
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = script
     return Collector.over(FakeWorkerSet(config, fake, NotesStops, up), **options)
 

@@ -18,7 +18,7 @@ os.environ["HOME"] = (_home := tempfile.TemporaryDirectory(prefix="polopt-tests-
 
 import ray
 
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 

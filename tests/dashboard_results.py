@@ -190,7 +190,7 @@ def _shares(optimizer: str, workers: int, rng: random.Random, slow: float) -> di
     times = {phase: rng.uniform(2, 9) for phase in (first, second, third, "report")}
     worker_times = {part: rng.uniform(1, 5) for part in PARTS}
     return {
-        "transport": "zmq",
+        "transport": "socket",
         "driver": {
             "share": driver,
             "p50_ms": times,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
-from fakes import make_optimizer, through_ray, worker_config
+from fakes import inside, make_optimizer, worker_config
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.rank_group import checksum
@@ -38,8 +38,7 @@ def on_ranks(optimizer: DecentralizedAllReduce, function: Callable[[Any], Any]) 
 
 
 def run_on(workers: Iterable[WorkerHandle], function: Callable[[Any], Any]) -> list[Any]:
-    calls = [through_ray(worker).__ray_call__.remote(function) for worker in workers]
-    return ray.get(calls, timeout=120.0)
+    return ray.get([inside(worker, function) for worker in workers], timeout=120.0)
 
 
 def learned_state(worker: Any) -> tuple[str, int, bytes, bytes, dict[str, float]]:

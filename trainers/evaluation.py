@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -82,7 +81,7 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
     worker.set_weights(weights)
     sampler = worker.get_sampler()
     serial, playing = worker.state.get("evaluation", (None, None))
-    ends_s = time.perf_counter() + part.call_s
+    ends_s = worker.clock() + part.call_s
     with worker.phase("sample"):
         if serial != part.serial:
             seed_global_generators(part.seeds.process)
@@ -97,8 +96,8 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
                 worker.not_finite("fragments", faults)
             else:
                 worker.record.fault(faults)
-                worker.finite("fragments")
-            if playing.done or time.perf_counter() >= ends_s:
+                worker.not_finite("fragments", faults, count=0)
+            if playing.done or worker.clock() >= ends_s:
                 break
     if not playing.done:
         return None
@@ -178,6 +177,7 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
         update={
             **changes,
             "num_workers": config.evaluation_num_workers,
+            "transport": "ray",
             "num_workers_below": 0,
             "min_workers": None,
             "num_gpus_per_worker": 0.0,
@@ -275,7 +275,7 @@ class Evaluation:
         parts = dict(zip(indices, shares(config.evaluation_duration, len(indices)), strict=True))
         workers.local.set_weights(weights)
         if workers.remote:  # after a restore, other weights may have this version
-            workers.snapshots.take(force=True)
+            workers.weights.take(force=True)
         timeout_s = workers.config.rollout.worker_timeout_s
         serial = next(self._serials)
         for worker in workers.remote or [workers.here]:
@@ -356,7 +356,7 @@ class Evaluation:
         return True
 
     def _count(self, reply: Reply) -> None:
-        self._custom_metrics.merge(reply.counts.custom_metrics)
+        self._custom_metrics.add(reply.counts.custom_metrics)
         assert self._running is not None
         called_s, index = self._running.called_s, reply.worker.index
         called_s[index] = called_s.get(index, 0.0) + sum(reply.counts.seconds.values())

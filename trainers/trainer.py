@@ -274,7 +274,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._best = BestCheckpoint(self._storage_of_trial, self.logdir)
         if config is not None:
             with kept_global_generators():  # environments made here may draw from them
-                workers = WorkerSet(config, device)
+                workers = WorkerSet(
+                    config,
+                    device,
+                    meanwhile="Training goes on; no evaluation ends without them.",
+                )
             self.evaluation = Evaluation(self.experiment.trainer, workers)
 
     def step(self) -> dict[str, Any]:

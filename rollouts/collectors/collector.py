@@ -130,11 +130,10 @@ class Collector:
         self.weight_sync = WeightSync(workers, config)
         self._budget = FrameBudget(config, workers)
         self._stragglers = Stragglers(config.fraction_workers, config.fraction_samples)
-        self._ahead = False  # the current batch has not been returned yet
         self._keep_steps: int | None = None
         self._waits = False  # for the fragments of a batch
         count = count or self._count
-        self.calls = Calls(workers, "Collector", count=count, weights_for=self._weights_for)
+        self.calls = Calls(workers, "Collector", count=count, weights=self.weight_sync)
         self._turn = threading.Lock()
 
     def __repr__(self) -> str:
@@ -197,7 +196,7 @@ class Collector:
         Args:
             ahead: the current batch has not been returned yet.
         """
-        self._ahead = ahead
+        self.weight_sync.ahead = ahead
         if self.config.sync:
             if not self.calls.idle or self._budget.spent():
                 return  # a batch is pending, or none is needed
@@ -226,10 +225,6 @@ class Collector:
         steps = request.steps or self.workers.config.rollout.rollout_fragment_length
         requested = Requested(steps, steps * self.workers.num_envs_of(worker.index))
         self.calls.send(worker, collect, WEIGHTS, request, tag=requested)
-
-    def _weights_for(self, worker: WorkerHandle) -> Any:
-        """What replaces `WEIGHTS` when a fragment is requested of a worker that is up."""
-        return self.weight_sync.weights_for(worker, self._ahead) if worker.index else None
 
     def _is_idle(self, worker: WorkerHandle) -> bool:
         """Whether no fragment of this worker is pending or kept."""
@@ -492,5 +487,5 @@ def load_collector_state(workers: WorkerSet, state: Mapping[str, Any]) -> None:
     saved = {int(index): parts for index, parts in state["collectors"].items()}
     workers.local.policy.set_state(state["policy"])
     workers.local.set_state(saved[0])
-    workers.snapshots.take(force=True)
+    workers.weights.take(force=True)
     set_up_each(workers, "set_state", {index: (parts,) for index, parts in saved.items()})

@@ -172,6 +172,7 @@ def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:
             "num_workers": count,
             "num_envs_per_worker": config.envs_per_collector,
             "seed": config.seed,
+            "transport": "ray",
         }
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,19 +16,22 @@ from polopt.common.compression import PackedGradients, unpack_gradients
 from polopt.common.moments import merged
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
+from polopt.metrics.record import Record
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import reduce_gradient
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_arguments import resolve_policy
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.transport.collective import TimedReducer
+from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.calls import Reply
-from polopt.rollouts.workers.counts import CallRecord, Counts
-from polopt.rollouts.workers.rank import TimedReducer
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.set_up import begin_restored_run, update_algorithm_parameter
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 
+#: Interval at which a gradient worker looks for requests to stop early.
+STOP_CHECK_S = 0.1
 #: How a worker's Collector collects, by the key `collection`.
 COLLECTING: dict[str, dict[str, Any]] = {
     "sync": {"sync": True, "update_after_each_batch": True},
@@ -46,16 +51,32 @@ class GradientWorker(RolloutWorker):
     Args:
         config: `config.rollout` has the number of workers below, and how they collect.
         index: as for a rollout worker.
+        control: see `CallRunner`.
+        clock: see `CallRunner`.
+        below: workers that the gradient worker before in this process had below it.
 
     Attributes:
         workers: this worker as the local one, and the remote workers below it.
         collector: collects with `workers`.
     """
 
-    def __init__(self, config: WorkerConfig, index: int) -> None:
-        super().__init__(config, index)
-        self.workers = WorkerSet(self._config_below(), local=self)
+    def __init__(
+        self,
+        config: WorkerConfig,
+        index: int,
+        control: ControlPage | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        below: WorkerSet | None = None,
+    ) -> None:
+        super().__init__(config, index, control, clock)
+        if below is not None and not below.reconfigure(self._config_below(), local=self):
+            below.stop()
+            below = None
+        self.workers = below or WorkerSet(self._config_below(), local=self)
         self._begin_collecting()
+        watch = threading.Thread(target=self._pass_on_stops, name="polopt-stops", daemon=True)
+        self._stopped = threading.Event()
+        watch.start()
 
     def _begin_collecting(self) -> None:
         rollout = self.config.rollout
@@ -70,7 +91,7 @@ class GradientWorker(RolloutWorker):
 
     def _count(self, reply: Reply) -> None:
         """Counts a reply of a worker below as this worker's own."""
-        self.record.add(reply.counts)
+        self.record.add_below(reply.counts)
         if reply.worker.index > 0:  # this worker's own are there already
             self.new_moments = merged(self.new_moments, reply.counts.moments)
 
@@ -83,6 +104,7 @@ class GradientWorker(RolloutWorker):
             update={
                 "num_workers": rollout.num_workers_below,
                 "num_workers_below": 0,
+                "transport": "ray",
                 "min_workers": None,  # concerns the gradient workers
                 "worker_timeout_s": rollout.worker_timeout_s / 2.0,
                 "worker_startup_timeout_s": rollout.worker_startup_timeout_s / 2.0,
@@ -106,9 +128,11 @@ class GradientWorker(RolloutWorker):
         self.record.restarts_below += self._restarts - before
         return batch
 
-    def _stop_fragments(self, keep_steps: int | None) -> None:
-        super()._stop_fragments(keep_steps)
-        self.collector.stop_batch_early(keep_steps)
+    def _pass_on_stops(self) -> None:
+        """Passes the driver's requests to stop early on to the workers below. Nothing wakes a
+        process when memory that it shares changes, so this thread looks ten times a second."""
+        while not self._stopped.wait(STOP_CHECK_S):
+            self.collector.stop_batch_early(self.stop_after())
 
     def set_weights(self, weights: Weights | None) -> None:
         """Sets weights here, and in the workers below before their next fragments."""
@@ -123,7 +147,7 @@ class GradientWorker(RolloutWorker):
     def _pass_on(self) -> None:
         # Other weights may have had this version, before a restore.
         if self.workers.remote:
-            self.workers.snapshots.take(force=True)
+            self.workers.weights.take(force=True)
             self.collector.weight_sync.take_snapshot()
 
     def begin_restored_run(self, restore_count: int) -> None:
@@ -139,21 +163,19 @@ class GradientWorker(RolloutWorker):
         self.collector.drain()
         update_algorithm_parameter(self.workers, name, value)
 
-    def reconfigure(self, config: WorkerConfig, index: int) -> None:
-        """Becomes the worker that `config` describes, in the same process; workers below too."""
-        workers = self.workers
-        self.collector.shutdown()
+    def remade(self, config: WorkerConfig, index: int, *, control: ControlPage) -> GradientWorker:
+        """Another gradient worker in the same process, with the same processes below it."""
+        self._end_collecting()
         super().stop()
-        RolloutWorker.__init__(self, config, index)
-        if not workers.reconfigure(self._config_below()):
-            workers.stop()
-            workers = WorkerSet(self._config_below(), local=self)
-        self.workers = workers
-        self._begin_collecting()
+        return type(self)(config, index, control, below=self.workers)
+
+    def _end_collecting(self) -> None:
+        self._stopped.set()
+        self.collector.shutdown()
 
     def stop(self) -> None:
         """Stops the workers below, and closes environments and connections."""
-        self.collector.shutdown()
+        self._end_collecting()
         self.workers.stop()
         super().stop()
 
@@ -161,7 +183,7 @@ class GradientWorker(RolloutWorker):
 
     def get_data(self) -> SampleBatch:
         """The next batch of its collector; `get_grads` computes gradients from it."""
-        self.record = CallRecord()
+        self.record = Record(self.clock)
         batch = self.next_batch()
         self.state["rollout"] = MinibatchGradients(self.policy, batch)
         return batch
@@ -170,8 +192,8 @@ class GradientWorker(RolloutWorker):
         """The gradient of the next minibatch of the last batch of `get_data`.
 
         Args:
-            distribute_gradients: all-reduce over the group of `polopt.rollouts.workers.rank`, in
-                which every rank has to make the same call: the gradient of the mean loss over the
+            distribute_gradients: all-reduce over the group that `polopt.optimizers.rank_group`
+                forms; every rank has to make the same call: the gradient of the mean loss over the
                 rows of all ranks.
 
         Raises:
@@ -186,12 +208,12 @@ class GradientWorker(RolloutWorker):
             return gradients
         if "group" not in self.state:
             raise RuntimeError(f"worker {self.index} has no peers: it has joined no group")
-        reducer = TimedReducer(self)
+        reducer = TimedReducer(self.state["group"], lambda: self.phase("allreduce"))
         self.share_moments(reducer)
         stats = reduce_gradient(self.policy, gradients.rows, gradients.stats, reducer)
         return gradients._replace(flat=self.policy.flat.get_grads(), stats=stats)
 
-    def step(self, distribute_gradients: bool = False) -> tuple[Gradients | None, Counts]:
+    def step(self, distribute_gradients: bool = False) -> tuple[Gradients | None, Record]:
         """Gets data if none is left, and computes the gradient of the next minibatch.
 
         Args:
@@ -200,7 +222,7 @@ class GradientWorker(RolloutWorker):
         Returns:
             the gradient or None, and what the call has counted.
         """
-        self.record = CallRecord()
+        self.record = Record(self.clock)
         rollout: MinibatchGradients | None = self.state.get("rollout")
         if rollout is None or rollout.done:
             self.state["rollout"] = MinibatchGradients(self.policy, self.next_batch())
@@ -208,7 +230,8 @@ class GradientWorker(RolloutWorker):
         if distribute_gradients:
             self.apply_gradients()
             gradients = None
-        return gradients, self.record.counts(self.policy.version, gradients)
+        self.record.end(self.policy.version, gradients)
+        return gradients, self.record
 
     def apply_gradients(self, gradients: Gradients | PackedGradients | None = None) -> int:
         """Makes one update with `gradients`, None: the last of `get_grads`; returns the version."""
@@ -234,7 +257,7 @@ class GradientWorker(RolloutWorker):
 class GradientWorkerSet(WorkerSet):
     """A WorkerSet whose remote workers are gradient workers."""
 
-    actor_class: ClassVar[type[RolloutWorker]] = GradientWorker
+    worker_class: ClassVar[type[RolloutWorker]] = GradientWorker
 
     @classmethod
     def create_factory(

@@ -30,6 +30,7 @@ class WeightSync:
         num_batches: batches returned.
         by_consumer: only explicit calls of `take_snapshot` take snapshots.
         num_updates: explicit updates of the user (`update_policy_weights_`).
+        ahead: fragments are requested before the current batch has been returned.
     """
 
     def __init__(self, workers: WorkerSet, config: CollectingConfig) -> None:
@@ -38,11 +39,17 @@ class WeightSync:
         self.num_batches = 0
         self.by_consumer = False
         self.num_updates = 0
+        self.ahead = False
         self._stamp = 0  # `num_batches` when the snapshot was last the local policy's weights
-        workers.snapshots.take()
+        workers.weights.take()
         self._stamps: dict[int, int] = {}  # `_stamp` of each worker's weights, by index
         self._updates: dict[int, int] = {}  # `num_updates` when its last fragment was launched
         self._returned = 0  # highest of them of the fragments returned
+
+    @property
+    def version(self) -> int:
+        """Version of the local policy's weights now."""
+        return self._workers.weights.version
 
     @property
     def automatic(self) -> bool:
@@ -57,30 +64,31 @@ class WeightSync:
         Weights that changed without a new version, because another optimizer than the policy's
         trains them, get one.
         """
-        policy, last = self._workers.local.policy, self._workers.snapshots.last
+        policy, last = self._workers.local.policy, self._workers.weights.last
         if (
             last is not None
             and last.weights.version == policy.version
             and not np.array_equal(policy.get_weights().flat, last.weights.flat)
         ):
             policy.version += 1
-        version = self._workers.snapshots.take().weights.version
+        version = self._workers.weights.take().weights.version
         self._stamp = self.num_batches
         return version
 
-    def weights_for(self, worker: WorkerHandle, ahead: bool = False) -> Any:
+    def for_call(self, worker: WorkerHandle) -> Any:
         """Weights argument of a call that launches a fragment: the snapshot, or None if the worker
         has it.
 
         Args:
             worker: the worker that is called.
-            ahead: the current batch has not been returned yet.
         """
-        if not self.by_consumer and self._due(ahead):
+        if worker.shares_weights:
+            return None
+        if not self.by_consumer and self._due(self.ahead):
             self.take_snapshot()
         self._stamps[worker.index] = self._stamp
         self._updates[worker.index] = self.num_updates
-        return self._workers.snapshots.argument_for(worker)
+        return self._workers.weights.last_for(worker)
 
     def is_before_update(self, index: int) -> bool:
         """Whether the last fragment of the worker with this index was launched before the last
@@ -116,7 +124,7 @@ class WeightSync:
             return []
         if not self.by_consumer:
             self.take_snapshot()
-        snapshot = self._workers.snapshots.last
+        snapshot = self._workers.weights.last
         assert snapshot is not None
         current = [w for w in old if w.sent_weights == snapshot.number]
         for worker in current:  # the weights have not changed since

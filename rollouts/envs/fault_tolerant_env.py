@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 
 from polopt.common.action_mask import MASK_KEY, find_action_mask
+from polopt.common.progress import PROGRESS
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import check_reset, check_step, range_check, reward_of
 from polopt.rollouts.envs.env_state import copy_statistics
@@ -170,6 +171,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raised = error  # handled below, where it is not the context of other exceptions
         else:
             self._steps += 1
+            PROGRESS.note()
             if terminated or truncated:
                 # The environment may change it when it is reset.
                 observation = observation.copy() if self._is_array else own_copy(observation)
@@ -198,6 +200,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation = self._first_observation(result)
         except Exception as error:
             raised = error
+        PROGRESS.note()
         if raised is not None:
             fault, observation = self._replace(raised, "reset")
         if self._unreported is not None:

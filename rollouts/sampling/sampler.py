@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from polopt.common.episodes import Episode
+from polopt.common.progress import PROGRESS
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.rollouts.envs.close_env import close_env
@@ -56,8 +57,8 @@ class VectorSampler:
         faults: handles exceptions of the vector environment; None: they propagate.
 
     Attributes:
-        keep_steps: fragments end early, once they have this many steps and at least 1; None: they
-            do not. Another thread may set it while a fragment is sampled.
+        stop_after: asked before each step: the number of steps, at least 1, after which the
+            fragment ends early; None: it does not.
         ended: episodes that have ended are added to it, by time and then by environment; None: they
             are not kept.
 
@@ -78,7 +79,7 @@ class VectorSampler:
         self.fragment_length = fragment_length
         self._mode = autoreset_mode(env)
         self._next_step = self._mode == AutoresetMode.NEXT_STEP
-        self.keep_steps: int | None = None
+        self.stop_after: Callable[[], int | None] = lambda: None
         self.ended: list[Episode] | None = None
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
@@ -141,9 +142,11 @@ class VectorSampler:
         per_env = {"state": self._memory.copy()} if self.policy.state_size else {}
         sampled = 0
         while sampled < length:
-            if self.keep_steps is not None and sampled >= max(1, self.keep_steps):
+            keep_steps = self.stop_after()
+            if keep_steps is not None and sampled >= max(1, keep_steps):
                 break
             raw = self._step(sampled, rows, choose)
+            PROGRESS.note()
             sampled += 1
         self.faults.step += sampled
         self.faults.check(self.env, raw)

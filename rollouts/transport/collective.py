@@ -1,35 +1,30 @@
-"""Sums over the workers of a group: by ZeroMQ, or by torch's process groups (gloo, NCCL).
+"""Sums over the workers of a group: over sockets, or by torch's process groups (gloo, NCCL).
 
 The ranks of a torch group find each other through a store in the driver, which outlives the ranks.
 The store and torch's groups neither authenticate nor encrypt; see docs/security.md. Groups that use
-ZeroMQ need no store.
+sockets need no store.
 """
 
 from __future__ import annotations
 
-import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import zmq
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from polopt.common.config import ConfigError
-from polopt.rollouts.transport.endpoint import Address
-from polopt.rollouts.transport.messages import AUTO_FRAME_BYTES, MAX_FRAME_BYTES
-from polopt.rollouts.transport.zmq_allreduce import ZmqAllReduce
+from polopt.rollouts.transport.channel import TransportError
+from polopt.rollouts.transport.socket_allreduce import SocketAllReduce
+from polopt.rollouts.transport.sockets import CONNECTION_ERRORS
 
-#: `backend: auto` sums tensors up to this size over ZeroMQ, in log2(ranks) exchanges of the
-#: whole tensor; larger ones by torch's all-reduce, which sends each number twice for any number of
-#: ranks.
-SMALL_TENSOR_BYTES = AUTO_FRAME_BYTES
-#: Room behind a gradient for the row count and the statistics that are summed with it.
-STATISTICS_BYTES = 1 << 10
+#: `backend: auto` sums tensors up to this size over sockets, in log2(ranks) exchanges of the whole
+#: tensor; larger ones by torch's all-reduce, which sends each number twice for any number of ranks.
+SMALL_TENSOR_BYTES = 1 << 20
 
 
 class GroupSpec(NamedTuple):
@@ -38,13 +33,10 @@ class GroupSpec(NamedTuple):
     Attributes:
         generation: number of the group, for messages.
         world_size: number of ranks.
-        backend: `zmq`, `gloo` or `nccl`.
+        backend: `socket`, `gloo` or `nccl`.
         timeout_s: limit of a rank's wait for the others in a sum.
         join_timeout_s: the same while the group forms.
-        public_keys: CURVE keys of all ranks by rank, Z85. Only for `zmq`, as are the next three.
-        secret_key: CURVE key of this rank, Z85.
-        passwords: between this rank and each other, by rank; for ranks of one node.
-        max_bytes: size of the largest tensor, for `zmq`; see `largest_sum`.
+        key: by which ranks authenticate. Only for `socket`.
         host: address of the store. Only for `gloo` and `nccl`, as are the next ones.
         port: of the store.
         prefix: of the group's keys in the store. Differs for each group, which separates the keys
@@ -56,31 +48,13 @@ class GroupSpec(NamedTuple):
     backend: str
     timeout_s: float
     join_timeout_s: float
-    public_keys: tuple[bytes, ...] = ()
-    secret_key: bytes = b""
-    passwords: tuple[str, ...] = ()
-    max_bytes: int = SMALL_TENSOR_BYTES + STATISTICS_BYTES
+    key: bytes = b""
     host: str = ""
     port: int = 0
     prefix: str = ""
 
     def __repr__(self) -> str:
         return f"GroupSpec({self.generation}, {self.world_size} ranks)"  # without the secrets
-
-
-def with_keys(spec: GroupSpec) -> list[GroupSpec]:
-    """The spec of each rank, by rank, with new keys for `zmq`."""
-    ranks = range(spec.world_size)
-    pairs = [zmq.curve_keypair() for _ in ranks]
-    passwords = [[secrets.token_hex() for _ in ranks] for _ in ranks]
-    return [
-        spec._replace(
-            public_keys=tuple(public for public, _ in pairs),
-            secret_key=pairs[rank][1],
-            passwords=tuple(passwords[min(rank, r)][max(rank, r)] for r in ranks),
-        )
-        for rank in ranks
-    ]
 
 
 class GroupBroken(RuntimeError):
@@ -109,29 +83,27 @@ class AllReducer:
     Args:
         spec: the group.
         rank: 0 to world_size - 1.
-        device: of the tensors that are summed.
-        host: address of this node at which the other ranks reach it; for `zmq`.
+        device: device of the tensors that are summed.
 
     Attributes:
         world_size: number of ranks.
         address: at which this rank listens; None for torch's groups.
 
     Raises:
-        zmq.ZMQError: no socket can be bound.
+        OSError: no socket can be bound.
     """
 
-    def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu", host: str = "") -> None:
+    def __init__(self, spec: GroupSpec, rank: int, device: str = "cpu") -> None:
         self.world_size = spec.world_size
-        self.address: Address | None = None
+        self.address: str | None = None
         self._spec, self._rank = spec, rank
         self._device = device
         self._timeout = timedelta(seconds=spec.timeout_s)
-        self._zmq: ZmqAllReduce | None = None
+        self._sockets: SocketAllReduce | None = None
         self._group: Any = None
-        if spec.backend == "zmq":
-            keys = spec.public_keys, spec.secret_key, spec.passwords
-            self._zmq = ZmqAllReduce(host, rank, *keys, spec.timeout_s, spec.max_bytes)
-            self._device, self.address = "cpu", self._zmq.address
+        if spec.backend == "socket":
+            self._sockets = SocketAllReduce(rank, spec.world_size, spec.key, spec.timeout_s)
+            self._device, self.address = "cpu", self._sockets.address
 
     def join(self, addresses: Sequence[Any]) -> None:
         """Connects to the other ranks.
@@ -144,11 +116,11 @@ class AllReducer:
         """
         spec = self._spec
         try:
-            if self._zmq is not None:
-                self._zmq.connect(addresses, spec.join_timeout_s)
+            if self._sockets is not None:
+                self._sockets.connect(addresses, spec.join_timeout_s)
             else:
                 self._group = _torch_group(spec, self._rank)
-        except (RuntimeError, ValueError, OSError, zmq.ZMQError) as error:
+        except (RuntimeError, ValueError, *CONNECTION_ERRORS) as error:
             self.close()
             raise GroupBroken(
                 f"rank {self._rank} of {spec.world_size} could not join group {spec.generation} "
@@ -166,24 +138,48 @@ class AllReducer:
         """
         try:
             moved = tensor.to(self._device)
-            if self._zmq is not None:
-                self._zmq.sum_(moved.numpy())
+            if self._sockets is not None:
+                self._sockets.sum_(moved.numpy())
             elif self._group is None:
                 raise RuntimeError("this rank has left the group")
             else:
                 self._group.allreduce([moved]).wait(self._timeout)
             if moved is not tensor:
                 tensor.copy_(moved)
-        except (RuntimeError, OSError, zmq.ZMQError) as error:
+        except (RuntimeError, *CONNECTION_ERRORS) as error:
             self.close()
             raise GroupBroken(f"all-reduce failed: {error}") from error
 
     def close(self) -> None:
         """Leaves the group."""
-        if self._zmq is not None:
-            self._zmq.close()
-            self._zmq = None
+        if self._sockets is not None:
+            self._sockets.close()
+            self._sockets = None
         self._group = None  # its destructor closes the connections
+
+
+class TimedReducer:
+    """Sums over a group, in a phase of the call.
+
+    Args:
+        group: the group that this process has joined.
+        phase: begins the phase, such as `lambda: worker.phase("allreduce")`.
+
+    Attributes:
+        world_size: number of ranks.
+    """
+
+    def __init__(
+        self, group: AllReducer, phase: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._group = group
+        self._phase = phase
+        self.world_size = group.world_size
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Replaces `tensor` by its sum over all ranks, in place; see `AllReducer.sum_`."""
+        with self._phase():
+            self._group.sum_(tensor)
 
 
 def _torch_group(spec: GroupSpec, rank: int) -> Any:
@@ -197,40 +193,37 @@ def _torch_group(spec: GroupSpec, rank: int) -> Any:
     return dist.ProcessGroupNCCL(store, rank, spec.world_size, dist.ProcessGroupNCCL.Options())
 
 
-def largest_sum(tensor_bytes: int) -> int:
-    """Limit of the tensors that ranks send each other over ZeroMQ. Small in groups that sum only
-    small ones, because peers that have not authenticated can make a rank allocate as much.
-
-    Args:
-        tensor_bytes: size of the group's gradient.
-    """
-    small = tensor_bytes <= SMALL_TENSOR_BYTES
-    return (SMALL_TENSOR_BYTES if small else MAX_FRAME_BYTES) + STATISTICS_BYTES
-
-
 def resolve_backend(
-    backend: str, device: str, num_gpus: float, transport: str, tensor_bytes: int
+    backend: str,
+    device: str,
+    num_gpus: float,
+    transport: str,
+    tensor_bytes: int,
+    nodes: Collection[str],
 ) -> str:
-    """The backend that `auto` means: `nccl` where each rank has a GPU of its own, else `gloo` for
-    tensors above `SMALL_TENSOR_BYTES` and with `transport: ray`, else `zmq`.
+    """The backend that `auto` means: `nccl` where each rank has a GPU of its own; `socket` for
+    ranks of one node and tensors up to `SMALL_TENSOR_BYTES`, except with `transport: ray`; else
+    `gloo`.
 
     Args:
         backend: of the config.
-        device: of the tensors that are summed.
+        device: device of the tensors that are summed.
         num_gpus: Ray GPUs of each rank. NCCL refuses ranks that share one.
         transport: of the config; see `RolloutConfig`.
-        tensor_bytes: size of the largest one.
+        tensor_bytes: size of the largest tensor.
+        nodes: node of each rank.
 
     Raises:
-        ConfigError: `zmq` with tensors that are too large for it.
+        TransportError: `socket` for ranks on several nodes.
     """
-    if backend == "zmq" and tensor_bytes > MAX_FRAME_BYTES:
-        raise ConfigError(
-            f"key 'backend': got 'zmq' with gradients of {tensor_bytes} bytes. "
-            f"Allowed: up to {MAX_FRAME_BYTES}; for larger ones 'gloo' or 'auto'"
+    if backend == "socket" and len(set(nodes)) > 1:
+        raise TransportError(
+            f"backend: socket sums within one node, and the ranks run on {len(set(nodes))} nodes. "
+            "Allowed there: gloo, nccl, or auto, which chooses"
         )
     if backend != "auto":
         return backend
     if torch.device(device).type == "cuda" and num_gpus >= 1.0:
         return "nccl"
-    return "gloo" if transport == "ray" or tensor_bytes > SMALL_TENSOR_BYTES else "zmq"
+    small = tensor_bytes <= SMALL_TENSOR_BYTES
+    return "socket" if small and len(set(nodes)) <= 1 and transport != "ray" else "gloo"

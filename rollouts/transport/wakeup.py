@@ -47,12 +47,16 @@ class Wakeup:
             self._watched.discard(ref)
             if tag is not None:
                 self._ended.append((tag, ended))
-            # BlockingIOError: the socket is readable already. OSError: it is closed.
-            with contextlib.suppress(OSError):
-                self._writer.send(b".")
+            self.wake()
 
         future.add_done_callback(wake)
         return future
+
+    def wake(self) -> None:
+        """Makes the socket readable. Any thread may call this."""
+        # BlockingIOError: the socket is readable already. OSError: it is closed.
+        with contextlib.suppress(OSError):
+            self._writer.send(b".")
 
     def take(self) -> list[tuple[Any, Future[Any]]]:
         """Empties the socket; `(tag, future)` of calls that have ended since the last `take`."""

@@ -1,16 +1,15 @@
-"""`RolloutWorker`: environments and a copy of the policy, in the driver or as a Ray actor."""
+"""`RolloutWorker`: environments and a copy of the policy."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from ray import cloudpickle
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import Episode
@@ -21,6 +20,7 @@ from polopt.common.tracer import TRACER
 from polopt.common.weights import Gradients, Weights
 from polopt.metrics.lag import LearnedVersions
 from polopt.metrics.machine import GpuReader, ProcessMeter
+from polopt.metrics.record import Record
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import env_name
@@ -31,12 +31,10 @@ from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeds import Seeds, seeds_from, worker_seeds
 from polopt.rollouts.sampling.worker_sampler import check_batch, make_sampler, sample_frames
-from polopt.rollouts.transport.endpoint import Endpoint
-from polopt.rollouts.transport.rpc_server import RpcServer
+from polopt.rollouts.transport.control_page import ControlPage
+from polopt.rollouts.workers.call_runner import CallRunner
 from polopt.rollouts.workers.callbacks import CallbackCaller
-from polopt.rollouts.workers.counts import CallRecord, Counts
-from polopt.rollouts.workers.early_stop import EarlyStop
-from polopt.rollouts.workers.failures import CallError, NonFiniteError
+from polopt.rollouts.workers.errors import InARow
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
 #: Least interval at which replies carry the running statistics of environments, and the use of
@@ -44,39 +42,35 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 STATISTICS_INTERVAL_S = 1.0
 
 
-class Answer(NamedTuple):
-    """What a worker sends back for one call.
-
-    Attributes:
-        value: return value of the function; None after an error.
-        counts: what the call counted, up to the error if there was one.
-        error: what ended the call; None: it returned.
-    """
-
-    value: Any
-    counts: Counts
-    error: CallError | None = None
-
-
-class RolloutWorker:
+class RolloutWorker(CallRunner):
     """Samples, holds weights and state, and runs functions of a strategy, `fn(worker, ...)`.
+
+        def sample(worker, weights):           # a function of a strategy
+            worker.set_weights(weights)
+            return worker.next_batch()         # [T, N]
 
     Args:
         config: see `WorkerConfig`.
         index: 0 is the driver's local worker, which has environments only if it is the only
             worker; remote workers count from 1.
+        control: see `CallRunner`.
+        clock: see `CallRunner`.
 
     Attributes:
         policy: this worker's copy.
         sampler: None without environments.
-        state: what a strategy keeps in this worker between calls, by a name of its choice. Empty at
-            the start, after a replacement, a restore and a reset; never saved. Values with a method
-            `close` are closed then.
-        record: counts of the current call.
-        new_moments: of what this worker has sampled since it last learned together with others.
+        new_moments: moments of what this worker has sampled since it last learned together with
+            others.
     """
 
-    def __init__(self, config: WorkerConfig, index: int) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        index: int,
+        control: ControlPage | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(control, clock)
         # One thread per worker: workers that each use all cores are 30 times slower (RLlib #6102).
         if index > 0:
             limit_threads(1)
@@ -105,16 +99,24 @@ class RolloutWorker:
                 in_evaluation=config.in_evaluation,
             )
             self.sampler, self._env_error = made
-        self._callbacks = CallbackCaller(config.callbacks, f"{config.who} {index}")
-        self.state: dict[str, Any] = {}
-        self.record = CallRecord()
+            if self.sampler is not None:
+                self.sampler.stop_after = self.stop_after
+        self._callbacks = CallbackCaller(config.callbacks, self.who)
         self.new_moments: Moments | None = None
         self._rollouts = LearnedVersions()  # of what this worker learns from
-        self._non_finite_in_a_row: dict[str, int] = {}
+        self._finite = InARow(self.who, rollout.max_consecutive_non_finite)
         self._process = ProcessMeter(GpuReader(torch.cuda))
-        self._statistics_sent_s = 0.0
-        self._early_stop = EarlyStop(self._stop_fragments)
-        self._rpc_server = RpcServer()
+        self._statistics_sent_s = -math.inf
+
+    @property
+    def who(self) -> str:
+        """What messages call this worker."""
+        return f"{self.config.who} {self.index}"
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights."""
+        return self.policy.version
 
     def _seeds(self) -> Seeds:
         config, envs = self.config, self.config.rollout.num_envs_per_worker
@@ -145,74 +147,9 @@ class RolloutWorker:
         if self.sampler is not None:
             self.sampler.policy = policy
 
-    # ---- calls ----------------------------------------------------------------------------------
-
-    def run(self, call: int, function: Callable[..., Any] | bytes, *args: Any) -> Answer:
-        """Runs a function that the driver sent, see `Calls.send`.
-
-        Args:
-            call: number of the call, which `stop_early` names.
-            function: `fn(worker, *args)`; bytes: encoded by cloudpickle.
-            args: its further arguments.
-        """
-        record = self.record = CallRecord()
-        try:
-            fn = cloudpickle.loads(function) if isinstance(function, bytes) else function
-        except Exception as error:  # an import of the user's module may raise anything
-            return self.refuse(f"the call cannot be unpickled in the worker: {error!r}")
-        value, failed = None, None
-        with self._early_stop.during(call):
-            try:
-                value = fn(self, *args)
-            except Exception as error:  # the user's code may raise anything
-                failed = CallError.of(error)
-        self._add_statistics(record)
-        return Answer(value, record.counts(self.policy.version, value), failed)
-
-    def run_encoded(self, call: bytes) -> Answer:
-        """As `run`, with function and arguments encoded by cloudpickle together."""
-        try:
-            number, function, args = cloudpickle.loads(call)
-        except Exception as error:  # as in `run`
-            self.record = CallRecord()
-            return self.refuse(f"the call cannot be unpickled in the worker: {error!r}")
-        return self.run(number, function, *args)
-
-    def run_here(self, call: int, fn: Callable[..., Any], *args: Any) -> tuple[Any, Counts]:
-        """As `run`, for a caller in this process: exceptions reach it unchanged."""
-        outer, self.record = self.record, CallRecord()
-        try:
-            with self._early_stop.during(call):
-                value = fn(self, *args)
-            self._add_statistics(self.record)
-            return value, self.record.counts(self.policy.version, value)
-        finally:
-            self.record = outer
-
-    def refuse(self, why: str) -> Answer:
-        """The answer to a call that cannot be run, or whose value cannot be sent."""
-        return Answer(
-            None, self.record.counts(self.policy.version, None), CallError("function", why)
-        )
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Times a phase of the current call: `with worker.phase("learn"): ...`. Results report the
-        shares of `sample`, `gradient`, `learn`, of the strategy's `worker_phases`, and of the
-        `other` time of calls."""
-        return self.record.phase(name)
-
-    def stop_early(self, call: int, keep_steps: int) -> None:
-        """Ends the fragments of a call once they have `keep_steps` steps. Runs in a concurrency
-        group of its own, beside the call."""
-        self._early_stop.request(call, keep_steps)
-
-    def _stop_fragments(self, keep_steps: int | None) -> None:
-        if self.sampler is not None:
-            self.sampler.keep_steps = keep_steps
-
-    def _add_statistics(self, record: CallRecord) -> None:
-        """Adds to the record of a call what not every reply carries."""
-        now_s = time.monotonic()
+    def complete(self, record: Record) -> None:
+        """Adds the statistics of environments and the use of the machine, once a second."""
+        now_s = self.clock()
         if now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S:
             self._statistics_sent_s = now_s
             record.env_statistics = self.get_statistics() or None
@@ -265,7 +202,7 @@ class RolloutWorker:
                 dist, early = self.policy.dist, batch.shape[0] < steps
                 self.record.sampled(batch, dist.sizes, moments, dist.bounds, early_stopped=early)
                 self.new_moments = merged(self.new_moments, moments)
-                self.finite("fragments")
+                self._finite.note("fragments", "")
                 self.end_episodes(sampler.ended or ())
                 return batch
             self.record.env_steps_discarded += batch.env_steps
@@ -280,7 +217,7 @@ class RolloutWorker:
         if self.config.callbacks is not None:
             with self.phase("callbacks"):
                 for episode in episodes:
-                    self.record.custom_metrics.add(self._callbacks.episode_ended(episode, self))
+                    self.record.callback_metrics(self._callbacks.episode_ended(episode, self))
 
     def _sample(self, sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
         if request.reset_first:
@@ -317,7 +254,7 @@ class RolloutWorker:
                 self.share_moments(reducer)
             stats = policy.learn_on_batch(batch, reducer)
         lag = version - batch.version, self._rollouts.since(batch.version)
-        self.record.lags.append(lag)
+        self.record.lags += (lag,)
         self._rollouts.end_rollout(policy.version)
         fault = DataFaults(non_finite="gradient of a minibatch")
         # Of several learners, the one whose gradient was not finite counts it.
@@ -325,9 +262,9 @@ class RolloutWorker:
         own = skipped if reducer is None else policy.non_finite_gradients - own
         if policy.version > version:
             updates, rows = policy.version - version, policy.rows_applied - rows
-            self.record.learned(batch.env_steps, updates, rows, stats)
+            self.record.learn(batch.env_steps, updates, rows, stats)
             self.record.not_finite(own, fault)
-            self.finite("updates")
+            self._finite.note("updates", "")
         elif skipped:
             self.not_finite("updates", fault, own)
         return stats
@@ -345,35 +282,22 @@ class RolloutWorker:
             NonFiniteError: too many gradients in a row were not finite.
         """
         problem = non_finite_gradient(gradients)
-        if problem:
-            self.not_finite("gradients", DataFaults(non_finite=problem))
-        else:
-            self.finite("gradients")
+        self.not_finite("gradients", DataFaults(non_finite=problem), count=bool(problem))
         return not problem
-
-    def finite(self, what: str) -> None:
-        """Notes that data of a kind were finite, which ends a row of those that were not."""
-        self._non_finite_in_a_row.pop(what, None)
 
     def not_finite(self, what: str, faults: DataFaults, count: int = 1) -> None:
         """Counts data that were not finite and are not used.
 
         Args:
             what: the kind: `fragments`, `gradients` or `updates`.
-            faults: of the data.
-            count: how many there were; 0: other workers count them.
+            faults: what was not finite; empty if all was, which ends a row of such data.
+            count: how many there were; 0: none, or other workers count them.
 
         Raises:
             NonFiniteError: `max_consecutive_non_finite` of the kind in a row were not finite.
         """
         self.record.not_finite(count, faults)
-        limit = self.config.rollout.max_consecutive_non_finite
-        in_a_row = self._non_finite_in_a_row[what] = self._non_finite_in_a_row.get(what, 0) + 1
-        if in_a_row >= limit:
-            raise NonFiniteError(
-                f"{self.config.who} {self.index}: {in_a_row} {what} in a row held non-finite "
-                f"values (max_consecutive_non_finite={limit}). The last: {faults.non_finite}"
-            )
+        self._finite.note(what, faults.non_finite)
 
     # ---- weights and state ----------------------------------------------------------------------
 
@@ -442,44 +366,17 @@ class RolloutWorker:
 
     def clear_state(self) -> None:
         """Drops what a strategy keeps in this worker."""
-        kept, self.state = self.state, {}
+        super().clear_state()
         self.new_moments = None
-        for value in kept.values():
-            if hasattr(value, "close"):
-                value.close()
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy, see `Policy.set_option`."""
         self.policy.set_option(name, value)
         self.config = dataclasses.replace(self.config, policy=self.policy.config)
 
-    # ---- configuration and end ------------------------------------------------------------------
-
-    def reconfigure(self, config: WorkerConfig, index: int) -> None:
-        """Becomes the worker that `config` describes, in the same process."""
-        self.stop()
-        self.__init__(config, index)  # type: ignore[misc]
-
-    def connect(self, endpoint: Endpoint) -> str:
-        """Connects for calls over ZeroMQ; see `RpcServer.connect`."""
-        return self._rpc_server.connect(endpoint)
-
-    def serve(self, endpoint: Endpoint) -> str:
-        """Answers calls over ZeroMQ until the client ends serving; see `RpcServer.serve`."""
-        return self._rpc_server.serve(self, endpoint)
-
-    def take_large_answer(self, endpoint: Endpoint, number: int) -> list[bytes]:
-        """An answer that is too large for ZeroMQ; see `RpcServer.take_large_answer`."""
-        return self._rpc_server.take_large_answer(endpoint, number)
-
-    def ping(self) -> int:
-        """The version of the policy's weights, once the worker is up and idle."""
-        return self.policy.version
-
     def stop(self) -> None:
-        """Drops what a strategy keeps, closes environments and connections, ends a recording."""
+        """Drops what a strategy keeps, closes environments, ends a recording."""
         TRACER.take()
-        self.clear_state()
-        self._rpc_server.close()
+        super().stop()
         if self.sampler is not None:
             self.sampler.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 from polopt.rollouts.envs.env_state import merge_env_statistics
 from polopt.rollouts.workers.calls import Calls
-from polopt.rollouts.workers.failures import FunctionError
+from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 
 

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.calls import Calls as Calls
     from polopt.rollouts.workers.calls import Reply as Reply
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
-    from polopt.rollouts.workers.failures import FunctionError as FunctionError
-    from polopt.rollouts.workers.failures import NonFiniteError as NonFiniteError
-    from polopt.rollouts.workers.failures import WorkersFailedError as WorkersFailedError
+    from polopt.rollouts.workers.errors import FunctionError as FunctionError
+    from polopt.rollouts.workers.errors import NonFiniteError as NonFiniteError
+    from polopt.rollouts.workers.errors import WorkersFailedError as WorkersFailedError
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.set_up import call_each as call_each
     from polopt.rollouts.workers.set_up import foreach_worker as foreach_worker
@@ -85,14 +85,14 @@ _MODULE_OF = {
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
     "Episode": "polopt.common.episodes",
-    "FunctionError": "polopt.rollouts.workers.failures",
+    "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
     "GradientWorker": "polopt.rollouts.collectors.gradient_worker",
     "GradientWorkerSet": "polopt.rollouts.collectors.gradient_worker",
     "Gradients": "polopt.common.weights",
     "IMPALA": "polopt.trainers.presets",
     "Metric": "polopt.metrics.prometheus",
-    "NonFiniteError": "polopt.rollouts.workers.failures",
+    "NonFiniteError": "polopt.rollouts.workers.errors",
     "OptimizerConfig": "polopt.optimizers.base",
     "PackedGradients": "polopt.common.compression",
     "Plot": "polopt.metrics.tab",
@@ -113,7 +113,7 @@ _MODULE_OF = {
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
     "WorkerSet": "polopt.rollouts.workers.worker_set",
-    "WorkersFailedError": "polopt.rollouts.workers.failures",
+    "WorkersFailedError": "polopt.rollouts.workers.errors",
     "call_each": "polopt.rollouts.workers.set_up",
     "foreach_worker": "polopt.rollouts.workers.set_up",
     "load": "polopt.trainers.saved_policy",

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import chaos_runs as chaos
 import numpy as np
 import pytest
 from chaos_runs import FAULT_FILE, FAULT_TIME_FILE, HangingPPO, HashingPPO, steps_until
-from fakes import make_optimizer, worker_config
+from fakes import make_optimizer, pid_of, worker_config
 from rank_helpers import Pool, learned_state, on_ranks
 
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
@@ -40,16 +39,16 @@ class FailureWatcher:
     def __init__(self, optimizer: DecentralizedAllReduce) -> None:
         self.noticed_s: list[float] = []
         self.formed_s: list[float] = []
-        self._wait, self._ensure = optimizer.in_flight.wait, optimizer.group.ensure
+        self._next, self._ensure = optimizer.calls.next, optimizer.group.ensure
         self._group = optimizer.group
-        optimizer.in_flight.wait = self.wait  # type: ignore[method-assign]
+        optimizer.calls.next = self.next  # type: ignore[method-assign]
         optimizer.group.ensure = self.ensure  # type: ignore[method-assign]
 
-    def wait(self) -> Any:
-        arrival = self._wait()
-        if arrival.failure is None and getattr(arrival.value, "broken", None):
+    def next(self, count: bool = True) -> Any:
+        reply = self._next(count)
+        if reply.failure is None and getattr(reply.value, "broken", None):
             self.noticed_s.append(time.time())
-        return arrival
+        return reply
 
     def ensure(self) -> None:
         began_s, broken = time.time(), self._group.broken
@@ -87,7 +86,7 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
     going_on_s: list[float] = []
     num_compared = 0
     for count in range(1, KILLS + 1):
-        pids = {worker.index: chaos.pid_now(worker) for worker in optimizer.group.ranks}
+        pids = {worker.index: pid_of(worker) for worker in optimizer.group.ranks}
         watch.noticed_s.clear()
         FAULT_TIME_FILE.unlink(missing_ok=True)
         version = optimizer.policy.version
@@ -112,7 +111,7 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
         )
         assert np.frombuffer(states[0][2], np.float32).any(), "moments of Adam"
         assert states[0][1] > version
-        now = {worker.index: chaos.pid_now(worker) for worker in optimizer.group.ranks}
+        now = {worker.index: pid_of(worker) for worker in optimizer.group.ranks}
         assert sum(now[index] != pids[index] for index in pids) == 1, "one process was replaced"
     stats = optimizer.workers.stats()
     assert stats["num_worker_deaths"] == stats["num_remote_worker_restarts"] == KILLS

@@ -24,7 +24,7 @@ from chaos_runs import (
 from fakes import make_optimizer, worker_config
 
 from polopt.optimizers.registry import OPTIMIZERS
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import Experiment

@@ -10,25 +10,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-import ray
-from fakes import (
-    FakeRay,
-    FakeWorkerSet,
-    Ref,
-    in_order,
-    make_optimizer,
-    none_ready,
-    pid_of,
-    shuffled_by,
-    worker_config,
-)
+from fakes import FakeTransport, FakeWorkerSet, in_order, make_optimizer, pid_of, worker_config
 
 from polopt.common.config import ConfigError
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients, AsyncGradientsConfig
 from polopt.policies.learning.schedules import Schedule
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import SimulatedTicket, none_ready, shuffled_by
+from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -37,12 +28,12 @@ ROWS = 10  # of a fragment of 5 steps of 2 environments
 
 
 @pytest.fixture
-def fake() -> FakeRay:
-    return FakeRay()
+def fake() -> FakeTransport:
+    return FakeTransport()
 
 
 def make(
-    fake: FakeRay,
+    fake: FakeTransport,
     grads_per_step: int = 10,
     config: dict[str, Any] | None = None,
     cls: type[AsyncGradients] = AsyncGradients,
@@ -98,49 +89,49 @@ def test_without_remote_workers_is_a_config_error() -> None:
         make_optimizer(AsyncGradients, workers)
 
 
-def test_the_pipeline_stays_full_across_steps(fake: FakeRay) -> None:
+def test_the_pipeline_stays_full_across_steps(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=7)
-    actors = optimizer.workers.actors
+    actors = optimizer.workers.channels
     for step in range(1, 5):
         fake.script = shuffled_by(step)
         optimizer.step()
         assert optimizer.calls.num_pending == NUM_WORKERS
-        assert [actor.under_way for actor in actors] == [1] * NUM_WORKERS
+        assert [channel.under_way for channel in actors] == [1] * NUM_WORKERS
         # A step that drained the pipeline would start with more calls than these.
-        assert sum(len(actor.calls) for actor in actors) == NUM_WORKERS + 7 * step
+        assert sum(len(channel.calls) for channel in actors) == NUM_WORKERS + 7 * step
 
 
 def test_only_the_worker_of_an_update_gets_the_new_weights(
-    fake: FakeRay,
+    fake: FakeTransport,
 ) -> None:
     optimizer = make(fake, grads_per_step=1)
     order = uneven_order(20)
     fake.script = in_order(order)
     for version, index in enumerate(order, start=1):
-        before = [len(actor.calls) for actor in optimizer.workers.actors]
+        before = [len(channel.calls) for channel in optimizer.workers.channels]
         optimizer.step()
-        for actor, count in zip(optimizer.workers.actors, before, strict=True):
-            new = actor.calls[max(count, 1) :]
-            assert len(new) == (actor.index == index)
+        for channel, count in zip(optimizer.workers.channels, before, strict=True):
+            new = channel.calls[max(count, 1) :]
+            assert len(new) == (channel.index == index)
             for method, (weights,) in new:
                 assert method == "compute_gradient"
                 assert weights.version == version
 
 
-def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
+def test_every_gradient_is_applied_exactly_once(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=5)
     applied = spy_on_updates(optimizer)
     for step in range(8):
         fake.script = shuffled_by(step)
         if step == 4:  # a worker dies before its gradient arrives
-            optimizer.workers.actors[1].next_error = ray.exceptions.ActorDiedError()
+            optimizer.workers.channels[1].next_error = LostProcessError("the process died")
         result = optimizer.step()
         assert result == (5 * ROWS, 5 * ROWS, 5)
     optimizer.drain()
     assert optimizer.calls.num_pending == 0
     kept = [reply.value for reply in optimizer.calls.kept]
     assert len(kept) == NUM_WORKERS
-    made = [gradients for actor in optimizer.workers.actors for gradients in actor.answers]
+    made = [gradients for channel in optimizer.workers.channels for gradients in channel.values]
     used = [gradients for gradients, _ in applied] + kept
     assert sorted(map(id, made)) == sorted(map(id, used)), "nothing is lost"
     assert len(made) == 8 * 5 + NUM_WORKERS
@@ -151,7 +142,7 @@ def test_every_gradient_is_applied_exactly_once(fake: FakeRay) -> None:
     assert optimizer.workers.faults.num_restarts == 1
 
 
-def test_policy_lag_is_measured_exactly(fake: FakeRay) -> None:
+def test_policy_lag_is_measured_exactly(fake: FakeTransport) -> None:
     order = uneven_order(60)
     optimizer = make(fake, grads_per_step=20)
     fake.script = in_order(order)
@@ -175,7 +166,7 @@ class StampedLate(AsyncGradients):
         super().apply(gradients._replace(version=self.policy.version), *args)
 
 
-def test_version_stamped_on_arrival_hides_the_lag(fake: FakeRay) -> None:
+def test_version_stamped_on_arrival_hides_the_lag(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=20, cls=StampedLate)
     order = uneven_order(20)
     fake.script = in_order(order)
@@ -185,7 +176,7 @@ def test_version_stamped_on_arrival_hides_the_lag(fake: FakeRay) -> None:
     assert report["histogram"] != histogram(lags_of(order))
 
 
-def test_stale_gradients_are_dropped(fake: FakeRay) -> None:
+def test_stale_gradients_are_dropped(fake: FakeTransport) -> None:
     bound = 2
     order = uneven_order(60)
     optimizer = make(fake, grads_per_step=60, max_policy_lag=bound)
@@ -204,7 +195,7 @@ def test_stale_gradients_are_dropped(fake: FakeRay) -> None:
     assert stats["policy_lag"]["histogram"] == histogram(lags), "the dropped are measured too"
 
 
-def test_stale_gradients_are_scaled(fake: FakeRay) -> None:
+def test_stale_gradients_are_scaled(fake: FakeTransport) -> None:
     bound = 2
     order = uneven_order(60)
     config = {"lr": 1e-3}
@@ -220,61 +211,63 @@ def test_stale_gradients_are_scaled(fake: FakeRay) -> None:
     assert reported == pytest.approx(1e-3 * sum(scales) / 60)
 
 
-def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeRay) -> None:
+def test_schedules_follow_the_environment_steps_of_all_workers(fake: FakeTransport) -> None:
     lr, entropy = [[0, 1e-2], [40 * ROWS, 0.0]], [[0, 0.5], [40 * ROWS, 0.1]]
     optimizer = make(fake, 1, {"lr": lr, "entropy_coeff": entropy})
     rates, coefficients = Schedule(lr), Schedule(entropy)
     fake.script = shuffled_by(0)
     clock = dict.fromkeys(range(1, NUM_WORKERS + 1), 0)
     for count in range(1, 31):
-        before = {actor.index: len(actor.calls) for actor in optimizer.workers.actors}
+        before = {channel.index: len(channel.calls) for channel in optimizer.workers.channels}
         optimizer.step()
         steps = count * ROWS
         assert optimizer.metrics.num_env_steps_sampled == steps
         used = optimizer.metrics.learner.report()["default_optimizer_learning_rate"]
         assert used == pytest.approx(rates(steps)), "the driver's"
-        for actor in optimizer.workers.actors:
-            if len(actor.calls) > max(before[actor.index], 1):
-                clock[actor.index] = steps
-            assert actor.worker.policy.entropy_coeff == pytest.approx(
-                coefficients(clock[actor.index])
+        for channel in optimizer.workers.channels:
+            if len(channel.calls) > max(before[channel.index], 1):
+                clock[channel.index] = steps
+            assert channel.target.policy.entropy_coeff == pytest.approx(
+                coefficients(clock[channel.index])
             ), "a worker's, as of the weights it was sent last"
 
 
-def test_workers_that_hang_or_raise_are_replaced(fake: FakeRay) -> None:
+def test_workers_that_hang_or_raise_are_replaced(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=9, config={"seed": 1})
     optimizer.step()
-    lost = optimizer.workers.remote[1].actor
+    lost = optimizer.workers.remote[1].channel
     others = shuffled_by(0)
-    fake.script = lambda pending: others([ref for ref in pending if ref.index != 2])
+    fake.script = lambda pending: others([ref for ref in pending if ref.channel.index != 2])
     for _ in range(5):  # time passes while the others answer
-        fake.now_s += 15.0
+        fake.clock.now_s += 15.0
         optimizer.step()
     stats = optimizer.workers.stats()
     assert stats["num_worker_hangs"] >= 1
     assert stats["last_failed_worker"] == 2
     assert not lost.alive
     assert [worker.index for worker in optimizer.workers.remote] == [1, 2, 3]
-    fresh = optimizer.workers.remote[1].actor
+    fresh = optimizer.workers.remote[1].channel
     assert fresh.calls[0][1][0] is not None, "the replacement was sent weights"
     assert optimizer.calls.num_pending == NUM_WORKERS
 
 
-def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeRay) -> None:
+def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeTransport) -> None:
     optimizer = make(fake, grads_per_step=40, up=False)
-    optimizer.workers.remote[1].actor.errors["compute_gradient"] = ray.exceptions.ActorDiedError()
+    optimizer.workers.remote[1].channel.errors["compute_gradient"] = LostProcessError(
+        "the process died"
+    )
     others = shuffled_by(0)
 
-    def without_the_replacement(pending: list[Ref]) -> Ref:
+    def without_the_replacement(pending: list[SimulatedTicket]) -> SimulatedTicket:
         replaced = optimizer.workers.faults.num_restarts
-        return others([ref for ref in pending if not (replaced and ref.index == 2)])
+        return others([ref for ref in pending if not (replaced and ref.channel.index == 2)])
 
     fake.script = without_the_replacement
     for _ in range(3):
         optimizer.step()
     late = optimizer.workers.remote[1]
     assert (optimizer.workers.faults.num_restarts, late.up) == (1, False)
-    late.actor.finish()  # its process has started
+    late.channel.finish()  # its process has started
     fake.script = others
     optimizer.config = optimizer.config_class(grads_per_step=1)
     optimizer.step()
@@ -283,7 +276,7 @@ def test_first_gradient_of_a_late_replacement_is_as_new_as_others(fake: FakeRay)
     optimizer.stats()
     optimizer.step()
     report = optimizer.stats()["gradient_lag"]
-    assert "compute_gradient" in [name for name, _ in late.actor.calls]
+    assert "compute_gradient" in [name for name, _ in late.channel.calls]
     assert 0 < report["max"] < 45, "not from before it was up"
 
 
@@ -293,17 +286,17 @@ class BrokenReplacements(FakeWorkerSet):
     def replace(self, *args: Any) -> Any:
         replacement = super().replace(*args)
         assert replacement is not None
-        replacement.actor.next_error = ray.exceptions.ActorDiedError()
+        replacement.channel.next_error = LostProcessError("the process died")
         return replacement
 
 
-def test_workers_that_keep_failing_end_the_run(fake: FakeRay) -> None:
+def test_workers_that_keep_failing_end_the_run(fake: FakeTransport) -> None:
     workers = BrokenReplacements(worker_config(rollout={"num_workers": NUM_WORKERS}), fake)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=10)
     optimizer.step()
     optimizer.drain()
     for worker in workers.remote:
-        worker.actor.next_error = ray.exceptions.ActorDiedError()
+        worker.channel.next_error = LostProcessError("the process died")
     optimizer.calls.clear()
     with pytest.raises(WorkersFailedError, match="10 calls to workers failed in a row"):
         optimizer.step()

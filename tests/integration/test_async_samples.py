@@ -10,24 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import ray
-from fakes import (
-    CheckedWorker,
-    FakeRay,
-    FakeWorkerSet,
-    Ref,
-    Script,
-    make_optimizer,
-    none_ready,
-    oldest_first,
-    pid_of,
-    shuffled_by,
-    worker_config,
-)
+from fakes import CheckedWorker, FakeTransport, FakeWorkerSet, make_optimizer, pid_of, worker_config
 
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.workers.rollout_worker import Answer
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import (
+    Script,
+    SimulatedTicket,
+    none_ready,
+    oldest_first,
+    shuffled_by,
+)
+from polopt.rollouts.workers.answer import Answer
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -43,14 +38,14 @@ class TimedWorker(CheckedWorker):
 
     def run(self, *args: Any) -> Answer:
         answer = super().run(*args)
-        counts = answer.counts._replace(seconds={"sample": self.seconds})
-        return answer._replace(counts=counts)
+        answer.record.seconds = {"sample": self.seconds}
+        return answer
 
 
 def make(
     script: Script = oldest_first, num_workers: int = 3, cls: Any = AsyncSamples, **options: Any
 ) -> Any:
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = script
     config = worker_config("ppo", rollout={"num_workers": num_workers}, **PPO)
     return make_optimizer(cls, FakeWorkerSet(config, fake, TimedWorker), **options)
@@ -60,8 +55,8 @@ def uneven(seed: int, slow: int = 3) -> Script:
     """Script in which one worker answers once in ten times."""
     rng = random.Random(seed)
 
-    def script(pending: list[Ref]) -> Ref:
-        quick = [ref for ref in pending if ref.index != slow]
+    def script(pending: list[SimulatedTicket]) -> SimulatedTicket:
+        quick = [ref for ref in pending if ref.channel.index != slow]
         return rng.choice(pending if rng.random() < 0.1 or not quick else quick)
 
     return script
@@ -73,7 +68,7 @@ def test_fragments_do_not_grow_in_number_after_drains() -> None:
         assert optimizer.step().env_steps_trained == ROWS
         optimizer.drain()  # as for a checkpoint
         assert len(optimizer.calls.kept) <= 3 * 2
-    made = sum(len(actor.answers) for actor in optimizer.workers.actors)
+    made = sum(len(channel.values) for channel in optimizer.workers.channels)
     assert made == 10 + len(optimizer.calls.kept), "each is learned from, or kept"
 
 
@@ -96,8 +91,8 @@ def test_workers_sample_while_the_driver_learns(requests: int) -> None:
 def test_peak_of_sampling_is_that_of_the_workers() -> None:
     """Not of the driver's wait, which is near 0 where fragments have arrived before."""
     optimizer = make(num_workers=2)
-    for actor in optimizer.workers.actors:
-        actor.worker.seconds = 0.5
+    for channel in optimizer.workers.channels:
+        channel.target.seconds = 0.5
     for _ in range(4):
         optimizer.step()
     assert optimizer.extra_stats()["sample_peak_throughput"] == 2 * ROWS / 0.5
@@ -107,7 +102,7 @@ def test_peak_of_sampling_is_that_of_the_workers() -> None:
 def test_bound_of_zero_equals_sync_samples_bit_for_bit(fragments: int) -> None:
     def weights(cls: Any, script: Script, **options: Any) -> bytes:
         optimizer = make(script, cls=cls, train_batch_size=fragments * ROWS, **options)
-        optimizer.workers.remote[2].actor.worker.seconds = 100.0  # slower than the others
+        optimizer.workers.remote[2].channel.target.seconds = 100.0  # slower than the others
         for _ in range(5):
             optimizer.step()
         return optimizer.policy.get_weights().flat.tobytes()
@@ -132,7 +127,7 @@ def test_lag_in_rollouts_never_exceeds_the_bound(bound: int, size: int, requests
     for step in range(40):
         if step == 10:  # the slow worker dies in its next call
             slow = optimizer.workers.remote[2]
-            slow.actor.next_error = ray.exceptions.ActorDiedError()
+            slow.channel.next_error = LostProcessError("the process died")
         if step == 25:
             optimizer.drain()
         assert optimizer.step().env_steps_trained == size * ROWS
@@ -141,7 +136,7 @@ def test_lag_in_rollouts_never_exceeds_the_bound(bound: int, size: int, requests
         assert lag["max"] <= bound
     assert slow.removed
     assert optimizer.workers.faults.num_restarts == 1
-    assert all(len(actor.answers) > 5 for actor in optimizer.workers.actors[:2]), "in turn"
+    assert all(len(channel.values) > 5 for channel in optimizer.workers.channels[:2]), "in turn"
     ahead = 3 * requests - 1  # of the fragment that is learned from, where nothing waits
     assert largest == bound or ahead // size < bound, "the bound is used"
 
@@ -152,8 +147,8 @@ def test_fragments_that_wait_are_counted_for_each_batch(rate: int) -> None:
     learn = optimizer.policy.learn_on_batch
 
     def slow_learn(*args: object) -> object:
-        for actor in optimizer.workers.actors[:rate]:
-            actor.finish()  # while the driver learns
+        for channel in optimizer.workers.channels[:rate]:
+            channel.finish()  # while the driver learns
         return learn(*args)
 
     optimizer.policy.learn_on_batch = slow_learn
@@ -166,17 +161,17 @@ def test_fragments_that_wait_are_counted_for_each_batch(rate: int) -> None:
 
 def test_slow_worker_does_not_take_the_places_of_faster_ones() -> None:
     optimizer = make(num_workers=2, max_rollout_lag=20)
-    fake, (quick, slow) = optimizer.workers.ray, optimizer.workers.remote
-    slow.actor.worker.seconds = 10.0
-    fake.script = lambda pending: next((r for r in pending if r.index == slow.index), pending[0])
+    fake, slow = optimizer.workers.transport, optimizer.workers.remote[1]
+    slow.channel.target.seconds = 10.0
+    fake.script = lambda pending: next((r for r in pending if r.channel.index == 2), pending[0])
     for _ in range(3):
         optimizer.step()  # the driver learns how long its fragments take
-    fake.script = lambda pending: next(r for r in pending if r.index == quick.index)
+    fake.script = lambda pending: next(r for r in pending if r.channel.index == 1)
     for _ in range(2):
         optimizer.step()
         calls = optimizer.calls
         assert calls.num_work_of(slow) == 1, "its fragment takes longer than to learn"
-    fake.now_s += 9.99  # it ends soon
+    fake.clock.now_s += 9.99  # it ends soon
     optimizer.step()
     assert calls.num_work_of(slow) == 2
 
@@ -192,13 +187,14 @@ def test_no_wait_for_a_worker_that_is_within_the_bound() -> None:
     optimizer = make(max_rollout_lag=20, max_requests_in_flight_per_worker=1)
     optimizer.step()
     others = shuffled_by(0)
-    optimizer.workers.ray.script = lambda pending: others([r for r in pending if r.index != 3])
+    fake = optimizer.workers.transport
+    fake.script = lambda pending: others([r for r in pending if r.channel.index != 3])
     for _ in range(19):
         optimizer.step()
-    optimizer.workers.ray.script = none_ready
+    fake.script = none_ready
     hanging = optimizer.workers.remote[2]
-    optimizer.workers.remote[0].actor.finish()
-    optimizer.workers.remote[1].actor.finish()
+    optimizer.workers.remote[0].channel.finish()
+    optimizer.workers.remote[1].channel.finish()
     optimizer.step()
     assert hanging.removed, "its fragment would exceed the bound, so the step waited for it"
 

@@ -6,43 +6,28 @@ import functools
 import math
 import re
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
-from fakes import (
-    FakeActor,
-    FakeRay,
-    FakeWorkerSet,
-    in_order,
-    none_ready,
-    of_worker,
-    oldest_first,
-    worker_config,
-)
+from fakes import FakeTransport, FakeWorkerSet, in_order, of_worker, worker_config
 from faulty_envs import Spoiled
 from toy_envs import Drift
 
 from polopt.common.weights import Weights
 from polopt.optimizers.sync_samples import sample
-from polopt.rollouts.transport.rpc_client import RpcFuture
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, CallsInterrupted, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
-from polopt.rollouts.workers.failures import (
-    FunctionError,
-    NonFiniteError,
-    WorkerFailure,
-    WorkersFailedError,
-)
+from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
+from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 TIMEOUT_S, STARTUP_S = 10.0, 50.0
-DEATH = ray.exceptions.ActorDiedError()
+DEATH = LostProcessError("the process died")
 RULES = ["send again", "reassign", "drop"]
 every_rule = pytest.mark.parametrize("rule", RULES)
 
@@ -78,12 +63,12 @@ def fail_in(worker: RolloutWorker, index: int) -> None:
 
 
 @pytest.fixture
-def fake() -> FakeRay:
-    return FakeRay()
+def fake() -> FakeTransport:
+    return FakeTransport()
 
 
 @pytest.fixture
-def make(fake: FakeRay) -> Callable[..., Any]:
+def make(fake: FakeTransport) -> Callable[..., Any]:
     """Makes workers and their pending calls."""
 
     def build(num_workers: int = 2, up: bool = True, **options: Any) -> Any:
@@ -111,7 +96,7 @@ def values(replies: list[Reply]) -> list[Any]:
 # ---- order -------------------------------------------------------------------------------------
 
 
-def test_first_is_in_order_of_arrival(fake: FakeRay, make: Any) -> None:
+def test_first_is_in_order_of_arrival(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3)
     for worker in workers.remote:
         calls.send(worker, echo, worker.index, tag=f"of {worker.index}")
@@ -122,7 +107,7 @@ def test_first_is_in_order_of_arrival(fake: FakeRay, make: Any) -> None:
     assert calls.idle
 
 
-def test_all_is_in_order_of_workers_and_calls(fake: FakeRay, make: Any) -> None:
+def test_all_is_in_order_of_workers_and_calls(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3, per_worker=2)
     for number in range(2):
         for worker in reversed(workers.remote):
@@ -133,9 +118,9 @@ def test_all_is_in_order_of_workers_and_calls(fake: FakeRay, make: Any) -> None:
     assert calls.all() == []
 
 
-def test_all_keeps_the_place_of_work_that_was_reassigned(fake: FakeRay, make: Any) -> None:
+def test_all_keeps_the_place_of_work_that_was_reassigned(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3, after_failure="reassign")
-    workers.remote[0].actor.next_error = DEATH
+    workers.remote[0].channel.next_error = DEATH
     for worker in workers.remote:
         calls.send(worker, echo, worker.index)
     fake.script = in_order([1, 3, 2, 1])
@@ -150,7 +135,7 @@ def test_ready_workers_are_served_in_turn(make: Any) -> None:
     served: Counter[int] = Counter()
     for _ in range(30):
         for worker in workers.remote:
-            worker.actor.finish()
+            worker.channel.finish()
         reply = calls.first()
         served[reply.worker.index] += 1
         calls.fill(version_of, [reply.worker])
@@ -194,7 +179,7 @@ def test_fill_keeps_as_many_calls_as_a_worker_may_have(make: Any) -> None:
     assert calls.num_pending == 6
 
 
-def test_further_work_waits_in_the_driver(fake: FakeRay, make: Any) -> None:
+def test_further_work_waits_in_the_driver(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(1, per_worker=2)
     (worker,) = workers.remote
     for number in range(5):
@@ -204,11 +189,11 @@ def test_further_work_waits_in_the_driver(fake: FakeRay, make: Any) -> None:
     assert [calls.first().value for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
-def test_no_answer_within_the_limit_is_a_hang(fake: FakeRay, make: Any) -> None:
+def test_no_answer_within_the_limit_is_a_hang(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2)
     slow, other = workers.remote
     calls.send(slow, echo, tag="slow")
-    fake.now_s += 1.0
+    fake.clock.now_s += 1.0
     calls.send(other, echo, tag="later")
     fake.script = none_ready
     reply = calls.next()
@@ -216,66 +201,69 @@ def test_no_answer_within_the_limit_is_a_hang(fake: FakeRay, make: Any) -> None:
     assert reply.failure is not None
     assert reply.failure.kind == "hang"
     assert "test_calls.echo failed in worker 1" in reply.failure.message
-    assert "no answer for 10.0 s" in reply.failure.message
-    assert fake.now_s == 1000.0 + TIMEOUT_S
+    assert "no answer and no progress for 10.0 s (worker_timeout_s=10, " in reply.failure.message
+    assert "a fragment has 5 steps of 2 environments" in reply.failure.message
+    assert fake.clock.now_s == 1000.0 + TIMEOUT_S
     assert [call.work.tag for call in calls.pending() if call.worker is other] == ["later"]
 
 
-def test_hang_is_found_while_others_are_always_ready(fake: FakeRay, make: Any) -> None:
+def test_hang_is_found_while_others_are_always_ready(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, after_failure="drop")
     quick, stuck = workers.remote
     calls.send(stuck, echo)
     for _ in range(100):
         calls.send(quick, echo)
-        quick.actor.finish()
-        fake.now_s += 1.0
+        quick.channel.finish()
+        fake.clock.now_s += 1.0
         reply = calls.next()
         if reply.failure is not None:
             break
     assert reply.worker is stuck
-    assert fake.now_s <= 1000.0 + TIMEOUT_S + 1.0
+    assert fake.clock.now_s <= 1000.0 + TIMEOUT_S + 1.0
 
 
-def test_call_that_ended_while_the_driver_was_busy_is_no_hang(fake: FakeRay, make: Any) -> None:
+def test_call_that_ended_while_the_driver_was_busy_is_no_hang(
+    fake: FakeTransport, make: Any
+) -> None:
     workers, calls = make(2, per_worker=2)
     calls.fill(version_of, workers.remote)
     for worker in workers.remote:
-        worker.actor.finish()
-    fake.now_s += 100.0 * TIMEOUT_S
+        worker.channel.finish()
+    fake.clock.now_s += 100.0 * TIMEOUT_S
     assert [reply.failure for reply in calls.all()] == [None] * 4
     assert workers.faults.num_restarts == 0
 
 
-def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeRay, make: Any) -> None:
+def test_queued_call_behind_an_ended_one_is_no_hang(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(1, per_worker=2)
     (worker,) = workers.remote
     calls.send(worker, echo, "first")
-    worker.actor.finish()
+    worker.channel.finish()
     calls.send(worker, echo, "second")
-    fake.now_s += 2.0 * TIMEOUT_S
+    fake.clock.now_s += 2.0 * TIMEOUT_S
     assert calls.first().value == "first"
-    fake.now_s += 0.9 * TIMEOUT_S  # its time began when the first was seen to have ended
+    fake.clock.now_s += 0.9 * TIMEOUT_S  # its time began when the first was seen to have ended
     assert calls.first().value == "second"
     assert workers.faults.num_restarts == 0
 
 
-def test_call_has_a_limit_of_its_own(fake: FakeRay, make: Any) -> None:
+def test_call_has_a_limit_of_its_own(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, after_failure="drop")
     longer, usual = workers.remote
     calls.send(longer, echo, tag="longer", timeout_s=TIMEOUT_S + 5.0)
     calls.send(usual, echo, tag="usual")
     fake.script = none_ready
     assert calls.next().tag == "usual"
-    assert fake.now_s == 1000.0 + TIMEOUT_S
+    assert fake.clock.now_s == 1000.0 + TIMEOUT_S
     assert calls.next().tag == "longer"
-    assert fake.now_s == 1000.0 + TIMEOUT_S + 5.0
+    assert fake.clock.now_s == 1000.0 + TIMEOUT_S + 5.0
     calls.send(workers.up()[0], echo, timeout_s=0.5)
-    now_s = fake.now_s
+    now_s = fake.clock.now_s
     assert calls.next().failure is not None
-    assert fake.now_s == now_s + 0.5
+    assert fake.clock.now_s == now_s + 0.5
 
 
-def test_deadline_of_pending_calls_can_be_tightened(fake: FakeRay, make: Any) -> None:
+def test_deadline_of_pending_calls_can_be_tightened(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, after_failure="drop")
     unchanged, tightened = workers.remote
     for worker in workers.remote:
@@ -284,98 +272,35 @@ def test_deadline_of_pending_calls_can_be_tightened(fake: FakeRay, make: Any) ->
     calls.tighten_deadline(tightened, 3.0)  # a later limit changes nothing
     fake.script = none_ready
     assert calls.next().worker is tightened
-    assert fake.now_s == 1002.0
+    assert fake.clock.now_s == 1002.0
     assert calls.next().worker is unchanged
-    assert fake.now_s == 1000.0 + TIMEOUT_S
+    assert fake.clock.now_s == 1000.0 + TIMEOUT_S
 
 
-def test_wait_may_end_before_a_call(fake: FakeRay, make: Any) -> None:
-    workers, calls = make(1)
-    assert calls.next_within(3.0) is None, "nothing is pending"
-    assert fake.now_s == 1000.0
-    calls.send(workers.remote[0], echo, 5)
-    fake.script = none_ready
-    assert calls.next_within(3.0) is None
-    assert fake.now_s == 1003.0
-    assert workers.faults.num_restarts == 0
-    fake.script = oldest_first
-    reply = calls.next_within(3.0)
-    assert reply is not None
-    assert reply.value == 5
-
-
-class FakeRpc:
-    """Client whose calls are answered when it is polled.
-
-    Args:
-        fake: ends calls through Ray while the client waits for messages.
-    """
-
-    def __init__(self, fake: FakeRay) -> None:
-        self.fake = fake
-        self.waiting: list[tuple[RpcFuture, Any]] = []
-        self.watched: set[Any] = set()
-
-    def channel(self, channel: Any, actor: FakeActor, name: str) -> Any:
-        return SimpleNamespace(connected=True, call=functools.partial(self.call, actor))
-
-    def call(
-        self,
-        actor: FakeActor,
-        number: int,
-        name: str,
-        function: Any,
-        args: tuple[Any, ...],
-        ended: deque[RpcFuture],
-    ) -> RpcFuture:
-        future = RpcFuture(name, Future(), ended)
-        self.waiting.append((future, actor.worker.run(number, function, *args)))
-        return future
-
-    def watch(self, ref: Any) -> None:
-        self.watched.add(ref)
-
-    def poll(self, timeout_s: float) -> None:
-        if not self.waiting and timeout_s > 0.0:
-            self.fake.wait(list(self.watched), timeout=timeout_s)
-        for future, answer in self.waiting:
-            future.set_value(answer)
-        self.waiting.clear()
-
-
-def test_answer_that_waits_for_a_busy_driver_is_no_hang(fake: FakeRay, make: Any) -> None:
+def test_ended_calls_are_received_without_a_wait(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2)
-    rpc = workers.rpc = FakeRpc(fake)
-    taken, waiting = workers.remote
-    calls.send(taken, echo, "taken")
-    rpc.poll(0.0)
-    calls.send(waiting, echo, "at the socket")
-    fake.now_s += 100.0 * TIMEOUT_S
-    assert [calls.first().value for _ in range(2)] == ["taken", "at the socket"]
+    calls.receive_ended()
+    assert not calls.kept, "nothing is pending"
+    for worker in workers.remote:
+        calls.send(worker, echo, worker.index)
+    calls.receive_ended()
+    assert not calls.kept, "nothing has ended"
+    workers.remote[1].channel.finish()
+    calls.receive_ended()
+    assert values(list(calls.kept)) == [2]
+    assert fake.clock.now_s == 1000.0
     assert workers.faults.num_restarts == 0
-
-
-def test_calls_of_a_worker_change_their_path(fake: FakeRay, make: Any) -> None:
-    workers, calls = make(1, per_worker=4)
-    (worker,) = workers.remote
-    rpc = FakeRpc(fake)
-    for number, path in enumerate((None, rpc, rpc, None)):
-        workers.rpc = path
-        worker.channel = SimpleNamespace(pause=lambda: None, close=lambda: None)
-        calls.send(worker, echo, number)
-    workers.rpc = rpc
-    rpc.poll(0.0)  # the second and third are answered before the first is seen to have ended
-    assert [calls.first().value for _ in range(4)] == [0, 1, 2, 3]
+    assert values(calls.all()) == [1, 2]
 
 
 # ---- work for workers that are not up ----------------------------------------------------------
 
 
-def test_work_waits_until_its_worker_is_up(fake: FakeRay, make: Any) -> None:
+def test_work_waits_until_its_worker_is_up(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     for worker in workers.remote:
         calls.send(worker, version_of, WEIGHTS)
-    assert [actor.calls for actor in workers.actors] == [[("ping", ())]] * 2
+    assert [channel.calls for channel in workers.channels] == [[], []]
     assert calls.num_pending == 2
     assert not calls.pending()
     fake.script = of_worker(2)
@@ -386,7 +311,7 @@ def test_work_waits_until_its_worker_is_up(fake: FakeRay, make: Any) -> None:
     assert calls.first().worker.index == 1
 
 
-def test_weights_are_those_of_the_moment_of_sending(fake: FakeRay, make: Any) -> None:
+def test_weights_are_those_of_the_moment_of_sending(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     for worker in workers.remote:
         calls.send(worker, version_of, WEIGHTS)
@@ -398,16 +323,16 @@ def test_weights_are_those_of_the_moment_of_sending(fake: FakeRay, make: Any) ->
     assert calls.first().value == 7, "not those of when it was asked for"
 
 
-def test_first_reply_of_a_replacement_has_current_weights(fake: FakeRay, make: Any) -> None:
+def test_first_reply_of_a_replacement_has_current_weights(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     calls.fill(version_of, workers.up())
-    workers.remote[0].actor.finish()
+    workers.remote[0].channel.finish()
     calls.first()
     calls.send(workers.remote[0], version_of, WEIGHTS)
-    actor = workers.remote[1].actor
-    actor.finish()
+    channel = workers.remote[1].channel
+    channel.finish()
     calls.first()
-    actor.next_error = DEATH
+    channel.next_error = DEATH
     calls.fill(version_of, workers.up())
     fake.script = of_worker(2)
     failed = calls.next()
@@ -421,15 +346,15 @@ def test_first_reply_of_a_replacement_has_current_weights(fake: FakeRay, make: A
     fake.script = of_worker(2)
     reply = calls.first()
     assert (reply.worker.index, reply.value) == (2, 500)
-    assert [name for name, _ in workers.actors[2].calls] == ["ping", "version_of"]
+    assert [name for name, _ in workers.channels[2].calls] == ["version_of"]
 
 
-def test_drain_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> None:
+def test_drain_does_not_wait_for_starting_workers(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(2, up=False)
     for worker in workers.remote:
         calls.send(worker, echo, worker.index)
     fake.script = of_worker(1)
-    calls.next_within(1.0)
+    assert calls.first().value == 1
     calls.send(workers.remote[0], echo, 1)
     calls.drain()
     assert values(list(calls.kept)) == [1]
@@ -438,13 +363,13 @@ def test_drain_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> N
     assert values(calls.all()) == [1, 2]
 
 
-def test_replacement_that_never_starts_ends_the_run(fake: FakeRay, make: Any) -> None:
+def test_replacement_that_never_starts_ends_the_run(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(1, up=False, rollout={"max_consecutive_failures": 3})
     calls.send(workers.remote[0], echo)
     fake.script = none_ready
     with pytest.raises(WorkersFailedError, match="it has not started"):
         calls.first()
-    assert fake.now_s >= 1000.0 + 3.0 * STARTUP_S
+    assert fake.clock.now_s >= 1000.0 + 3.0 * STARTUP_S
     assert workers.faults.counts["hang"] == 3
 
 
@@ -454,7 +379,7 @@ def test_replacement_that_never_starts_ends_the_run(fake: FakeRay, make: Any) ->
 def send_and_kill(workers: FakeWorkerSet, calls: Calls) -> Reply:
     """Worker 1 fails with three pieces of work, of which it has two; worker 2 has one."""
     one, two = workers.remote
-    one.actor.next_error = DEATH
+    one.channel.next_error = DEATH
     for name in "abc":
         calls.send(one, echo, name)
     calls.send(two, echo, "d")
@@ -462,7 +387,9 @@ def send_and_kill(workers: FakeWorkerSet, calls: Calls) -> Reply:
 
 
 @every_rule
-def test_work_of_a_failed_worker_follows_the_rule(fake: FakeRay, make: Any, rule: str) -> None:
+def test_work_of_a_failed_worker_follows_the_rule(
+    fake: FakeTransport, make: Any, rule: str
+) -> None:
     workers, calls = make(2, per_worker=2, after_failure=rule)
     reply = send_and_kill(workers, calls)
     assert reply.failure is not None
@@ -482,28 +409,24 @@ def test_work_of_a_failed_worker_follows_the_rule(fake: FakeRay, make: Any, rule
     assert calls.idle
 
 
-def test_reassigned_work_does_not_wait_for_the_replacement(fake: FakeRay, make: Any) -> None:
+def test_reassigned_work_does_not_wait_for_the_replacement(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3, up=False, after_failure="reassign")
     workers.up()
-    workers.remote[0].actor.next_error = DEATH
+    workers.remote[0].channel.next_error = DEATH
     for worker in workers.remote:
         calls.send(worker, echo, worker.index)
-    fake.script = lambda pending: next(ref for ref in pending if ref is not new_ping(workers))
+    fake.script = lambda pending: next(one for one in pending if one not in workers.starting)
     assert [(r.worker.index, r.value) for r in calls.all()] == [(2, 1), (2, 2), (3, 3)]
     assert not workers.remote[0].up
 
 
-def new_ping(workers: FakeWorkerSet) -> Any:
-    return next(iter(workers.starting), None)
-
-
 @every_rule
-def test_removed_worker_leaves_no_wait_behind(fake: FakeRay, make: Any, rule: str) -> None:
+def test_removed_worker_leaves_no_wait_behind(fake: FakeTransport, make: Any, rule: str) -> None:
     workers, calls = make(3, per_worker=2, after_failure=rule)
     for name in "abc":
         calls.send(workers.remote[1], echo, name)
     calls.send(workers.remote[2], echo, "d")
-    workers.remote[1].actor.finish()
+    workers.remote[1].channel.finish()
     workers.remove_workers([2])
     replies = calls.all()
     assert sorted(values(replies)) == (list("abcd") if rule == "reassign" else ["d"])
@@ -518,7 +441,7 @@ def test_wait_ends_if_all_that_is_pending_is_removed(make: Any, rule: str, how: 
     for worker in workers.remote:
         calls.send(worker, echo, worker.index)
     calls.receive()
-    workers.remote[1].actor.finish()
+    workers.remote[1].channel.finish()
     workers.remove_workers([2])
     if how == "all":
         assert values(calls.all()) == ([1, 2] if rule == "reassign" else [1])
@@ -553,7 +476,7 @@ def test_work_sent_to_a_replaced_worker_reaches_its_successor(make: Any) -> None
     assert (reply.worker, reply.value) == (workers.remote[0], 1)
 
 
-def test_worker_that_is_given_up_is_not_waited_for(fake: FakeRay, make: Any) -> None:
+def test_worker_that_is_given_up_is_not_waited_for(fake: FakeTransport, make: Any) -> None:
     limits = {"min_workers": 1, "max_consecutive_failures": 3}
     workers, calls = make(2, rollout=limits)
     one, two = workers.remote
@@ -610,7 +533,7 @@ def test_function_that_never_succeeded_is_one_error(make: Any) -> None:
     assert re.match(head + r"environment 'Drift'\): ValueError: expected failure\n", message)
     assert message.endswith("ValueError: expected failure")
     assert "in fail" in message
-    assert "rollout_worker.py" not in message, "the traceback begins in the user's code"
+    assert "call_runner.py" not in message, "the traceback begins in the user's code"
     stats = workers.stats()
     assert stats["num_remote_worker_restarts"] == stats["num_worker_exceptions"] == 0
     assert stats["num_worker_deaths"] == 0
@@ -705,7 +628,7 @@ def test_partial_and_callable_object_are_functions(make: Any) -> None:
 def test_odd_answer_is_the_workers_failure(make: Any, answer: Any, said: str) -> None:
     workers, calls = make(2)
     odd, good = workers.remote
-    odd.actor.worker.run = lambda *args: answer
+    odd.channel.target.run = lambda *args: answer
     calls.fill(version_of, workers.remote)
     reply = calls.next()
     assert reply.failure is not None
@@ -715,13 +638,13 @@ def test_odd_answer_is_the_workers_failure(make: Any, answer: Any, said: str) ->
     assert calls.first().worker is workers.remote[0], "its replacement answers as it should"
 
 
-@pytest.mark.parametrize("part", ["counts", "error"])
+@pytest.mark.parametrize("part", ["record", "error"])
 def test_odd_part_of_an_answer_is_the_workers_failure(make: Any, part: str) -> None:
     workers, calls = make(1)
-    run = workers.actors[0].worker.run
-    workers.actors[0].worker.run = lambda *args: run(*args)._replace(**{part: "odd"})
+    run = workers.channels[0].target.run
+    workers.channels[0].target.run = lambda *args: run(*args)._replace(**{part: "odd"})
     calls.fill(version_of, workers.remote)
-    said = {"counts": "it is Answer", "error": "its error is str"}[part]
+    said = {"record": "it is Answer", "error": "its error is str"}[part]
     assert f"its answer cannot be used: {said}" in calls.next().failure.message
 
 
@@ -742,7 +665,7 @@ def test_value_that_the_owner_cannot_use_is_the_workers_failure(make: Any) -> No
 # ---- counts ------------------------------------------------------------------------------------
 
 
-def test_reply_is_counted_once_when_it_is_taken(fake: FakeRay, make: Any) -> None:
+def test_reply_is_counted_once_when_it_is_taken(fake: FakeTransport, make: Any) -> None:
     counted: list[Reply] = []
     workers, calls = make(2, count=counted.append)
     calls.fill(sample, workers.remote)
@@ -801,7 +724,7 @@ def test_call_that_fails_counts_what_it_did(make: Any) -> None:
 def test_death_counts_nothing(make: Any) -> None:
     counted: list[Reply] = []
     workers, calls = make(1, count=counted.append, after_failure="drop")
-    workers.remote[0].actor.next_error = DEATH
+    workers.remote[0].channel.next_error = DEATH
     calls.fill(sample, workers.remote)
     calls.next()
     assert counted == []
@@ -833,19 +756,13 @@ def test_non_finite_data_in_a_row_end_the_run(make: Any) -> None:
 # ---- early stop and interruption ---------------------------------------------------------------
 
 
-def test_wait_stops_stragglers_and_drops_what_has_not_begun(fake: FakeRay, make: Any) -> None:
+def test_wait_stops_stragglers_and_drops_what_has_not_begun(fake: FakeTransport, make: Any) -> None:
     workers, calls = make(3, after_failure="reassign")
     stopped: list[tuple[int, int]] = []
-
-    def note(index: int, call: int, keep_steps: int) -> None:
-        stopped.append((index, keep_steps))
-
     for worker in workers.remote:
         calls.send(worker, echo, worker.index)
         calls.send(worker, echo, -worker.index)
-        worker.actor.worker.stop_early = lambda call, keep, i=worker.index: stopped.append(
-            (i, keep)
-        )
+        worker.channel.stop_early = lambda _, keep, i=worker.index: stopped.append((i, keep))
     fake.script = in_order([1, 1, 2, 2, 3])
     replies = calls.all(Stragglers(0.6, 0.25), steps=lambda work: 20)
     assert values(replies) == [1, -1, 2, -2, 3]
@@ -883,12 +800,10 @@ def test_workers_killed_by_an_interruption_are_replaced_later(make: Any, rule: s
     calls.fill(version_of, workers.remote)
     calls.interrupt()
     calls.kill_busy()
-    assert not any(worker.actor.alive for worker in workers.remote)
+    assert not any(worker.channel.alive for worker in workers.remote)
     for worker in workers.remote:
-        worker.actor.alive = True  # `kill` of a dead actor has no effect in Ray
-    refs = [call.future for call in calls.pending()]
-    for ref in refs:
-        ref.error = DEATH
+        worker.channel.alive = True  # it may be killed again: that has no effect in Ray
+        worker.channel.die()
     with pytest.raises(CallsInterrupted):
         calls.first()
     assert workers.faults.num_restarts == 0

@@ -17,14 +17,14 @@ import pytest
 import ray
 import torch
 from collector_toys import FailsAfterSteps, Reach, TimestampEnv, update
-from fakes import pid_of, worker_config
+from fakes import inside, pid_of, worker_config
 from toy_envs import Clock, Drift
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts import ray_session as sessions
 from polopt.rollouts.collectors.collector import Collector, next_seed
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.errors import WorkersFailedError
 
 CHEAP = {"num_cpus": 0.25}
 
@@ -172,13 +172,11 @@ def test_collectors_can_have_own_environments_and_resources(made: Any) -> None:
     batch = next(collector)
     assert batch["truncated"].sum(0).tolist() == [6, 6, 2, 2]
 
-    def inside(worker: Any) -> tuple[Any, Any]:
-        def look(_: Any) -> tuple[Any, Any]:
-            return ray.get_runtime_context().get_assigned_resources(), os.environ.get("WHO")
+    def look(_: Any) -> tuple[Any, Any]:
+        return ray.get_runtime_context().get_assigned_resources(), os.environ.get("WHO")
 
-        return ray.get(worker.actor.__ray_call__.remote(look), timeout=120.0)
-
-    (first, owner), (second, no_owner) = [inside(worker) for worker in collector.workers.remote]
+    looks = [inside(worker, look) for worker in collector.workers.remote]
+    (first, owner), (second, no_owner) = ray.get(looks, timeout=120.0)
     assert (first["CPU"], owner) == (0.5, "one")
     assert (second["CPU"], second["seat"], second["memory"], no_owner) == (0.25, 1.0, 5e7, None)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -12,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 from collector_toys import FailsAfterSteps, TimestampEnv, fake_collector, local_collector, update
-from fakes import worker_config
+from fakes import pid_of, worker_config
 from faulty_envs import Spoiled
 from toy_envs import Clock
 from waiting import wait_until
@@ -22,7 +23,7 @@ from waiting import wait_until
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_thread import CollectorEnded, CollectorThread
 from polopt.rollouts.envs.errors import EnvironmentFailedError
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 STOPS_WITHIN_S = 30.0  # two without other load
@@ -51,7 +52,7 @@ def test_the_queue_is_bounded_and_so_are_the_workers() -> None:
     wait_until(thread.queue.full)
 
     def num_calls() -> int:
-        return sum(len(actor.calls) for actor in collector.workers.actors)
+        return sum(len(channel.calls) for channel in collector.workers.channels)
 
     # Three batches in the queue, one that waits for room, and one fragment of each worker.
     wait_until(lambda: num_calls() >= 3 + 1 + 2)
@@ -150,9 +151,9 @@ def test_weights_are_sent_by_the_thread_that_gets_batches() -> None:
     with CollectorThread(collector) as thread:
         thread.get()
         update(collector)
-        assert collector.workers.snapshots.last.weights.version == 0
+        assert collector.workers.weights.last.weights.version == 0
         thread.get()
-        assert collector.workers.snapshots.last.weights.version == 1
+        assert collector.workers.weights.last.weights.version == 1
         update(collector)
         assert thread.update_policy_weights_() == 2
 
@@ -210,7 +211,8 @@ def over(worker_pool: Any) -> Iterator[Any]:
 
 
 def wait_until_up(workers: WorkerSet) -> None:
-    ray.get([worker.actor.ping.remote() for worker in workers.remote], timeout=120.0)
+    while not all(worker.up for worker in workers.remote):
+        workers.take_started(1.0)
 
 
 def test_stop_while_workers_sample(over: Any) -> None:
@@ -251,7 +253,7 @@ def test_persistent_worker_failures_raise(remote: Any) -> None:
     with CollectorThread(collector) as thread:
         thread.get()
         for worker in collector.workers.remote:
-            ray.kill(worker.actor)
+            os.kill(pid_of(worker), signal.SIGKILL)
         with pytest.raises(WorkersFailedError):
             list(thread)
 

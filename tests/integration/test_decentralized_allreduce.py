@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import time
@@ -20,6 +21,7 @@ from fakes import (
 from rank_helpers import LEARNING, Pool, learned_state, make_decentralized, on_ranks, run_on
 
 from polopt.common.config import ConfigError
+from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.decentralized_allreduce import (
@@ -32,6 +34,7 @@ from polopt.policies.learning.schedules import Schedule
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.transport.control_page import EarlyStopRequest
 from polopt.rollouts.workers.calls import Reply
 
 
@@ -243,7 +246,8 @@ def test_data_and_gradients_bypass_the_driver(worker_pool: Pool) -> None:
     assert len(replies) == 2 * 2 * 2, "two calls to each rank in a round"
     with_weights = 0
     for reply in replies:
-        value, counts = reply.value, reply.counts._replace(episodes=None)
+        value, counts = reply.value, copy.copy(reply.counts)
+        counts.episodes = EpisodeStats()
         if reply.tag == "learn":
             with_weights += value.weights is not None
             value = value._replace(weights=None)
@@ -296,20 +300,25 @@ def test_early_stop_applies_to_one_call() -> None:
     worker = CheckedWorker(worker_config("ppo"), 1)
     worker.set_weights(worker.get_weights())
 
+    def stop(call: int) -> None:
+        worker.control.request_stop(EarlyStopRequest(call, keep_steps=2))
+
     def steps_of(call: int) -> int:
-        answer = worker.run(call, ray.cloudpickle.dumps(sample))
+        answer = worker.run(call, sample)
         assert answer.error is None
         length: int = worker.state["batch"].shape[0]
-        assert answer.counts.num_early_stopped == (length < 5)
+        assert answer.record.num_early_stopped == (length < 5)
         return length
 
-    worker.stop_early(3, 2)  # comes before the call it is for
+    stop(3)  # comes before the call it is for
     assert [steps_of(2), steps_of(3), steps_of(4)] == [5, 2, 5]
-    worker.stop_early(4, 2)  # comes late
+    stop(4)  # comes late
     assert steps_of(5) == 5
-    worker.stop_early(5, 2)
+    stop(5)
     assert worker.sample().shape[0] == 5
-    worker.stop_early(900, 2)  # of another optimizer, which has counted further
+    worker.control.request_stop(
+        EarlyStopRequest(900, 2)
+    )  # of another optimizer, which has counted further
     assert steps_of(6) == 5
 
 

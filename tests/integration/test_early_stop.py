@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from collector_toys import TimestampEnv
 from fakes import CheckedWorker, make_optimizer, worker_config
-from ray import cloudpickle
 
 from polopt.optimizers.sync_samples import SyncSamples, sample
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.workers.early_stop import EarlyStop, Stragglers
+from polopt.rollouts.transport.control_page import EarlyStopRequest
+from polopt.rollouts.workers.call_runner import CallRunner
+from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -42,16 +43,15 @@ def test_share_of_a_fragment_that_is_kept() -> None:
 
 def test_early_stop_applies_to_one_call() -> None:
     worker = CheckedWorker(worker_config("a2c"), 1)
-    function = cloudpickle.dumps(sample)
 
     def length(number: int) -> int:
-        answer = worker.run(number, function, worker.get_weights() if number == 7 else None)
-        assert answer.counts.num_early_stopped == (answer.value.shape[0] < 5)
+        answer = worker.run(number, sample, worker.get_weights() if number == 7 else None)
+        assert answer.record.num_early_stopped == (answer.value.shape[0] < 5)
         return int(answer.value.shape[0])
 
-    worker.stop_early(8, 2)  # comes before
+    worker.control.request_stop(EarlyStopRequest(8, 2))  # comes before
     assert [length(7), length(8), length(9)] == [5, 2, 5]
-    worker.stop_early(9, 2)  # comes late
+    worker.control.request_stop(EarlyStopRequest(9, 2))  # comes late
     assert length(10) == 5
 
 
@@ -61,20 +61,31 @@ def two_fragments(worker: RolloutWorker) -> list[int]:
 
 def test_early_stop_shortens_all_further_fragments_of_a_call() -> None:
     worker = RolloutWorker(worker_config("a2c"), 1)
-    worker.stop_early(1, 2)
-    answer = worker.run(1, cloudpickle.dumps(two_fragments))
+    worker.control.request_stop(EarlyStopRequest(1, 2))
+    answer = worker.run(1, two_fragments)
     assert answer.value == [2, 2]
-    assert answer.counts.num_early_stopped == 2
+    assert answer.record.num_early_stopped == 2
 
 
 def test_early_stop_of_an_outer_call_lasts_beyond_an_inner_one() -> None:
-    stops: list[int | None] = []
-    stop = EarlyStop(stops.append)
-    with stop.during(1):
-        with stop.during(2):
-            stop.request(1, 3)
-        stop.request(2, 4)  # has ended
-    assert stops == [3, None]
+    runner = CallRunner()
+    during: list[int | None] = []
+
+    def note(runner: CallRunner) -> None:
+        during.append(runner.stop_after())
+
+    def outer(runner: CallRunner) -> None:
+        runner.control.request_stop(EarlyStopRequest(1, 3))
+        note(runner)
+        runner.run_here(2, note)
+        note(runner)
+        runner.control.request_stop(EarlyStopRequest(2, 4))  # has ended
+        note(runner)
+
+    assert runner.run(1, outer).error is None
+    assert during == [3, 3, 3, 3]
+    runner.run(3, note)
+    assert during[4] is None
 
 
 @pytest.fixture

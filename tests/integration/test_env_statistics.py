@@ -115,7 +115,7 @@ def test_statistics_survive_a_restore_without_workers(worker_pool: Pool) -> None
         assert 0.0 <= chain[1]["count"] - expected <= 1.0
 
 
-@pytest.mark.parametrize("transport", ["ray", "zmq"])
+@pytest.mark.parametrize("transport", ["ray", "socket"])
 def test_replacement_begins_with_the_statistics_sent_last(
     worker_pool: Pool, transport: str
 ) -> None:

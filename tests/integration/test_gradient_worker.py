@@ -14,8 +14,14 @@ import numpy as np
 import pytest
 import ray
 import torch
-from fakes import RandomDelayDrift, SlowSecondWorkerDrift, make_optimizer, pid_of, worker_config
-from ray import cloudpickle
+from fakes import (
+    RandomDelayDrift,
+    SlowSecondWorkerDrift,
+    inside,
+    make_optimizer,
+    pid_of,
+    worker_config,
+)
 from toy_envs import Drift
 
 from polopt.common.config import ConfigError
@@ -28,7 +34,10 @@ from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.collectors.gradient_worker import GradientWorker, GradientWorkerSet
+from polopt.rollouts.transport.channel import Message
+from polopt.rollouts.transport.control_page import EarlyStopRequest
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_set import call_method
 
 ROWS = 10  # of a fragment of 5 steps of 2 environments
 #: Four gradients for each rollout.
@@ -55,7 +64,7 @@ def test_own_environments_equal_a_rollout_worker() -> None:
     gradient_worker, rollout_worker = worker(), worker(RolloutWorker)
     for _ in range(6):
         mine, counts = gradient_worker.step()
-        theirs, other_counts = rollout_worker.run_here(0, compute_gradient, None)
+        theirs, other_counts, _ = rollout_worker.run_here(1, compute_gradient, None)
         assert same(mine, theirs)
         assert counts.env_steps == other_counts.env_steps
         for each in (gradient_worker, rollout_worker):
@@ -147,10 +156,10 @@ def test_adapted_coefficient_can_be_set() -> None:
 @pytest.mark.parametrize("kind", [GradientWorker, RolloutWorker])
 def test_worker_obeys_an_early_stop_of_its_call(kind: type[RolloutWorker]) -> None:
     one = worker(kind, rollout={"rollout_fragment_length": 200})
-    one.stop_early(7, 35)
-    batch, counts = one.run_here(7, lambda worker: worker.next_batch())
+    one.control.request_stop(EarlyStopRequest(7, 35))
+    batch, counts, _ = one.run_here(7, lambda worker: worker.next_batch())
     assert (batch.shape[0], counts.num_early_stopped) == (35, 1)
-    batch, counts = one.run_here(8, lambda worker: worker.next_batch())
+    batch, counts, _ = one.run_here(8, lambda worker: worker.next_batch())
     assert (batch.shape[0], counts.num_early_stopped) == (200, 0)
 
 
@@ -207,23 +216,26 @@ def config(env: Any = Drift, policy: str = "ppo", **rollout: Any) -> Any:
 
 
 def call(worker: Any, method: str, *args: Any) -> Any:
-    return ray.get(getattr(worker.actor, method).remote(*args), timeout=120.0)
+    return value_of(worker, call_method, method, *args)
 
 
-def inside(worker: Any, function: Callable[[Any], Any]) -> Any:
-    """What `function` of a worker gives in its process, also while it answers calls over ZeroMQ."""
-    call = worker.actor.__ray_call__.options(concurrency_group="control")
-    return ray.get(call.remote(function), timeout=120.0)
+def value_of(worker: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """What `function(worker, *args)` gives in the process of a worker."""
+    return ray.get(inside(worker, function, *args), timeout=120.0)
+
+
+def values_below(worker: Any, function: Callable[[Any], Any]) -> list[Any]:
+    """What `function` gives in the processes of the workers below a gradient worker."""
+
+    def below(gradient_worker: Any) -> list[Any]:
+        return [value_of(each, function) for each in gradient_worker.workers.remote]
+
+    values: list[Any] = value_of(worker, below)
+    return values
 
 
 def pids_below(worker: Any) -> list[int]:
-    def pids_of_workers(self: Any) -> list[int]:
-        calls = [w.actor.__ray_call__.remote(lambda _: os.getpid()) for w in self.workers.remote]
-        pids: list[int] = ray.get(calls, timeout=120.0)
-        return pids
-
-    pids: list[int] = inside(worker, pids_of_workers)
-    return pids
+    return values_below(worker, lambda _: os.getpid())
 
 
 def is_alive(pid: int) -> bool:
@@ -251,20 +263,18 @@ def test_gradient_worker_collects_with_the_weights_it_received(
     call(first, "set_weights", older)
     batch = call(first, "get_data")
     assert batch.version == 9
-    seen = inside(
-        first, lambda s: ray.get([w.actor.get_weights.remote() for w in s.workers.remote])
-    )
+    seen = values_below(first, lambda worker: worker.get_weights())
     assert {one.flat.tobytes() for one in seen} == {older.flat.tobytes()}
 
 
 def test_peers_get_the_gradient_over_all_rows(
     workers: GradientWorkerSet,
 ) -> None:
-    assert workers.reconfigure(config(policy="a2c", transport="ray"))
+    assert workers.reconfigure(config(policy="a2c"))
     optimizer = make_optimizer(DecentralizedAllReduce, workers)
     optimizer.group.ensure()
     batches = [call(each, "get_data") for each in workers.remote]
-    calls = [each.actor.get_grads.remote(True) for each in workers.remote]
+    calls = [inside(each, call_method, "get_grads", True) for each in workers.remote]
     one, other = ray.get(calls, timeout=120.0)
     assert one.flat.tobytes() == other.flat.tobytes()
     policy = workers.local.policy
@@ -272,7 +282,7 @@ def test_peers_get_the_gradient_over_all_rows(
     assert one.flat == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert policy.compute_gradients(batches[0]).flat != pytest.approx(expected, rel=1e-4, abs=1e-6)
 
-    steps = [each.actor.step.remote(True) for each in workers.remote]
+    steps = [inside(each, call_method, "step", True) for each in workers.remote]
     received = [gradients for gradients, _ in ray.get(steps, timeout=120.0)]
     assert received == [None, None], "no gradient leaves the group"
     assert len({call(each, "get_weights").flat.tobytes() for each in workers.remote}) == 1
@@ -280,22 +290,18 @@ def test_peers_get_the_gradient_over_all_rows(
     optimizer.stop()
 
 
+def gamma_of(worker: RolloutWorker) -> float:
+    gamma: float = worker.policy.config.gamma
+    return gamma
+
+
 def test_changed_option_reaches_every_policy_below(two: GradientWorkerSet) -> None:
     optimizer = make_optimizer(AsyncGradients, two, grads_per_step=2)
     optimizer.step()
     optimizer.update_algorithm_parameter("gamma", 0.25)
     for each in two.remote:
-        gammas = inside(
-            each,
-            lambda s: ray.get(
-                [
-                    w.actor.__ray_call__.remote(lambda r: r.policy.config.gamma)
-                    for w in s.workers.remote
-                ]
-            ),
-        )
-        assert gammas == [0.25, 0.25]
-        assert inside(each, lambda s: s.policy.config.gamma) == 0.25
+        assert values_below(each, gamma_of) == [0.25, 0.25]
+        assert value_of(each, gamma_of) == 0.25
     assert two.config.policy.gamma == 0.25, "replacements use the new value"
     optimizer.stop()
 
@@ -303,7 +309,7 @@ def test_changed_option_reaches_every_policy_below(two: GradientWorkerSet) -> No
 def test_min_workers_concerns_the_gradient_workers(ray_session: None) -> None:
     made = GradientWorkerSet(config(num_workers=1, min_workers=1))
     try:
-        needed = inside(made.remote[0], lambda s: s.workers.config.rollout.workers_needed)
+        needed = value_of(made.remote[0], lambda worker: worker.workers.num_needed)
         assert needed == 2, "all workers below are in the reservation of their gradient worker"
     finally:
         made.stop()
@@ -321,18 +327,16 @@ def test_asynchronous_collection_takes_the_first_fragment(
 def test_early_stop_reaches_workers_below(workers: GradientWorkerSet) -> None:
     long = config(RandomDelayDrift, rollout_fragment_length=2000)
     assert workers.reconfigure(long)
-    first = workers.remote[0]
-    call(first, "ping")
-    sampling = first.actor.run.remote(7, cloudpickle.dumps(lambda w: w.next_batch().shape[0]))
+    channel = workers.up()[0].channel
+    ticket = channel.send(Message(7, "rows", lambda worker: worker.next_batch().shape[0], ()))
+    channel.stop_early(6, 1)  # of another round: no effect
     deadline_s = time.monotonic() + 120.0
-    control = first.actor.stop_early.options(concurrency_group="control")
-    ray.get(control.remote(6, 1), timeout=120.0)  # of another round: no effect
-    while not ray.wait([sampling], timeout=0.2)[0]:
-        ray.get(control.remote(7, 1), timeout=120.0)
+    while not workers.transport.wait([ticket], 0.2):
+        channel.stop_early(7, 1)
         assert time.monotonic() < deadline_s
-    answer = ray.get(sampling, timeout=120.0)
+    answer = ticket.result(120.0)
     assert 1 <= answer.value < 2000
-    assert answer.counts.num_early_stopped > 0
+    assert answer.record.num_early_stopped > 0
 
 
 def test_slow_workers_below_stop_early(workers: GradientWorkerSet) -> None:

@@ -31,7 +31,7 @@ from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.sampling.non_finite import all_finite, find_non_finite, non_finite_gradient
-from polopt.rollouts.workers.failures import NonFiniteError
+from polopt.rollouts.workers.errors import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

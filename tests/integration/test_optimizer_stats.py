@@ -31,7 +31,6 @@ COMMON = {
     *NESTED,
     "num_bytes_sent",
     "num_bytes_received",
-    "num_large_messages",
     "num_gradients_accepted",
     "num_gradients_stale",
     "num_gradients_skipped",

@@ -25,7 +25,7 @@ STRATEGIES: dict[str, tuple[type[PolicyOptimizer], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("transport", ["ray", "zmq"])
+@pytest.mark.parametrize("transport", ["ray", "socket"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_first_result_of_a_replacement_is_of_weights_since_its_start(
     worker_pool: Pool, monkeypatch: pytest.MonkeyPatch, name: str, transport: str

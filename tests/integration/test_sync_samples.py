@@ -9,21 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import ray
 from fakes import (
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
     RandomDelayDrift,
-    Script,
     make_optimizer,
-    oldest_first,
     pid_of,
-    shuffled_by,
     worker_config,
 )
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
 from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -42,7 +40,7 @@ def make(
     script: Script = oldest_first,
 ) -> Any:
     config = worker_config("ppo", seed=seed, rollout={**THREE, **(rollout or {})}, **PPO)
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = script
     workers = FakeWorkerSet(config, fake, up=up)
     return make_optimizer(SyncSamples, workers, train_batch_size=train_batch_size)
@@ -102,7 +100,7 @@ def test_batch_is_rounded_up_to_fragments_assigned_in_turn(
     for steps in (1, 2):
         result = optimizer.step()
         assert result.env_steps_sampled == sum(fragments) * ROWS
-        assert [len(actor.calls) for actor in optimizer.workers.actors] == [
+        assert [len(channel.calls) for channel in optimizer.workers.channels] == [
             steps * count for count in fragments
         ]
 
@@ -111,7 +109,7 @@ def test_fragments_lie_side_by_side_by_worker_and_then_by_round() -> None:
     optimizer = make(train_batch_size=7 * ROWS, script=shuffled_by(11))
     batches = spy_on_batches(optimizer)
     optimizer.step()
-    parts = [part for actor in optimizer.workers.actors for part in actor.answers]
+    parts = [part for channel in optimizer.workers.channels for part in channel.values]
     assert [part.worker_index for part in parts] == [1, 1, 1, 2, 2, 3, 3]
     for name in ("obs", "actions", "advantages", "action_logp"):
         for i, part in enumerate(parts):
@@ -124,7 +122,7 @@ def test_nothing_collected_is_thrown_away(autoreset: str) -> None:
     rollout = {"autoreset_mode": autoreset}
     optimizer = make(rollout, train_batch_size=7 * ROWS, script=shuffled_by(2))
     results = [optimizer.step() for _ in range(5)]
-    parts = [part for actor in optimizer.workers.actors for part in actor.answers]
+    parts = [part for channel in optimizer.workers.channels for part in channel.values]
     collected = sum(part.env_steps for part in parts)
     assert len(parts) == 5 * 7
     assert (collected < 35 * ROWS) == (autoreset == "next_step"), "resets are no steps"
@@ -142,7 +140,7 @@ def test_all_samples_are_made_with_the_newest_weights() -> None:
     for _ in range(3):
         version = optimizer.policy.version
         optimizer.step()
-        parts = [part for actor in optimizer.workers.actors for part in actor.answers[-2:]]
+        parts = [part for channel in optimizer.workers.channels for part in channel.values[-2:]]
         assert {part.version for part in parts} == {version}
     assert optimizer.stats()["policy_lag"]["max"] == 0
 
@@ -219,21 +217,21 @@ def test_incomplete_state_changes_the_weights(monkeypatch: pytest.MonkeyPatch) -
 def test_batch_is_complete_when_a_worker_fails(up: bool) -> None:
     optimizer = make(train_batch_size=8 * ROWS, up=up)
     optimizer.step()
-    dying = optimizer.workers.remote[1].actor
-    dying.next_error = ray.exceptions.ActorDiedError()
-    optimizer.workers.ray.script = shuffled_by(4)
+    dying = optimizer.workers.remote[1].channel
+    dying.next_error = LostProcessError("the process died")
+    optimizer.workers.transport.script = shuffled_by(4)
     result = optimizer.step()
     assert result.env_steps_sampled == result.env_steps_trained == 8 * ROWS
     assert not dying.alive
     assert optimizer.workers.faults.num_restarts == 1
     one, two, three = optimizer.workers.remote
-    made = [actor.calls for actor in (one.actor, two.actor, three.actor)]
+    made = [channel.calls for channel in (one.channel, two.channel, three.channel)]
     samples = [sum(method == "sample" for method, _ in calls) for calls in made]
     assert samples[1] == (2 if up else 0), "no wait for a replacement that starts"
     assert sum(samples) == 2 * 8 - 3, "without the steps of the lost worker"
-    two.actor.finish()
+    two.channel.finish()
     optimizer.step()
-    assert sum(method == "sample" for method, _ in two.actor.calls) > samples[1]
+    assert sum(method == "sample" for method, _ in two.channel.calls) > samples[1]
 
 
 @pytest.mark.parametrize("removed", [[3], [1, 2]])

@@ -1,246 +1,558 @@
-"""Calls of actors over ZeroMQ and through Ray: order, failures, and the choice of a transport."""
+"""`SocketTransport`: connections, broken and hostile peers, and what goes through Ray."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import os
-import signal
-import subprocess
-import sys
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 import ray
-from rpc_fakes import CalledTarget, call
+from channel_helpers import LIMIT_S, NO_RESOURCES, Line, Notebook, note, note_slowly, pid, wait_for
 
-from polopt.common.config import ConfigError
-from polopt.rollouts.transport.endpoint import Endpoint
-from polopt.rollouts.transport.messages import AUTO_FRAME_BYTES, MAX_FRAME_BYTES
-from polopt.rollouts.transport.rpc_client import (
-    RpcChannel,
-    RpcClient,
-    RpcFuture,
-    TransportError,
-    open_rpc,
+from polopt.rollouts.transport import socket_channel
+from polopt.rollouts.transport.channel import ChannelError, TransportError
+from polopt.rollouts.transport.ray_channel import RayChannel, RayTransport
+from polopt.rollouts.transport.socket_channel import (
+    SocketChannel,
+    SocketTransport,
+    open_transport,
 )
-from polopt.rollouts.transport.rpc_server import RpcServer
+from polopt.rollouts.transport.sockets import MAX_HANDSHAKES, dial
 
-HOST = "127.0.0.1"
-LIMIT_S = 60.0
-
-
-class Recorder(CalledTarget):
-    """Actor that takes calls through Ray and over ZeroMQ, and lists them."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.server = RpcServer()
-        self.dies_in_between = False
-
-    def connect(self, endpoint: Endpoint) -> str:
-        return self.server.connect(endpoint)
-
-    def serve(self, endpoint: Endpoint) -> str:
-        return self.server.serve(self, endpoint)
-
-    def record(self, value: Any) -> Any:
-        self.calls.append(value)
-        return value
-
-    def take_large_answer(self, endpoint: Endpoint, number: int) -> list[bytes]:
-        if self.dies_in_between:
-            os._exit(1)
-        return self.server.take_large_answer(endpoint, number)
-
-    def zeros(self, count: int, dies_in_between: bool = False) -> bytes:
-        self.dies_in_between = dies_in_between
-        return bytes(count)
-
-    def fail(self) -> None:
-        raise ZeroDivisionError("division in the worker")
-
-    def exit(self) -> None:
-        os._exit(1)
-
-    def large(self, kill_after_s: float) -> bytes:
-        """An answer that takes a while to send; the process is killed meanwhile."""
-        pid = os.getpid()
-        if os.fork() == 0:
-            time.sleep(kill_after_s)
-            os.kill(pid, signal.SIGKILL)
-            os._exit(0)
-        return bytes(MAX_FRAME_BYTES - 1000)
-
-    def all(self) -> list[Any]:
-        return self.calls
-
-
-@pytest.fixture(scope="module")
-def actors(ray_session: None) -> Iterator[Callable[[], Any]]:
-    made = []
-
-    def make() -> Any:
-        options = {"num_cpus": 0, "concurrency_groups": {"control": 1}}
-        made.append(ray.remote(**options)(Recorder).remote())
-        return made[-1]
-
-    yield make
-    for actor in made:
-        ray.kill(actor)
+Make = Callable[..., Line]
 
 
 @pytest.fixture
-def client() -> Iterator[RpcClient]:
-    made = RpcClient(HOST, LIMIT_S)
+def transport(ray_session: None) -> Iterator[SocketTransport]:
+    made = SocketTransport(RayTransport(), LIMIT_S)
     yield made
     made.close()
 
 
-def connect(client: RpcClient, actor: Any, name: str = "worker 1") -> RpcChannel:
-    channel = client.channel(None, actor, name)
-    until_s = time.monotonic() + LIMIT_S
-    while not channel.connected:
-        assert time.monotonic() < until_s
-        client.poll(1.0)
-    return channel
+@pytest.fixture(scope="module")
+def actors(ray_session: None) -> Iterator[list[RayChannel]]:
+    """Two processes, whose connection each test makes anew."""
+    through_ray = RayTransport()
+    made = [through_ray.start(Notebook, (), NO_RESOURCES, f"worker {i}") for i in (1, 2)]
+    for channel in made:
+        channel.note_started(channel.start.result(LIMIT_S))
+    yield made
+    for channel in made:
+        through_ray.kill(channel)
 
 
-def result(client: RpcClient, made: Any) -> Any:
-    if not isinstance(made, RpcFuture):
-        return ray.get(made, timeout=LIMIT_S)
-    until_s = time.monotonic() + LIMIT_S
-    while not made.done:
-        assert time.monotonic() < until_s
-        client.poll(1.0)
-    return made.result()
+@pytest.fixture
+def lines(transport: SocketTransport, actors: list[RayChannel]) -> list[Line]:
+    return [Line("socket", transport, SocketChannel(channel, transport)) for channel in actors]
 
 
-def test_actor_calls_and_rpc_keep_their_order(client: RpcClient, actors: Any) -> None:
-    actor = actors()
-    channel = connect(client, actor)
-    calls: list[Any] = []
-    for number in range(60):
-        if number % 7 in (2, 3):
-            channel.pause()
-            calls.append(actor.record.remote(number))
-        else:
-            calls.append(call(channel, "record", number))
-    assert [result(client, made) for made in calls] == list(range(60))
-    channel.pause()
-    assert ray.get(actor.all.remote(), timeout=LIMIT_S) == list(range(60))
+def connect(*lines: Line) -> None:
+    for line in lines:
+        channel: Any = line.channel
+        channel.connect()
+        wait_for(line.transport, lambda channel=channel: channel.is_connected)
 
 
-def test_exception_is_the_one_that_ray_reports(client: RpcClient, actors: Any) -> None:
-    failing = call(connect(client, actors()), "fail")
-    with pytest.raises(ray.exceptions.RayTaskError, match="division in the worker"):
-        result(client, failing)
+@pytest.fixture
+def connected(lines: list[Line]) -> list[Line]:
+    connect(*lines)
+    return lines
 
 
-@pytest.mark.parametrize("paused", [False, True])
-def test_death_of_a_process_is_reported(client: RpcClient, actors: Any, paused: bool) -> None:
-    actor = actors()
-    channel = connect(client, actor)
-    assert result(client, call(channel, "record", 1)) == 1
-    if paused:
-        channel.pause()
-        actor.exit.remote()
-        lost = call(channel, "record", 2)
+@ray.remote
+class Silent:
+    """An actor that neither connects nor answers; a test plays its part on the socket."""
+
+    def ping(self) -> None:
+        pass
+
+    def serve(self, endpoint: Any) -> str:
+        time.sleep(3600.0)
+        return ""
+
+    def run_encoded(self, call: bytes) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def silent_actor(ray_session: None) -> Iterator[Any]:
+    actor: Any = Silent.options(num_cpus=0).remote()  # type: ignore[attr-defined]
+    yield actor
+    ray.kill(actor)
+
+
+@pytest.fixture
+def played(transport: SocketTransport, silent_actor: Any) -> Iterator[tuple[Line, Connection]]:
+    """A line, and the end of its connection that the test plays."""
+    channel: Any = SocketChannel(
+        RayChannel(silent_actor, "worker 3", None, transport.through_ray), transport
+    )
+    endpoint = channel._endpoint = transport.endpoint_for(channel)
+    peer = dial(endpoint.address, endpoint.key, LIMIT_S)
+    peer.send_bytes(endpoint.token)
+    wait_for(transport, lambda: channel.is_connected)
+    yield Line("socket", transport, channel), peer
+    peer.close()
+
+
+# ---- what goes over the socket -----------------------------------------------------------------
+
+
+def test_calls_go_through_ray_until_the_process_has_connected(lines: list[Line]) -> None:
+    line = lines[0]
+    transport: Any = line.transport
+    tickets = [line.send(note, number) for number in range(5)]
+    connect(line)
+    before = transport.num_calls
+    tickets += [line.send(note, number) for number in range(5, 10)]
+    assert [line.answer(ticket).value for ticket in tickets] == list(range(10))
+    assert transport.num_calls == before + 5
+
+
+def test_only_what_needs_ray_goes_through_ray(connected: list[Line]) -> None:
+    """In between, and the connection stays the same."""
+    line = connected[0]
+    transport: Any = line.transport
+    channel: Any = line.channel
+    connection, reference = channel._connection, transport.put(1)
+    room = channel._room
+    for argument, by_reference, over_socket in [
+        (1, False, 1),
+        (reference, False, 0),
+        (bytes(room + 1), False, 0),
+        (bytes(room // 2), False, 1),
+        (1, True, 0),
+        (1, False, 1),
+    ]:
+        before = transport.num_calls
+        line.call(note, argument, by_reference=by_reference)
+        assert transport.num_calls - before == over_socket, argument
+    assert channel._connection is connection
+    assert channel._room == room, "of answered calls nothing is in the buffer"
+
+
+def test_full_buffer_sends_the_next_calls_through_ray(connected: list[Line]) -> None:
+    line = connected[0]
+    transport: Any = line.transport
+    before = transport.num_calls
+    tickets = [line.send(note_slowly, 0, 0.5)]
+    tickets += [line.send(note, (number, bytes(20_000))) for number in range(1, 10)]
+    sent = transport.num_calls - before
+    assert 2 <= sent < 10
+    values = [line.answer(ticket).value for ticket in tickets]
+    assert [value[0] for value in values[1:]] == list(range(1, 10))
+
+
+def test_answer_larger_than_the_buffer_does_not_stop_the_process(connected: list[Line]) -> None:
+    """The driver may learn for a while before it reads."""
+    line = connected[0]
+    began_s = time.monotonic()
+    large = line.send(lambda book: bytes(5_000_000))
+    noted = line.send(lambda book: time.monotonic())
+    time.sleep(2.0)
+    assert len(line.answer(large).value) == 5_000_000
+    assert line.answer(noted).value - began_s < 1.9
+
+
+# ---- connections that end ----------------------------------------------------------------------
+
+
+def test_lost_connection_is_made_again(connected: list[Line]) -> None:
+    line = connected[0]
+    channel: Any = line.channel
+    pending = line.send(note_slowly, 1, 0.3)
+    channel.fail("of the test")
+    with pytest.raises(ChannelError, match="of the test"):
+        line.answer(pending)
+    assert line.call(note, 2) == 2
+    connect(line)
+    assert line.call(note, 3) == 3
+
+
+def test_end_of_an_earlier_connection_leaves_the_next_one_alone(connected: list[Line]) -> None:
+    """Ray may report it after the process has connected again."""
+    line = connected[0]
+    channel: Any = line.channel
+    line.call(note, 1)
+    earlier = channel._serving
+    channel.fail("of the test")
+    connect(line)
+    pending = line.send(note_slowly, 2, 0.3)
+    assert "lost" in earlier.result(LIMIT_S)
+    channel.actor_call_ended(earlier)
+    assert channel.is_connected
+    assert line.answer(pending).value == 2
+
+
+def test_ctrl_c_while_receiving_ends_the_calls_and_breaks_nothing(
+    connected: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, other = connected
+    channel: Any = line.channel
+
+    def interrupted(connection: Connection, maxlength: int | None = None) -> bytes:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    tickets = [line.send(note, number) for number in range(3)]
+    monkeypatch.setattr(Connection, "recv_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        line.answer(tickets[0])
+    for ticket in tickets:
+        with pytest.raises(ChannelError, match="receiving was interrupted"):
+            line.answer(ticket)
+    assert other.call(note, 1) == 1
+    assert line.call(note, 2) == 2
+    connect(line)
+    assert channel.is_connected
+
+
+def test_ctrl_c_while_sending_ends_the_calls_and_breaks_nothing(
+    connected: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, other = connected
+    pending = line.send(note_slowly, 1, 0.3)
+
+    def interrupted(connection: Connection, message: bytes) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "send_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        line.send(note, 2)
+    with pytest.raises(ChannelError, match="sending was interrupted"):
+        line.answer(pending)
+    assert other.call(note, 1) == 1
+    assert line.call(note, 2) == 2
+
+
+def test_closed_transport_ends_serving_and_its_calls(
+    transport: SocketTransport, lines: list[Line]
+) -> None:
+    connect(*lines)
+    line = lines[0]
+    channel: Any = line.channel
+    pending = line.send(note_slowly, 1, 0.3)
+    serving = channel._serving
+    transport.close()
+    assert pending.ended()
+    assert "the connection was lost" in serving.result(LIMIT_S)
+    again = Line("ray", RayTransport(), channel.through_ray)
+    assert again.call(note, 2) == 2
+    transport.close()
+
+
+def test_fork_in_a_process_does_not_keep_its_connection(
+    transport: SocketTransport, ray_session: None
+) -> None:
+    """As an environment's process, which lives on for a moment."""
+    channel = transport.start(Notebook, (), NO_RESOURCES, "worker 1")
+    line = Line("socket", transport, channel)
+    line.note_started()
+    connect(line)
+
+    def fork(book: Notebook) -> int:
+        if not (child := os.fork()):
+            time.sleep(20.0)
+            os._exit(0)
+        return child
+
+    child, pending = line.call(fork), line.send(note_slowly, 1, 1e4)
+    began_s = time.monotonic()
+    os.kill(channel.started.pid, 9)
+    wait_for(transport, lambda: not channel.is_connected)
+    assert time.monotonic() - began_s < 15.0
+    os.kill(child, 9)
+    with pytest.raises(ChannelError):
+        line.answer(pending)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_connections_leave_no_descriptors_threads_and_files(actors: list[RayChannel]) -> None:
+    def run() -> tuple[int, int]:
+        transport = SocketTransport(RayTransport(), LIMIT_S)
+        made = [Line("socket", transport, SocketChannel(actor, transport)) for actor in actors]
+        connect(*made)
+        for line in made:
+            assert line.call(note, 1) == 1
+        transport.close()
+        assert not os.path.exists(transport._listener.address)
+        del transport, made, line
+        gc.collect()
+        time.sleep(0.2)
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    run()
+    before = run()
+    for _ in range(3):
+        after = run()
+    assert after <= before
+
+
+# ---- peers that are slow, broken or hostile ----------------------------------------------------
+
+
+def test_peer_that_reads_nothing_does_not_block(played: tuple[Line, Connection]) -> None:
+    line, _ = played
+    channel: Any = line.channel
+    began_s = time.monotonic()
+    for number in range(200):
+        if len(channel._pending) < number:  # the buffer is full: the rest goes through Ray
+            break
+        line.send(note, bytes(5_000))
+    assert number < 199
+    assert time.monotonic() - began_s < LIMIT_S / 4.0
+    channel.fail("of the test")
+
+
+def test_half_a_message_delays_for_a_limited_time(
+    connected: list[Line], played: tuple[Line, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as of a process that was stopped while it sent."""
+    line, peer = played
+    channel: Any = line.channel
+    socket_channel.limit(channel._connection, 0.5)
+    monkeypatch.setattr(socket_channel, "REASON_TIMEOUT_S", 0.1)
+    pending = line.send(note, 1)
+    os.write(peer.fileno(), (100).to_bytes(4, "big") + b"half")
+    began_s = time.monotonic()
+    with pytest.raises(ChannelError, match="worker 3"):
+        line.answer(pending)
+    assert time.monotonic() - began_s < LIMIT_S / 4.0
+    assert connected[0].call(note, 1) == 1
+    assert socket_channel.MESSAGE_TIMEOUT_S <= 10.0
+
+
+@pytest.mark.parametrize("sent", [b"", b"123", b"\xff" * 8 + b"no call has this number"])
+def test_answer_to_no_call_is_ignored(
+    connected: list[Line], played: tuple[Line, Connection], sent: bytes
+) -> None:
+    line, peer = played
+    channel: Any = line.channel
+    pending = line.send(note, 1)
+    peer.send_bytes(sent)
+    assert connected[0].call(note, 1) == 1
+    assert channel.is_connected
+    assert not pending.ended()
+
+
+def peer_of(transport: SocketTransport) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.settimeout(LIMIT_S)
+    made.connect(transport._listener.address)
+    return made
+
+
+def test_wrong_tokens_reach_no_channel(connected: list[Line]) -> None:
+    transport: Any = connected[0].transport
+    for token in (b"", b"wrong", bytes(16), bytes(64), bytes(10_000)):
+        peer = dial(transport._listener.address, transport._key, LIMIT_S)
+        with contextlib.suppress(BrokenPipeError):
+            peer.send_bytes(token)
+        assert [line.call(note, 1) for line in connected] == [1, 1]
+        transport.poll(0.2)
+        with pytest.raises((EOFError, ConnectionResetError)):
+            peer.recv_bytes()
+        peer.close()
+
+
+def test_token_is_good_for_one_connection(
+    transport: SocketTransport, connected: list[Line]
+) -> None:
+    channel: Any = connected[0].channel
+    endpoint = channel._endpoint
+    peer = dial(endpoint.address, endpoint.key, LIMIT_S)
+    peer.send_bytes(endpoint.token)
+    assert connected[0].call(note, 1) == 1
+    transport.poll(0.2)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        peer.recv_bytes()
+    assert connected[0].call(note, 1) == 1
+    peer.close()
+
+
+def test_secrets_are_not_printed(transport: SocketTransport, lines: list[Line]) -> None:
+    channel: Any = lines[0].channel
+    endpoint = transport.endpoint_for(channel)
+    assert endpoint.key.hex() not in repr(endpoint)
+    assert repr(endpoint.key) not in repr(endpoint)
+    assert repr(endpoint.token) not in repr(endpoint)
+
+
+class Trap:
+    """Unpickling it leaves a trace."""
+
+    sprung: list[int] = []  # noqa: RUF012
+
+    def __reduce__(self) -> Any:
+        return (Trap.sprung.append, (1,))
+
+
+@pytest.mark.parametrize("kind", ["silent", "garbage", "an object", "wrong key"])
+def test_hostile_peers_delay_no_call_and_no_worker(
+    transport: SocketTransport, lines: list[Line], kind: str
+) -> None:
+    """Some before and some after the first worker connects."""
+    Trap.sprung.clear()
+    first, second = lines
+    began_s = time.monotonic()
+    with contextlib.ExitStack() as peers:
+
+        def attack() -> None:
+            for _ in range(20):
+                if kind == "wrong key":
+                    with pytest.raises(AuthenticationError):
+                        dial(transport._listener.address, b"wrong", LIMIT_S)
+                    continue
+                peer = peers.enter_context(peer_of(transport))
+                if kind == "garbage":
+                    peer.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+                elif kind == "an object":
+                    Connection(os.dup(peer.fileno())).send(Trap())
+
+        attack()
+        connect(first)
+        attack()
+        for number in range(50):
+            assert first.call(note, number) == number
+        connect(second)
+        assert second.call(note, 1) == 1
+    assert time.monotonic() - began_s < LIMIT_S / 2.0
+    assert not Trap.sprung
+
+
+def test_thousand_connections_break_nothing(transport: SocketTransport, lines: list[Line]) -> None:
+    first, second = lines
+    connect(first)
+    threads, began_s = threading.active_count(), time.monotonic()
+    with contextlib.ExitStack() as peers:
+        for number in range(1000):
+            peers.enter_context(peer_of(transport))
+            if number % 50 == 0:
+                assert first.call(note, number) == number
+        assert threading.active_count() <= threads + MAX_HANDSHAKES + 10
+        connect(second)
+        assert second.call(note, 1) == 1
+    assert time.monotonic() - began_s < LIMIT_S / 2.0
+
+
+def test_processes_that_do_not_connect_leave_no_token(
+    transport: SocketTransport, lines: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport._listener, "address", "/nowhere/s")
+    for line in lines:
+        assert line.call(note, 1) == 1
+    wait_for(transport, lambda: all(line.channel.refused for line in lines))  # type: ignore[attr-defined]
+    assert not transport._expected
+
+
+# ---- processes that cannot connect -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_process_that_cannot_connect_goes_through_ray(
+    transport: SocketTransport,
+    lines: list[Line],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    elsewhere: bool,
+) -> None:
+    """Only it, with one message: a warning, unless it runs on another node."""
+    caplog.set_level(logging.INFO, "polopt")
+    behind, other = lines
+    connect(other)
+    if elsewhere:
+        monkeypatch.setattr(transport, "_node", "another node")
     else:
-        lost = call(channel, "exit")
-    with pytest.raises(ray.exceptions.RayActorError):
-        result(client, lost)
+        monkeypatch.setattr(transport._listener, "address", "/nowhere/s")
+    assert [behind.call(note, number) for number in range(3)] == [0, 1, 2]
+    channel: Any = behind.channel
+    wait_for(transport, lambda: channel.refused)
+    assert transport.paths([behind.channel]) == "ray"
+    assert transport.paths([line.channel for line in lines]) == "socket, ray"
+    before = transport.num_calls
+    assert behind.call(note, 1) == 1
+    assert transport.num_calls == before
+    assert other.call(note, 1) == 1
+    assert transport.num_calls == before + 1
+    (record,) = [r for r in caplog.records if "worker 1 cannot connect" in r.message]
+    assert record.levelno == (logging.INFO if elsewhere else logging.WARNING)
+    assert ("another node" if elsewhere else "/nowhere/s") in record.message
 
 
-@pytest.mark.parametrize("kill_after_s", [0.01, 0.05, 0.1])
-def test_kill_within_a_message_fails_only_that_worker(actors: Any, kill_after_s: float) -> None:
-    client = RpcClient(HOST, LIMIT_S, required=True)
-    other = connect(client, actors(), "worker 2")
-    assert result(client, call(other, "record", 1)) == 1
-    large = call(connect(client, actors()), "large", kill_after_s)
-    assert result(client, call(other, "record", 2)) == 2
-    with contextlib.suppress(ray.exceptions.RayActorError):
-        assert len(result(client, large)) == MAX_FRAME_BYTES - 1000, "sent before the kill"
-    assert result(client, call(other, "record", 3)) == 3
-    client.close()
-
-
-def test_large_answer_comes_through_ray(client: RpcClient, actors: Any) -> None:
-    channel = connect(client, actors())
-    count = AUTO_FRAME_BYTES + 1
-    large, small = call(channel, "zeros", count), call(channel, "zeros", 1)
-    assert result(client, large) == bytes(count)
-    assert result(client, small) == bytes(1)
-    assert client.num_large_messages == 1
-    assert channel.open, "the worker goes on serving"
-
-
-def test_death_before_a_large_answer_is_fetched_is_reported(client: RpcClient, actors: Any) -> None:
-    lost = call(connect(client, actors()), "zeros", AUTO_FRAME_BYTES + 1, True)
-    with pytest.raises(ray.exceptions.RayActorError):
-        result(client, lost)
-
-
-# ---- config ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("transport", "message_bytes", "over_zmq"),
-    [
-        ("auto", 100_000, True),
-        ("auto", 100_001, False),
-        ("ray", 100, False),
-        ("zmq", 10_000_000, True),
-    ],
-)
-def test_size_of_messages_decides_for_auto(
-    ray_session: None, transport: str, message_bytes: int, over_zmq: bool
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_required_transport_raises_where_a_process_cannot_connect(
+    actors: list[RayChannel], monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
-    client = open_rpc(transport, message_bytes, LIMIT_S)
-    assert (client is not None) == over_zmq
-    if client is not None:
-        assert client.address.startswith(f"tcp://{ray.util.get_node_ip_address()}:")
-        client.close()
+    transport = open_transport("socket", LIMIT_S)
+    assert isinstance(transport, SocketTransport)
+    if elsewhere:
+        monkeypatch.setattr(transport, "_node", "another node")
+    else:
+        monkeypatch.setattr(transport._listener, "address", "/nowhere/s")
+    line = Line("socket", transport, SocketChannel(actors[0], transport))
+    with pytest.raises(TransportError, match=r"worker 1 cannot connect.*transport: auto or ray"):
+        [line.call(note_slowly, 1, 0.05) for _ in range(100)]
+    transport.close()
 
 
-def test_zmq_with_too_large_messages_is_an_error(ray_session: None) -> None:
-    with pytest.raises(ConfigError, match=r"'transport'.*Allowed: up to"):
-        open_rpc("zmq", MAX_FRAME_BYTES + 1, LIMIT_S)
-
-
-def test_only_auto_goes_through_ray_where_nothing_can_listen(
-    ray_session: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_config_chooses_the_transport(
+    ray_session: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Any,
 ) -> None:
-    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.77")
-    assert open_rpc("auto", 100, LIMIT_S) is None
-    assert "cannot listen at 192.0.2.77" in caplog.text
-    with pytest.raises(TransportError, match=r"cannot listen at 192\.0\.2\.77"):
-        open_rpc("zmq", 100, LIMIT_S)
+    for name, expected in {"ray": "ray", "socket": "socket", "auto": "socket"}.items():
+        transport = open_transport(name, LIMIT_S)
+        assert transport.name == expected
+        transport.close()
+    descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    parent = tmp_path / ("x" * 120)  # too long for the path of a socket
+    parent.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    for _ in range(3):
+        assert open_transport("auto", LIMIT_S).name == "ray"
+    assert "No socket can be bound" in caplog.text
+    with pytest.raises(TransportError, match="no socket can be bound"):
+        open_transport("socket", LIMIT_S)
+    caplog.clear()
+    gc.collect()
+    if descriptors:
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-BIND = """
-import os, sys, tempfile
-from polopt.rollouts.transport.rpc_client import Router
-
-def entries():
-    return len(os.listdir(tempfile.gettempdir()))
-
-router = Router("127.0.0.1", 60.0, 1 << 20)
-assert entries() == 1
-if child := os.fork():
-    assert os.waitpid(child, 0)[1] == 0
-    assert entries() == 1, "removed by a forked process"
-    print("bound")
-sys.exit()
-"""
+def test_waits_may_be_as_long_as_configs_allow(actors: list[RayChannel]) -> None:
+    transport = SocketTransport(RayTransport(), 1e7)
+    line = Line("socket", transport, SocketChannel(actors[0], transport))
+    connect(line)
+    ticket = line.send(note, 1)
+    while not (ended := transport.wait([ticket], 1e7)):
+        pass
+    assert ended == [ticket]
+    transport.close()
 
 
-def test_process_that_ends_without_close_leaves_no_directory() -> None:
-    command = [sys.executable, "-c", BIND]
-    with tempfile.TemporaryDirectory() as parent:  # `tmp_path` can be too long for a Unix socket
-        env = {**os.environ, "TMPDIR": parent}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
-        assert (done.returncode, done.stdout) == (0, "bound\n"), done.stderr
-        assert not os.listdir(parent)
+def test_a_call_of_another_process_wakes_the_wait(lines: list[Line]) -> None:
+    """Calls through Ray and over the socket are waited for together."""
+    through_ray, over_socket = lines
+    connect(over_socket)
+    slow = over_socket.send(note_slowly, "slow", 3.0)
+    reference = over_socket.transport.put("quick")
+    quick = through_ray.send(note, reference)
+    ended: list[Any] = []
+    while not ended:
+        ended = over_socket.transport.wait([slow, quick], 1.0)
+    assert ended == [quick]
+    assert not slow.ended()
+    assert over_socket.answer(slow).value == "slow"
+    assert over_socket.call(pid) != os.getpid()

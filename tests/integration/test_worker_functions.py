@@ -14,7 +14,7 @@ from fakes import connect_workers, make_optimizer, worker_config
 
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.base import PolicyOptimizer
-from polopt.rollouts.workers.failures import FunctionError, WorkersFailedError
+from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -74,7 +74,7 @@ def make_strategy(pool: Callable[[WorkerConfig], WorkerSet], transport: str) -> 
     return made
 
 
-@pytest.fixture(params=["ray", "zmq"])
+@pytest.fixture(params=["ray", "socket"])
 def strategy(worker_pool: Pool, request: pytest.FixtureRequest) -> OfTheUser:
     return make_strategy(worker_pool, request.param)
 
@@ -143,7 +143,7 @@ def test_worker_goes_on_after_an_error(strategy: OfTheUser) -> None:
     assert strategy.workers.faults.num_restarts == 0
 
 
-@pytest.mark.parametrize("transport", ["ray", "zmq"])
+@pytest.mark.parametrize("transport", ["ray", "socket"])
 def test_function_that_never_returns_ends_at_its_limit(ray_session: None, transport: str) -> None:
     strategy = make_strategy(WorkerSet, transport)
     strategy.function = never_returns
@@ -157,6 +157,6 @@ def test_function_that_never_returns_ends_at_its_limit(ray_session: None, transp
     assert "2 calls to workers failed in a row" in message
     assert "optimizer 'of_the_user': function" in message
     assert ".never_returns failed in worker 1" in message
-    assert "no answer for 1." in message
+    assert "no answer and no progress for 1." in message
     counts = strategy.workers.faults.counts
     assert counts == {"death": 0, "hang": 2, "exception": 0, "environment": 0}

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import ray
 from fakes import (
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
     in_order,
     make_optimizer,
     of_worker,
-    oldest_first,
     worker_config,
 )
 from toy_envs import Drift
@@ -27,14 +26,17 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers import worker_set as worker_set_module
-from polopt.rollouts.workers.failures import FaultLog, WorkerFailure, WorkersFailedError
-from polopt.rollouts.workers.placement import MAX_ARGUMENT_BYTES, actor_argument
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.ray_channel import MAX_ARGUMENT_BYTES
+from polopt.rollouts.transport.simulated_channel import oldest_first
+from polopt.rollouts.workers import start_up
+from polopt.rollouts.workers.errors import WorkersFailedError
+from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
 from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.presets import PRESETS
 
-DEATH = ray.exceptions.ActorDiedError()
+DEATH = LostProcessError("the process died")
 ALL = ["async_gradients", "sync_samples", "decentralized_allreduce"]
 
 
@@ -42,12 +44,12 @@ STARTUP_S = 50.0
 
 
 @pytest.fixture
-def fake() -> FakeRay:
-    return FakeRay()
+def fake() -> FakeTransport:
+    return FakeTransport()
 
 
 @pytest.fixture
-def make(fake: FakeRay) -> Callable[..., FakeWorkerSet]:
+def make(fake: FakeTransport) -> Callable[..., FakeWorkerSet]:
     def build(num_workers: int = 2, up: bool = False, **rollout: Any) -> FakeWorkerSet:
         limits = {"num_workers": num_workers, "worker_startup_timeout_s": STARTUP_S}
         return FakeWorkerSet(worker_config(rollout={**limits, **rollout}), fake, up=up)
@@ -62,18 +64,18 @@ def indices(workers: list[Any]) -> list[int]:
 # ---- workers that are up -----------------------------------------------------------------
 
 
-def test_a_run_begins_with_min_workers_and_grows(fake: FakeRay, make: Any) -> None:
+def test_a_run_begins_with_min_workers_and_grows(fake: FakeTransport, make: Any) -> None:
     workers = make(3, min_workers=2)
     fake.script = in_order([3, 1])  # a third answer is not waited for
     assert indices(workers.up()) == [1, 3]
     assert workers.stats()["num_healthy_workers"] == 2
     assert indices(workers.up()) == [1, 3], "no wait for the third"
-    workers.remote[1].actor.finish()
+    workers.remote[1].channel.finish()
     assert indices(workers.up()) == [1, 2, 3]
     assert workers.stats()["num_healthy_workers"] == 3
 
 
-def test_without_min_workers_waits_for_all_then_for_one(fake: FakeRay, make: Any) -> None:
+def test_without_min_workers_waits_for_all_then_for_one(fake: FakeTransport, make: Any) -> None:
     workers = make(2)
     assert indices(workers.up()) == [1, 2]
     for worker in list(workers.remote):
@@ -99,16 +101,16 @@ def test_trial_reserves_resources_for_min_workers() -> None:
 
 
 def test_unplaced_workers_are_reported_at_growing_intervals(
-    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
+    fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = make(2, min_workers=1)
-    workers.unplaced = {2}
-    fake.resources = {"CPU": 0.25}
+    fake.unplaced = {"worker 2"}
+    fake.cluster = {"CPU": 0.25}
     fake.script = of_worker(1)
     workers.up()
     assert not caplog.records
     for _ in range(30):
-        fake.now_s += 1.0
+        fake.clock.now_s += 1.0
         assert indices(workers.up()) == [1]
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2, "after 5 s, and after 15"
@@ -120,66 +122,68 @@ def test_unplaced_workers_are_reported_at_growing_intervals(
 
 
 def test_slow_start_is_not_called_a_lack_of_resources(
-    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
+    fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = make(3, min_workers=1)
-    workers.unplaced = {3}
+    fake.unplaced = {"worker 3"}
     fake.script = of_worker(1)
     for _ in range(20):
         assert indices(workers.up()) == [1]
-        fake.now_s += 1.0
+        fake.clock.now_s += 1.0
     assert {"no resources yet for worker 3:" in line for line in caplog.messages} == {True}
 
 
 def test_warning_tells_how_many_workers_lack_resources(
-    fake: FakeRay, make: Any, caplog: pytest.LogCaptureFixture
+    fake: FakeTransport, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ray does not tell which one of the workers without a process has its resources."""
     workers = make(4, min_workers=1)
-    workers.unplaced, workers.lacking = {2, 3, 4}, 1
+    fake.unplaced, fake.lacking = {"worker 2", "worker 3", "worker 4"}, 1
     fake.script = of_worker(1)
     for _ in range(20):
         assert indices(workers.up()) == [1]
-        fake.now_s += 1.0
+        fake.clock.now_s += 1.0
     assert {"no resources yet for 1 of workers 2, 3, 4:" in line for line in caplog.messages} == {
         True
     }
 
 
-def test_a_start_may_take_as_long_as_others_come_up(fake: FakeRay, make: Any) -> None:
+def test_a_start_may_take_as_long_as_others_come_up(fake: FakeTransport, make: Any) -> None:
     workers = make(5, min_workers=1)
     for index in range(1, 5):
-        fake.now_s += 0.9 * STARTUP_S
-        workers.remote[index - 1].actor.finish()
+        fake.clock.now_s += 0.9 * STARTUP_S
+        workers.remote[index - 1].channel.finish()
         assert indices(workers.up()) == list(range(1, index + 1))
     assert workers.faults.num_restarts == 0, "the fifth has taken 3.6 times the limit"
-    fake.now_s += 1.1 * STARTUP_S
+    fake.clock.now_s += 1.1 * STARTUP_S
     workers.up()
     assert workers.faults.counts["hang"] == 1
     assert workers.faults.last is not None
     assert workers.faults.last.message == "no answer for 235.0 s: it has not started"
 
 
-def test_worker_that_the_run_needs_has_a_limit_for_its_place(fake: FakeRay, make: Any) -> None:
+def test_worker_that_the_run_needs_has_a_limit_for_its_place(
+    fake: FakeTransport, make: Any
+) -> None:
     workers = make(2, max_consecutive_failures=1)
-    workers.unplaced = {2}
+    fake.unplaced = {"worker 2"}
     fake.script = of_worker(1)
     with pytest.raises(WorkersFailedError, match=r"Ray did not place it: each needs CPU 0\.5"):
         workers.up()
-    assert fake.now_s >= 1000.0 + STARTUP_S
+    assert fake.clock.now_s >= 1000.0 + STARTUP_S
 
 
-def test_set_up_calls_run_before_a_worker_is_up(fake: FakeRay, make: Any) -> None:
+def test_set_up_calls_run_before_a_worker_is_up(fake: FakeTransport, make: Any) -> None:
     workers = make(2)
-    workers.remote[0].actor.finish()
+    workers.remote[0].channel.finish()
     workers.remote[1].set_up.append((mark, (1,)))
     workers.remote[1].set_up.append((mark, (2,)))
     assert indices(workers.up()) == [1, 2]
-    assert workers.actors[1].calls == [("ping", ()), ("mark", (1,)), ("mark", (2,))]
-    assert [actor.worker.state for actor in workers.actors] == [{}, {"mark": 2}]
+    assert workers.channels[1].calls == [("mark", (1,)), ("mark", (2,))]
+    assert [channel.target.state for channel in workers.channels] == [{}, {"mark": 2}]
 
 
-def test_worker_whose_set_up_fails_is_replaced(fake: FakeRay, make: Any) -> None:
+def test_worker_whose_set_up_fails_is_replaced(fake: FakeTransport, make: Any) -> None:
     workers = make(2, min_workers=1)
     fake.script = of_worker(1)
     workers.up()
@@ -232,21 +236,21 @@ def test_worker_that_always_fails_is_unrecoverable() -> None:
 
 @pytest.mark.parametrize("min_workers", [None, 1])
 def test_unrecoverable_worker_ends_the_run_or_is_given_up(
-    fake: FakeRay, min_workers: int | None
+    fake: FakeTransport, min_workers: int | None
 ) -> None:
     class BrokenReplacements(FakeWorkerSet):
         """The first call of each replacement fails."""
 
         def _start(self, index: int) -> Any:
             worker = super()._start(index)
-            if len(self.actors) > 2:
-                worker.actor.next_error = DEATH
+            if len(self.channels) > 2:
+                worker.channel.next_error = DEATH
             return worker
 
     rollout = {"num_workers": 2, "min_workers": min_workers, "max_consecutive_failures": 4}
     workers = BrokenReplacements(worker_config(rollout=rollout), fake)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=5)
-    workers.remote[1].actor.next_error = DEATH
+    workers.remote[1].channel.next_error = DEATH
     if min_workers is None:
         with pytest.raises(WorkersFailedError, match=r"worker 2 failed 4 times(?s:.*)all of them"):
             optimizer.step()
@@ -266,10 +270,10 @@ def test_calls_to_removed_workers_are_forgotten(make: Any) -> None:
     workers = make(3, up=True)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     optimizer.step()
-    actor = workers.remote[1].actor
-    actor.finish()  # its call of `stop` ends
+    channel = workers.remote[1].channel
+    channel.finish()  # its call of `stop` ends
     assert workers.remove_workers([2]) == [2]
-    assert not actor.alive
+    assert not channel.alive
     for _ in range(3):
         assert optimizer.step().updates == 4
     assert optimizer.calls.num_pending == 2
@@ -297,7 +301,7 @@ def test_impossible_additions_and_removals_are_refused(make: Any) -> None:
         optimizer.step()
 
 
-def test_save_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> None:
+def test_save_does_not_wait_for_starting_workers(fake: FakeTransport, make: Any) -> None:
     workers = make(2, min_workers=1)
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     fake.script = of_worker(1)
@@ -307,51 +311,56 @@ def test_save_does_not_wait_for_starting_workers(fake: FakeRay, make: Any) -> No
     assert optimizer.calls.num_pending == 0
     assert workers.faults.num_restarts == 0
     assert optimizer.step().updates == 2
-    assert workers.actors[1].calls == [("ping", ())], "no work waits for a worker"
+    assert workers.channels[1].calls == [], "no work waits for a worker"
 
 
-def test_unplaced_replacement_is_not_a_hang(fake: FakeRay, make: Any) -> None:
+def test_unplaced_replacement_is_not_a_hang(fake: FakeTransport, make: Any) -> None:
     workers = make(2)  # without `min_workers` a run begins with both, and continues with one
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=2)
     optimizer.step()
-    workers.remote[1].actor.next_error = DEATH
-    workers.unplaced = {2}
+    workers.remote[1].channel.next_error = DEATH
+    fake.unplaced = {"worker 2"}
     while workers.faults.num_restarts == 0:
         optimizer.step()
     fake.script = of_worker(1)
     for _ in range(3):
         assert optimizer.step().updates == 2
-        workers.remote[0].actor.finish()
-        fake.now_s += 2.0 * STARTUP_S
+        workers.remote[0].channel.finish()
+        fake.clock.now_s += 2.0 * STARTUP_S
     assert workers.faults.counts["hang"] == 0
     assert workers.faults.num_restarts == 1
 
 
 def test_another_config_keeps_processes_that_have_started(make: Any) -> None:
     workers = make(2, min_workers=1)
-    workers.remote[0].actor.finish()
+    workers.remote[0].channel.finish()
     assert workers.reconfigure(workers.config)
-    assert [worker.actor for worker in workers.remote] == [workers.actors[0], workers.actors[2]]
+    assert [worker.channel for worker in workers.remote] == [
+        workers.channels[0],
+        workers.channels[2],
+    ]
 
 
-def test_another_config_does_not_wait_for_an_unplaced_worker(fake: FakeRay, make: Any) -> None:
+def test_another_config_does_not_wait_for_an_unplaced_worker(
+    fake: FakeTransport, make: Any
+) -> None:
     workers = make(2, min_workers=1)
-    workers.unplaced = {2}
+    fake.unplaced = {"worker 2"}
     fake.script = of_worker(1)
     workers.up()
-    unplaced = workers.remote[1].actor
+    unplaced = workers.remote[1].channel
     config = worker_config(
         rollout={**workers.config.rollout.to_dict(), "env": Drift, "rollout_fragment_length": 7}
     )
-    began_s = fake.now_s
+    began_s = fake.clock.now_s
     assert workers.reconfigure(config)
-    assert fake.now_s == began_s
+    assert fake.clock.now_s == began_s
     assert not unplaced.alive, "another process starts with the new config"
     assert indices(workers.up()) == [1]
     optimizer = make_optimizer(SyncSamples, workers)
     assert optimizer.step().env_steps_sampled == 2 * 7
     fake.script = oldest_first
-    workers.unplaced = set()
+    fake.unplaced = set()
     while not workers.remote[1].up:
         workers.take_started(1.0)
     assert optimizer.step().env_steps_sampled == 2 * 2 * 7
@@ -415,7 +424,7 @@ def test_missing_resources_are_named_and_used_once_available(
     cls: Any,
     options: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(worker_set_module, "CHECK_INTERVAL_S", 0.5)
+    monkeypatch.setattr(start_up, "CHECK_INTERVAL_S", 0.5)
     needs = {"custom_resources_per_worker": {"seat": 5.0}, "num_cpus_per_worker": 0.1}
     made = WorkerSet(worker_config(rollout={"num_workers": 2, "min_workers": 1, **needs}))
     try:
@@ -450,19 +459,21 @@ def test_missing_resources_are_named_and_used_once_available(
 def test_constructor_arguments_are_small(policy: str) -> None:
     network = {"fcnet_hiddens": (2048, 2048)}
     small = worker_config(policy, model=network)
-    assert actor_argument(small) is small
     assert len(ray.cloudpickle.dumps((small, 1))) < 10_000
 
 
-def test_large_config_is_stored_once_in_the_object_store(ray_session: None) -> None:
+def test_large_config_is_stored_once_in_the_object_store(
+    ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[Any] = []
+    put = ray.put
+    monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
     data = b"x" * (10 * MAX_ARGUMENT_BYTES)
-    rollout = {"num_workers": 1, "env_config": {"data": data}, "num_cpus_per_worker": 0.1}
-    config = worker_config(rollout=rollout)
-    argument = actor_argument(config)
-    assert len(ray.cloudpickle.dumps(argument)) < 1000
-    made = WorkerSet(config)
+    rollout = {"num_workers": 2, "env_config": {"data": data}, "num_cpus_per_worker": 0.1}
+    made = WorkerSet(worker_config(rollout=rollout))
     try:
         optimizer = make_optimizer(SyncSamples, made)
         assert optimizer.step().updates > 0
+        assert stored == [made.config_of(1)], "for both workers"
     finally:
         made.stop()

@@ -15,23 +15,26 @@ import pytest
 import ray
 import threadpoolctl
 import torch
-from fakes import FakeRay, FakeWorkerSet, inside, make_optimizer, pid_of, worker_config
+from fakes import FakeTransport, FakeWorkerSet, make_optimizer, pid_of, worker_config
 from policy_helpers import fixed_gradient
 from toy_envs import Clock
 
 from polopt.optimizers.sync_samples import SyncSamples, sample
-from polopt.rollouts.workers.failures import WorkerFailure, WorkersFailedError
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.workers.errors import WorkersFailedError
+from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.set_up import foreach_worker
-from polopt.rollouts.workers.worker_set import INLINE_BYTES, WorkerSet
+from polopt.rollouts.workers.snapshots import INLINE_BYTES
+from polopt.rollouts.workers.worker_set import WorkerSet
 
 LARGE = {"fcnet_hiddens": (256, 256)}
 FAILURE = WorkerFailure("death", 1, "gone")
 
 
 @pytest.fixture
-def fake() -> FakeRay:
-    return FakeRay()
+def fake() -> FakeTransport:
+    return FakeTransport()
 
 
 def update(workers: WorkerSet) -> None:
@@ -41,84 +44,85 @@ def update(workers: WorkerSet) -> None:
     policy.apply_flat()
 
 
-def test_each_version_is_stored_once_and_sent_once(fake: FakeRay) -> None:
+def test_each_version_is_stored_once_and_sent_once(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
-    sent = workers.weights_for(one)
+    sent = workers.weights.for_call(one)
     assert sent.version == 0
-    assert workers.weights_for(two) is sent
-    assert workers.weights_for(one) is None
+    assert workers.weights.for_call(two) is sent
+    assert workers.weights.for_call(one) is None
     update(workers)
-    newer = workers.weights_for(one)
+    newer = workers.weights.for_call(one)
     assert newer.version == 1
     np.testing.assert_array_equal(newer.flat, workers.local.policy.flat.params.detach().numpy())
     assert (newer.flat != sent.flat).any(), "what was sent before is not touched by an update"
-    assert workers.weights_for(one) is None
-    assert workers.weights_for(two) is newer
+    assert workers.weights.for_call(one) is None
+    assert workers.weights.for_call(two) is newer
     assert fake.num_puts == 0, "small ones travel inside the calls"
 
 
-def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeRay) -> None:
+def test_large_weights_are_put_into_the_store_once_for_all(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(model=LARGE), fake)
     one, two = workers.remote
     assert workers.local.get_weights().flat.nbytes > INLINE_BYTES
-    sent = workers.weights_for(one)
-    assert workers.weights_for(two) is sent
+    sent = workers.weights.for_call(one)
+    assert workers.weights.for_call(two) is sent
     assert fake.num_puts == 1
     assert sent.value.version == 0
-    workers.weights_for(one)
+    workers.weights.for_call(one)
     assert fake.num_puts == 1
     update(workers)
-    workers.weights_for(two)
+    workers.weights.for_call(two)
     assert fake.num_puts == 2
 
 
-def test_weights_changed_without_new_version_are_sent_again(fake: FakeRay) -> None:
+def test_weights_changed_without_new_version_are_sent_again(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
-    sent = [workers.weights_for(worker) for worker in workers.remote]
-    workers.snapshots.take(force=True)
-    again = [workers.weights_for(worker) for worker in workers.remote]
+    sent = [workers.weights.for_call(worker) for worker in workers.remote]
+    workers.weights.take(force=True)
+    again = [workers.weights.for_call(worker) for worker in workers.remote]
     assert again[0] is again[1] is not sent[0]
 
 
-def test_older_weights_are_sent_to_a_worker_that_had_others(fake: FakeRay) -> None:
+def test_older_weights_are_sent_to_a_worker_that_had_others(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
     policy = workers.local.policy
     for _ in range(5):
         update(workers)
-    fifth = workers.weights_for(one)
+    fifth = workers.weights.for_call(one)
     update(workers)
-    workers.weights_for(two)
+    workers.weights.for_call(two)
     policy.set_weights(fifth._replace(flat=fifth.flat + 1.0))
     for worker in (one, two):
-        sent = workers.weights_for(worker)
+        sent = workers.weights.for_call(worker)
         assert sent.version == 5
         np.testing.assert_array_equal(sent.flat, fifth.flat + 1.0)
-        assert workers.weights_for(worker) is None
+        assert workers.weights.for_call(worker) is None
 
 
-def test_replacement_has_new_seeds_and_receives_weights(fake: FakeRay) -> None:
+def test_replacement_has_new_seeds_and_receives_weights(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(), fake)
     one, two = workers.remote
-    sent = workers.weights_for(one)
-    workers.weights_for(two)
-    first_obs = one.actor.worker.sampler._obs
+    sent = workers.weights.for_call(one)
+    workers.weights.for_call(two)
+    first_obs = one.channel.target.sampler._obs
     fresh = workers.replace(one, FAILURE)
-    assert not one.actor.alive
+    assert not one.channel.alive
     assert workers.remote == [fresh, two]
     assert fresh.index == 1
-    assert workers.weights_for(fresh) is sent
-    assert workers.weights_for(two) is None
-    assert (fresh.actor.worker.sampler._obs != first_obs).all(), "repeats the episodes of the lost"
+    assert workers.weights.for_call(fresh) is sent
+    assert workers.weights.for_call(two) is None
+    obs = fresh.channel.target.sampler._obs
+    assert (obs != first_obs).all(), "repeats the episodes of the lost one"
     again = workers.replace(fresh, FAILURE)
-    assert (again.actor.worker.sampler._obs != fresh.actor.worker.sampler._obs).all()
+    assert (again.channel.target.sampler._obs != obs).all()
     assert workers.stats()["num_remote_worker_restarts"] == 2
     assert workers.stats()["num_worker_deaths"] == 2
     assert workers.stats()["num_healthy_workers"] == 2
 
 
-def test_replacements_that_keep_failing_end_the_run(fake: FakeRay) -> None:
+def test_replacements_that_keep_failing_end_the_run(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(rollout={"max_consecutive_failures": 4}), fake)
     for _ in range(3):
         workers.replace(workers.remote[0], FAILURE)
@@ -126,9 +130,9 @@ def test_replacements_that_keep_failing_end_the_run(fake: FakeRay) -> None:
         workers.replace(workers.remote[0], FAILURE)
 
 
-def test_function_of_the_user_runs_in_every_worker(fake: FakeRay) -> None:
+def test_function_of_the_user_runs_in_every_worker(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(rollout={"num_workers": 3}), fake)
-    workers.remote[1].actor.next_error = ray.exceptions.ActorDiedError()
+    workers.remote[1].channel.next_error = LostProcessError("the process died")
     seen = foreach_worker(workers, lambda worker, factor: factor * worker.index, 10)
     assert list(seen.items()) == [(1, 10), (3, 30)]
     assert workers.faults.num_restarts == 1
@@ -154,15 +158,16 @@ def workers(ray_session: None) -> Iterator[WorkerSet]:
 
 
 def test_resources_of_the_config_reach_ray(workers: WorkerSet) -> None:
-    for worker in workers.remote:
-        assigned = inside(worker, lambda _: ray.get_runtime_context().get_assigned_resources())
+    found = foreach_worker(workers, lambda _: ray.get_runtime_context().get_assigned_resources())
+    assert list(found) == [1, 2]
+    for assigned in found.values():
         assert assigned["CPU"] == 0.25
         assert assigned["seat"] == 0.25
         assert assigned["memory"] == 50_000_000
 
 
 def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSet) -> None:
-    pids = [pid_of(worker) for worker in workers.remote]  # they have started
+    pids = [pid_of(worker) for worker in workers.up()]
     old = workers.config
     assert not workers.reconfigure(worker_config(rollout={"num_workers": 3}))
     assert workers.config is old
@@ -170,8 +175,7 @@ def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSe
     rollout.pop("env")
     clocks = worker_config("ppo", lambda: Clock(4), seed=7, rollout=rollout)
     assert workers.reconfigure(clocks)
-    assert [pid_of(worker) for worker in workers.remote] == pids
-    workers.up()
+    assert [pid_of(worker) for worker in workers.up()] == pids
     batch = foreach_worker(workers, sample, workers.local.get_weights(), only=1)[1]
     assert batch.shape == (5, 3)
     assert "action_logp" in batch, "it is a PPO worker now"
@@ -179,13 +183,14 @@ def test_reconfigure_keeps_processes_if_resources_are_the_same(workers: WorkerSe
 
 
 def test_stop_ends_all_processes(workers: WorkerSet) -> None:
-    pids = [pid_of(worker) for worker in workers.remote]
+    pids = [pid_of(worker) for worker in workers.up()]
     assert all(alive(pid) for pid in pids)
     workers.stop()
     deadline_s = time.monotonic() + 60.0
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in pids)
+    workers.stop()  # has nothing left to do
 
 
 def alive(pid: int) -> bool:
@@ -204,8 +209,8 @@ def test_workers_compute_with_one_thread(worker_pool: Any) -> None:
 
     # Ray tells a worker of two CPUs to use two threads.
     rollout = {"num_workers": 1, "num_cpus_per_worker": 2.0}
-    (worker,) = worker_pool(worker_config("a2c", rollout=rollout)).remote
-    counts = ray.get(worker.actor.__ray_call__.remote(count), timeout=120.0)
+    workers = worker_pool(worker_config("a2c", rollout=rollout))
+    (counts,) = foreach_worker(workers, count).values()
     assert len(counts) >= 2
     assert set(counts) == {1}
 
@@ -257,7 +262,7 @@ def test_later_workers_do_not_wait_for_the_control_service(tmp_path: Path) -> No
     assert done.stdout.strip() == "not blocked"
 
 
-def test_changed_option_is_used_by_updates_in_workers(fake: FakeRay) -> None:
+def test_changed_option_is_used_by_updates_in_workers(fake: FakeTransport) -> None:
     workers = FakeWorkerSet(worker_config(adam_epsilon=1e-8), fake)
     optimizer = make_optimizer(SyncSamples, workers)
     optimizer.update_algorithm_parameter("adam_epsilon", 0.5)
@@ -265,7 +270,8 @@ def test_changed_option_is_used_by_updates_in_workers(fake: FakeRay) -> None:
     expected = RolloutWorker(worker_config(adam_epsilon=0.5), 0)
     unchanged = RolloutWorker(worker_config(adam_epsilon=1e-8), 0)
     weights, updated = workers.local.get_weights(), []
-    for worker in (expected, unchanged, workers.local, *(actor.worker for actor in workers.actors)):
+    remote = [channel.target for channel in workers.channels]
+    for worker in (expected, unchanged, workers.local, *remote):
         worker.policy.set_weights(weights)
         worker.policy.apply_gradients(fixed_gradient(worker.policy))
         updated.append(worker.get_weights().flat)

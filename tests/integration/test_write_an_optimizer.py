@@ -54,7 +54,7 @@ def train_and_drain(trainer: polopt.PolicyOptimizerTrainer, iterations: int) -> 
     return result
 
 
-@pytest.mark.parametrize("transport", ["ray", "zmq"])
+@pytest.mark.parametrize("transport", ["ray", "socket"])
 @pytest.mark.parametrize("name", PLUGINS)
 def test_every_fault_at_once_is_counted(
     name: str, transport: str, ray_session: None, tmp_path: Path

@@ -8,15 +8,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from fakes import FakeRay, FakeWorkerSet, make_optimizer, worker_config
+from fakes import FakeTransport, FakeWorkerSet, make_optimizer, worker_config
 from gymnasium import spaces
 from policy_helpers import small_policy
 from toy_envs import random_batch
 
 from polopt.metrics.actions import ActionStats, ActionSums
+from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.distributions.factory import make_distribution
-from polopt.rollouts.workers.counts import CallRecord
 
 
 def reported(sizes: list[int], dimensions: int, *parts: np.ndarray) -> dict[str, Any]:
@@ -99,12 +99,12 @@ def test_rows_that_are_not_valid_do_not_count(space: str) -> None:
         sizes, batch["actions"] = [2], np.where(valid, 1, 0)
     else:
         batch["actions"] = np.where(valid, 3.0, 99.0)[..., None].astype(np.float32)
-    record, above = CallRecord(), CallRecord()
+    record, above = Record(), Record()
     record.sampled(batch, sizes)
-    above.add(record.counts(0, None))  # of a worker below
+    above.add_below(record)  # of a worker below
     above.sampled(batch, sizes)
     stats = ActionStats(sizes, 1)
-    stats.add(above.counts(0, None).actions)
+    stats.add(above.actions)
     steps = 2 * batch.env_steps
     real = {"mean": [3.0], "std": [0.0], "clipped": 0.0}
     expected = {"histogram": {"0": [0, steps]}} if sizes else real
@@ -138,7 +138,9 @@ def test_distributions_say_their_categories(
 def test_each_step_of_a_run_is_counted_once() -> None:
     """`Drift` has the actions -1, 0 and 1; its fragments are learned from in two epochs."""
     config = worker_config("ppo", rollout={"num_workers": 3}, num_sgd_iter=2)
-    optimizer = make_optimizer(SyncSamples, FakeWorkerSet(config, FakeRay()), train_batch_size=30)
+    optimizer = make_optimizer(
+        SyncSamples, FakeWorkerSet(config, FakeTransport()), train_batch_size=30
+    )
     sampled = 0
     for _ in range(3):
         optimizer.step()

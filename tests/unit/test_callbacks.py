@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from polopt import CallbackError, Callbacks, Episode
 from polopt.common.config import ConfigError
-from polopt.metrics.custom_metrics import CustomMetrics
+from polopt.metrics.custom_metrics import CustomMetrics, values_of
+from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.workers.answer import CallError
 from polopt.rollouts.workers.callbacks import resolve_callbacks
-from polopt.rollouts.workers.counts import CallRecord
-from polopt.rollouts.workers.failures import CallError
 from polopt.trainers import evaluation
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.experiment import Experiment
@@ -114,8 +114,8 @@ def test_metrics_reach_results_as_mean_min_and_max() -> None:
 def test_names_stay_in_results_without_episodes() -> None:
     metrics = CustomMetrics()
     assert metrics.report() == {}
-    metrics.add({"x": 2.0})
-    metrics.add({"x": 4.0})
+    metrics.add(values_of({"x": 2.0}))
+    metrics.add(values_of({"x": 4.0}))
     assert metrics.report() == {"x_mean": 3.0, "x_min": 2.0, "x_max": 4.0}
     assert all(math.isnan(value) for value in metrics.report().values())
 
@@ -126,7 +126,7 @@ def test_metrics_of_workers_are_counted_once() -> None:
     optimizer = make_optimizer(SyncSamples, workers)
     optimizer.step()
     optimizer.step()
-    values = optimizer.metrics.custom_metrics.values()["number"]
+    values = optimizer.metrics.custom_metrics._values["number"]
     assert values.number == len(SEEN) == optimizer.metrics.episodes.lifetime
     assert values.total == sum(episode.info["number"] for episode, _, _ in SEEN)
     assert {worker for _, worker, _ in SEEN} == {1, 2}
@@ -137,11 +137,11 @@ def with_callbacks(config: Any, callbacks: type[Callbacks]) -> Any:
 
 
 def test_worker_adds_metrics_of_workers_below_it() -> None:
-    below, record = CallRecord(), CallRecord()
-    below.custom_metrics.add({"x": 1.0})
-    record.custom_metrics.add({"x": 5.0})
-    record.add(below.counts(0, None))
-    values = record.counts(0, None).custom_metrics["x"]
+    below, record = Record(), Record()
+    below.callback_metrics({"x": 1.0})
+    record.callback_metrics({"x": 5.0})
+    record.add_below(below)
+    values = record.custom_metrics["x"]
     assert (values.number, values.total, values.least, values.largest) == (2, 6.0, 1.0, 5.0)
 
 
@@ -289,7 +289,7 @@ def test_error_is_no_failure_of_the_worker_and_not_repeated() -> None:
     with pytest.raises(CallbackError, match=said):
         optimizer.step()
     assert len(SEEN) == 1
-    assert len(workers.actors) == 1
+    assert len(workers.channels) == 1
     assert not any(workers.faults.counts.values())
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from collector_toys import fake_collector, update
-from fakes import in_order, shuffled_by
+from fakes import in_order
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import shuffled_by
+from polopt.rollouts.workers.errors import WorkersFailedError
 
 
 def content(batch: SampleBatch) -> bytes:
@@ -31,7 +33,7 @@ def test_synchronous_batches_are_in_worker_order() -> None:
         assert [batch.shape for batch in batches] == [(5, 6)] * 3
         contents.append([content(batch) for batch in batches])
     assert contents[1:] == contents[:1] * 3
-    first = collector.workers.actors[0].answers[0].batch
+    first = collector.workers.channels[0].values[0].batch
     np.testing.assert_array_equal(batches[0].obs[:, :2], first.obs)
 
 
@@ -46,10 +48,10 @@ def test_asynchronous_batches_are_first_come_first_served() -> None:
 def test_next_fragment_starts_before_the_last_is_returned(sync: bool) -> None:
     collector = fake_collector(2, sync=sync)
     next(collector)
-    assert all(actor.under_way == 1 for actor in collector.workers.actors)
+    assert all(channel.under_way == 1 for channel in collector.workers.channels)
     late = fake_collector(2, sync=sync, update_after_each_batch=True)
     next(late)
-    busy = sum(actor.under_way for actor in late.workers.actors)
+    busy = sum(channel.under_way for channel in late.workers.channels)
     assert busy == (0 if sync else 1)
 
 
@@ -57,8 +59,8 @@ def test_one_fragment_per_worker_with_a_slow_consumer() -> None:
     collector = fake_collector(3)
     for _ in range(10):
         next(collector)
-        assert all(actor.under_way <= 1 for actor in collector.workers.actors)
-    calls = sum(len(actor.calls) for actor in collector.workers.actors)
+        assert all(channel.under_way <= 1 for channel in collector.workers.channels)
+    calls = sum(len(channel.calls) for channel in collector.workers.channels)
     assert calls == 10 + 3
 
 
@@ -73,11 +75,11 @@ def test_late_early_stop_leaves_the_next_collector_alone() -> None:
     next(first)
     late = [call.number for call in first.calls.pending()]
     first.shutdown()
-    for actor in first.workers.actors:
-        actor.finish()
+    for channel in first.workers.channels:
+        channel.finish()
     second = Collector.over(first.workers, sync=True)
-    for actor, number in zip(first.workers.actors, late, strict=True):
-        actor.worker.stop_early(number, 1)
+    for channel, number in zip(first.workers.channels, late, strict=True):
+        channel.stop_early(number, 1)
     assert [next(second).shape for _ in range(3)] == [(5, 4)] * 3
 
 
@@ -90,7 +92,7 @@ def test_early_stop_of_a_batch_spares_later_fragments(sync: bool, expected: list
     collector.stop_batch_early(1)  # fragments of later batches are pending
     collector.stop_batch_early(None)
     next(collector)
-    assert [actor.worker.stops for actor in collector.workers.actors] == expected
+    assert [channel.target.stops for channel in collector.workers.channels] == expected
 
 
 def test_seeds_and_state_reach_collectors_that_are_starting() -> None:
@@ -127,7 +129,7 @@ def test_total_frames_are_exact(sync: bool, mode: str, total: int) -> None:
     if mode == "same_step":
         assert set(frames) == {20}
         assert len(frames) == -(-total // 20)
-        launched = sum(len(actor.calls) for actor in collector.workers.actors)
+        launched = sum(len(channel.calls) for channel in collector.workers.channels)
         assert launched == len(frames) * (2 if sync else 1), "more is collected than returned"
     with pytest.raises(StopIteration):
         next(collector)
@@ -146,7 +148,7 @@ def test_first_random_frames_count_over_all_collectors(sync: bool, expected: int
 def test_removed_collector_loses_only_its_pending_fragment(sync: bool) -> None:
     collector = fake_collector(3, sync=sync, total_frames=200)
     frames = [next(collector).env_steps]
-    collector.workers.actors[0].finish()
+    collector.workers.channels[0].finish()
     collector.remove_collectors([1])
     rest = list(collector)
     frames += [batch.env_steps for batch in rest]
@@ -182,7 +184,7 @@ def test_reset_rows_are_not_frames() -> None:
 def test_frames_of_a_failed_collector_are_collected_again(sync: bool) -> None:
     collector = fake_collector(2, sync=sync, total_frames=100)
     frames = [next(collector).env_steps]
-    collector.workers.actors[1].next_error = ValueError("gone")
+    collector.workers.channels[1].next_error = LostProcessError("gone")
     frames += [batch.env_steps for batch in collector]
     assert collector.workers.faults.num_restarts == 1
     assert sum(frames) == collector.num_frames == 100
@@ -195,11 +197,11 @@ def test_persistent_failures_end_the_iteration() -> None:
 
     def start(index: int) -> Any:
         worker = original(index)
-        worker.actor.next_error = ValueError("never again")
+        worker.channel.next_error = LostProcessError("never again")
         return worker
 
     collector.workers._start = start
-    collector.workers.actors[0].next_error = ValueError("never again")
+    collector.workers.channels[0].next_error = LostProcessError("never again")
     next(collector)  # launched before that
     with pytest.raises(WorkersFailedError, match="never again"):
         next(collector)
@@ -264,7 +266,7 @@ def test_weights_changed_outside_are_sent() -> None:
     collector.policy.flat.params.data[0] += 1.0  # by another optimizer than the policy's
     batch = next(collector)
     assert batch.version == collector.policy.version == 1
-    sent = collector.workers.actors[0].worker.policy.flat.params
+    sent = collector.workers.channels[0].target.policy.flat.params
     np.testing.assert_array_equal(sent.detach(), collector.policy.flat.params.detach())
 
 
@@ -273,7 +275,7 @@ def test_weights_from_outside() -> None:
     flat = np.arange(len(collector.policy.flat.params), dtype=np.float32)
     assert collector.update_policy_weights_(flat) == 1
     next(collector)
-    received = collector.workers.actors[0].worker.policy
+    received = collector.workers.channels[0].target.policy
     np.testing.assert_array_equal(received.flat.params.detach(), flat)
     state = {name: value * 0 for name, value in collector.policy.model.state_dict().items()}
     assert collector.update_policy_weights_(state) == 2

@@ -222,6 +222,6 @@ def test_optimizer_unpacks_gradients_of_workers(codec: str) -> None:
     optimizer = make_optimizer(AsyncGradients, workers, grads_per_step=4)
     result = optimizer.step()
     assert result == (40, 40, 4)
-    sent = workers.actors[0].answers
+    sent = workers.channels[0].values
     assert {type(part) for part in sent} == {Gradients if codec == "none" else PackedGradients}
     assert np.isfinite(optimizer.policy.get_weights().flat).all()

@@ -13,18 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 from counting_env import CountingDrift, counted_by, made_in
-from fakes import FakeRay, FakeWorkerSet, Ref, make_optimizer, shuffled_by, worker_config
+from fakes import FakeTransport, FakeWorkerSet, make_optimizer, worker_config
 from plugin_page import PAGE, PLUGINS, plugin
 
 import polopt
 from polopt import optimizers
+from polopt.metrics.record import Record
 from polopt.optimizers.registry import OPTIMIZERS
-from polopt.rollouts.workers.counts import Counts
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import (
+    SimulatedTicket,
+    SimulatedTransport,
+    shuffled_by,
+)
 from polopt.trainers.experiment import Experiment
 
-DEATH = ray.exceptions.ActorDiedError()
+DEATH = LostProcessError("the process died")
 ROWS = 10  # of a fragment of 5 steps of 2 environments
 ROUNDS = 2
 #: What the plugins run in workers.
@@ -35,7 +40,7 @@ every_plugin = pytest.mark.parametrize("name", PLUGINS)
 def make(name: str, seed: int = 0, env: Any = None, up: bool = True, **options: Any) -> Any:
     """An optimizer with three fake workers, whose calls end in random order."""
     plugin(name)
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = shuffled_by(seed)
     more = {} if env is None else {"env": env}
     rollout = {"num_workers": 3, **options.pop("rollout", {})}
@@ -44,7 +49,7 @@ def make(name: str, seed: int = 0, env: Any = None, up: bool = True, **options: 
 
 
 def own_weights(optimizer: Any) -> list[np.ndarray]:
-    return [w.actor.worker.get_weights().flat for w in optimizer.workers.remote]
+    return [w.channel.target.get_weights().flat for w in optimizer.workers.remote]
 
 
 # ---- the algorithms ---------------------------------------------------------------------------
@@ -54,7 +59,7 @@ def test_local_sgd_averages_what_workers_have_learned() -> None:
     optimizer = make("local_sgd")
     for count in range(1, 4):
         result = optimizer.step()
-        answers = [actor.answers[-1] for actor in optimizer.workers.actors]
+        answers = [channel.values[-1] for channel in optimizer.workers.channels]
         mean = np.mean([weights.flat for weights in answers], axis=0)
         np.testing.assert_array_equal(optimizer.policy.get_weights().flat, mean)
         assert result == (3 * ROUNDS * ROWS, 3 * ROUNDS * ROWS, ROUNDS)
@@ -84,9 +89,9 @@ def test_elastic_differences_are_conserved_and_draw_workers_together() -> None:
     optimizer.drain()
     generator = np.random.default_rng(0)
     for worker in optimizer.workers.remote:
-        own = worker.actor.worker.get_weights()
+        own = worker.channel.target.get_weights()
         noise = generator.normal(size=own.flat.shape).astype(np.float32)
-        worker.actor.worker.policy.set_weights(own._replace(flat=own.flat + noise))
+        worker.channel.target.policy.set_weights(own._replace(flat=own.flat + noise))
 
     def total() -> np.ndarray:
         moves = [reply.value for reply in optimizer.calls.kept]
@@ -121,25 +126,25 @@ def test_elastic_differences_are_those_of_the_paper() -> None:
     sent: dict[int, list[np.ndarray]] = {1: [], 2: [], 3: []}
     learned: dict[int, list[np.ndarray]] = {1: [], 2: [], 3: []}
     own = dict.fromkeys(sent, center)
-    for actor in optimizer.workers.actors:
-        learn = actor.worker.learn
+    for channel in optimizer.workers.channels:
+        learn = channel.target.learn
 
-        def spy(batch: Any, worker: Any = actor.worker, learn: Any = learn) -> Any:
+        def spy(batch: Any, worker: Any = channel.target, learn: Any = learn) -> Any:
             result = learn(batch)
             learned[worker.index].append(worker.get_weights().flat)
             return result
 
-        actor.worker.learn = spy
+        channel.target.learn = spy
     for _ in range(15):
         optimizer.step()
     optimizer.drain()
-    for actor in optimizer.workers.actors:
-        index = actor.index
-        sent[index] = [args[0].flat for _, args in actor.calls]
-        for call, moved in enumerate(actor.answers):
+    for channel in optimizer.workers.channels:
+        index = channel.target.index
+        sent[index] = [args[0].flat for _, args in channel.calls]
+        for call, moved in enumerate(channel.values):
             np.testing.assert_allclose(moved, alpha * (own[index] - sent[index][call]), atol=1e-6)
             own[index] = learned[index][ROUNDS * (call + 1) - 1]
-        assert len(actor.answers) > 2
+        assert len(channel.values) > 2
 
 
 # ---- replacement and restore ------------------------------------------------------------------
@@ -149,13 +154,13 @@ def test_elastic_replacement_begins_at_the_center() -> None:
     optimizer = make("elastic_averaging", lr=1e-2)
     for _ in range(10):
         optimizer.step()
-    optimizer.workers.remote[1].actor.next_error = DEATH
+    optimizer.workers.remote[1].channel.next_error = DEATH
     for _ in range(10):
         optimizer.step()
     assert optimizer.workers.faults.num_restarts == 1
-    fresh = optimizer.workers.remote[1].actor
-    assert not fresh.answers[0].any(), "it has nothing of its own to give yet"
-    assert fresh.answers[1].any()
+    fresh = optimizer.workers.remote[1].channel
+    assert not fresh.values[0].any(), "it has nothing of its own to give yet"
+    assert fresh.values[1].any()
 
 
 @every_plugin
@@ -169,15 +174,16 @@ def test_restored_workers_keep_nothing(name: str) -> None:
         optimizer.step()
     optimizer.set_state(state)
     assert optimizer.calls.idle
-    assert all(worker.actor.worker.state == {} for worker in optimizer.workers.remote)
-    counts = [len(actor.answers) for actor in optimizer.workers.actors]
+    assert all(worker.channel.target.state == {} for worker in optimizer.workers.remote)
+    counts = [len(channel.values) for channel in optimizer.workers.channels]
     optimizer.step()
-    for actor, before in zip(optimizer.workers.actors, counts, strict=True):
-        args = next(args for called, args in actor.calls[before:] if called in FUNCTIONS)
+    for channel, before in zip(optimizer.workers.channels, counts, strict=True):
+        args = next(args for called, args in channel.calls[before:] if called in FUNCTIONS)
         np.testing.assert_array_equal(args[0].flat, saved.flat)
         assert args[0].version == saved.version
-    moments = optimizer.workers.remote[0].actor.worker.policy.get_state()["adam"]["network"]
-    assert moments["step"].item() == ROUNDS * (len(optimizer.workers.actors[0].answers) - counts[0])
+    first = optimizer.workers.channels[0]
+    moments = first.target.policy.get_state()["adam"]["network"]
+    assert moments["step"].item() == ROUNDS * (len(first.values) - counts[0])
 
 
 # ---- counted once -----------------------------------------------------------------------------
@@ -214,15 +220,15 @@ def test_counts_lack_only_the_work_of_workers_that_died(
     optimizer = make(name, seed, CountingDrift, rollout=counting(tmp_path, raise_every=17))
     rng, killed = random.Random(seed), []
 
-    def killing(pending: list[Ref]) -> Ref:
+    def killing(pending: list[SimulatedTicket]) -> SimulatedTicket:
         """The next call to end; some processes have done its work and died before the reply."""
         ended = rng.choice(pending)
         if rng.random() < 0.2:
             ended.error = DEATH
-            killed.append(ended.index)
+            killed.append(ended.channel.name)
         return ended
 
-    optimizer.workers.ray.script = killing
+    optimizer.workers.transport.script = killing
     for _ in range(30):
         optimizer.step()
     optimizer.drain()
@@ -232,6 +238,47 @@ def test_counts_lack_only_the_work_of_workers_that_died(
     # An exception costs at most one row of the fragment.
     lost = made.steps - counted.steps + made.faults - counted.faults
     assert lost == len(killed) * ROUNDS * ROWS
+
+
+@every_plugin
+def test_death_on_the_simulated_transport_costs_one_call(name: str, tmp_path: Path) -> None:
+    """The strategy with the package's own worker set: without Ray, and without waiting."""
+    plugin(name)
+
+    def run(folder: str, dying: int | None) -> Any:
+        rng, ended = random.Random(1), 0
+
+        def script(pending: list[SimulatedTicket]) -> SimulatedTicket:
+            nonlocal ended
+            chosen = rng.choice(pending)
+            ended += 1
+            if ended == dying:
+                chosen.channel.die()
+            return chosen
+
+        (tmp_path / folder).mkdir()
+        rollout = {"num_workers": 3, **counting(tmp_path / folder)}
+        config = worker_config(env=CountingDrift, rollout=rollout, lr=1e-2)
+        workers = polopt.WorkerSet(config, transport=SimulatedTransport(script))
+        optimizer = make_optimizer(OPTIMIZERS.get(name), workers, local_rounds=ROUNDS)
+        for _ in range(12):
+            optimizer.step()
+        optimizer.drain()
+        return optimizer
+
+    whole, killed, again = run("whole", None), run("killed", 9), run("again", 9)
+    faults, channels = killed.workers.faults, killed.workers.transport.channels
+    assert (faults.num_restarts, faults.counts["death"]) == (1, 1)
+    assert [channel.alive for channel in channels].count(False) == len(channels) - 3 == 1
+    assert killed.workers.stats()["num_healthy_workers"] == 3
+    assert channels[-1].target.policy.version > 0, "the replacement has learned"
+    lost = made_in(tmp_path / "killed").steps - counted_by(killed).steps
+    assert lost == ROUNDS * ROWS
+    assert made_in(tmp_path / "whole").steps == counted_by(whole).steps
+    assert killed.workers.clock() == SimulatedTransport().clock(), "nothing waited"
+    weights = [optimizer.policy.get_weights().flat for optimizer in (whole, killed, again)]
+    np.testing.assert_array_equal(weights[1], weights[2])
+    assert (weights[0] != weights[1]).any()
 
 
 class AlwaysNan(CountingDrift):
@@ -314,9 +361,9 @@ def test_listed_names_exist() -> None:
     optimizer.step()
     owners: dict[str, Any] = {
         "self": optimizer,
-        "worker": worker.actor.worker,
+        "worker": worker.channel.target,
         "handle": worker,
-        "reply": polopt.Reply(worker, None, None, Counts(), (0, 0)),
+        "reply": polopt.Reply(worker, None, None, Record(), (0, 0)),
     }
     for name in listed_names():
         first, *path = name.split(".")
@@ -376,11 +423,11 @@ def test_built_in_strategies_use_only_listed_names(path: Path) -> None:
 def test_a_name_that_is_not_listed_is_found(tmp_path: Path) -> None:
     path = tmp_path / "strategy.py"
     path.write_text(
-        "from polopt.rollouts.workers.failures import FaultLog\n"
+        "from polopt.rollouts.workers.fault_log import FaultLog\n"
         "def f(self, worker):\n    self.workers.start_call(worker.record)\n"
     )
     found = set(used_names(path))
-    assert ("import", "polopt.rollouts.workers.failures.FaultLog") in found
+    assert ("import", "polopt.rollouts.workers.fault_log.FaultLog") in found
     assert {("self.workers", "start_call"), ("worker", "record")} <= found
     assert "start_call" not in members("self.workers")
     assert "record" not in members("worker") | members("handle")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from fakes import FakeActor, FakeRay, FakeWorkerSet, of_worker, worker_config
+from fakes import FakeWorkerSet, worker_config
 from faulty_envs import crashing_cartpole
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -24,10 +24,12 @@ from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
 import polopt
 from polopt.common.config import ConfigError
 from polopt.common.weights import Weights
+from polopt.metrics.record import Record
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.sampling.seeds import evaluation_seeds, worker_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
-from polopt.rollouts.workers.counts import CallRecord
+from polopt.rollouts.transport.channel import Started
+from polopt.rollouts.transport.simulated_channel import of_process
 from polopt.trainers import best_checkpoint
 from polopt.trainers import evaluation as evaluating
 from polopt.trainers.best_checkpoint import BestCheckpoint
@@ -231,13 +233,8 @@ def beside(
         evaluation_interval=1, evaluation_duration=episodes, evaluation_num_workers=num_workers
     )
     own = evaluation_config(config, worker_config(env=env, rollout=rollout))
-    workers = FakeWorkerSet(own, FakeRay())
+    workers = FakeWorkerSet(own, meanwhile="Training goes on.")
     return Evaluation(config, workers), workers
-
-
-def die(actor: FakeActor) -> None:
-    """Ends all calls of an actor with its death."""
-    actor.fail(ray.exceptions.RayActorError())
 
 
 def weights_of(workers: FakeWorkerSet, version: int, value: float = 0.0) -> Weights:
@@ -255,11 +252,11 @@ def finish(evaluation: Evaluation) -> None:
 def test_poll_does_not_wait_for_workers() -> None:
     evaluation, workers = beside()
     evaluation.begin(weights_of(workers, 7), {"of": 7}, [])
-    workers.ray.script = of_worker(1)
+    workers.transport.script = of_process("evaluation worker 1")
     assert not evaluation.poll()
     assert evaluation.report()["num_evaluations"] == 0
-    for actor in workers.actors:
-        actor.finish()
+    for channel in workers.channels:
+        channel.finish()
     finish(evaluation)
     last = evaluation.last
     assert last is not None
@@ -273,10 +270,10 @@ def test_dead_worker_is_replaced_and_plays_the_same_again() -> None:
         evaluation, workers = beside(episodes=4)
         evaluation.begin(weights_of(workers, 1), {}, [])
         if dies:
-            die(workers.actors[1])
+            workers.channels[1].die()
         for _ in range(3):
-            for actor in workers.actors:
-                actor.finish()
+            for channel in workers.channels:
+                channel.finish()
             if evaluation.poll():
                 break
         assert evaluation.last is not None
@@ -289,7 +286,7 @@ def test_dead_worker_is_replaced_and_plays_the_same_again() -> None:
 def test_death_of_evaluation_worker_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
     evaluation, workers = beside()
     evaluation.begin(weights_of(workers, 1), {}, [])
-    die(workers.actors[0])
+    workers.channels[0].die()
     evaluation.poll()
     assert "evaluation worker 1: death; it is replaced" in caplog.text
 
@@ -298,17 +295,17 @@ def test_missing_evaluation_workers_are_named_as_such(caplog: pytest.LogCaptureF
     evaluation, workers = beside()
     for worker in workers.remote:
         worker.last_answer_s = None
-        workers.starting[worker.actor.ping.remote()] = worker
-    workers.unplaced = {1, 2}
+        workers.starting[worker.channel.reply(Started())] = worker
+    workers.transport.unplaced = {"evaluation worker 1", "evaluation worker 2"}
     evaluation.begin(weights_of(workers, 1), {}, [])
-    workers.ray.now_s += 10.0
+    workers.clock.now_s += 10.0
     assert not evaluation.poll()
     (record,) = caplog.records
     message = record.getMessage()
     assert "Ray has no resources yet for evaluation workers 1, 2: each needs CPU 0.5" in message
-    assert message.endswith("Training goes on; no evaluation ends without them.")
+    assert message.endswith("Training goes on.")
     for _ in range(30):
-        workers.ray.now_s += 1000.0
+        workers.clock.now_s += 1000.0
         assert not evaluation.poll()
     faults = evaluation.report()["fault_tolerance"]
     assert faults["num_worker_hangs"] == 0, "Training goes on, however long"
@@ -345,21 +342,21 @@ def test_warning_tells_whether_training_waits_for_cpus(
 
 def test_duration_is_of_the_worker_that_played_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever the driver takes the replies."""
-    counts, seconds = CallRecord.counts, {"sample": 2.0, "other": 0.5}
-    monkeypatch.setattr(CallRecord, "counts", lambda *args: counts(*args)._replace(seconds=seconds))
+    seconds = {"sample": 2.0, "other": 0.5}
+    monkeypatch.setattr(Record, "end", lambda self, *_: setattr(self, "seconds", seconds))
     monkeypatch.setattr(evaluating, "_CALL_SHARE", 0.0)  # a call ends after a fragment
     evaluation, workers = beside(rollout_fragment_length=2)
     for number in range(3):
-        before = [len(actor.calls) for actor in workers.actors]
+        before = [len(channel.calls) for channel in workers.channels]
         evaluation.begin(weights_of(workers, number), {}, [])
         for _ in range(100):
-            for actor in workers.actors:
-                actor.finish()
+            for channel in workers.channels:
+                channel.finish()
             if evaluation.poll():
                 break
         called = [
-            sum(name == "play" for name, _ in actor.calls[start:])
-            for actor, start in zip(workers.actors, before, strict=True)
+            sum(name == "play" for name, _ in channel.calls[start:])
+            for channel, start in zip(workers.channels, before, strict=True)
         ]
         assert max(called) > 1
         assert evaluation.report()["duration_s"] == 2.5 * max(called)
@@ -371,8 +368,8 @@ def test_due_evaluation_waits_for_the_one_under_way() -> None:
     evaluation.begin(weights_of(workers, 1), {}, [])
     assert not evaluation.is_due(2)
     assert not evaluation.is_due(3)
-    for actor in workers.actors:
-        actor.finish()
+    for channel in workers.channels:
+        channel.finish()
     finish(evaluation)
     assert evaluation.is_due(4), "once, not twice"
     evaluation.begin(weights_of(workers, 4), {}, [])
@@ -392,7 +389,7 @@ def test_evaluation_under_way_is_due_again_after_a_restore() -> None:
 def test_faults_of_evaluation_environments_are_counted() -> None:
     evaluation, workers = beside(env=crashing_cartpole, env_config={"p_crash": 0.05}, num_workers=1)
     evaluation.begin(weights_of(workers, 1), {}, [])
-    workers.actors[0].finish()
+    workers.channels[0].finish()
     finish(evaluation)
     assert evaluation.report()["fault_tolerance"]["num_env_faults"] > 0
     assert len(evaluation.last.episodes.returns) == 3  # type: ignore[union-attr]
@@ -412,7 +409,7 @@ def test_best_checkpoint_is_the_version_that_was_evaluated() -> None:
     made.train()
     evaluated = made.get_policy().get_weights()
     made.train()
-    workers.actors[0].finish()
+    workers.channels[0].finish()
     result = made.train()
     assert made.get_policy().version > evaluated.version
     block = result["evaluation"]

@@ -352,7 +352,7 @@ import json
 print(json.dumps({
     "seconds": seconds,
     "action": int(action),
-    "modules": [m for m in sys.modules if m.split(".")[0] in ("ray", "pyarrow", "zmq", "streamlit")
+    "modules": [m for m in sys.modules if m.split(".")[0] in ("ray", "pyarrow", "streamlit")
                 or m.startswith(("polopt.rollouts", "polopt.optimizers"))],
 }))
 """

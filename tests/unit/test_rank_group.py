@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
 from fakes import CheckedWorker, FakeWorkerSet, worker_config
 
 from polopt.optimizers import rank_group
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduceConfig
 from polopt.optimizers.rank_group import RankGroup
-from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec, with_keys
-from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.transport.channel import LostProcessError, Started, TransportError
+from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
+from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
-DEATH = ray.exceptions.ActorDiedError()
+DEATH = LostProcessError("the process died")
 
 
 class Rank(CheckedWorker):
@@ -66,7 +67,7 @@ def group(workers: FakeWorkerSet) -> RankGroup:
     return made
 
 
-@pytest.mark.parametrize(("num_gpus", "backend"), [(0.5, "zmq"), (1.0, "nccl")])
+@pytest.mark.parametrize(("num_gpus", "backend"), [(0.5, "socket"), (1.0, "nccl")])
 def test_workers_that_share_a_gpu_do_not_use_nccl(
     workers: FakeWorkerSet, monkeypatch: pytest.MonkeyPatch, num_gpus: float, backend: str
 ) -> None:
@@ -76,18 +77,60 @@ def test_workers_that_share_a_gpu_do_not_use_nccl(
     assert RankGroup(workers, "auto", timeout_s=60.0).backend == backend
 
 
-@pytest.mark.parametrize(("hiddens", "is_small"), [(8, True), (512, False)])
-def test_only_groups_of_large_gradients_accept_them(hiddens: int, is_small: bool) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "hiddens", "expected"),
+    [("aaa", 8, "socket"), ("aab", 8, "gloo"), ("aaa", 512, "gloo")],
+    ids=["one node", "two nodes", "large gradients"],
+)
+def test_group_uses_sockets_for_small_gradients_on_one_node(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, hiddens: int, expected: str
+) -> None:
+    store = SimpleNamespace(host="10.0.0.1", port=7)
+    monkeypatch.setattr(rank_group, "start_store", lambda host: store)
     model = {"fcnet_hiddens": (hiddens, hiddens)}
-    config = worker_config(rollout={"num_workers": 2}, model=model)
+    config = worker_config(rollout={"num_workers": 3}, model=model)
     workers = FakeWorkerSet(config, kind=Rank, up=False)
-    RankGroup(workers, "zmq", timeout_s=60.0).ensure()
+    workers.up()
+    for worker, node in zip(workers.remote, nodes, strict=True):
+        worker.channel.started = Started(node=node)
+    group = RankGroup(workers, "auto", timeout_s=60.0)
+    group.ensure()
     spec = rank_of(workers.remote[0]).spec
-    assert (spec.max_bytes < MAX_FRAME_BYTES) == is_small
+    assert group.backend == spec.backend == expected
+    assert bool(spec.key) == (expected == "socket")
+    assert (spec.host, spec.port) == (("", 0) if expected == "socket" else ("10.0.0.1", 7))
+
+
+def test_sockets_on_several_nodes_are_refused(workers: FakeWorkerSet) -> None:
+    workers.up()
+    for worker in workers.remote[:2]:
+        worker.channel.started = Started(node="another")
+    with pytest.raises(TransportError, match=r"the ranks run on 2 nodes\. Allowed there: gloo"):
+        RankGroup(workers, "socket", timeout_s=60.0).ensure()
+
+
+def test_name_of_sockets_until_version_0_3_is_accepted() -> None:
+    assert DecentralizedAllReduceConfig.parse({"backend": "zmq"}).backend == "socket"
+
+
+def test_backend_follows_the_ranks_to_other_nodes(
+    group: RankGroup, workers: FakeWorkerSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SimpleNamespace(host="10.0.0.1", port=7)
+    monkeypatch.setattr(rank_group, "start_store", lambda host: store)
+    assert group.backend == "socket"
+    group.ranks[0].channel.next_error = DEATH
+    group.broken = True
+    group.ensure()  # without the dead rank
+    assert group.backend == "socket"
+    workers.remote[0].channel.start.answer = Started(node="another")
+    grow(group, workers)
+    assert (len(group.ranks), group.backend) == (3, "gloo")
+    assert_equal(group)
 
 
 def rank_of(worker: WorkerHandle) -> Any:
-    return worker.actor.worker
+    return worker.channel.target
 
 
 def versions(group: RankGroup) -> list[int]:
@@ -97,7 +140,7 @@ def versions(group: RankGroup) -> list[int]:
 def grow(group: RankGroup, workers: FakeWorkerSet) -> None:
     """Adds the replacements to the group, once they are up."""
     for worker in workers.remote:
-        worker.actor.finish()
+        worker.channel.finish()
     group.ensure()
 
 
@@ -111,8 +154,7 @@ def assert_equal(group: RankGroup) -> None:
         assert all(moments[key].equal(first[key]) for key in moments)
     assert [rank_of(worker).rank for worker in group.ranks] == list(range(len(group.ranks)))
     specs = [rank_of(worker).spec for worker in group.ranks]
-    assert len({spec._replace(secret_key=b"", passwords=()) for spec in specs}) == 1
-    assert len({spec.secret_key for spec in specs}) == len(specs), "each has its own key"
+    assert len(set(specs)) == 1
     assert specs[0].world_size == len(specs)
     addresses = [f"address of {rank}" for rank in range(len(specs))]
     assert all(rank_of(worker).addresses == addresses for worker in group.ranks)
@@ -151,7 +193,7 @@ def test_death_while_forming_replaces_one_rank(
         rank_of(worker).learn_alone(updates)
     lost = group.ranks[dying]
     survivors = [worker for worker in group.ranks if worker is not lost]
-    lost.actor.errors[function] = DEATH
+    lost.channel.errors[function] = DEATH
     group.broken = True
     group.ensure()
     if (function, dying == 1) in {("policy_state", False), ("take_policy_state", True)}:
@@ -172,7 +214,7 @@ def test_death_while_forming_replaces_one_rank(
 def test_death_while_fetching_state_is_repaired(group: RankGroup, workers: FakeWorkerSet) -> None:
     for worker in group.ranks:
         rank_of(worker).learn_alone(2)
-    group.ranks[0].actor.errors["policy_state"] = DEATH
+    group.ranks[0].channel.errors["policy_state"] = DEATH
     state = group.fetch_policy_state()
     assert state["version"] == 2
     assert workers.faults.num_restarts == 1
@@ -186,7 +228,7 @@ def test_local_policy_leads_if_no_trained_rank_is_left(
         local.flat.grads.fill_(0.5)
         local.apply_flat()
     for worker in group.ranks:
-        worker.actor.next_error = DEATH
+        worker.channel.next_error = DEATH
     group.broken = True
     group.ensure()
     assert workers.faults.num_restarts == 3
@@ -216,8 +258,8 @@ def test_group_is_formed_again_after_a_new_member_died_joining(
     group: RankGroup, workers: FakeWorkerSet
 ) -> None:
     (new,) = workers.add_workers(1)
-    new.actor.finish()
-    new.actor.errors["listen"] = DEATH
+    new.channel.finish()
+    new.channel.errors["listen"] = DEATH
     before = rank_of(group.ranks[0]).spec.generation
     group.ensure()
     assert group.ranks == [w for w in workers.remote if w.index <= 3], "without the dead one"
@@ -231,14 +273,13 @@ def test_group_is_formed_again_after_a_new_member_died_joining(
 def test_weights_lost_with_all_ranks_are_an_error(group: RankGroup, workers: FakeWorkerSet) -> None:
     for worker in group.ranks:
         rank_of(worker).learn_alone(5)
-        worker.actor.next_error = DEATH
+        worker.channel.next_error = DEATH
     group.version, group.broken = 5, True
     with pytest.raises(WorkersFailedError, match=r"version 5, are lost: the driver has version 0"):
         group.ensure()
 
 
 def test_sum_of_a_rank_that_only_listened_breaks_the_group() -> None:
-    spec = with_keys(GroupSpec(1, 2, "zmq", timeout_s=5.0, join_timeout_s=5.0))[0]
-    rank = AllReducer(spec, 0, host="127.0.0.1")
+    rank = AllReducer(GroupSpec(1, 2, "socket", 5.0, 5.0, key=b"0" * 32), 0)
     with pytest.raises(GroupBroken, match="this rank has left the group"):
         rank.sum_(torch.zeros(2))

@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from polopt.rollouts.envs.errors import EnvironmentFailedError
-from polopt.rollouts.workers.failures import NonFiniteError, WorkersFailedError
+from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
 from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, write_checkpoint
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.saved_trainer import (

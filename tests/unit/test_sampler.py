@@ -132,12 +132,12 @@ def test_early_stop_shortens_fragments_until_it_ends() -> None:
     stopped = worker(rollout_fragment_length=9).sampler
     assert whole is not None
     assert stopped is not None
-    stopped.keep_steps = 4
+    stopped.stop_after = lambda: 4
     expected, batch = whole.sample(), stopped.sample()
     assert batch.shape == (4, 3)
     for name in ("obs", *batch.columns):
         np.testing.assert_array_equal(batch[name], expected[name][:4])
-    stopped.keep_steps = None
+    stopped.stop_after = lambda: None
     after = stopped.sample()
     assert after.shape == (9, 3)
     np.testing.assert_array_equal(after.all_obs[0], expected.all_obs[4])
@@ -151,14 +151,14 @@ def test_early_stop_keeps_steps_already_sampled() -> None:
     def step_and_stop(actions: Any) -> Any:
         result = step(actions)
         if env.envs[0].time == 5:
-            sampler.keep_steps = 2  # less than has been sampled
+            sampler.stop_after = lambda: 2  # less than has been sampled
         return result
 
     env.step = step_and_stop  # type: ignore[method-assign]
     batch = sampler.sample()
     assert batch.shape == (5, 2)
     assert batch.obs.argmax(-1).tolist() == [[t, t] for t in range(5)]
-    sampler.keep_steps = None
+    sampler.stop_after = lambda: None
     assert sampler.sample().obs.argmax(-1)[0].tolist() == [5, 5]
 
 
@@ -166,7 +166,7 @@ def test_early_stop_keeps_steps_already_sampled() -> None:
 def test_early_stop_keeps_at_least_one_step(keep_steps: int, length: int) -> None:
     sampler = worker().sampler
     assert sampler is not None
-    sampler.keep_steps = keep_steps
+    sampler.stop_after = lambda: keep_steps
     assert sampler.sample().shape[0] == length
 
 
@@ -176,7 +176,7 @@ def test_episodes_are_whole_across_early_stops() -> None:
     lengths: list[int] = []
     steps = rows = 0
     for keep in (1, 3, 8, 2, 2, 8, 1, 8, 8):
-        sampler.keep_steps = keep
+        sampler.stop_after = lambda keep=keep: keep
         batch = sampler.sample()
         lengths += batch.episodes.lengths
         steps += batch.env_steps

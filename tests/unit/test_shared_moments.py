@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 from collector_toys import local_collector, update
 from fakes import (
     CheckedWorker,
-    FakeRay,
+    FakeTransport,
     FakeWorkerSet,
-    Script,
     make_optimizer,
-    oldest_first,
-    shuffled_by,
     worker_config,
 )
 from faulty_envs import Spoiled
@@ -28,13 +24,15 @@ from toy_envs import Drift
 import polopt
 from polopt.common.moments import Moments
 from polopt.common.weights import Weights
+from polopt.metrics.record import Record
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.transport.simulated_channel import Script, oldest_first, shuffled_by
 from polopt.rollouts.workers.calls import WEIGHTS
-from polopt.rollouts.workers.counts import CallRecord, Counts
-from polopt.rollouts.workers.failures import NonFiniteError
+from polopt.rollouts.workers.errors import NonFiniteError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -53,8 +51,8 @@ class NotesRows(CheckedWorker):
     """Worker that notes observations and discounted returns of all that it samples, by the
     definition."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.rows: list[list[float]] = []
         self.running: Any = 0.0
 
@@ -71,7 +69,7 @@ class NotesRows(CheckedWorker):
 def make(
     cls: Any, script: Script = oldest_first, env: Any = Drift, policy: str = "ppo", **options: Any
 ) -> Any:
-    fake = FakeRay()
+    fake = FakeTransport()
     fake.script = script
     config = worker_config(
         policy,
@@ -98,7 +96,7 @@ def count_what_waits(optimizer: Any) -> None:
 
 
 def rows_of(optimizer: Any) -> np.ndarray:
-    return np.array([row for actor in optimizer.workers.actors for row in actor.worker.rows])
+    return np.array([row for channel in optimizer.workers.channels for row in channel.target.rows])
 
 
 # ---- once -------------------------------------------------------------------------------------
@@ -176,11 +174,13 @@ def test_observations_too_large_to_square_end_the_run() -> None:
 
 def test_record_adds_the_moments_of_workers_below() -> None:
     rows = np.random.default_rng(0).normal(size=(9, 2))
-    record = CallRecord()
+    record = Record()
     for part in np.split(rows, [4]):
-        record.add(Counts(moments=Moments.of(part)))
-    record.add(Counts())
-    assert_equal_moments(record.counts(0, None).moments, Moments.of(rows))
+        below = Record()
+        below.moments = Moments.of(part)
+        record.add_below(below)
+    record.add_below(Record())
+    assert_equal_moments(record.moments, Moments.of(rows))
 
 
 # ---- order ------------------------------------------------------------------------------------
@@ -245,11 +245,11 @@ def test_replacement_begins_with_the_drivers_moments() -> None:
     for _ in range(2):
         optimizer.step()
     before = moments_of(optimizer.policy)
-    optimizer.workers.remote[0].actor.next_error = ray.exceptions.ActorDiedError()
+    optimizer.workers.remote[0].channel.next_error = LostProcessError("the process died")
     optimizer.step()
     optimizer.step()
-    assert len(optimizer.workers.actors) == 4
-    replacement = optimizer.workers.actors[-1].worker
+    assert len(optimizer.workers.channels) == 4
+    replacement = optimizer.workers.channels[-1].target
     assert moments_of(replacement.policy).rows > before.rows
 
 

@@ -18,11 +18,11 @@ ALLOWED = {
         "tests/unit/test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
     ),
     "ray._private": (
-        "rollouts/workers/placement.py",
+        "rollouts/transport/ray_resources.py",
         "tests/integration/test_placement.py::test_actor_waits_for_missing_resources",
     ),
     "_actor_id": (
-        "rollouts/workers/placement.py",
+        "rollouts/transport/ray_resources.py",
         "tests/integration/test_placement.py::test_actor_waits_for_missing_resources",
     ),
     "_global_registry": (

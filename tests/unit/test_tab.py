@@ -16,7 +16,7 @@ from polopt.trainers.tab_file import tab_of
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_tab_of_each_optimizer_survives_its_file(name: str) -> None:
     cls = OPTIMIZERS.get(name)
-    tab = tab_of(cls, {"num_things": 3, "backend": "zmq", "flag": True, "share": 0.5})
+    tab = tab_of(cls, {"num_things": 3, "backend": "socket", "flag": True, "share": 0.5})
     assert OptimizerTab.from_json(tab.to_json()) == tab
     assert (tab.name, tab.title, tab.phases) == (name, cls.__name__, cls.phases)
     assert tab.extra_stats == ("num_things", "share")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeRay, FakeWorkerSet, make_optimizer, worker_config
+from fakes import FakeTransport, FakeWorkerSet, make_optimizer, worker_config
 from policy_helpers import small_policy
 from toy_envs import random_batch
 
@@ -22,7 +22,7 @@ def rows_per_update(cls: Any, steps: int = 3, **options: Any) -> float:
     """Of an optimizer with three workers of which each samples fragments of `ROWS` rows."""
     policy = {"num_sgd_iter": 4, "sgd_minibatch_size": 6}
     config = worker_config("ppo", rollout={"num_workers": 3}, **policy)
-    optimizer = make_optimizer(cls, FakeWorkerSet(config, FakeRay()), **options)
+    optimizer = make_optimizer(cls, FakeWorkerSet(config, FakeTransport()), **options)
     for _ in range(steps):
         optimizer.step()
     return float(optimizer.stats()["rows_per_update"])

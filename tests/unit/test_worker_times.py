@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from polopt.common import tracer
-from polopt.common.episodes import EpisodeStats
-from polopt.metrics import optimizer_stats, timers, worker_times
+from polopt.common.clock import VirtualClock
+from polopt.metrics import timers
 from polopt.metrics.optimizer_stats import OptimizerStats
+from polopt.metrics.record import Record
 from polopt.metrics.timers import MAX_DURATIONS, LoadMeter, PhaseTimer
 from polopt.metrics.worker_times import PARTS, WorkerTimes
 
@@ -20,48 +18,38 @@ from polopt.metrics.worker_times import PARTS, WorkerTimes
 NONE = {"evaluation": 0.0}
 
 
-class Clock:
-    """`time.perf_counter` that only moves when the test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-    @contextmanager
-    def passing(self, duration_s: float, timer: PhaseTimer) -> Iterator[None]:
-        with timer:
-            self.now_s += duration_s
-            yield
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    fake = Clock()
-    for module in (optimizer_stats, timers, tracer, worker_times):
-        monkeypatch.setattr(module, "time", fake)
-    return fake
+def clock() -> VirtualClock:
+    return VirtualClock()
 
 
-def spend(clock: Clock, timer: PhaseTimer, *durations_s: float) -> None:
+def spend(clock: VirtualClock, timer: PhaseTimer, *durations_s: float) -> None:
     for duration_s in durations_s:
-        with clock.passing(duration_s, timer):
-            pass
+        with timer:
+            clock.advance(duration_s)
 
 
-def started(*phases: str, worker_phases: tuple[str, ...] = ()) -> OptimizerStats:
+def started(
+    clock: VirtualClock, *phases: str, worker_phases: tuple[str, ...] = ()
+) -> OptimizerStats:
     """Statistics after the first answer of a worker."""
-    stats = OptimizerStats(phases, worker_phases)
+    stats = OptimizerStats(phases, worker_phases, clock=clock)
     stats.worker_times.add(1, {})
     return stats
+
+
+def answered(seconds: dict[str, float], env_steps: int = 0) -> Record:
+    """What the reply to a call brings."""
+    record = Record()
+    record.seconds, record.env_steps = seconds, env_steps
+    return record
 
 
 # ---- start-up ---------------------------------------------------------------------------------
 
 
-def test_startup_is_a_phase_of_its_own(clock: Clock) -> None:
-    stats = OptimizerStats(("wait", "apply"))
+def test_startup_is_a_phase_of_its_own(clock: VirtualClock) -> None:
+    stats = OptimizerStats(("wait", "apply"), clock=clock)
     spend(clock, stats.timers["wait"], 6.0)  # processes start
     spend(clock, stats.timers["apply"], 1.0)
     with stats.timers["wait"]:
@@ -81,21 +69,21 @@ def test_startup_is_a_phase_of_its_own(clock: Clock) -> None:
     assert (report["startup_s"], report["training_s"], report["interval_s"]) == (8.0, 10.0, 2.0)
 
 
-def test_startup_ends_within_the_phase_that_has_just_ended(clock: Clock) -> None:
-    stats = OptimizerStats(("wait", "apply"))
+def test_startup_ends_within_the_phase_that_has_just_ended(clock: VirtualClock) -> None:
+    stats = OptimizerStats(("wait", "apply"), clock=clock)
     spend(clock, stats.timers["wait"], 9.0)
-    with clock.passing(1.0, stats.timers["apply"]):
-        stats.worker_times.add(1, {"sample": 4.0})
+    with stats.timers["apply"]:
+        clock.advance(1.0)
+        stats.add_record(1, answered({"sample": 4.0}), in_driver=False)
     share = stats.report()["driver"]["share"]
     expected = {"startup": 0.6, "wait": 0.3, "apply": 0.1, "report": 0.0, **NONE, "other": 0.0}
     assert share == pytest.approx(expected)
 
 
-def test_rates_leave_start_up_out(clock: Clock) -> None:
-    stats = OptimizerStats(("sample",))
+def test_rates_leave_start_up_out(clock: VirtualClock) -> None:
+    stats = OptimizerStats(("sample",), clock=clock)
     spend(clock, stats.timers["sample"], 10.0)
-    stats.worker_times.add(1, {"sample": 2.0}, env_steps=100)
-    stats.add_samples(100, EpisodeStats())
+    stats.add_record(1, answered({"sample": 2.0}, env_steps=100), in_driver=False)
     stats.add_training(100, 4, {})
     report = stats.report((1,))
     assert report["env_steps_per_s"] == pytest.approx(50.0)
@@ -103,8 +91,8 @@ def test_rates_leave_start_up_out(clock: Clock) -> None:
     assert report["workers"]["per_worker"][0]["env_steps_per_s"] == pytest.approx(50.0)
 
 
-def test_all_time_is_start_up_before_the_first_answer(clock: Clock) -> None:
-    stats = OptimizerStats(("wait",))
+def test_all_time_is_start_up_before_the_first_answer(clock: VirtualClock) -> None:
+    stats = OptimizerStats(("wait",), clock=clock)
     spend(clock, stats.timers["wait"], 5.0)
     for _ in range(2):
         share = stats.report()["driver"]["share"]
@@ -118,25 +106,25 @@ def test_all_time_is_start_up_before_the_first_answer(clock: Clock) -> None:
     assert (report["startup_s"], report["training_s"]) == (6.0, 2.0)
 
 
-@pytest.mark.parametrize("count", ["add_samples", "add_training"])
-def test_counts_end_start_up_without_workers_times(clock: Clock, count: str) -> None:
-    stats = OptimizerStats()
+@pytest.mark.parametrize("count", ["add_record", "add_training"])
+def test_counts_end_start_up_without_workers_times(clock: VirtualClock, count: str) -> None:
+    stats = OptimizerStats(clock=clock)
     clock.now_s += 3.0
-    if count == "add_samples":
-        stats.add_samples(1, EpisodeStats())
+    if count == "add_record":
+        stats.add_record(1, Record(), in_driver=False)
     else:
         stats.add_training(1, 1, {})
     clock.now_s += 1.0
     assert stats.report()["driver"]["share"]["startup"] == pytest.approx(0.75)
 
 
-def test_restored_run_goes_on_counting_its_seconds(clock: Clock) -> None:
-    first = OptimizerStats()
+def test_restored_run_goes_on_counting_its_seconds(clock: VirtualClock) -> None:
+    first = OptimizerStats(clock=clock)
     clock.now_s += 3.0
     first.worker_times.add(1, {})
     clock.now_s += 10.0
     state = first.get_state()
-    second = OptimizerStats()
+    second = OptimizerStats(clock=clock)
     clock.now_s += 1.0
     second.set_state(state)
     clock.now_s += 1.0
@@ -151,8 +139,8 @@ def test_restored_run_goes_on_counting_its_seconds(clock: Clock) -> None:
 # ---- the driver -------------------------------------------------------------------------------
 
 
-def test_driver_shares_are_of_wall_time_and_sum_to_one(clock: Clock) -> None:
-    stats = started("wait", "apply", worker_phases=("skew",))
+def test_driver_shares_are_of_wall_time_and_sum_to_one(clock: VirtualClock) -> None:
+    stats = started(clock, "wait", "apply", worker_phases=("skew",))
     spend(clock, stats.timers["wait"], 1.0, 2.0)
     spend(clock, stats.timers["apply"], 5.0)
     stats.timers["skew"].push(100.0)  # not the driver's own time
@@ -162,8 +150,8 @@ def test_driver_shares_are_of_wall_time_and_sum_to_one(clock: Clock) -> None:
     assert share == pytest.approx(expected)
 
 
-def test_driver_shares_are_since_the_last_report(clock: Clock) -> None:
-    stats = started("wait", "apply")
+def test_driver_shares_are_since_the_last_report(clock: VirtualClock) -> None:
+    stats = started(clock, "wait", "apply")
     spend(clock, stats.timers["wait"], 40.0)
     stats.report()
     spend(clock, stats.timers["apply"], 3.0)
@@ -174,8 +162,8 @@ def test_driver_shares_are_since_the_last_report(clock: Clock) -> None:
     assert driver["p50_ms"] == pytest.approx({"wait": 0.0, "apply": 3000.0, "report": 0.0, **NONE})
 
 
-def test_time_between_iterations_is_the_phase_report(clock: Clock) -> None:
-    stats = started("wait")
+def test_time_between_iterations_is_the_phase_report(clock: VirtualClock) -> None:
+    stats = started(clock, "wait")
     stats.begin_iteration()
     stats.report()
     clock.now_s += 2.0
@@ -188,8 +176,8 @@ def test_time_between_iterations_is_the_phase_report(clock: Clock) -> None:
     assert driver["p50_ms"]["report"] == pytest.approx(2000.0)
 
 
-def test_overlapping_phases_still_sum_to_one(clock: Clock) -> None:
-    stats = started("outer", "inner")
+def test_overlapping_phases_still_sum_to_one(clock: VirtualClock) -> None:
+    stats = started(clock, "outer", "inner")
     with stats.timers["outer"]:
         spend(clock, stats.timers["inner"], 4.0)
     share = stats.report()["driver"]["share"]
@@ -197,8 +185,8 @@ def test_overlapping_phases_still_sum_to_one(clock: Clock) -> None:
     assert share == pytest.approx(expected)
 
 
-def test_percentiles_of_single_timings(clock: Clock) -> None:
-    stats = started("wait")
+def test_percentiles_of_single_timings(clock: VirtualClock) -> None:
+    stats = started(clock, "wait")
     durations_s = [0.001 * i for i in range(1, 102)]
     spend(clock, stats.timers["wait"], *durations_s)
     driver = stats.report()["driver"]
@@ -220,7 +208,7 @@ def test_percentiles_keep_a_bounded_number_of_timings() -> None:
 # ---- workers ----------------------------------------------------------------------------------
 
 
-def rounds(clock: Clock, times: WorkerTimes, seconds: dict[int, float], count: int) -> None:
+def rounds(clock: VirtualClock, times: WorkerTimes, seconds: dict[int, float], count: int) -> None:
     """Synchronous rounds: every worker answers when the slowest has sampled."""
     for _ in range(count):
         clock.now_s += max(seconds.values())
@@ -228,8 +216,8 @@ def rounds(clock: Clock, times: WorkerTimes, seconds: dict[int, float], count: i
             times.add(index, {"sample": duration_s}, env_steps=10)
 
 
-def test_workers_that_wait_for_a_slow_one_are_idle(clock: Clock) -> None:
-    times = WorkerTimes()
+def test_workers_that_wait_for_a_slow_one_are_idle(clock: VirtualClock) -> None:
+    times = WorkerTimes(clock=clock)
     rounds(clock, times, {1: 1.0, 2: 1.0, 3: 4.0}, count=1)
     times.report((1, 2, 3), 4.0)
     rounds(clock, times, {1: 1.0, 2: 1.0, 3: 4.0}, count=5)
@@ -242,8 +230,8 @@ def test_workers_that_wait_for_a_slow_one_are_idle(clock: Clock) -> None:
     assert report["p99_ms"]["idle"] == 3000.0
 
 
-def test_rates_of_each_worker(clock: Clock) -> None:
-    times = WorkerTimes()
+def test_rates_of_each_worker(clock: VirtualClock) -> None:
+    times = WorkerTimes(clock=clock)
     clock.now_s += 1.0
     for _ in range(3):
         times.add(1, {"sample": 0.1, "gradient": 0.1}, env_steps=20)
@@ -255,8 +243,8 @@ def test_rates_of_each_worker(clock: Clock) -> None:
     assert times.report((1, 2, 3), 10.0)["env_steps_per_s"]["max"] == 0.0
 
 
-def test_parts_of_a_worker_are_disjoint_shares(clock: Clock) -> None:
-    times = WorkerTimes()
+def test_parts_of_a_worker_are_disjoint_shares(clock: VirtualClock) -> None:
+    times = WorkerTimes(clock=clock)
     times.add(1, {"sample": 3.0})
     clock.now_s += 10.0
     times.add(1, {"learn": 2.0, "allreduce": 1.0, "skew": 0.5})
@@ -268,8 +256,8 @@ def test_parts_of_a_worker_are_disjoint_shares(clock: Clock) -> None:
     assert share["idle"] == pytest.approx(6.5 / 13.0)
 
 
-def test_phase_that_was_not_declared_counts_as_other(clock: Clock) -> None:
-    times = WorkerTimes(["exchange"])
+def test_phase_that_was_not_declared_counts_as_other(clock: VirtualClock) -> None:
+    times = WorkerTimes(["exchange"], clock=clock)
     times.add(1, {"sample": 1.0, "exchange": 2.0, "undeclared": 3.0, "other": 4.0})
     report = times.report((1,), 10.0)
     expected = {"sample": 0.1, "exchange": 0.2, "other": 0.7}
@@ -277,15 +265,15 @@ def test_phase_that_was_not_declared_counts_as_other(clock: Clock) -> None:
     assert report["p50_ms"]["exchange"] == 2000.0
 
 
-def test_time_before_the_first_answer_does_not_count(clock: Clock) -> None:
-    times = WorkerTimes()
+def test_time_before_the_first_answer_does_not_count(clock: VirtualClock) -> None:
+    times = WorkerTimes(clock=clock)
     clock.now_s += 30.0  # the process starts
     times.add(1, {"sample": 1.0})
     assert times.report((1,), 30.0)["idle_share"]["max"] == 0.0
 
 
-def test_local_worker_is_never_idle(clock: Clock) -> None:
-    times = WorkerTimes()
+def test_local_worker_is_never_idle(clock: VirtualClock) -> None:
+    times = WorkerTimes(clock=clock)
     times.report((0,), 1.0)
     for _ in range(3):
         clock.now_s += 10.0  # the driver learns
@@ -295,8 +283,8 @@ def test_local_worker_is_never_idle(clock: Clock) -> None:
     assert report["idle_share"] == {"mean": 0.0, "min": 0.0, "max": 0.0}
 
 
-def test_answers_that_arrive_together_keep_shares_in_range(clock: Clock) -> None:
-    times = WorkerTimes()
+def test_answers_that_arrive_together_keep_shares_in_range(clock: VirtualClock) -> None:
+    times = WorkerTimes(clock=clock)
     times.add(1, {"sample": 3.0})
     times.report((1,), 1.0)
     clock.now_s += 1.0
@@ -305,8 +293,8 @@ def test_answers_that_arrive_together_keep_shares_in_range(clock: Clock) -> None
     assert (share["sample"], share["gradient"], share["idle"]) == (0.75, 0.25, 0.0)
 
 
-def test_share_without_a_new_answer_is_repeated(clock: Clock) -> None:
-    times = WorkerTimes()
+def test_share_without_a_new_answer_is_repeated(clock: VirtualClock) -> None:
+    times = WorkerTimes(clock=clock)
     assert times.report((1,), 1.0)["share"]["idle"] == 1.0
     times.add(1, {"sample": 1.0})
     clock.now_s += 4.0
@@ -315,8 +303,8 @@ def test_share_without_a_new_answer_is_repeated(clock: Clock) -> None:
     assert times.report((1,), 1.0)["idle_share"]["mean"] == pytest.approx(0.6)
 
 
-def test_removed_worker_leaves_the_report(clock: Clock) -> None:
-    times = WorkerTimes()
+def test_removed_worker_leaves_the_report(clock: VirtualClock) -> None:
+    times = WorkerTimes(clock=clock)
     for index in (1, 2):
         times.add(index, {"sample": 1.0}, env_steps=5)
     report = times.report((2,), 1.0)
@@ -351,10 +339,11 @@ def test_percentiles_equal_those_of_numpy() -> None:
 # ---- evaluation -------------------------------------------------------------------------------
 
 
-def test_evaluation_is_no_training_time(clock: Clock) -> None:
-    stats = started("sample")
-    with clock.passing(2.0, stats.timers["sample"]):
-        stats.add_samples(100, EpisodeStats())
+def test_evaluation_is_no_training_time(clock: VirtualClock) -> None:
+    stats = started(clock, "sample")
+    with stats.timers["sample"]:
+        clock.advance(2.0)
+        stats.add_record(1, answered({}, env_steps=100), in_driver=False)
     spend(clock, stats.timers["evaluation"], 6.0)
     report = stats.report()
     assert report["env_steps_per_s"] == pytest.approx(50.0)

@@ -19,7 +19,7 @@ affect speed are those of each peer's script:
 - `async-samples*`: `async_samples` with the A2C policy, sampling as `a3c`.
 - `ppo-halfcheetah-evaluated`: two episodes are evaluated after every ten batches, 20,480 steps,
   between iterations; `-evaluated-beside`: by a worker beside training.
-- `*-ray`: the same through Ray instead of ZeroMQ; `ddppo*-gloo`: sums over gloo.
+- `*-ray`: the same through Ray instead of sockets; `ddppo*-gloo`: sums over gloo.
 - `sample`: one worker in this process, 8 environments, 128 steps per fragment; values and
   advantages are computed, too.
 - `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).

@@ -1,22 +1,18 @@
-"""Failures of workers and faults in their data: kinds, counts, and the limits that end a run."""
+"""`FaultLog`: counts and logs failures of workers and faults in their data, up to limits."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import ray
-
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
-from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.transport.rpc_client import RpcError, UndecodableAnswerError
-from polopt.rollouts.workers.callbacks import CallbackError
-from polopt.rollouts.workers.counts import Counts
+from polopt.metrics.record import Record
+from polopt.rollouts.workers.errors import InARow, WorkersFailedError
 
 logger = logging.getLogger("polopt")
 
-FailureKind = Literal["death", "hang", "exception", "environment"]
+FailureKind = Literal["death", "hang", "exception", "environment", "reference"]
 _PLURALS: dict[FailureKind, str] = {
     "death": "deaths",
     "hang": "hangs",
@@ -32,56 +28,13 @@ _LOG_FIRST = 3
 LEARNER = 0
 
 
-class FunctionError(RuntimeError):
-    """A function that a strategy runs in workers is wrong: another worker would fail the same way.
-    The message names strategy and function, and ends with the user's traceback."""
-
-
-class NonFiniteError(RuntimeError):
-    """Too many fragments or updates in a row were not finite; the message says whose."""
-
-
-class WorkersFailedError(RuntimeError):
-    """Too many consecutive calls to workers failed; the message holds the last failure."""
-
-
-class CallError(NamedTuple):
-    """What ended a call in the worker, as its answer carries it.
-
-    Attributes:
-        kind: `function`: the function cannot be imported there, or its value cannot be sent;
-            `exception`: it raised; `environment`: an environment keeps failing; `api`: one breaks
-            Gymnasium's API; `non_finite`: too much data in a row was not finite; `callback`: a
-            user's callback raised.
-        message: cause, with the traceback from the user's code on.
-    """
-
-    kind: Literal["function", "exception", "environment", "api", "non_finite", "callback"]
-    message: str
-
-    @classmethod
-    def of(cls, error: Exception) -> CallError:
-        """From an exception that a function raised in this process."""
-        if isinstance(error, EnvironmentAPIError):
-            return cls("api", str(error))
-        if isinstance(error, EnvironmentFailedError):
-            return cls("environment", str(error))
-        if isinstance(error, NonFiniteError):
-            return cls("non_finite", str(error))
-        if isinstance(error, FunctionError):
-            return cls("function", str(error))
-        if isinstance(error, CallbackError):
-            return cls("callback", str(error))
-        head = f"{type(error).__name__}: {error}"
-        return cls("exception", f"{head}\n{traceback_of(error)}")
-
-
 class WorkerFailure(NamedTuple):
     """One failed call to a worker.
 
     Attributes:
         kind: `death` of the process, `hang` (no answer within the limit), an `exception` that the
-            call raised, or an `environment` that failed repeatedly.
+            call raised, or an `environment` that failed repeatedly. `reference`: an argument of the
+            call is lost with the process that made it, and the worker itself has not failed.
         worker_index: the worker that was called.
         message: cause, with the worker's traceback.
         at_start: the worker could not be made; another one could not either, unless one was.
@@ -91,22 +44,6 @@ class WorkerFailure(NamedTuple):
     worker_index: int
     message: str
     at_start: bool = False
-
-    @classmethod
-    def from_error(cls, worker_index: int, error: BaseException) -> WorkerFailure:
-        """From what `ray.get` or the RPC client raised."""
-        if isinstance(error, ray.exceptions.RayTaskError):
-            return cls("exception", worker_index, str(error))
-        if isinstance(error, ray.exceptions.RaySystemError | UndecodableAnswerError):
-            return cls("exception", worker_index, f"its answer cannot be unpickled: {error}")
-        if not isinstance(error, ray.exceptions.RayError | RpcError):
-            why = f"{type(error).__name__}: {error}"
-            return cls("exception", worker_index, f"its answer cannot be unpickled: {why}")
-        if isinstance(error, ray.exceptions.GetTimeoutError):
-            return cls("hang", worker_index, "its result could not be fetched in time")
-        if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
-            return cls("exception", worker_index, str(error), at_start=True)
-        return cls("death", worker_index, str(error).strip() or type(error).__name__)
 
 
 class FaultLog:
@@ -121,7 +58,8 @@ class FaultLog:
         max_consecutive_failures: limit without a success in between.
         max_consecutive_non_finite: number of consecutive skipped updates that ends the run; each
             worker counts its fragments and gradients itself.
-        who: what workers are called in messages.
+        who: what the processes are called in messages.
+        clock: seconds of a monotonic clock.
 
     Attributes:
         counts: failures by kind.
@@ -137,8 +75,10 @@ class FaultLog:
         max_consecutive_failures: int,
         max_consecutive_non_finite: int = 5,
         who: str = "worker",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._who = who
+        self._clock = clock
         self._limit = max_consecutive_failures
         self._consecutive = 0
         self._of_worker: dict[int, int] = {}  # consecutive failures, by index
@@ -153,19 +93,13 @@ class FaultLog:
         self.num_restarts_below = 0
         self.last: WorkerFailure | None = None
         # Faults in data.
-        self._limit_non_finite = max_consecutive_non_finite
-        self._skipped_in_a_row = 0
+        self._updates = InARow("the driver", max_consecutive_non_finite)
         self._logged_s = -LOG_INTERVAL_S
         self._unlogged = 0
         self.num_env_faults = 0
         self.num_non_finite = 0
         self._last_env_fault = (0, 0, "")  # worker, environment, traceback
         self._last_non_finite = (0, "")  # worker, what
-
-    @classmethod
-    def from_config(cls, rollout: RolloutConfig, who: str) -> FaultLog:
-        """An empty log with the limits of a config."""
-        return cls(rollout.max_consecutive_failures, rollout.max_consecutive_non_finite, who)
 
     # ---- failures of workers --------------------------------------------------------------------
 
@@ -238,20 +172,26 @@ class FaultLog:
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""
         logger.warning("%s %d: %s; it is replaced. %s", self._who, index, failure.kind, last_line)
 
+    def lost_argument(self, failure: WorkerFailure) -> None:
+        """Logs a call that was dropped because an argument is lost."""
+        logger.warning(
+            "a call of %s %d is dropped. %s", self._who, failure.worker_index, failure.message
+        )
+
     # ---- faults in data -------------------------------------------------------------------------
 
-    def add(self, worker_index: int, counts: Counts) -> None:
+    def add(self, worker_index: int, record: Record) -> None:
         """Counts and logs the faults of one call."""
-        self.num_restarts_below += counts.restarts_below
-        if counts.env_steps:
+        self.num_restarts_below += record.restarts_below
+        if record.env_steps:
             self._without_fragment = 0
-        faults = counts.faults
+        faults = record.faults
         if faults.env_faults:
             self._note_env_faults(
                 worker_index, faults.env_index, faults.traceback, faults.env_faults
             )
-        if counts.num_non_finite:
-            self._note_non_finite(worker_index, faults.non_finite, counts.num_non_finite)
+        if record.num_non_finite:
+            self._note_non_finite(worker_index, faults.non_finite, record.num_non_finite)
 
     def note_update(self, done: bool, worker_index: int = LEARNER, why: str = "") -> None:
         """Counts an update that the driver made, or one that it skipped because of non-finite
@@ -265,17 +205,9 @@ class FaultLog:
         Raises:
             NonFiniteError: the number of consecutive skipped updates has reached the limit.
         """
-        if done:
-            self._skipped_in_a_row = 0
-            return
-        self._note_non_finite(worker_index, why)
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= self._limit_non_finite:
-            raise NonFiniteError(
-                f"{self._skipped_in_a_row} updates in a row were skipped because of non-finite "
-                f"values (max_consecutive_non_finite={self._limit_non_finite}). The last, of "
-                f"worker {worker_index}: {why}"
-            )
+        if not done:
+            self._note_non_finite(worker_index, why)
+        self._updates.note("updates", "" if done else why)
 
     def _note_non_finite(self, worker_index: int, what: str, count: int = 1) -> None:
         self.num_non_finite += count
@@ -287,7 +219,7 @@ class FaultLog:
         self.num_env_faults += count
         self._unlogged += count
         self._last_env_fault = (worker, env_index, traceback)
-        now_s = time.monotonic()
+        now_s = self._clock()
         few = self.num_env_faults <= _LOG_FIRST
         if few or now_s - self._logged_s >= LOG_INTERVAL_S:
             lines = traceback.strip().splitlines() or [""]

@@ -1,0 +1,305 @@
+"""`RayTransport`: processes are Ray actors, and calls are actor calls."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from polopt.rollouts.transport.channel import (
+    AnswerTimeoutError,
+    Channel,
+    LostProcessError,
+    LostReferenceError,
+    Message,
+    Started,
+    Ticket,
+    Transport,
+    UndecodableAnswerError,
+    UnsendableError,
+    is_of_signal,
+)
+from polopt.rollouts.transport.control_page import (
+    ControlAgent,
+    ControlPage,
+    EarlyStopRequest,
+)
+from polopt.rollouts.transport.local_channel import run_here
+from polopt.rollouts.transport.process_actor import ProcessActor
+from polopt.rollouts.transport.ray_resources import (
+    Request,
+    cluster_request,
+    has_process,
+    unmet_requests,
+)
+
+logger = logging.getLogger("polopt")
+
+#: Larger arguments of a process go into the object store once for all processes.
+MAX_ARGUMENT_BYTES = 100_000
+#: Limit for fetching the object of a reference.
+GET_TIMEOUT_S = 60.0
+#: Limit for an agent on another node to tell what its processes do.
+AGENT_TIMEOUT_S = 5.0
+
+
+class RayTicket(Ticket):
+    """One actor call.
+
+    Args:
+        ref: see below.
+        starts: the call makes the object of the process, which may fail.
+
+    Attributes:
+        ref: its `ray.ObjectRef`.
+    """
+
+    __slots__ = ("_starts", "ref")
+
+    def __init__(self, ref: ray.ObjectRef[Any], starts: bool = False) -> None:
+        self.ref = ref
+        self._starts = starts
+
+    def ended(self) -> bool:
+        return bool(ray.wait([self.ref], timeout=0, fetch_local=False)[0])
+
+    def result(self, timeout_s: float) -> Any:
+        try:
+            return ray.get(self.ref, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise AnswerTimeoutError("its result could not be fetched in time") from error
+        except RayTaskError as error:  # calls of `ProcessActor` themselves raise nothing
+            if self._starts:
+                raise LostProcessError(str(error), at_start=True) from error
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            if isinstance(cause, ObjectLostError):
+                raise LostReferenceError(f"an argument is lost: {cause}") from error
+            raise UnsendableError(
+                f"its arguments or its value cannot be pickled: {cause!r}"
+            ) from error
+        except RaySystemError as error:
+            raise UndecodableAnswerError(str(error)) from error
+        except RayError as error:
+            at_start = isinstance(error, ActorDiedError) and error.actor_init_failed
+            message = str(error).strip() or type(error).__name__
+            raise LostProcessError(message, at_start) from error
+        except BaseException as error:  # unpickling an answer can raise anything
+            if is_of_signal(error):
+                raise
+            raise UndecodableAnswerError(f"{type(error).__name__}: {error}") from error
+
+
+class RayChannel(Channel):
+    """Calls of one actor.
+
+    Args:
+        actor: handle of a `ProcessActor`.
+        name: see `Channel`.
+        request: what it requests of the cluster; None: a placement group has reserved it.
+        transport: started the actor.
+    """
+
+    def __init__(
+        self, actor: Any, name: str, request: Request | None, transport: RayTransport
+    ) -> None:
+        self.request = request
+        self.actor = actor
+        self.name = name
+        self.start = RayTicket(actor.ping.remote())
+        self._transport = transport
+        self._control: ControlPage | _RemotePage | None = None
+
+    def note_started(self, started: Started) -> None:
+        super().note_started(started)
+        if self._control is None and started.control:
+            self._control = self._transport.open_control(started)
+
+    def send(self, message: Message) -> Ticket:
+        number, _, function, args, by_reference = message
+        if any(isinstance(arg, ray.ObjectRef) for arg in args):
+            # Ray replaces those that are arguments themselves.
+            encoded = cloudpickle.dumps(function)
+            call = self.actor.run_with_references.remote(number, encoded, by_reference, *args)
+            return RayTicket(call)
+        return self.send_encoded(cloudpickle.dumps((number, function, args, by_reference)))
+
+    def send_encoded(self, call: bytes) -> Ticket:
+        """Sends a call that is encoded already; see `ProcessActor.run_encoded`."""
+        return RayTicket(self.actor.run_encoded.remote(call))
+
+    def stop_early(self, number: int, keep_steps: int) -> None:
+        control = self._control
+        if control is not None:
+            control.request_stop(EarlyStopRequest(number, keep_steps))
+
+    def silent_s(self) -> float | None:
+        control = self._control
+        return None if control is None else control.silent_s()
+
+    def close(self) -> None:
+        """Drops the control page of a process that ends."""
+        control, self._control = self._control, None
+        if isinstance(control, _RemotePage):
+            control.forget()
+
+
+class RayTransport(Transport):
+    """Starts actors, and calls them through Ray."""
+
+    name = "ray"
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._agents: dict[str, Any] = {}  # by node
+        self._stored: tuple[bytes, Any] = (b"", None)  # the last large argument: digest, reference
+
+    def start(
+        self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
+    ) -> RayChannel:
+        small = [self._argument(arg) for arg in args]
+        actor = _actor_class().options(**options).remote(make, *small)
+        return RayChannel(actor, name, cluster_request(options), self)
+
+    def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
+        assert isinstance(channel, RayChannel)
+        call = channel.actor.remake.remote(*map(self._argument, args))
+        channel.start = RayTicket(call, starts=True)
+        return channel.start
+
+    def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
+        ready = run_here(tickets)
+        if ready or not tickets:
+            return ready
+        by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
+        refs = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)[0]
+        return [by_ref[ref] for ref in refs]
+
+    def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
+        """Ray tells how many requests it cannot meet, and which actors have no process. An actor
+        without a process may also have its resources and start slowly."""
+        requesting = [c for c in channels if isinstance(c, RayChannel) and c.request is not None]
+        unmet = unmet_requests() if requesting else Counter()
+        waiting: list[Channel] = []
+        requests: Counter[Request] = Counter()
+        for channel in requesting:
+            if channel.request and unmet[channel.request] and not has_process(channel.actor):
+                waiting.append(channel)
+                requests[channel.request] += 1
+        return waiting, sum((requests & unmet).values())
+
+    def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        return ray.cluster_resources(), ray.available_resources()
+
+    def put(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def get(self, value: Any) -> Any:
+        if not isinstance(value, ray.ObjectRef):
+            return value
+        try:
+            return ray.get(value, timeout=GET_TIMEOUT_S)
+        except ObjectLostError as error:
+            raise LostReferenceError(f"an argument is lost: {error}") from error
+        except GetTimeoutError as error:
+            raise AnswerTimeoutError("an argument could not be fetched in time") from error
+
+    def kill(self, channel: Channel) -> None:
+        assert isinstance(channel, RayChannel)
+        channel.close()
+        ray.kill(channel.actor, no_restart=True)
+
+    def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
+        actors = [channel.actor for channel in channels if isinstance(channel, RayChannel)]
+        stopping = [actor.stop.remote() for actor in actors]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s)
+        for channel in channels:
+            self.kill(channel)
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            ray.kill(agent, no_restart=True)
+        self._agents.clear()
+
+    def _argument(self, value: Any) -> Any:
+        """An argument of a process: the value if it is small, else a reference to one object for
+        all processes. This process owns the object, so it survives the loss of others."""
+        encoded = cloudpickle.dumps(value)
+        if len(encoded) <= MAX_ARGUMENT_BYTES:
+            return value
+        digest = hashlib.sha256(encoded).digest()
+        if digest != self._stored[0]:
+            self._stored = digest, ray.put(value)
+        return self._stored[1]
+
+    def open_control(self, started: Started) -> ControlPage | _RemotePage | None:
+        """The page of a process that has started: through an agent, if it runs on another node."""
+        if started.node != ray.get_runtime_context().get_node_id():
+            return _RemotePage(self._agent(started.node), started.control)
+        try:
+            return ControlPage.open(started.control)
+        except (OSError, ValueError) as error:
+            logger.warning(
+                "process %d does not share memory with this one (%s): its calls cannot be ended "
+                "early, and count as hanging when they take longer than worker_timeout_s",
+                started.pid,
+                error,
+            )
+            return None
+
+    def _agent(self, node: str) -> Any:
+        if node not in self._agents:
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            actor_class: Any = ray.remote(ControlAgent)
+            self._agents[node] = actor_class.options(num_cpus=0, scheduling_strategy=place).remote()
+        return self._agents[node]
+
+
+class _RemotePage:
+    """The page of a process on another node."""
+
+    def __init__(self, agent: Any, path: str) -> None:
+        self._agent, self._path = agent, path
+        agent.open.remote(path)
+
+    def silent_s(self) -> float | None:
+        """See `ControlPage.silent_s`; None if the agent does not answer."""
+        with contextlib.suppress(RayError):
+            silent_s: float = ray.get(
+                self._agent.silent_s.remote(self._path), timeout=AGENT_TIMEOUT_S
+            )
+            return silent_s
+        return None
+
+    def request_stop(self, request: EarlyStopRequest) -> None:
+        self._agent.request_stop.remote(self._path, request)
+
+    def forget(self) -> None:
+        self._agent.forget.remote(self._path)
+
+
+_CLASSES: dict[type, Any] = {}
+
+
+def _actor_class() -> Any:
+    """Made once in each process: Ray exports an actor class to its control service, and waits for
+    that without a limit."""
+    if ProcessActor not in _CLASSES:
+        _CLASSES[ProcessActor] = ray.remote(ProcessActor)
+    return _CLASSES[ProcessActor]

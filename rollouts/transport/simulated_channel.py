@@ -1,0 +1,251 @@
+"""`SimulatedTransport`: processes that live in this one, on a virtual clock.
+
+A call runs when it is sent. A script decides which answer arrives next, and when none does, time
+passes. So a test, or a simulation, sets the order of arrival, and runs the real `step()` of a
+strategy.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from ray import cloudpickle
+
+from polopt.common.clock import VirtualClock
+from polopt.rollouts.transport.channel import (
+    Channel,
+    LostProcessError,
+    Message,
+    Started,
+    Ticket,
+    Transport,
+)
+from polopt.rollouts.transport.control_page import ControlPage, EarlyStopRequest
+from polopt.rollouts.transport.local_channel import run_here
+
+
+class Reference:
+    """Reference to an object of a simulated process; see `Transport.put`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class SimulatedTicket(Ticket):
+    """One call of a simulated process.
+
+    Attributes:
+        channel: of the process.
+        answer: what `result` returns.
+        error: what it raises instead; None: nothing.
+        done: the answer has arrived.
+    """
+
+    def __init__(self, channel: SimulatedChannel) -> None:
+        self.channel = channel
+        self.answer: Any = None
+        self.error: Exception | None = None
+        self.done = False
+
+    def ended(self) -> bool:
+        return self.done
+
+    def result(self, timeout_s: float) -> Any:
+        assert self.done, "would wait"
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+#: Chooses the pending call that ends next. None: no call ends, and time passes.
+Script = Callable[[list[SimulatedTicket]], SimulatedTicket | None]
+
+
+def oldest_first(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
+    """Script of equally fast processes."""
+    return pending[0]
+
+
+def none_ready(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
+    """Script of processes that all hang."""
+    return None
+
+
+def of_process(*names: str) -> Script:
+    """The script in which only calls of these processes end, oldest first."""
+    return lambda pending: next((one for one in pending if one.channel.name in names), None)
+
+
+def in_order(names: Iterable[str]) -> Script:
+    """The script in which calls of these processes end in this order."""
+    remaining = iter(names)
+
+    def script(pending: list[SimulatedTicket]) -> SimulatedTicket | None:
+        wanted = next(remaining)
+        return next(one for one in pending if one.channel.name == wanted)
+
+    return script
+
+
+def shuffled_by(seed: int) -> Script:
+    """The script in which a random pending call ends next."""
+    return random.Random(seed).choice
+
+
+class SimulatedChannel(Channel):
+    """Calls of an object in this process that behaves as if it were in another one.
+
+    Attributes:
+        target: the object.
+        alive: the process runs. A call after its death is an AssertionError: nobody may call a
+            process that does not exist.
+        tickets: of all calls so far.
+    """
+
+    def __init__(self, make: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.control = ControlPage()
+        self.tickets: list[SimulatedTicket] = []
+        self.target = make(*args, control=self.control)
+        self.start = self.reply(Started())
+
+    def reply(self, answer: Any) -> SimulatedTicket:
+        """A ticket with this answer, which arrives when the script says so."""
+        ticket = SimulatedTicket(self)
+        ticket.answer = answer
+        self.tickets.append(ticket)
+        return ticket
+
+    def send(self, message: Message) -> SimulatedTicket:
+        assert self.alive, f"{message.name} called in {self.name}, which is dead"
+        ticket = self.reply(None)
+        references = [arg for arg in message.args if isinstance(arg, Reference)]
+        lost = next((ref.value for ref in references if isinstance(ref.value, Exception)), None)
+        encoded = cloudpickle.dumps(
+            (message.function, [None if isinstance(a, Reference) else a for a in message.args])
+        )
+        function, args = cloudpickle.loads(encoded)
+        given = [
+            sent.value if isinstance(sent, Reference) else arg
+            for sent, arg in zip(message.args, args, strict=True)
+        ]
+        if lost is not None:
+            ticket.error = lost
+        else:
+            self.run(ticket, message._replace(function=function, args=tuple(given)))
+        return ticket
+
+    def run(self, ticket: SimulatedTicket, message: Message) -> None:
+        """Runs a call, and sets its answer or error."""
+        answer = self.target.run(message.number, message.function, *message.args)
+        if message.by_reference and answer.error is None:
+            answer = answer._replace(value=Reference(answer.value))
+        else:
+            try:
+                cloudpickle.dumps(answer, buffer_callback=lambda buffer: None)
+            except Exception as error:  # pickling can raise anything
+                answer = self.target.refuse(f"its value cannot be pickled: {error!r}")
+        ticket.answer = answer
+
+    def stop_early(self, number: int, keep_steps: int) -> None:
+        assert self.alive
+        self.control.request_stop(EarlyStopRequest(number, keep_steps))
+
+    def silent_s(self) -> float | None:
+        return None  # on the virtual clock, a process that does not answer makes no progress
+
+    def die(self, error: Exception | None = None) -> None:
+        """Ends all pending calls as the death of a process does, or with another error."""
+        for ticket in self.tickets:
+            if not ticket.done:
+                ticket.error = error or LostProcessError("the process died")
+                ticket.done = True
+
+    def finish(self) -> None:
+        """Ends all pending calls, independent of the script."""
+        for ticket in self.tickets:
+            ticket.done = True
+
+
+class SimulatedTransport(Transport):
+    """Processes in this one.
+
+    Attributes:
+        script: see `Script`.
+        channels: of all processes that were started, in this order.
+        num_puts: number of references made.
+    """
+
+    name = "simulated"
+
+    def __init__(self, script: Script = oldest_first) -> None:
+        self.script = script
+        self.clock: VirtualClock = VirtualClock()
+        self.channels: list[SimulatedChannel] = []
+        self.num_puts = 0
+
+    def start(
+        self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
+    ) -> SimulatedChannel:
+        channel = self.make_channel(make, args, name)
+        self.channels.append(channel)
+        return channel
+
+    def make_channel(
+        self, make: Callable[..., Any], args: tuple[Any, ...], name: str
+    ) -> SimulatedChannel:
+        """Makes a process."""
+        return SimulatedChannel(make, args, name)
+
+    def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
+        assert isinstance(channel, SimulatedChannel)
+        channel.target = channel.target.remade(*args, control=channel.control)
+        channel.start = channel.reply(Started())
+        return channel.start
+
+    def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
+        ready = run_here(tickets)
+        if ready:
+            return ready
+        pending = [ticket for ticket in tickets if isinstance(ticket, SimulatedTicket)]
+        if timeout_s > 0.0 and not any(ticket.done for ticket in pending):
+            chosen = self.script(list(pending)) if pending else None
+            if chosen is None:
+                self.clock.advance(timeout_s)
+            else:
+                chosen.done = True
+        return [ticket for ticket in pending if ticket.done][:1]
+
+    def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
+        return [], 0
+
+    def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        return {}, {}
+
+    def put(self, value: Any) -> Reference:
+        self.num_puts += 1
+        return Reference(value)
+
+    def get(self, value: Any) -> Any:
+        if not isinstance(value, Reference):
+            return value
+        if isinstance(value.value, Exception):
+            raise value.value
+        return value.value
+
+    def kill(self, channel: Channel) -> None:
+        assert isinstance(channel, SimulatedChannel)
+        channel.alive = False
+        channel.die()
+
+    def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
+        for channel in channels:
+            assert isinstance(channel, SimulatedChannel)
+            channel.target.stop()
+            self.kill(channel)
+
+    def close(self) -> None:
+        """Has opened nothing."""

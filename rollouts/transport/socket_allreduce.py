@@ -1,0 +1,173 @@
+"""`SocketAllReduce`: sums arrays over the processes of one node, by recursive doubling.
+
+Thakur, Rabenseifner and Gropp, 2005: in log2(ranks) exchanges of the whole array, which suits small
+ones. Ranks beyond the largest power of two add theirs to a partner first, and get the sum last.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Sequence
+from multiprocessing import BufferTooShort
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from polopt.rollouts.transport.sockets import (
+    PrivateListener,
+    buffer_bytes,
+    dial,
+    hang_up,
+    limit,
+)
+
+
+class SocketAllReduce:
+    """A rank's place in a group.
+
+        ranks = SocketAllReduce(rank, world_size, key, timeout_s=60.0)
+        ranks.connect(addresses, timeout_s=10.0)    # `address` of every rank, by rank
+        ranks.sum_(array)
+
+    Args:
+        rank: 0 to world_size - 1.
+        world_size: number of ranks.
+        key: by which the ranks authenticate.
+        timeout_s: limit of each wait for a partner.
+
+    Attributes:
+        address: where the other ranks reach this one.
+
+    Raises:
+        OSError: no socket can be bound.
+    """
+
+    def __init__(self, rank: int, world_size: int, key: bytes, timeout_s: float) -> None:
+        self._rank = rank
+        self._key = key
+        self._timeout_s = timeout_s
+        self._doubling = 1 << (world_size.bit_length() - 1)  # largest power of two
+        self._beyond = world_size - self._doubling
+        self._connections: dict[int, Connection] = {}  # by partner
+        self._room = 0
+        self._admitted: queue.SimpleQueue[tuple[Connection, bytes]] = queue.SimpleQueue()
+        self._listener = PrivateListener(key, lambda *peer: self._admitted.put(peer))
+        self.address = self._listener.address
+
+    def connect(self, addresses: Sequence[str], timeout_s: float) -> None:
+        """Connects to all partners, and returns after all ranks have connected.
+
+        Each rank dials the partners below it, and accepts those above it.
+
+        Args:
+            addresses: `address` of all ranks, by rank.
+            timeout_s: limit of the wait for them.
+
+        Raises:
+            OSError, EOFError, AuthenticationError: a partner is not reached within the timeout, or
+                does not have the key.
+        """
+        missing, until_s = self._partners(), time.monotonic() + timeout_s
+        for partner in sorted(p for p in missing if p < self._rank):
+            connection = self._connections[partner] = dial(addresses[partner], self._key, timeout_s)
+            connection.send_bytes(self._rank.to_bytes(4, "big"))
+            missing.remove(partner)
+        while missing:
+            try:
+                left_s = max(0.0, until_s - time.monotonic())
+                connection, hello = self._admitted.get(timeout=left_s)
+            except queue.Empty:
+                raise TimeoutError(f"ranks {missing} did not connect in time") from None
+            partner = int.from_bytes(hello, "big")
+            if partner in missing:
+                self._connections[partner] = connection
+                missing.remove(partner)
+            else:
+                hang_up(connection)
+        self._listener.close()
+        self._room = min(map(buffer_bytes, self._connections.values()), default=0)
+        self._limit(timeout_s)
+        self.sum_(np.zeros(1))  # all have connected
+        self._limit(self._timeout_s)
+
+    def _limit(self, timeout_s: float) -> None:
+        for connection in self._connections.values():
+            limit(connection, timeout_s)
+
+    def sum_(self, array: np.ndarray) -> None:
+        """Replaces a contiguous array by its sum over all ranks, in place.
+
+        Raises:
+            OSError, EOFError: a partner has left, or did not send within the timeout. The array
+                then holds a partial sum.
+        """
+        rank, beyond = self._rank, self._rank + self._doubling
+        if array.size == 0:
+            return
+        if rank >= self._doubling:
+            self._send(array, rank - self._doubling)
+            array[...] = self._receive(array, rank - self._doubling)
+            return
+        if rank < self._beyond:
+            array += self._receive(array, beyond)
+        distance = 1
+        while distance < self._doubling:
+            array += self._exchange(array, rank ^ distance)
+            distance *= 2
+        if rank < self._beyond:
+            self._send(array, beyond)
+
+    def close(self) -> None:
+        """Leaves the group, which the partners notice at once."""
+        for connection in self._connections.values():
+            hang_up(connection)
+        self._connections.clear()
+        self._listener.close()
+        while not self._admitted.empty():
+            hang_up(self._admitted.get()[0])
+
+    def _partners(self) -> list[int]:
+        if self._rank >= self._doubling:
+            return [self._rank - self._doubling]
+        distances = [1 << i for i in range(self._doubling.bit_length() - 1)]
+        beyond = [self._rank + self._doubling] if self._rank < self._beyond else []
+        return [self._rank ^ distance for distance in distances] + beyond
+
+    def _exchange(self, array: np.ndarray, partner: int) -> np.ndarray:
+        """Sends an array, and returns the partner's. Of an array that the kernel does not buffer
+        whole, the higher rank receives first: two ranks that both send would wait for each other.
+        """
+        if array.nbytes > self._room and self._rank > partner:
+            other = self._receive(array, partner)
+            self._send(array, partner)
+            return other
+        self._send(array, partner)
+        return self._receive(array, partner)
+
+    def _connection(self, partner: int) -> Connection:
+        if partner not in self._connections:
+            raise ConnectionError("this rank has left the group")
+        return self._connections[partner]
+
+    def _send(self, array: np.ndarray, partner: int) -> None:
+        try:
+            self._connection(partner).send_bytes(memoryview(array).cast("B"))
+        except BlockingIOError:
+            raise self._timeout(partner, "took") from None
+
+    def _receive(self, array: np.ndarray, partner: int) -> np.ndarray:
+        """The next array of a partner, of the same shape and type as `array`."""
+        received = np.empty_like(array)
+        try:
+            size = self._connection(partner).recv_bytes_into(memoryview(received).cast("B"))
+        except BlockingIOError:
+            raise self._timeout(partner, "sent") from None
+        except BufferTooShort as error:
+            size = len(error.args[0])
+        if size != array.nbytes:
+            raise ConnectionError(f"rank {partner} sent {size} bytes, not {array.nbytes}")
+        return received
+
+    def _timeout(self, partner: int, did: str) -> TimeoutError:
+        return TimeoutError(f"rank {partner} {did} nothing in time")

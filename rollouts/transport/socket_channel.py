@@ -1,0 +1,485 @@
+"""`SocketTransport`: calls within a node over Unix sockets, all others through Ray.
+
+An actor call costs both sides about a millisecond of processor time. For a small network that is as
+much as its gradient. Ray still starts, places, watches and stops the process: it answers within one
+long actor call (`serve`), whose end tells why a connection ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import secrets
+import selectors
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from multiprocessing.connection import Connection
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from polopt.rollouts.transport.channel import (
+    Channel,
+    ChannelError,
+    LostProcessError,
+    Message,
+    Started,
+    Ticket,
+    Transport,
+    TransportError,
+    UndecodableAnswerError,
+    is_of_signal,
+)
+from polopt.rollouts.transport.local_channel import run_here
+from polopt.rollouts.transport.ray_channel import RayChannel, RayTicket, RayTransport
+from polopt.rollouts.transport.socket_server import NUMBER_BYTES, Endpoint
+from polopt.rollouts.transport.sockets import (
+    CONNECTION_ERRORS,
+    PrivateListener,
+    buffer_bytes,
+    hang_up,
+    limit,
+)
+from polopt.rollouts.transport.wakeup import Wakeup
+
+logger = logging.getLogger("polopt")
+#: Limit for a process to complete a message that it has begun to send. It has the whole message in
+#: memory. Meanwhile this process waits.
+MESSAGE_TIMEOUT_S = 10.0
+#: Limit of a wait for calls through Ray, whose end is not always told (see `wait`).
+RECHECK_S = 1.0
+#: Longest wait that every selector accepts.
+MAX_WAIT_S = 1e6
+#: After a connection has ended, limit for Ray to tell why. It reports the death of a process on the
+#: same node at once.
+REASON_TIMEOUT_S = 5.0
+#: What each message takes of the send buffer besides its own bytes, at most.
+_MESSAGE_OVERHEAD = 2048
+
+
+class SocketTicket(Ticket):
+    """One call over a socket.
+
+    Attributes:
+        arrival: position in the order of arrival; None: the call has not ended.
+        size: bytes of the call.
+    """
+
+    __slots__ = ("_error", "_message", "_serving", "arrival", "size")
+
+    def __init__(self, size: int, serving: Future[Any]) -> None:
+        self.size = size
+        self.arrival: int | None = None
+        self._serving = serving
+        self._message = b""
+        self._error: ChannelError | None = None
+
+    def ended(self) -> bool:
+        return self.arrival is not None
+
+    def end(self, arrival: int, message: bytes = b"", error: ChannelError | None = None) -> None:
+        """Takes the message with the answer, or why there is none."""
+        self.arrival, self._message, self._error = arrival, message, error
+
+    def result(self, timeout_s: float) -> Any:
+        if self._error is None:
+            return _decoded(self._message)
+        try:
+            self._serving.result(min(REASON_TIMEOUT_S, timeout_s))
+        except FutureTimeoutError:
+            pass
+        except ray.exceptions.RayError as error:
+            raise LostProcessError(str(error).strip() or type(error).__name__) from error
+        raise self._error
+
+
+def _decoded(message: bytes) -> Any:
+    """The answer in a message.
+
+    Raises:
+        UndecodableAnswerError: it cannot be unpickled.
+    """
+    try:
+        return pickle.loads(memoryview(message)[NUMBER_BYTES:])
+    except BaseException as error:  # unpickling can raise anything; it is the worker's failure
+        if is_of_signal(error):
+            raise
+        raise UndecodableAnswerError(f"{type(error).__name__}: {error}") from error
+
+
+class SocketChannel(Channel):
+    """Calls of one process: over a connection where there is one, else through Ray.
+
+    Through Ray go: calls until the process has connected; calls with references, or whose value is
+    to stay where it is made; and a call that does not fit into what the kernel buffers, because
+    sending must never wait for a process that is busy.
+
+    Args:
+        through_ray: the channel of its actor.
+        transport: has the listener.
+
+    Attributes:
+        refused: the process cannot connect; all its calls go through Ray.
+    """
+
+    def __init__(self, through_ray: RayChannel, transport: SocketTransport) -> None:
+        self.through_ray = through_ray
+        self.name = through_ray.name
+        self.start = through_ray.start
+        self.started = through_ray.started
+        self._transport = transport
+        self.refused = False
+        self._connection: Connection | None = None
+        self._endpoint: Endpoint | None = None
+        self._connecting: Future[Any] | None = None
+        self._serving: Future[Any] | None = None  # None: it answers calls through Ray
+        self._serves: set[Future[Any]] = set()  # calls of `serve` for the present connection
+        self._room = 0
+        self._pending: dict[int, SocketTicket] = {}
+
+    def note_started(self, started: Started) -> None:
+        self.through_ray.note_started(started)
+        self.started = started
+
+    def stop_early(self, number: int, keep_steps: int) -> None:
+        self.through_ray.stop_early(number, keep_steps)
+
+    def silent_s(self) -> float | None:
+        return self.through_ray.silent_s()
+
+    # ---- sending --------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> Ticket:
+        number, _, function, args, by_reference = message
+        if by_reference or any(isinstance(arg, ray.ObjectRef) for arg in args):
+            self.pause()
+            return self.through_ray.send(message)
+        if self._connection is None:
+            self.connect()
+            self._transport.poll(0.0)
+        encoded = cloudpickle.dumps((number, function, args, by_reference))
+        size = len(encoded) + _MESSAGE_OVERHEAD
+        if self._connection is None or size > self._room:
+            self.pause()
+            return self.through_ray.send_encoded(encoded)
+        if self._serving is None:
+            self._serving = self._watch(self.through_ray.actor.serve.remote(self._endpoint))
+            self._serves.add(self._serving)
+        ticket = self._pending[number] = SocketTicket(size, self._serving)
+        self._room -= size
+        self._transport.num_calls += 1
+        self._write(number.to_bytes(NUMBER_BYTES, "big") + encoded)
+        return ticket
+
+    def pause(self) -> None:
+        """The process answers calls through Ray from now on, after those made so far."""
+        if self._serving is not None and self._connection is not None:
+            self._serving = None
+            self._write(b"")
+
+    def _write(self, message: bytes) -> None:
+        assert self._connection is not None
+        try:
+            self._connection.send_bytes(message)
+        except CONNECTION_ERRORS as error:
+            self.fail(f"{self.name}: {type(error).__name__}: {error}")
+        except BaseException:  # Ctrl-C: the other side may have half a message
+            self.fail(f"{self.name}: sending was interrupted")
+            raise
+
+    # ---- the connection -------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Has the process connect, unless it does so already, or cannot. Does not wait."""
+        if self._connecting is None and not self.refused:
+            self._endpoint = self._transport.endpoint_for(self)
+            self._connecting = self._watch(self.through_ray.actor.connect.remote(self._endpoint))
+
+    def _watch(self, ref: Any) -> Future[Any]:
+        future = self._transport.wakeup.watch(ref, self)
+        assert future is not None
+        return future
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    def connected(self, connection: Connection) -> None:
+        """The process has connected and authenticated."""
+        self._connection = connection
+        self._room = buffer_bytes(connection)
+
+    def receive(self) -> None:
+        """Takes one message of the process, which has arrived."""
+        assert self._connection is not None
+        try:
+            message = self._connection.recv_bytes()
+            number = int.from_bytes(message[:NUMBER_BYTES], "big")
+            ticket = self._pending.get(number)
+            if ticket is not None:
+                self._room += ticket.size
+                ticket.end(self._transport.next_arrival(), message)
+                del self._pending[number]
+        except CONNECTION_ERRORS as error:
+            self.fail(f"{self.name}: {type(error).__name__}: {error}")
+        except BaseException:  # Ctrl-C: the rest of the message is lost
+            self.fail(f"{self.name}: receiving was interrupted")
+            raise
+
+    def actor_call_ended(self, call: Future[Any]) -> None:
+        """Ray reports that `connect` or `serve` returned or raised."""
+        error = call.exception()
+        problem = str(call.result()) if error is None else str(error) or type(error).__name__
+        if call is self._connecting:
+            self._connecting = None
+            if problem:
+                self._transport.expect_no_more(self._endpoint)
+                self.refused = error is None  # if it died, its next call through Ray tells so
+                if self.refused:
+                    self._transport.note_unreachable(self, problem)
+        elif problem and call in self._serves:
+            while self._connection is not None and self._connection.poll(0):
+                self.receive()  # the last answers of a process that still runs
+            self.fail(f"{self.name}: {problem}")
+        self._serves.discard(call)
+
+    def fail(self, reason: str) -> None:
+        """Ends the connection, and all calls that wait for an answer over it."""
+        self._hang_up()
+        for ticket in self._pending.values():
+            if not ticket.ended():
+                ticket.end(self._transport.next_arrival(), error=ChannelError(reason))
+        self._pending.clear()
+
+    def _hang_up(self) -> None:
+        connection, self._connection, self._serving = self._connection, None, None
+        self._serves.clear()
+        if connection is not None:
+            self._transport.forget(connection)
+            hang_up(connection)
+
+
+class SocketTransport(Transport):
+    """Connections to the processes of this node, and one wait for them and for calls through Ray.
+    Belongs to one thread.
+
+    Args:
+        through_ray: starts the processes, and carries the other calls.
+        timeout_s: limit for a process to take or to complete a message.
+        required: a process that cannot connect raises `TransportError` instead of going through
+            Ray.
+
+    Attributes:
+        num_calls: calls sent over sockets so far.
+        wakeup: makes the wait end when a call through Ray ends.
+
+    Raises:
+        OSError: no socket can be bound.
+    """
+
+    name = "socket"
+
+    def __init__(self, through_ray: RayTransport, timeout_s: float, required: bool = False) -> None:
+        self.through_ray = through_ray
+        self.clock: Callable[[], float] = through_ray.clock
+        self.num_calls = 0
+        self._timeout_s = timeout_s
+        self._required = required
+        self._arrivals = 0
+        self._key = secrets.token_bytes(32)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._expected: dict[bytes, SocketChannel] = {}  # by token
+        self._admitted: deque[tuple[Connection, bytes]] = deque()
+        self.wakeup = Wakeup()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.wakeup, selectors.EVENT_READ)
+        try:
+            self._listener = PrivateListener(self._key, self._admit)
+        except OSError:
+            self._selector.close()
+            self.wakeup.close()
+            raise
+
+    # ---- connections ----------------------------------------------------------------------------
+
+    def _admit(self, connection: Connection, token: bytes) -> None:
+        """Takes a peer that has authenticated, in another thread."""
+        self._admitted.append((connection, token))
+        self.wakeup.wake()
+
+    def endpoint_for(self, channel: SocketChannel) -> Endpoint:
+        """What a process needs to connect."""
+        token = secrets.token_bytes(16)
+        self._expected[token] = channel
+        return Endpoint(self._listener.address, self._node, self._key, token, self._timeout_s)
+
+    def expect_no_more(self, endpoint: Endpoint | None) -> None:
+        """The process that was given this endpoint does not connect."""
+        if endpoint is not None:
+            self._expected.pop(endpoint.token, None)
+
+    def _take_admitted(self) -> None:
+        while self._admitted:
+            connection, token = self._admitted.popleft()
+            channel = self._expected.pop(token, None)
+            if channel is None:
+                hang_up(connection)
+                continue
+            limit(connection, min(self._timeout_s, MESSAGE_TIMEOUT_S))
+            self._selector.register(connection, selectors.EVENT_READ, channel)
+            channel.connected(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Waits for this connection no more."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(connection)
+
+    def note_unreachable(self, channel: SocketChannel, problem: str) -> None:
+        """A process could not connect.
+
+        Raises:
+            TransportError: no other transport is allowed.
+        """
+        if self._required:
+            raise TransportError(
+                f"{channel.name} cannot connect to the driver ({problem}), with transport: socket. "
+                "Allowed: workers on the driver's node; or transport: auto or ray"
+            )
+        elsewhere = channel.started.node != self._node
+        logger.log(
+            logging.INFO if elsewhere else logging.WARNING,
+            "%s cannot connect to the driver (%s). Its calls go through Ray, which is slower.",
+            channel.name,
+            problem,
+        )
+
+    def next_arrival(self) -> int:
+        """Position of the next answer in the order of arrival."""
+        self._arrivals += 1
+        return self._arrivals
+
+    # ---- waiting --------------------------------------------------------------------------------
+
+    def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
+        ended = run_here(tickets) or self._ended(tickets)
+        if not ended:
+            for ticket in tickets:
+                if isinstance(ticket, RayTicket):
+                    self.wakeup.watch(ticket.ref)
+                    # Ray does not tell of an answer whose unpickling raises SystemExit.
+                    timeout_s = min(timeout_s, RECHECK_S)
+            self.poll(timeout_s)
+            ended = self._ended(tickets)
+        return ended
+
+    def _ended(self, tickets: Collection[Ticket]) -> list[Ticket]:
+        arrived = [t for t in tickets if isinstance(t, SocketTicket) and t.arrival is not None]
+        if len(arrived) > 1:
+            arrived.sort(key=lambda ticket: ticket.arrival or 0)
+        through_ray = {t.ref: t for t in tickets if isinstance(t, RayTicket)}
+        if not through_ray:
+            return [*arrived]
+        refs = ray.wait(list(through_ray), num_returns=len(through_ray), timeout=0)[0]
+        return [*arrived, *(through_ray[ref] for ref in refs)]
+
+    def poll(self, timeout_s: float) -> None:
+        """Takes what has arrived, one message of each process; waits for the first.
+
+        Raises:
+            TransportError: see `note_unreachable`.
+        """
+        for key, _ in self._selector.select(min(max(0.0, timeout_s), MAX_WAIT_S)):
+            if key.data is not None:
+                if key.data.is_connected:
+                    key.data.receive()
+                continue
+            for channel, call in self.wakeup.take():
+                channel.actor_call_ended(call)
+            self._take_admitted()
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def start(
+        self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
+    ) -> SocketChannel:
+        return SocketChannel(self.through_ray.start(make, args, options, name), self)
+
+    def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
+        assert isinstance(channel, SocketChannel)
+        channel.pause()
+        channel.start = self.through_ray.remake(channel.through_ray, args)
+        return channel.start
+
+    def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
+        own = {c.through_ray: c for c in channels if isinstance(c, SocketChannel)}
+        waiting, number = self.through_ray.waiting(list(own))
+        return [own[channel] for channel in waiting if isinstance(channel, RayChannel)], number
+
+    def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        return self.through_ray.resources()
+
+    def put(self, value: Any) -> Any:
+        return self.through_ray.put(value)
+
+    def get(self, value: Any) -> Any:
+        return self.through_ray.get(value)
+
+    def kill(self, channel: Channel) -> None:
+        assert isinstance(channel, SocketChannel)
+        # The end of the process ends its connection, in the thread that polls.
+        self.through_ray.kill(channel.through_ray)
+
+    def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
+        for channel in channels:
+            assert isinstance(channel, SocketChannel)
+            channel.pause()
+        actors = [c.through_ray for c in channels if isinstance(c, SocketChannel)]
+        self.through_ray.stop(actors, timeout_s)
+        for channel in channels:
+            if isinstance(channel, SocketChannel):
+                channel.fail(f"{channel.name} was stopped")
+
+    def paths(self, channels: Sequence[Channel]) -> str:
+        refused = [isinstance(c, SocketChannel) and c.refused for c in channels]
+        if not any(refused):
+            return "socket"
+        return "ray" if all(refused) else "socket, ray"
+
+    def close(self) -> None:
+        self._listener.close()
+        for key in list((self._selector.get_map() or {}).values()):  # None: it is closed
+            if key.data is not None:
+                key.data.fail(f"{key.data.name}: the connection was closed")
+        while self._admitted:
+            hang_up(self._admitted.popleft()[0])
+        self._selector.close()
+        self.wakeup.close()
+        self.through_ray.close()
+
+
+def open_transport(transport: str, timeout_s: float) -> Transport:
+    """The transport that a config asks for.
+
+    Args:
+        transport: `ray`, `socket` or `auto`; see `RolloutConfig`.
+        timeout_s: see `SocketTransport`.
+
+    Raises:
+        TransportError: `transport: socket` where no socket can be bound.
+    """
+    through_ray = RayTransport()
+    if transport == "ray":
+        return through_ray
+    required = transport == "socket"
+    try:
+        return SocketTransport(through_ray, timeout_s, required)
+    except OSError as error:
+        if required:
+            raise TransportError(f"transport: socket: no socket can be bound: {error}") from error
+        logger.warning("No socket can be bound (%s). All calls go through Ray.", error)
+        return through_ray

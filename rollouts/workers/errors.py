@@ -1,0 +1,54 @@
+"""Exceptions that end a run, and `InARow`, which raises them."""
+
+from __future__ import annotations
+
+
+class FunctionError(RuntimeError):
+    """A function that a strategy runs in workers is wrong: another worker would fail the same way.
+    The message names strategy and function, and ends with the user's traceback."""
+
+
+class NonFiniteError(RuntimeError):
+    """Too many fragments or updates in a row were not finite; the message says whose."""
+
+
+class WorkersFailedError(RuntimeError):
+    """Too many consecutive calls to workers failed; the message holds the last failure."""
+
+
+class InARow:
+    """Counts data that are not finite and come one after another, by kind, up to a limit.
+
+        finite = InARow("worker 1", limit=5)
+        finite.note("gradients", "")                  # finite: the count begins again
+        finite.note("gradients", "norm is NaN")       # raises NonFiniteError for the fifth in a row
+
+    Args:
+        who: whose data they are, for messages.
+        limit: `max_consecutive_non_finite`.
+    """
+
+    def __init__(self, who: str, limit: int) -> None:
+        self._who = who
+        self._limit = limit
+        self._counts: dict[str, int] = {}
+
+    def note(self, kind: str, problem: str) -> None:
+        """Notes data of a kind, such as `gradients`.
+
+        Args:
+            kind: kind of the data.
+            problem: what was not finite; empty if all was.
+
+        Raises:
+            NonFiniteError: so many in a row were not finite as the limit says.
+        """
+        if not problem:
+            self._counts.pop(kind, None)
+            return
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count >= self._limit:
+            raise NonFiniteError(
+                f"{self._who}: {count} {kind} in a row held non-finite values "
+                f"(max_consecutive_non_finite={self._limit}). The last: {problem}"
+            )

@@ -1,0 +1,269 @@
+"""`ProcessGroup`: processes that run calls: who belongs to it, who is up, who replaces whom."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from polopt.common.progress import PROGRESS
+from polopt.metrics.record import Record
+from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.transport.channel import (
+    AnswerTimeoutError,
+    ChannelError,
+    LostProcessError,
+    Message,
+    Ticket,
+    Transport,
+    UndecodableAnswerError,
+)
+from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.errors import WorkersFailedError
+from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
+from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S, StartUp
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+
+#: Time for a process to stop what it has opened, before it is killed.
+STOP_TIMEOUT_S = 1.0
+
+
+class ProcessGroup(ABC):
+    """Processes of one kind, each of which runs calls on an object.
+
+    A process that starts is up once it has answered that, and has run its set-up calls. Only
+    processes that are up are given work. One that fails is replaced by another with the same index.
+    A subclass says how a process starts:
+
+        class Shards(ProcessGroup):
+            def _start_process(self, index):
+                channel = self.transport.start(ReplayShard, (self.size,), options, f"shard {index}")
+                return WorkerHandle(index, channel, self.clock())
+
+    Args:
+        transport: starts processes, and carries their calls.
+        options: time limits, limits of failures, and resources of one process.
+        who: what a process is called in messages.
+        meanwhile: see `StartUp`.
+
+    Attributes:
+        remote: the processes, in order of index. Indices count from 1, and the index of a removed
+            one is not used again.
+        starting: ticket of the start, or of the set-up call, of each process that is not up.
+        changes: number of times that a process came up, was replaced or removed.
+        started: at least once as many processes were up as the run needs.
+        faults: failures, and faults in what processes have answered.
+        restart_counts: by index, how often a process was replaced; 0 where missing.
+    """
+
+    #: Where `WEIGHTS` comes from in calls to these processes; None: they take none.
+    weights: ClassVar[Any] = None
+
+    def __init__(
+        self, transport: Transport, options: RolloutConfig, who: str, meanwhile: str = ""
+    ) -> None:
+        self.transport = transport
+        self.clock: Callable[[], float] = transport.clock
+        self.options = options
+        self.who = who
+        self.remote: list[WorkerHandle] = []
+        self.starting: dict[Ticket, WorkerHandle] = {}
+        self.changes = 0
+        self.started = False
+        self.restart_counts: dict[int, int] = {}
+        self.faults = self._new_faults()
+        self._start_up = StartUp(who, meanwhile, transport)
+        self._last_index = 0
+        # Calls of two processes must not have the same number: a gradient worker runs calls of the
+        # driver, and makes calls of its own.
+        self._call_numbers = itertools.count(1 + secrets.randbits(48))
+
+    def _new_faults(self) -> FaultLog:
+        options = self.options
+        limits = options.max_consecutive_failures, options.max_consecutive_non_finite
+        return FaultLog(*limits, who=self.who, clock=self.clock)
+
+    @abstractmethod
+    def _start_process(self, index: int) -> WorkerHandle:
+        """Starts the process with this index. Does not wait for it."""
+
+    @property
+    def members(self) -> list[WorkerHandle]:
+        """All that can be called, in order of index."""
+        return self.remote
+
+    def note_answer(self, worker: WorkerHandle, record: Record) -> None:
+        """Takes from the record of a call what the group keeps of a process."""
+        return
+
+    def place_of(self, worker: WorkerHandle) -> str:
+        """What messages about a call of a process say of it."""
+        return f"{self.who} {worker.index}"
+
+    def describe_hang(self) -> str:
+        """What messages about a process that hangs say of the limit."""
+        return f"worker_timeout_s={self.options.worker_timeout_s:g}"
+
+    def next_call_number(self) -> int:
+        """A number that no other call has."""
+        return next(self._call_numbers)
+
+    # ---- start ----------------------------------------------------------------------------------
+
+    def _start(self, index: int) -> WorkerHandle:
+        worker = self._start_process(index)
+        self.starting[worker.channel.start] = worker
+        return worker
+
+    def _add_process(self) -> WorkerHandle:
+        self._last_index += 1
+        worker = self._start(self._last_index)
+        self.remote.append(worker)
+        return worker
+
+    @property
+    def num_needed(self) -> int:
+        """Number of processes that have to be up for the run to begin."""
+        return min(self.options.min_workers or len(self.remote), len(self.remote))
+
+    def enough_up(self) -> bool:
+        """Whether enough processes are up for the run to begin, or to go on (one)."""
+        return sum(w.up for w in self.remote) >= (1 if self.started else self.num_needed)
+
+    def up(self) -> list[WorkerHandle]:
+        """The processes that can be given work, in order of index.
+
+        The first call waits until enough are up for the run to begin. Later calls wait only if none
+        is up.
+
+        Raises:
+            WorkersFailedError: processes keep failing, or there are none.
+        """
+        while True:
+            if self.starting:
+                self.take_started(0.0)
+            if not self.remote:
+                raise WorkersFailedError(f"no {self.who}s remain")
+            if self.enough_up():
+                self.started = True
+                return [worker for worker in self.remote if worker.up]
+            self.take_started(CHECK_INTERVAL_S)
+
+    def take_started(self, timeout_s: float) -> None:
+        """Takes note of processes that have started or failed to; waits for the first."""
+        while self.starting:
+            ended = self.transport.wait(list(self.starting), timeout_s)
+            for ticket in ended:
+                self.note_started(ticket)
+            if not ended:
+                break
+            timeout_s = 0.0
+        self.check_starting()
+
+    def note_started(self, ticket: Ticket) -> None:
+        """Takes the answer of a process that has started, or to its set-up call."""
+        worker = self.starting.pop(ticket)
+        if worker.removed:
+            return
+        try:
+            answer = ticket.result(self.options.worker_timeout_s)
+        except ChannelError as error:
+            self.replace(worker, failure_of(worker.index, error))
+            return
+        except Exception as error:  # what making or remaking it raised
+            self.replace(worker, WorkerFailure("exception", worker.index, str(error)))
+            return
+        problem = answer.error if isinstance(answer, Answer) else None
+        if problem is not None:
+            failure = WorkerFailure("exception", worker.index, problem.message, at_start=True)
+            self.replace(worker, failure)
+            return
+        if ticket is worker.channel.start:
+            worker.channel.note_started(answer)
+        self._start_up.came_up()
+        worker.started_s = self.clock()
+        if worker.set_up:
+            function, args = worker.set_up.pop(0)
+            number, name = self.next_call_number(), getattr(function, "__name__", "set-up")
+            call = worker.channel.send(Message(number, name, function, args))
+            self.starting[call] = worker
+            return
+        worker.last_answer_s = self.clock()
+        self.changes += 1
+
+    def check_starting(self) -> None:
+        """Replaces processes that take too long to start; see `StartUp`."""
+        PROGRESS.note()  # a process that waits for a start does not hang: the start has a limit
+        starting = [worker for worker in self.starting.values() if not worker.removed]
+        for worker, why in self._start_up.overdue(starting, self.options, self.enough_up()):
+            self.replace(worker, WorkerFailure("hang", worker.index, why))
+
+    # ---- end and replacement --------------------------------------------------------------------
+
+    def _remove(self, worker: WorkerHandle) -> None:
+        self._retire(worker)
+        self.remote.remove(worker)
+
+    def _retire(self, worker: WorkerHandle) -> None:
+        worker.removed = True
+        self.changes += 1
+        self.starting = {ticket: one for ticket, one in self.starting.items() if one is not worker}
+
+    def replace(self, worker: WorkerHandle, failure: WorkerFailure) -> WorkerHandle | None:
+        """Kills a failed process and starts another with the same index; does not wait for it.
+
+        Returns:
+            the replacement; None if the process was removed before, or is given up because it fails
+            again and again while others succeed.
+
+        Raises:
+            WorkersFailedError: after too many consecutive failures, of all processes, or of one
+                without which there are too few.
+        """
+        if worker.removed:
+            return None
+        self.faults.failure(failure)
+        self.transport.kill(worker.channel)
+        self.restart_counts[worker.index] = self.restart_counts.get(worker.index, 0) + 1
+        if self.faults.is_unrecoverable(worker.index):
+            self._remove(worker)
+            self.faults.give_up(failure, len(self.remote), self.options.min_workers)
+            return None
+        self.faults.num_restarts += 1
+        self._retire(worker)
+        replacement = self._start(worker.index)
+        self.remote[self.remote.index(worker)] = replacement
+        return replacement
+
+    def _stop_processes(self, workers: list[WorkerHandle]) -> None:
+        """Stops processes; those that have not started are killed at once."""
+        self.transport.stop([worker.channel for worker in workers if worker.up], STOP_TIMEOUT_S)
+        for worker in workers:
+            if not worker.up:
+                self.transport.kill(worker.channel)
+
+    def stats(self) -> dict[str, Any]:
+        """For the `fault_tolerance/` result keys."""
+        up = sum(worker.up for worker in self.remote)
+        return {"num_healthy_workers": up, **self.faults.stats()}
+
+    def stop(self) -> None:
+        """Stops all processes."""
+        for worker in self.remote:
+            self._retire(worker)
+        self._stop_processes(self.remote)
+        self.remote = []
+        self.transport.close()
+
+
+def failure_of(index: int, error: ChannelError) -> WorkerFailure:
+    """The failure of a process that gave no answer."""
+    if isinstance(error, UndecodableAnswerError):
+        return WorkerFailure("exception", index, f"its answer cannot be unpickled: {error}")
+    if isinstance(error, AnswerTimeoutError):
+        return WorkerFailure("hang", index, str(error))
+    if isinstance(error, LostProcessError) and error.at_start:
+        return WorkerFailure("exception", index, str(error), at_start=True)
+    return WorkerFailure("death", index, str(error))

@@ -1,0 +1,87 @@
+"""`WeightSnapshots`: copies of the learner's weights, as calls carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from polopt.common.weights import Weights
+from polopt.policies.policy import Policy
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+
+#: Larger weights go through the object store once for all workers; smaller ones inside each call,
+#: which is what Ray does with arguments up to about this size anyway.
+INLINE_BYTES = 100_000
+
+
+class WeightSnapshot(NamedTuple):
+    """A copy of the weights, as workers receive it.
+
+    Attributes:
+        number: serial number. A version may come again with other weights, after a restore or when
+            a user sets older ones.
+        weights: the copy in this process.
+        argument: argument of calls: the weights, or a reference to one object of them.
+    """
+
+    number: int
+    weights: Weights
+    argument: Any
+
+
+class WeightSnapshots:
+    """Snapshots of a policy's weights. Each version is copied once, and sent once to each worker.
+
+    Args:
+        policy: the policy of this moment.
+        put: makes a reference; see `Transport.put`.
+
+    Attributes:
+        last: the snapshot that was taken last; None: none yet.
+        num_bytes_sent: bytes of the weights that were given to calls.
+    """
+
+    def __init__(self, policy: Callable[[], Policy], put: Callable[[Any], Any]) -> None:
+        self._policy = policy
+        self._put = put
+        self._count = 0
+        self.last: WeightSnapshot | None = None
+        self.num_bytes_sent = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights now."""
+        return self._policy().version
+
+    def take(self, force: bool = False) -> WeightSnapshot:
+        """Copies the policy's weights, unless the last snapshot has that version already.
+
+        Args:
+            force: copy them anyway: they may have changed without a new version, as after a
+                restore.
+        """
+        if force or self.last is None or self.last.weights.version != self.version:
+            weights = self._policy().get_weights()
+            large = weights.flat.nbytes > INLINE_BYTES
+            self._count += 1
+            self.last = WeightSnapshot(
+                self._count, weights, self._put(weights) if large else weights
+            )
+        return self.last
+
+    def for_call(self, worker: WorkerHandle) -> Any:
+        """The newest weights as an argument of a call: None if the worker has them; a reference to
+        one shared object for large ones."""
+        if worker.shares_weights:
+            return None
+        self.take()
+        return self.last_for(worker)
+
+    def last_for(self, worker: WorkerHandle) -> Any:
+        """As `for_call`, with the last snapshot."""
+        snapshot = self.last or self.take()
+        if worker.sent_weights == snapshot.number:
+            return None
+        worker.sent_weights = snapshot.number
+        self.num_bytes_sent += snapshot.weights.flat.nbytes
+        return snapshot.argument

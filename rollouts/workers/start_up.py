@@ -1,0 +1,93 @@
+"""`StartUp`: processes that take too long to start, or wait for resources."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.transport.channel import Transport
+from polopt.rollouts.workers.placement import describe_resources
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+
+logger = logging.getLogger("polopt")
+
+#: First interval between checks of processes that are starting; it grows with each warning.
+CHECK_INTERVAL_S = 5.0
+MAX_CHECK_INTERVAL_S = 60.0
+
+
+class StartUp:
+    """Watches processes that are starting.
+
+    Time in which Ray has no resources for a process counts only if the run cannot go on without it.
+    Time in which other processes come up does not count: many that start at once take longer.
+
+    Args:
+        who: what the processes are called in messages.
+        meanwhile: what goes on although none of them is up, as a sentence; empty: the run waits.
+        transport: knows what processes wait for, and the time.
+    """
+
+    def __init__(self, who: str, meanwhile: str, transport: Transport) -> None:
+        self._who = who
+        self._meanwhile = meanwhile
+        self._transport = transport
+        self._clock = clock = transport.clock
+        self._last_up_s = self._checked_s = self._warned_s = clock()
+        self._interval_s = CHECK_INTERVAL_S
+
+    def came_up(self) -> None:
+        """One of the processes answered."""
+        self._last_up_s = self._clock()
+
+    def overdue(
+        self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
+    ) -> list[tuple[WorkerHandle, str]]:
+        """Processes that have taken too long to start, and why. Looks at most once in five seconds.
+
+        Args:
+            starting: the processes that have not answered yet.
+            options: `worker_startup_timeout_s`, and the resources of one process.
+            enough_up: the run can go on without them.
+        """
+        now_s, limit_s = self._clock(), options.worker_startup_timeout_s
+        if now_s - self._checked_s < min(CHECK_INTERVAL_S, limit_s):
+            return []
+        self._checked_s = now_s
+        waiting, number = self._transport.waiting([worker.channel for worker in starting])
+        late: list[int] = []
+        found = []
+        for worker in starting:
+            waits = worker.channel in waiting
+            if waits and now_s - worker.started_s >= CHECK_INTERVAL_S:
+                late.append(worker.index)
+            since_s = now_s - max(worker.started_s, self._last_up_s)
+            if since_s >= limit_s and not (waits and (enough_up or self._meanwhile)):
+                why = "it has not started"
+                if waits:
+                    why = f"Ray did not place it: {self._describe(options)}"
+                found.append((worker, f"no answer for {now_s - worker.started_s:.1f} s: {why}"))
+        self._warn(late, number, options, enough_up)
+        return found
+
+    def _describe(self, options: RolloutConfig) -> str:
+        return describe_resources(options, *self._transport.resources())
+
+    def _warn(self, late: list[int], number: int, options: RolloutConfig, enough_up: bool) -> None:
+        now_s = self._clock()
+        if not late:
+            self._interval_s = CHECK_INTERVAL_S
+        elif now_s >= self._warned_s + self._interval_s:
+            self._warned_s = now_s
+            self._interval_s = min(2.0 * self._interval_s, MAX_CHECK_INTERVAL_S)
+            goes_on = "The run continues without them." if enough_up else "The run waits for them."
+            logger.warning(
+                "Ray has no resources yet for %s%s%s %s: %s. %s",
+                f"{number} of " if number < len(late) else "",
+                self._who,
+                "s" * (len(late) > 1),
+                ", ".join(map(str, late)),
+                self._describe(options),
+                self._meanwhile or goes_on,
+            )

@@ -1,0 +1,166 @@
+"""`Calls` and `ProcessGroup` with processes that are no rollout workers, on the virtual clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import worker_config
+from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
+
+from polopt.common.weights import Weights
+from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
+from polopt.rollouts.transport.simulated_channel import (
+    Reference,
+    SimulatedTransport,
+    in_order,
+    none_ready,
+    oldest_first,
+)
+from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
+from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+
+@pytest.fixture
+def transport() -> SimulatedTransport:
+    return SimulatedTransport()
+
+
+def names(*indices: int) -> list[str]:
+    return [f"shard {index}" for index in indices]
+
+
+def test_shards_start_and_answer(transport: SimulatedTransport) -> None:
+    counted: list[Reply] = []
+    shards = Shards(transport, 3)
+    calls = Calls(shards, "test", count=counted.append)
+    for shard in shards.remote:
+        calls.send(shard, count, shard.index)
+    assert [worker.index for worker in shards.up()] == [1, 2, 3]
+    transport.script = in_order(names(3, 1, 2))
+    assert [calls.first().value for _ in range(3)] == [(3, 3, 0), (1, 1, 0), (2, 2, 0)]
+    assert [reply.worker.index for reply in counted] == [3, 1, 2]
+    assert all(reply.counts.seconds["other"] >= 0.0 for reply in counted)
+    assert calls.idle
+
+
+def test_value_stays_in_its_process_and_is_an_argument_elsewhere(
+    transport: SimulatedTransport,
+) -> None:
+    shards = Shards(transport, 3)
+    calls = Calls(shards, "test")
+    one, two, three = shards.up()
+    for shard in (one, two):
+        calls.send(shard, make_rows, 10 * shard.index, by_reference=True)
+    replies = calls.all()
+    made = [reply.value for reply in replies]
+    assert [type(value) for value in made] == [Reference, Reference]
+    assert [reply.counts.num_bytes for reply in replies] == [160, 320], "as it is in its process"
+    calls.send(three, add_rows, *made, np.zeros((1, 4), np.float32))
+    calls.send(one, add_rows, made[1])
+    calls.send(one, add_rows, made[1])
+    first, second, of_three = calls.all()
+    assert of_three.value == (31, 10 * 1.0 + 20 * 2.0)
+    assert (first.value, second.value) == ((20, 40.0), (40, 80.0)), "may be used again"
+
+
+@pytest.mark.parametrize("rule", ["send again", "reassign", "drop"])
+def test_call_whose_argument_is_lost_is_dropped(
+    transport: SimulatedTransport, rule: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = Shards(transport, 2)
+    calls = Calls(shards, "test", after_failure=rule)
+    _, two = shards.up()
+    lost = Reference(LostReferenceError("an argument is lost: its owner has exited"))
+    for args in ((lost,), (np.ones((3, 4), np.float32),)):
+        calls.send(two, add_rows, *args)
+    reply = calls.next()
+    assert (reply.worker, reply.value) == (two, None)
+    assert reply.failure is not None
+    assert reply.failure.kind == "reference"
+    said = "add_rows failed in shard 2: an argument is lost: its owner has exited"
+    assert said in reply.failure.message
+    assert said in caplog.text
+    assert calls.first().value == (3, 3.0), "the shard goes on"
+    calls.send(two, add_rows, lost)
+    calls.send(two, count, "next")
+    assert calls.first().value == ("next", 2, 3)
+    assert shards.faults.num_restarts == 0
+    assert calls.idle
+
+
+def test_function_that_fails_by_reference_is_one_error(transport: SimulatedTransport) -> None:
+    shards = Shards(transport, 2)
+    calls = Calls(shards, "test")
+    one, two = shards.up()
+    calls.send(one, make_rows, 7, by_reference=True)
+    rows = calls.first().value
+    calls.send(two, fail_with_rows, rows, by_reference=True)
+    with pytest.raises(FunctionError) as caught:
+        calls.first()
+    message = str(caught.value)
+    assert "test: function" in message
+    assert "fail_with_rows failed in shard 2: ValueError: expected failure with 7 rows" in message
+    assert shards.faults.num_restarts == 0
+
+
+def test_shard_that_dies_is_replaced(transport: SimulatedTransport) -> None:
+    shards = Shards(transport, 2)
+    calls = Calls(shards, "test")
+    one, two = shards.up()
+    calls.send(two, add_rows, np.ones((3, 4), np.float32))
+    assert calls.first().value[0] == 3
+    for shard in (one, two):
+        calls.send(shard, count, "work")
+    two.channel.die(LostProcessError("gone"))
+    assert [reply.value for reply in calls.all()] == [("work", 1, 0), ("work", 2, 0)]
+    assert [worker.index for worker in shards.remote] == [1, 2]
+    assert shards.remote[1] is not two
+    assert shards.stats()["num_worker_deaths"] == 1
+    assert shards.restart_counts == {2: 1}
+    assert not two.channel.alive
+
+
+def test_shards_that_never_start_end_the_run(transport: SimulatedTransport) -> None:
+    shards = Shards(transport, 1, worker_startup_timeout_s=50.0, max_consecutive_failures=2)
+    transport.script = none_ready
+    with pytest.raises(WorkersFailedError, match=r"of shard 1 \(hang\):\nno answer for 50\.0 s"):
+        shards.up()
+    assert transport.clock.now_s == 1100.0
+    transport.script = oldest_first
+    shards.stop()
+    assert shards.remote == []
+    with pytest.raises(WorkersFailedError, match="no shards remain"):
+        shards.up()
+
+
+def test_stopped_shards_drop_their_state(transport: SimulatedTransport) -> None:
+    shards = Shards(transport, 2)
+    shards.up()
+    targets = [channel.target for channel in transport.channels]
+    for target in targets:
+        target.state["kept"] = 1
+    shards.stop()
+    assert [target.state for target in targets] == [{}, {}]
+    assert not any(channel.alive for channel in transport.channels)
+
+
+def version_of(shard: Shard, weights: Weights | None) -> int | None:
+    return None if weights is None else weights.version
+
+
+def test_shards_get_weights_from_where_their_owner_says(transport: SimulatedTransport) -> None:
+    policy = WorkerSet(worker_config(rollout={"num_workers": 0})).weights
+    shards = Shards(transport, 1)
+    calls = Calls(shards, "test", weights=policy)
+    (shard,) = shards.up()
+    versions: list[Any] = []
+    for _ in range(2):
+        calls.fill(version_of, [shard])
+        versions.append(calls.first().value)
+    assert versions == [0, None], "it has them already"
+    without = Calls(shards, "test")
+    with pytest.raises(FunctionError, match=r"version_of .* shard 1: shards take no weights"):
+        without.send(shard, version_of, WEIGHTS)

@@ -1,0 +1,367 @@
+"""`Supervisor`: calls that are past their limit, and what the end of a call says of its process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_shards import Shards, count, make_rows
+
+from polopt.common.progress import PROGRESS
+from polopt.rollouts.transport.channel import (
+    AnswerTimeoutError,
+    ChannelError,
+    LostProcessError,
+    Ticket,
+    UndecodableAnswerError,
+    UnsendableError,
+)
+from polopt.rollouts.transport.simulated_channel import (
+    SimulatedChannel,
+    SimulatedTicket,
+    SimulatedTransport,
+    none_ready,
+)
+from polopt.rollouts.workers import calls as calls_module
+from polopt.rollouts.workers.calls import Calls
+from polopt.rollouts.workers.errors import FunctionError
+from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S
+from polopt.rollouts.workers.supervisor import Pending, Supervisor
+
+LIMIT_S = 60.0
+BEGIN_S = 1000.0
+
+
+class WholeCall(Supervisor):
+    """Wrong variant: the limit bounds the whole call."""
+
+    def _deadline_s(self, call: Pending) -> float:
+        return min(call.began_s + self.timeout_s(call.work), call.latest_s)
+
+
+class ProgressFirst(Supervisor):
+    """Wrong variant: progress also moves a deadline that was tightened."""
+
+    def _deadline_s(self, call: Pending) -> float:
+        if call.progress_s > call.began_s:
+            return call.progress_s + self.timeout_s(call.work)
+        return super()._deadline_s(call)
+
+    def overdue(self, oldest: list[Pending], now_s: float) -> Pending | None:
+        for call in oldest:
+            call.progress_s = now_s - (call.worker.channel.silent_s() or 0.0)
+        return super().overdue(oldest, now_s)
+
+
+class SteppingChannel(SimulatedChannel):
+    """A process that steps every `step_s` seconds, for `lives_s` seconds.
+
+    Attributes:
+        step_s: None: it cannot be told whether it steps.
+        lives_s: it hangs from then on.
+        asked: times at which somebody asked whether it makes progress.
+    """
+
+    clock: Callable[[], float]
+    step_s: float | None = None
+    lives_s = 1e9
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.asked: list[float] = []
+
+    def silent_s(self) -> float | None:
+        self.asked.append(self.clock())
+        if self.step_s is None:
+            return None
+        passed_s = self.clock() - BEGIN_S
+        last_s = min(passed_s, self.lives_s) // self.step_s * self.step_s
+        return passed_s - last_s
+
+
+class Stepping(SimulatedTransport):
+    """Transport of such processes. No call ends before `ends_s`.
+
+    Attributes:
+        ends_s: by name of the process; 1e9 where missing.
+        unread: tickets whose answers have arrived, and that nobody has looked at.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self.ended)
+        self.ends_s: dict[str, float] = {}
+        self.unread: list[SimulatedTicket] = []
+
+    def ended(self, pending: list[SimulatedTicket]) -> SimulatedTicket | None:
+        now_s = self.clock() - BEGIN_S
+        ended = [one for one in pending if self.ends_s.get(one.channel.name, 1e9) <= now_s]
+        return ended[0] if ended else None
+
+    def make_channel(self, *args: Any) -> SteppingChannel:
+        channel = SteppingChannel(*args)
+        channel.clock = self.clock
+        return channel
+
+    def wait(self, tickets: Any, timeout_s: float) -> list[Ticket]:
+        for ticket in self.unread:
+            ticket.done = True
+        return super().wait(tickets, timeout_s)
+
+
+@pytest.fixture
+def transport() -> Stepping:
+    return Stepping()
+
+
+@pytest.fixture
+def make(transport: Stepping) -> Callable[..., Any]:
+    """Makes shards that are up, and their pending calls."""
+
+    def build(num_shards: int = 1, **options: Any) -> tuple[Shards, Calls]:
+        shards = Shards(transport, num_shards, worker_timeout_s=LIMIT_S)
+        for channel in transport.channels:
+            channel.finish()
+        shards.up()
+        return shards, Calls(shards, "test", **{"after_failure": "drop", **options})
+
+    return build
+
+
+def right_and(wrong: type[Supervisor]) -> Any:
+    """Runs a test with the supervisor, and with a wrong variant of it."""
+    return pytest.mark.parametrize("kind", [Supervisor, wrong])
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Supervisor]], None]:
+    return lambda kind: monkeypatch.setattr(calls_module, "Supervisor", kind)
+
+
+# ---- deadlines ---------------------------------------------------------------------------------
+
+
+@right_and(WholeCall)
+def test_call_that_makes_progress_has_no_limit(
+    transport: Stepping, make: Any, use: Any, kind: type[Supervisor]
+) -> None:
+    use(kind)
+    shards, calls = make()
+    (shard,) = shards.remote
+    shard.channel.step_s = 50.0
+    transport.ends_s = {"shard 1": 600.0}
+    calls.send(shard, count, "after ten minutes")
+    reply = calls.next()
+    if kind is WholeCall:
+        assert reply.failure.kind == "hang"
+        assert transport.clock() == BEGIN_S + 60.0
+        return
+    assert reply.value[0] == "after ten minutes"
+    assert transport.clock() >= BEGIN_S + 600.0
+    assert shards.faults.num_restarts == 0
+    assert len(shard.channel.asked) <= 13, "asking a process on another node takes a call"
+
+
+def test_call_without_progress_ends_at_its_limit(transport: Stepping, make: Any) -> None:
+    shards, calls = make()
+    (shard,) = shards.remote
+    shard.channel.step_s, shard.channel.lives_s = 50.0, 0.0
+    calls.send(shard, count)
+    failure = calls.next().failure
+    assert transport.clock() == BEGIN_S + 60.0
+    assert failure.kind == "hang"
+    said = "test: function toy_shards.count failed in shard 1: no answer and no progress for 60.0 s"
+    assert said in failure.message.replace("tests.", "")
+    assert failure.message.endswith("(worker_timeout_s=60)")
+
+
+@right_and(WholeCall)
+def test_limit_begins_with_the_last_progress(
+    transport: Stepping, make: Any, use: Any, kind: type[Supervisor]
+) -> None:
+    use(kind)
+    shards, calls = make()
+    (shard,) = shards.remote
+    shard.channel.step_s, shard.channel.lives_s = 50.0, 200.0
+    calls.send(shard, count)
+    assert calls.next().failure.kind == "hang"
+    assert transport.clock() == BEGIN_S + (60.0 if kind is WholeCall else 260.0)
+
+
+@right_and(ProgressFirst)
+def test_tightened_deadline_holds_in_spite_of_progress(
+    transport: Stepping, make: Any, use: Any, kind: type[Supervisor]
+) -> None:
+    use(kind)
+    shards, calls = make()
+    (shard,) = shards.remote
+    shard.channel.step_s = 5.0
+    transport.ends_s = {"shard 1": 600.0}
+    calls.send(shard, count)
+    calls.tighten_deadline(shard, 32.0)
+    calls.tighten_deadline(shard, 40.0)  # a later one changes nothing
+    reply = calls.next()
+    if kind is ProgressFirst:
+        assert reply.failure is None
+        return
+    assert reply.failure.kind == "hang"
+    assert "no answer for 32.0 s, longer than others wait" in reply.failure.message
+    assert transport.clock() == BEGIN_S + 32.0
+
+
+def test_process_that_cannot_be_asked_has_the_limit_for_its_whole_call(
+    transport: Stepping, make: Any
+) -> None:
+    shards, calls = make()
+    calls.send(shards.remote[0], count)
+    assert calls.next().failure.kind == "hang"
+    assert transport.clock() == BEGIN_S + 60.0
+
+
+def test_only_the_process_without_progress_is_replaced(transport: Stepping, make: Any) -> None:
+    shards, calls = make(3)
+    one, two, three = shards.remote
+    for shard in (one, two, three):
+        shard.channel.step_s = 7.0
+        calls.send(shard, count)
+    two.channel.lives_s = 100.0  # its last step is at 98 s
+    transport.ends_s = {"shard 1": 300.0, "shard 3": 400.0}
+    replies = [calls.next()]
+    assert transport.clock() == BEGIN_S + 98.0 + 60.0
+    transport.ends_s["shard 2"] = 0.0  # its replacement starts
+    replies += [calls.next() for _ in range(2)]
+    assert [reply.worker.index for reply in replies] == [2, 1, 3]
+    assert [reply.failure is None for reply in replies] == [False, True, True]
+    assert shards.faults.counts == {"death": 0, "hang": 1, "exception": 0, "environment": 0}
+
+
+def test_limit_of_a_call_begins_with_the_answer_before_it(transport: Stepping, make: Any) -> None:
+    shards, calls = make(per_worker=2)
+    (shard,) = shards.remote
+    shard.channel.step_s, shard.channel.lives_s = 50.0, 100.0
+    transport.ends_s = {"shard 1": 105.0}
+    calls.send(shard, count, "first")
+    calls.send(shard, count, "second")
+    assert calls.next().value[0] == "first"
+    answered_s = transport.clock()
+    assert answered_s == BEGIN_S + 110.0
+    transport.script = none_ready
+    assert calls.next().failure.kind == "hang"
+    assert transport.clock() == answered_s + 60.0
+
+
+def test_limit_of_one_call_is_without_progress_too(transport: Stepping, make: Any) -> None:
+    shards, calls = make()
+    (shard,) = shards.remote
+    shard.channel.step_s, shard.channel.lives_s = 9.0, 27.0
+    calls.send(shard, count, timeout_s=10.0)
+    failure = calls.next().failure
+    assert failure.kind == "hang"
+    said = "no answer and no progress for 10.0 s (limit of this call: 10 s)"
+    assert failure.message.endswith(said)
+    assert transport.clock() == BEGIN_S + 37.0
+
+
+def test_answer_that_nobody_has_read_is_no_hang(transport: Stepping, make: Any) -> None:
+    """It arrived while the driver was busy."""
+    shards, calls = make()
+    calls.send(shards.remote[0], count, "arrived")
+    transport.unread = list(shards.remote[0].channel.tickets)
+    transport.clock.advance(100.0 * LIMIT_S)
+    assert calls.next().value[0] == "arrived"
+    assert shards.faults.num_restarts == 0
+
+
+def test_answer_that_is_on_its_way_is_no_hang(
+    transport: Stepping, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It exists on another node, and has not been fetched."""
+    shards, calls = make()
+    transport.ends_s = {"shard 1": 90.0}
+    calls.send(shards.remote[0], count, "fetched")
+    monkeypatch.setattr(SimulatedTicket, "ended", lambda ticket: True)
+    assert calls.next().value[0] == "fetched"
+    assert transport.clock() == BEGIN_S + 90.0, "looked again every second"
+
+
+def test_wait_for_processes_that_make_progress_is_progress(
+    transport: Stepping, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient worker waits for its workers, and must not count as hanging meanwhile."""
+    shards, calls = make()
+    (shard,) = shards.remote
+    shard.channel.step_s, shard.channel.lives_s = 50.0, 100.0
+    noted: list[float] = []
+    monkeypatch.setattr(time, "monotonic", transport.clock)
+    monkeypatch.setattr(PROGRESS, "at_s", np.full(1, BEGIN_S))
+    transport.script = lambda pending: noted.append(float(PROGRESS.at_s[0]) - BEGIN_S)
+    calls.send(shard, count)
+    assert calls.next().failure.kind == "hang"
+    assert noted == [0.0, 50.0, 100.0]
+
+
+def test_wait_for_a_start_is_progress(transport: Stepping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start has a limit of its own, which may be longer."""
+    shards = Shards(transport, 1, worker_startup_timeout_s=100.0)
+    silent_s: list[float] = []
+    monkeypatch.setattr(time, "monotonic", transport.clock)
+    monkeypatch.setattr(PROGRESS, "at_s", np.full(1, BEGIN_S))
+    transport.script = lambda pending: silent_s.append(transport.clock() - PROGRESS.at_s[0])
+    while shards.faults.num_restarts == 0:
+        shards.take_started(CHECK_INTERVAL_S)
+    assert transport.clock() == BEGIN_S + 100.0
+    assert max(silent_s) <= CHECK_INTERVAL_S
+
+
+# ---- answers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (LostProcessError("gone"), "death", "gone"),
+        (ChannelError("cut"), "death", "cut"),
+        (AnswerTimeoutError("late"), "hang", "late"),
+        (UndecodableAnswerError("odd"), "exception", "in shard 1: its answer cannot be unpickled"),
+    ],
+)
+def test_failure_of_a_process_that_gave_no_answer(
+    transport: Stepping, make: Any, error: ChannelError, kind: str, said: str
+) -> None:
+    shards, calls = make()
+    (shard,) = shards.remote
+    calls.send(shard, count)
+    shard.channel.die(error)
+    failure = calls.next().failure
+    assert (failure.kind, failure.at_start) == (kind, False)
+    assert said in failure.message
+    assert shards.remote[0] is not shard
+    assert shard.removed
+
+
+def test_message_that_cannot_be_sent_is_the_functions_error(make: Any) -> None:
+    shards, calls = make()
+    (shard,) = shards.remote
+    calls.send(shard, count)
+    shard.channel.die(UnsendableError("its value cannot be pickled"))
+    with pytest.raises(FunctionError, match=r"test: .*count failed in shard 1: its value cannot"):
+        calls.next()
+    assert shards.remote == [shard]
+    assert calls.idle
+
+
+def test_value_is_checked_for_its_owner(make: Any, transport: Stepping) -> None:
+    def check(value: Any) -> None:
+        if len(value) != 3:
+            raise TypeError(f"three rows were expected; got {len(value)}")
+
+    shards, calls = make(check=check)
+    transport.ends_s = {"shard 1": 0.0}
+    for num_rows in (3, 2):
+        calls.send(shards.remote[0], make_rows, num_rows)
+    assert calls.next().failure is None
+    failure = calls.next().failure
+    assert failure.kind == "exception"
+    assert "TypeError: three rows were expected; got 2" in failure.message
