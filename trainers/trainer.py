@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import ray
 from ray import tune
+from ray.train import Checkpoint
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.threads import limit_threads
@@ -80,7 +81,7 @@ class SavedCheckpoint:
         metrics: the last result before it; empty before the first.
     """
 
-    checkpoint: tune.Checkpoint
+    checkpoint: Checkpoint
     metrics: dict[str, Any]
 
     def __repr__(self) -> str:

@@ -263,6 +263,13 @@ def test_population_based_training(tmp_path: Path) -> None:
     assert all(result.metrics["training_iteration"] == 3 for result in grid)  # type: ignore[index]
 
 
+class ClockOfLength(Clock):
+    """Its return is the option `length`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config["length"], longest=64)
+
+
 def sweep_of_lengths(
     scheduler: tune.schedulers.TrialScheduler, first_steps: int, tmp_path: Path
 ) -> dict[int, tuple[int, float]]:
@@ -271,11 +278,11 @@ def sweep_of_lengths(
     Returns:
         by length: the iterations and the last return.
     """
-    lengths = tune.grid_search([{"length": length, "longest": 64} for length in (4, 8, 16, 64)])
+    lengths = tune.grid_search([{"length": length} for length in (4, 8, 16, 64)])
     steps = {"min_sample_timesteps_per_iteration": first_steps, "rollout_fragment_length": 8}
     grid = tune.Tuner(
         SyncPPO,
-        param_space=tiny(SyncPPO, num_workers=0, env=Clock, env_config=lengths, **steps),
+        param_space=tiny(SyncPPO, num_workers=0, env=ClockOfLength, env_config=lengths, **steps),
         tune_config=tune.TuneConfig(
             metric="episode_return_mean",
             mode="max",
@@ -328,7 +335,7 @@ def test_first_result_without_a_return_says_what_to_set(
         param_space=tiny(
             SyncPPO,
             num_workers=0,
-            env=Clock,
+            env=ClockOfLength,
             env_config={"length": 64},
             min_sample_timesteps_per_iteration=steps,
         ),
@@ -395,39 +402,43 @@ def test_checkpoints_read_from_disk_have_their_results(tmp_path: Path) -> None:
 
 
 class KillsTrialOnce(tune.Callback):
-    """Kills the process of a trial after its fifth result."""
+    """Kills the process of a trial after its fourth result."""
 
     killed = False
 
     def on_trial_result(self, result: dict[str, Any], **info: Any) -> None:
-        if result["training_iteration"] == 5 and not self.killed:
+        if result["training_iteration"] == 4 and not self.killed:
             self.killed = True
             os.kill(result["pid"], signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("setting", ["period", "num_to_keep"])
 def test_retry_by_tune_keeps_rows_that_were_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Copies at each event. By default every 10 s, and rows of the last seconds are lost.
-    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+    # With neither, Tune copies after the second checkpoint, and the retry, which continues from the
+    # third, loses row 3.
+    if setting == "period":
+        monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+    kept = 1 if setting == "num_to_keep" else 2
     callback = KillsTrialOnce()
     (trial,) = tune.Tuner(
         SyncPPO,
-        param_space=tiny(SyncPPO, num_workers=0, min_time_s_per_iteration=0.2),
+        param_space=tiny(SyncPPO, num_workers=0, min_time_s_per_iteration=0.5),
         run_config=run_config(
             tmp_path,
-            8,
+            6,
             callbacks=[callback],
             failure_config=tune.FailureConfig(max_failures=1),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=2),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=kept),
         ),
     ).fit()
     assert callback.killed
     assert trial.error is None
     lines = Path(trial.path, "result.json").read_text().splitlines()
     iterations = [json.loads(line)["training_iteration"] for line in lines]
-    assert sorted(set(iterations)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sorted(set(iterations)) == [1, 2, 3, 4, 5, 6]
 
 
 class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]
