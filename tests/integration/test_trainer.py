@@ -319,6 +319,34 @@ def test_trial_without_an_episode_in_its_first_result_and_schedulers(tmp_path: P
 
 
 @pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("steps", "best"), [(32, 8.0), (2 * 64, 64.0)])
+def test_episodes_longer_than_the_perturbation_interval_never_end(
+    steps: int, best: float, tmp_path: Path
+) -> None:
+    # 32: trials are paused after 2 * 16 steps of each environment, of 64 in all.
+    lengths = tune.grid_search([{"length": length} for length in (8, 64)])
+    size = {"min_sample_timesteps_per_iteration": steps, "rollout_fragment_length": 8}
+    grid = tune.Tuner(
+        SyncPPO,
+        param_space=tiny(SyncPPO, num_workers=0, env=ClockOfLength, env_config=lengths, **size),
+        tune_config=tune.TuneConfig(
+            metric="episode_return_mean",
+            mode="max",
+            scheduler=tune.schedulers.PopulationBasedTraining(
+                time_attr="training_iteration",
+                perturbation_interval=2,
+                synch=True,
+                hyperparam_mutations={"lr": [1e-3, 1e-2]},
+            ),
+            reuse_actors=True,
+        ),
+        run_config=run_config(tmp_path, 4),
+    ).fit()
+    assert not grid.errors
+    assert (grid.get_best_result().metrics or {})["episode_return_mean"] == best
+
+
+@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(("steps", "warned"), [(32, True), (128, False)])
 def test_first_result_without_a_return_says_what_to_set(
     steps: int, warned: bool, tmp_path: Path
