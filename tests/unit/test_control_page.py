@@ -132,7 +132,7 @@ def test_requests_for_all_pending_calls_of_a_process_are_kept(page: ControlPage)
 
 def test_half_a_request_is_never_seen(page: ControlPage) -> None:
     """Another process asks for two calls that share a slot. Each has its own number of steps."""
-    opened, calls = ControlPage.open(page.share()), {5: 50, 5 + 128: 60}
+    opened, calls = ControlPage.open(page.share()), {5: 50, 5 + 509: 60}
     child = os.fork()
     if child == 0:
         until_s = time.monotonic() + 5.0
