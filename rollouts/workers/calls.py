@@ -521,11 +521,15 @@ class Calls:
         return Reply(worker, answer.value, work.tag, answer.record, work.order)
 
     def _end(self, call: Pending) -> None:
-        """Removes the oldest call of a worker from what is pending."""
+        """Removes the oldest call of a worker from what is pending. Other workers come first next:
+        a transport that does not know the order of arrival looks at calls in this order."""
         queue = self._queues[call.worker]
         queue.popleft()
         if not queue:
             del self._queues[call.worker]
+        else:  # in one assignment: other threads look at all pending calls
+            others = {worker: own for worker, own in self._queues.items() if own is not queue}
+            self._queues = {**others, call.worker: queue}
 
     def _lose(self, call: Pending, failure: WorkerFailure) -> Reply:
         """Drops a call whose argument is lost, whatever the rule: another worker would not find the

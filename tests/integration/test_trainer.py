@@ -16,6 +16,7 @@ import gymnasium
 import pytest
 import ray
 import torch
+from fakes import pid_of
 from ray import tune
 from ray.tune.utils.util import validate_save_restore
 from toy_envs import Clock
@@ -203,13 +204,13 @@ def test_grid_search_over_optimizers_is_one_experiment(tmp_path: Path) -> None:
 def test_reset_config_reuses_processes(optimizer: str) -> None:
     trainer = PolicyOptimizerTrainer({**TINY, "optimizer": optimizer})
     trainer.train()
-    actors = [worker.actor for worker in trainer.workers.remote]
+    pids = [pid_of(worker) for worker in trainer.workers.remote]
     short = {"name": "async_gradients", "grads_per_step": 2}
     changed = {**TINY, "optimizer": short, "policy": "a2c", "lr": 0.5, "gamma": 0.5}
     assert trainer.reset_config(changed)
-    assert [worker.actor for worker in trainer.workers.remote] == actors
     assert trainer.experiment.policy.gamma == 0.5
     result = trainer.train()
+    assert [pid_of(worker) for worker in trainer.workers.remote] == pids
     assert result["training_iteration"] == 2
     assert 64 <= result["num_env_steps_sampled_lifetime"] < 128  # counts from 0 again
     assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] == 0.5
