@@ -19,10 +19,11 @@ from polopt.rollouts.collectors.frame_budget import FrameBudget
 from polopt.rollouts.collectors.trajectories import pad_trajectories, split_trajectories
 from polopt.rollouts.collectors.weight_sync import WeightSync
 from polopt.rollouts.sampling.sample_request import SampleRequest
-from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply, Work
+from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.set_up import call_each, set_up_each
+from polopt.rollouts.workers.supervisor import Work
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 

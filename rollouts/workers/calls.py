@@ -347,8 +347,8 @@ class Calls:
     def num_pending(self) -> int:
         """Number of calls that were sent or wait here to be sent, and have not been answered."""
         self._drop_removed()
-        queues = [*self._queues.values(), *self._backlog.values(), self._lost]
-        return sum(map(len, queues))
+        sent = sum(len(queue) for queue in self._queues.values())
+        return sent + sum(len(works) for works in self._backlog.values()) + len(self._lost)
 
     @property
     def kept(self) -> deque[Reply]:

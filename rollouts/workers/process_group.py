@@ -6,7 +6,7 @@ import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from polopt.common.progress import PROGRESS
 from polopt.metrics.record import Record
@@ -59,7 +59,7 @@ class ProcessGroup(ABC):
     """
 
     #: Where `WEIGHTS` comes from in calls to these processes; None: they take none.
-    weights: ClassVar[Any] = None
+    weights: Any = None
 
     def __init__(
         self, transport: Transport, options: RolloutConfig, who: str, meanwhile: str = ""
