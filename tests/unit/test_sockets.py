@@ -158,7 +158,7 @@ def test_thousand_silent_peers_delay_nobody() -> None:
             peers.enter_context(listener.connect())
             if number % 250 == 0:
                 listener.greet()
-        assert threading.active_count() <= threads + MAX_HANDSHAKES + 10
+        assert threading.active_count() <= threads + 2 * MAX_HANDSHAKES, "some are ending"
         listener.greet()
         assert time.monotonic() - began_s < LIMIT_S / 2.0, "1000 handshakes in turn take 4000 s"
     listener.close()
