@@ -167,7 +167,8 @@ class GradientWorker(RolloutWorker):
         """Another gradient worker in the same process, with the same processes below it."""
         self._end_collecting()
         super().stop()
-        return type(self)(*args, control=control, below=self.workers)
+        kind: Any = type(self)
+        return kind(*args, control=control, below=self.workers)
 
     def _end_collecting(self) -> None:
         self._stopped.set()
