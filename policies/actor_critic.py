@@ -18,8 +18,6 @@ from polopt.common.weights import Gradients
 from polopt.metrics.learner import LEARNER_KEYS
 from polopt.policies import gae
 from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.fast_cpu.loss_gradients import LossGradients, has_closed_form
-from polopt.policies.fast_cpu.loss_terms import LossTerms, loss_terms_of
 from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.minibatches import (
@@ -98,7 +96,7 @@ class ActorCriticPolicy(Policy):
     """Learns by minibatch SGD on advantages and value targets.
 
     A subclass provides `loss`, and optionally `config_class`, `loss_columns`, `whole_columns`,
-    `make_network`, `postprocess`, `prepare_batch`, `on_epoch`, `on_learned` and `loss_gradients`.
+    `make_network`, `postprocess`, `prepare_batch`, `on_epoch` and `on_learned`.
     Where it reads `obs` or `rewards` of a batch itself, it reads those of `normalized(batch)`.
 
     Args:
@@ -135,8 +133,7 @@ class ActorCriticPolicy(Policy):
     ) -> None:
         super().__init__(observation_space, action_space, config, seed, device)
         self.state_size = self.model.state_size
-        closed_form = self.loss_gradients if has_closed_form(type(self)) else None
-        self.backend = self.make_backend(self.model, closed_form)
+        self.backend = self.make_backend(self.model)
 
     def make_segments(self) -> dict[str, Segment]:
         return {"network": Segment(self.masked(self.make_network()))}
@@ -168,17 +165,12 @@ class ActorCriticPolicy(Policy):
             return network
         return MaskedNetwork(network, self.mask, seen=True)
 
-    def make_backend(self, network: Network, closed_form: Any = None) -> Backend:
-        """Computes the outputs of a network of `make_network`, and gradients of `loss`.
-
-        Args:
-            network: its parameters are in `flat`.
-            closed_form: `loss_gradients`; None if there is no closed form.
-        """
-        if not (self.config.fast_cpu and is_supported(network)):
-            return Backend(network, self.device, self.loss)
-        terms = loss_terms_of(self.dist)
-        return NumpyBackend(network, self.device, self.loss, terms, closed_form)
+    def make_backend(self, network: Network) -> Backend:
+        """Computes the outputs of a network of `make_network`, whose parameters are in `flat`, and
+        the gradients of `loss`. It computes in NumPy where `fast_cpu` allows it."""
+        if self.config.fast_cpu and is_supported(network):
+            return NumpyBackend(network, self)
+        return Backend(network, self.device, self.loss)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         if self.state_size:
@@ -277,13 +269,6 @@ class ActorCriticPolicy(Policy):
             return self.model(rows["obs"])
         params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
         return params[rows["valid"]], values[rows["valid"]]
-
-    def loss_gradients(
-        self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[LossGradients, dict[str, float]]:
-        """Optional: the gradients of `loss` in closed form, and the statistics of `loss` with
-        `total_loss`. The method must be decorated with `@closed_form_of(loss)`."""
-        raise NotImplementedError
 
     def training_rows(
         self, batch: SampleBatch, reducer: Reducer | None = None
