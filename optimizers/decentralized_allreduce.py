@@ -107,7 +107,7 @@ def learn(
     if batch is None or "group" not in worker.state:
         # After a failure to sample, which the driver receives from that call.
         return Learned(0, 0, broken="this rank has no batch")
-    version, skipped = policy.version, policy.skipped_updates
+    version, skipped = policy.version, policy.progress.skipped_updates
     reducer, broken = TimedReducer(worker), None
     try:
         sampled = torch.tensor([batch.env_steps])
@@ -119,7 +119,7 @@ def learn(
         broken = str(error)
     return Learned(
         policy.version - version,
-        policy.skipped_updates - skipped,
+        policy.progress.skipped_updates - skipped,
         policy.get_weights() if want_weights and broken is None else None,
         checksum(worker) if want_checksum and broken is None else None,
         broken,

@@ -16,8 +16,8 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import reduce_gradient
+from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.collector_arguments import resolve_policy
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.counts import CallRecord, Counts

@@ -17,8 +17,8 @@ from polopt.common.data_faults import DataFaults
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.collector_arguments import resolve_policy
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.workers.counts import Counts
 from polopt.rollouts.workers.failures import (

@@ -98,7 +98,7 @@ def test_columns_without_valid_rows_are_skipped(monkeypatch: pytest.MonkeyPatch)
     batch = make_batch(policy, steps=6, envs=4)
     batch["valid"][:, 1:] = False
     policy.learn_on_batch(batch)
-    assert (policy.version, policy.skipped_updates) == (1, 0)
+    assert (policy.version, policy.progress.skipped_updates) == (1, 0)
     batch["valid"][:] = False
     assert policy.learn_on_batch(batch) == {}
 
