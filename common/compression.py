@@ -53,6 +53,7 @@ class Packed(NamedTuple):
         return sum(array.nbytes for array in self.arrays)
 
 
+@np.errstate(all="ignore")
 def pack(array: np.ndarray, codec: str) -> Packed:
     """Packs one array. Lossy codecs apply to float32 only; other dtypes are stored unpacked.
 
@@ -85,6 +86,7 @@ def pack(array: np.ndarray, codec: str) -> Packed:
     return Packed(codec, array.shape, array.dtype.str, (packed,), scale)
 
 
+@np.errstate(all="ignore")
 def unpack(packed: Packed) -> np.ndarray:
     """The original array, `[shape]` with its dtype; read-only if it was stored unpacked.
 
@@ -162,6 +164,7 @@ class GradientPacker:
         self.share = share
         self.residual: np.ndarray | None = None
 
+    @np.errstate(all="ignore")
     def pack(self, gradients: Gradients) -> Gradients | PackedGradients:
         """Packs a gradient.
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
 
 from polopt.common.other_libraries import Fixed, fixed, instead_of
 
 C = TypeVar("C", bound="Config")
-#: Number of allowed names that an error message lists.
+#: Number of allowed names that an error message lists of a longer list.
 _MOST_SHOWN = 6
 #: Characters of a value that an error message quotes.
 _MOST_QUOTED = 200
 
+
+_short = reprlib.Repr()
+_short.maxother = _short.maxstring = 60
 
 #: Type of an option whose default, None, stands for an automatic value. 0 is accepted for it.
 Automatic = Annotated[int | None, pydantic.AfterValidator(lambda value: value or None)]
@@ -58,9 +62,11 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
 
     known = list(known)
     ranked = sorted(set(known if shown is None else shown), key=dissimilarity)
-    others = len(ranked) - _MOST_SHOWN
+    others = len(ranked) - _MOST_SHOWN if len(ranked) > _MOST_SHOWN + 2 else 0
     more = f" and {others} others" if others > 0 else ""
-    return f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[:_MOST_SHOWN])}{more}"
+    return (
+        f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[: len(ranked) - others])}{more}"
+    )
 
 
 def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
@@ -108,6 +114,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
 
 
+def shown_options(options: Mapping[Any, Any]) -> str:
+    """Options as error messages quote them: on one line, each value shortened."""
+    parts = (f"{key!r}: {' '.join(_short.repr(value).split())}" for key, value in options.items())
+    return f"{{{', '.join(parts)}}}"
+
+
 def differ(one: Any, other: Any) -> bool:
     """Whether two values of any type differ. Arrays, which compare by element, differ unless they
     are the same object."""
@@ -133,6 +145,9 @@ class Config(pydantic.BaseModel):
         populate_by_name=True,
         validate_default=False,
     )
+    #: Errors say what takes the place of other libraries' options. False for a few options of one
+    #: purpose, of which errors list all.
+    advises: ClassVar[bool] = True
     aliases: ClassVar[Mapping[str, str]] = {}
     renamed: ClassVar[Mapping[str, str]] = {}
     removed: ClassVar[Mapping[str, str]] = {}
@@ -197,8 +212,16 @@ class Config(pydantic.BaseModel):
                 raise ConfigError(f"{where}: key {key!r} is gone: {cls.removed[key]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The options by key; `type(self).parse` accepts the result."""
-        return self.model_dump(by_alias=True)
+        """The options by key; `type(self).parse` accepts the result. Values of options of any type
+        are the same objects; pydantic would make dicts of a user's dataclasses."""
+        options = self.model_dump(by_alias=True)
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, Config):
+                options[field.alias or name] = value.to_dict()
+            elif _is_of_any_type(field.annotation):
+                options[field.alias or name] = value
+        return options
 
 
 def canonical(
@@ -225,14 +248,19 @@ def canonical(
     return result
 
 
+def _is_of_any_type(annotation: Any) -> bool:
+    """Whether a type is Any, or a container of values of any type."""
+    return annotation is Any or any(map(_is_of_any_type, get_args(annotation)))
+
+
 def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     problem = error.errors()[0]
     path = ".".join(str(part) for part in problem["loc"] if not _is_type_tag(part))
     if problem["type"] == "extra_forbidden":
-        instead = instead_of(problem["loc"][-1])
-        return f"unknown key {path!r}" + (
-            f". {instead}" if instead else _nearest_sibling(cls, problem["loc"])
-        )
+        owner = _owner(cls, problem["loc"])
+        instead = instead_of(problem["loc"][-1]) if owner is None or owner.advises else ""
+        siblings = "" if owner is None else nearest_of(problem["loc"][-1], owner.keys())
+        return f"unknown key {path!r}" + (f". {instead}" if instead else siblings)
     kind, described = problem["type"], _description(cls, problem["loc"])
     if kind == "missing" and not described:
         return f"key {path!r} is missing"
@@ -274,15 +302,15 @@ def _description(cls: type[Config], path: tuple[int | str, ...]) -> str:
     return ""
 
 
-def _nearest_sibling(cls: type[Config], path: tuple[int | str, ...]) -> str:
-    """Suggestion and allowed keys for an unknown key of a config nested in `cls`."""
+def _owner(cls: type[Config], path: tuple[int | str, ...]) -> type[Config] | None:
+    """The config, `cls` or one nested in it, that a key belongs to; None for a key of a dict."""
     owner: Any = cls
     for part in path[:-1]:
         field = owner.model_fields.get(part) if isinstance(part, str) else None
         owner = None if field is None else field.annotation
         if not _is_config(owner):
-            return ""
-    return nearest_of(path[-1], owner.keys())
+            return None
+    return owner
 
 
 def _is_config(annotation: Any) -> bool:

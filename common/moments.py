@@ -29,6 +29,7 @@ class Moments(NamedTuple):
         return cls(0, np.zeros(size), np.zeros(size))
 
     @classmethod
+    @np.errstate(all="ignore")
     def of(cls, rows: np.ndarray) -> Moments:
         """The moments of rows `[B, S]`."""
         if len(rows) == 0:
@@ -37,6 +38,7 @@ class Moments(NamedTuple):
         mean = rows.mean(axis=0)
         return cls(len(rows), mean, np.square(rows - mean).sum(axis=0))
 
+    @np.errstate(all="ignore")
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows together."""
         if other.rows == 0 or self.rows == 0:
@@ -48,6 +50,7 @@ class Moments(NamedTuple):
         return Moments(count, mean, m2)
 
     @property
+    @np.errstate(all="ignore")
     def variance(self) -> np.ndarray:
         """`[S]` mean squared deviation; 0 without rows."""
         return self.m2 / max(self.rows, 1)

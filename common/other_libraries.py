@@ -110,8 +110,9 @@ RLLIB = (
         "False, with 0 not beside it",
     ),
     Option(
-        '`evaluation_config={"explore": False}`',
-        "`evaluation_config`, whose `explore` is False by default",
+        '`evaluation_config={"explore": False, "env_config": {...}}`',
+        "`evaluation_config`, with `env`, `env_config`, options of sampling and `explore`, which "
+        "is False by default; see [evaluation](results.md#evaluation-while-training)",
         "explores, does not",
     ),
     Option(
@@ -620,10 +621,8 @@ STABLE_BASELINES3 = (
         "`evaluation_interval`, in iterations",
         "10000, None",
     ),
-    Option(
-        "`eval_env`, `log_path` of `EvalCallback`",
-        "none: evaluation makes environments of its own, and results have its returns",
-    ),
+    Option("`eval_env`", "`evaluation_config`: `env`, `env_config`"),
+    Option("`log_path` of `EvalCallback`", "none: results have the returns of evaluation"),
     Option("`deterministic` of `EvalCallback`", "`evaluation_config`: `explore`", "True, False"),
     Option("`n_eval_episodes`", "`evaluation_duration`", "5, 10"),
     Option(

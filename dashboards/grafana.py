@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polopt.dashboards.data.colors import PHASE_COLORS
+from polopt.dashboards.data.tune_state import is_own, ray_root
 from polopt.metrics.prometheus import METRICS, Metric
 from polopt.metrics.tab import OptimizerTab
 
@@ -32,7 +35,7 @@ class View:
         text: what it answers.
         metrics: names of metrics of one unit, each shown by trial and by its tag.
         stacked: shares by tag, as the mean over the trials.
-        where: matcher of the tag in Prometheus' language; empty: all its values.
+        where: matcher of the tag in Prometheus' language. Empty: all its values.
     """
 
     title: str
@@ -146,8 +149,8 @@ class Alert:
     Attributes:
         uid: its identifier.
         title: shown.
-        text: what has happened, and what to look at; `{trial}` is the trial.
-        expr: query of Prometheus; the alert fires while it has a value above 0.
+        text: what has happened, and what to look at. `{trial}` is the trial.
+        expr: query of Prometheus. The alert fires while it has a value above 0.
         minutes: for which it has to do so.
     """
 
@@ -208,11 +211,43 @@ ALERTS = (
 )
 
 
+def metrics_folder() -> tuple[Path, str]:
+    """Returns where Ray writes its configurations of Prometheus and Grafana, and text on which
+    session of Ray that is.
+
+    `session_latest` is the session that started last, which may be another user's, one that has
+    ended, or the local Ray of a run, which exports nothing.
+    """
+    given = os.environ.get("RAY_METRICS_OUTPUT_ROOT")
+    if given is not None:
+        return Path(given), ""
+    root = ray_root()
+    # Names end with the time of the start.
+    sessions = [path.parent for path in sorted(root.glob("session_[0-9]*/metrics"), reverse=True)]
+    running = [path for path in sessions if is_own(path) and _is_running(path)]
+    if not running:
+        return root / "session_latest" / "metrics", ""
+    newest = f"the newest of {len(running)} of yours that run"
+    which = newest if len(running) > 1 else "your only one that runs"
+    return running[0] / "metrics", f"{running[0].name}, {which}"
+
+
+def _is_running(session: Path) -> bool:
+    """Whether a raylet of the session accepts connections."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(session / "sockets" / "raylet"))
+        except OSError:
+            return False
+    return True
+
+
 def write_alerts(path: Path, source: str) -> None:
     """Writes the alert rules as a file for Grafana's provisioning (`provisioning/alerting`).
 
     Args:
-        path: the YAML file; its folder is made if it does not exist.
+        path: the YAML file. Its folder is made if it does not exist.
         source: name of the data source of Prometheus in Grafana, which Ray provisions.
 
     Raises:
@@ -256,14 +291,14 @@ def _alert_rule(alert: Alert, source: str) -> dict[str, Any]:
 
 
 def write_dashboards(folder: Path, tabs: Iterable[OptimizerTab]) -> list[Path]:
-    """Writes the dashboards as JSON files, for Grafana's provisioning; returns their paths.
+    """Writes the dashboards as JSON files, for Grafana's provisioning. Returns their paths.
 
     Args:
         folder: made if it does not exist.
         tabs: of the optimizers that get a dashboard of their own.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: a file in the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -284,7 +319,7 @@ def dashboards(tabs: Iterable[OptimizerTab] = ()) -> dict[str, dict[str, Any]]:
 
 
 def views_of(tab: OptimizerTab | None) -> list[View]:
-    """The views of a dashboard: those of all optimizers, and of the metrics that one declares."""
+    """The views of all optimizers, and of the metrics that one optimizer declares."""
     own = [View(_title(metric), metric.text, (metric.name,)) for metric in _own(tab)]
     return [*VIEWS[:_OWN_AT], *own, *VIEWS[_OWN_AT:]]
 

@@ -1,10 +1,10 @@
 """The live page: a Streamlit script that `polopt dashboard` runs.
 
-Streamlit runs it from the top for each interaction; results stay in memory between the runs.
+Streamlit runs it from the top for each interaction. Results stay in memory between the runs.
 
 What a user chooses is in the page's address, under the keys of the widgets: a link shows what was
 seen. Anyone may write such a link: Streamlit drops values that a widget does not have or allow
-(`bind="query-params"`), and `_focus` those that are no run.
+(`bind="query-params"`), and `_focus` drops names of unknown runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import streamlit as st
 
-from polopt.dashboards.data.results import ResultsDirectory
 from polopt.dashboards.data.scales import OUTLIER_FACTOR
 from polopt.dashboards.data.selection import (
     SEED_KEY,
@@ -28,6 +27,7 @@ from polopt.dashboards.data.selection import (
     differing_keys,
     make_runs,
 )
+from polopt.dashboards.data.trials import ResultsDirectory
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
 
@@ -35,6 +35,7 @@ _REFRESH_S = 5.0
 _SLOW_OPEN_BYTES = 8_000_000  # above it, progress is shown
 _MOST_VALUES = 40  # of a config key that is offered as a filter
 _MOST_SMOOTHING = 0.99
+_TABS_IN_MEMORY = 10
 # Plots stand side by side where both get 430 px, below each other otherwise. A table that is wider
 # than the page has a scroll bar that can be seen; Streamlit shows it only under the pointer.
 _STYLE = """<style>
@@ -53,7 +54,7 @@ def _directory(folder: str) -> ResultsDirectory:
 
 
 def _open(directory: ResultsDirectory) -> None:
-    """Reads what is new; shows progress while that is much."""
+    """Reads what is new, and shows the progress where that is much."""
     bar = None
 
     def progress(done: int, total: int, name: str) -> None:
@@ -103,7 +104,7 @@ def _choices(runs: Sequence[Run]) -> Filters:
 
 
 def _groups(label: str, runs: Sequence[Run], key: str) -> frozenset[str]:
-    """A choice of groups; none where there is one group only."""
+    """A choice of groups, or no choice where there is only one group."""
     names = list(dict.fromkeys(run.group for run in runs))
     if len(names) < 2:
         return frozenset()
@@ -176,7 +177,7 @@ def _focus(tab: Tab, runs: Sequence[Run], root: Path) -> str:
 
 
 def _path_below(root: Path, folder: Path) -> str:
-    """Path of a trial below the results directory; its name if it is that directory."""
+    """Path of a trial below the results directory, or its name if it is that directory."""
     is_below = folder != root and folder.is_relative_to(root)
     return str(folder.relative_to(root)) if is_below else folder.name
 
@@ -186,23 +187,24 @@ def _panels(tab: Tab, selection: Selection, root: Path) -> None:
         runs = selection.of([tab.optimizer]).runs
         selection = replace(selection, focus=_focus(tab, runs, root))
     with st.container(key="panels"):
-        for panel in _built(tab, selection):
+        for panel in _built(tab, selection, _key(tab, selection)):
             kind = "wide" if panel.wide else "panel"
             with st.container(key=f"{kind}-{tab.key}-{panel.key}"):
                 _show(panel, tab.key)
 
 
-def _built(tab: Tab, selection: Selection) -> list[Panel]:
-    """Panels of a tab; those of the last run of the script if nothing changed since."""
-    trials = [run.trial for run in selection.runs]
-    version = tuple((t.folder, t.rows.version, t.state, t.error) for t in trials)
-    labels = tuple(run.label for run in selection.runs)
-    key = (tab.key, replace(selection, runs=()), version, labels)
-    last_key, panels = st.session_state.get("panels_of", (None, []))
-    if key != last_key:
-        panels = tab.panels(selection)
-        st.session_state["panels_of"] = (key, panels)
-    return list(panels)
+@st.cache_resource(show_spinner=False, max_entries=_TABS_IN_MEMORY)
+def _built(_tab: Tab, _selection: Selection, key: str) -> list[Panel]:
+    """Panels of a tab, made once for each key, for all browsers."""
+    return _tab.panels(_selection)
+
+
+def _key(tab: Tab, selection: Selection) -> str:
+    """Everything that changes the panels of a tab."""
+    trials = [(run.label, run.trial) for run in selection.runs]
+    shown = [(label, t.folder, t.rows.version, t.state, t.error) for label, t in trials]
+    options = replace(selection, runs=(), pinned=frozenset())
+    return repr((tab.key, options, sorted(selection.pinned), shown))
 
 
 def _content(directory: ResultsDirectory, filters: Filters, options: Selection) -> None:
@@ -233,7 +235,7 @@ def _options(runs: Sequence[Run], shown: Sequence[Run]) -> Selection:
 
     Args:
         runs: all runs, so that no filter changes which groups are pinned.
-        shown: those that pass the filters.
+        shown: the runs that pass the filters.
     """
     pinned = _groups("Pin groups", runs, "pin")
     axis = st.segmented_control(

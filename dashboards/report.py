@@ -6,16 +6,18 @@ import csv
 import html
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from polopt.common.config import ConfigError
-from polopt.dashboards.data.results import Progress, ResultsDirectory
 from polopt.dashboards.data.selection import Run, Selection, last_return, make_runs
+from polopt.dashboards.data.trials import ResultsDirectory
 from polopt.dashboards.server import existing_directory
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.tabs import Tab, tabs_of
@@ -39,14 +41,49 @@ section { min-width: 0; } section.wide { grid-column: 1 / -1; }
 th, td { border: 1px solid var(--line); padding: 0.25rem 0.6rem; text-align: left;
   max-width: 30rem; overflow-wrap: break-word; }
 """
-# Plots are drawn in the colors of the page, which follow the setting of the system.
-_SCRIPT = """
+# Jinja escapes all values but those marked as safe: Plotly's script, and its JSON of figures, in
+# which Plotly has escaped what could end a script. Plots are drawn in the colors of the page, which
+# follow the setting of the system.
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>polopt: {{ name }}</title><style>{{ style|safe }}</style>
+<script>{{ plotly|safe }}</script></head><body>
+<h1>{{ name }}</h1><p>{{ num_trials }} trials, written {{ written }} by polopt report</p>
+<nav>
+{% for section in sections %}<a href="#s{{ loop.index0 }}">{{ section.title }}</a>
+{% endfor %}</nav>
+<script>
 const draw = (id, figure) => {
   const color = getComputedStyle(document.body).color;
   figure.layout.font = Object.assign({}, figure.layout.font, {color: color});
   Plotly.newPlot(id, figure.data, figure.layout, {responsive: true, displaylogo: false,
     displayModeBar: false});
 };
+</script>
+{% for section in sections %}{% set number = loop.index0 %}
+<h2 id="s{{ number }}">{{ section.title }}</h2>
+{% if section.run %}<p>Shares and histograms: {{ section.run.label }}</p>{% endif %}
+<div class="panels">
+{% for panel in section.panels %}
+<section class="{{ "wide" if panel.wide else "panel" }}">
+<h3>{{ panel.title }}</h3><p>{{ panel.help }}</p>
+{% if panel.note %}<p class="note">{{ panel.note }}</p>{% endif %}
+{% if panel.figure is not none %}{% set plot = "p%d-%d" % (number, loop.index0) %}
+<div id="{{ plot }}" style="height:{{ panel.figure.layout.height }}px"></div>
+<script>draw('{{ plot }}', {{ panel.figure.to_json()|safe }});</script>
+{% elif panel.findings %}<ul class="findings">
+{% for text, change, runs in panel.findings %}
+<li><b>{{ text }}</b><br>{{ change }} ({{ runs }})</li>
+{% endfor %}</ul>
+{% elif panel.columns %}<div class="scroll"><table>
+<tr>{% for name in panel.columns %}<th>{{ name }}</th>{% endfor %}</tr>
+{% for row in panel.rows %}<tr>
+{% for cell in row %}<td>{{ "" if cell is none else cell }}</td>{% endfor %}</tr>
+{% endfor %}</table></div>
+{% else %}<p><em>{{ panel.missing }}</em></p>{% endif %}
+</section>
+{% endfor %}</div>
+{% endfor %}</body></html>
 """
 
 
@@ -54,32 +91,29 @@ def write_report(
     results_dir: Path,
     output: Path,
     figures: Path | None = None,
-    *,
-    progress: Progress | None = None,
 ) -> list[str]:
     """Writes the report of all trials in a directory.
 
     Args:
         results_dir: directory of Tune results.
-        output: the HTML file; it is replaced.
+        output: the HTML file. It is replaced.
         figures: directory for a CSV and a PNG of each plot; None writes none.
-        progress: receives bytes read, bytes to read in all, and the name of the trial.
 
     Returns:
         Notes for the user, such as why PNG files could not be written.
 
     Raises:
-        ConfigError: if there are no trials, the directory is none, or a file cannot be written.
+        ConfigError: there are no trials, it is not a directory, or a file cannot be written.
     """
     folder = existing_directory(results_dir)
     directory = ResultsDirectory(folder)
-    directory.refresh(progress)
+    directory.refresh()
     runs = make_runs(directory.trials)
     if not runs:
         raise ConfigError(f"no trials (directories with result.json) in {str(results_dir)!r}")
     sections = list(_sections(runs))
     try:
-        output.expanduser().write_text(_document(folder, runs, sections), encoding="utf-8")
+        output.expanduser().write_text(_document(folder, len(runs), sections), encoding="utf-8")
         return _write_figures(figures.expanduser(), sections) if figures is not None else []
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or output}: {error.strerror}") from error
@@ -89,14 +123,34 @@ def write_report(
 _MOST_GROUPS = 6
 
 
-def _sections(runs: Sequence[Run]) -> Iterator[tuple[Tab, Run | None, list[Panel]]]:
+@dataclass(frozen=True)
+class _Section:
+    """A tab. An optimizer with several groups has a section for each of them.
+
+    Attributes:
+        tab: the tab.
+        run: whose shares and histograms it has; None where it has none.
+        panels: in order.
+    """
+
+    tab: Tab
+    run: Run | None
+    panels: Sequence[Panel]
+
+    @property
+    def title(self) -> str:
+        """The title of its tab, and its group."""
+        return self.tab.title if self.run is None else f"{self.tab.title}: {self.run.group}"
+
+
+def _sections(runs: Sequence[Run]) -> Iterator[_Section]:
     """Tabs with their panels. Where an optimizer has runs of several groups, what depends on the
-    run in focus is repeated for the first run of each group; of many groups for those with the
+    run in focus is repeated for the first run of each group, at most for the six groups with the
     highest return."""
     for tab in tabs_of(runs):
         groups = Selection(runs).of([tab.optimizer]).groups if tab.optimizer else {}
         if not groups:
-            yield tab, None, tab.panels(Selection(runs))
+            yield _Section(tab, None, tab.panels(Selection(runs)))
         shown = list(groups.values())
         if len(shown) > _MOST_GROUPS:
             shown = sorted(shown, key=lambda members: -max(map(last_return, members)))
@@ -111,89 +165,36 @@ def _sections(runs: Sequence[Run]) -> Iterator[tuple[Tab, Run | None, list[Panel
                     "returns are left out; polopt dashboard shows those of every run"
                 )
                 panels.append(Panel("other-groups", "Other groups", "", missing=why, wide=True))
-            yield tab, members[0], panels
+            yield _Section(tab, members[0], panels)
 
 
-def _document(
-    folder: Path, runs: Sequence[Run], sections: Sequence[tuple[Tab, Run | None, list[Panel]]]
-) -> str:
-    written = time.strftime("%Y-%m-%d %H:%M")
-    links, bodies, scripts = [], [], []
-    for number, (tab, run, panels) in enumerate(sections):
-        title = html.escape(tab.title if run is None else f"{tab.title}: {run.group}")
-        links.append(f'<a href="#s{number}">{title}</a>')
-        about = "" if run is None else f"<p>Shares and histograms: {html.escape(run.label)}</p>"
-        bodies.append(f'<h2 id="s{number}">{title}</h2>{about}<div class="panels">')
-        for index, panel in enumerate(panels):
-            plot = f"p{number}-{index}"
-            bodies.append(_section(panel, plot))
-            if panel.figure is not None:
-                scripts.append(f"draw({plot!r}, {_json(panel.figure)});")
-        bodies.append("</div>")
-    name = html.escape(folder.absolute().name)
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>polopt: {name}</title><style>{_STYLE}</style>",
-            f"<script>{get_plotlyjs()}</script></head><body>",
-            f"<h1>{name}</h1><p>{len(runs)} trials, written {written} by polopt report</p>",
-            f"<nav>{' '.join(links)}</nav>",
-            *bodies,
-            f"<script>{_SCRIPT}",
-            *scripts,
-            "</script></body></html>",
-        ]
+def _document(folder: Path, num_trials: int, sections: Sequence[_Section]) -> str:
+    return (
+        jinja2.Environment(autoescape=True)
+        .from_string(_PAGE)
+        .render(
+            name=folder.absolute().name,
+            num_trials=num_trials,
+            written=time.strftime("%Y-%m-%d %H:%M"),
+            style=_STYLE,
+            plotly=get_plotlyjs(),
+            sections=sections,
+        )
     )
 
 
-def _json(figure: go.Figure) -> str:
-    """JSON for a script element: `<` would end it where a name contains `</script>`."""
-    text = str(figure.to_json(remove_uids=True))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("\u2028", "\\u2028")
-
-
-def _section(panel: Panel, plot: str) -> str:
-    head = f"<h3>{html.escape(panel.title)}</h3><p>{html.escape(panel.help)}</p>"
-    if panel.note:
-        head += f'<p class="note">{html.escape(panel.note)}</p>'
-    if panel.figure is not None:
-        body = f'<div id="{plot}" style="height:{panel.figure.layout.height}px"></div>'
-    elif panel.findings:
-        entries = "".join(
-            f"<li><b>{html.escape(text)}</b><br>{html.escape(change)} ({html.escape(runs)})</li>"
-            for text, change, runs in panel.findings
-        )
-        body = f'<ul class="findings">{entries}</ul>'
-    elif panel.columns:
-        header = "".join(f"<th>{html.escape(str(name))}</th>" for name in panel.columns)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(_cell(cell))}</td>" for cell in row) + "</tr>"
-            for row in panel.rows
-        )
-        body = f'<div class="scroll"><table><tr>{header}</tr>{rows}</table></div>'
-    else:
-        body = f"<p><em>{html.escape(panel.missing)}</em></p>"
-    return f'<section class="{"wide" if panel.wide else "panel"}">{head}{body}</section>'
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _write_figures(
-    folder: Path, sections: Sequence[tuple[Tab, Run | None, list[Panel]]]
-) -> list[str]:
-    """Writes a CSV for each plot and table and a PNG for each plot; notes for the user."""
+def _write_figures(folder: Path, sections: Sequence[_Section]) -> list[str]:
+    """Writes a CSV for each plot and table and a PNG for each plot. Returns notes for the user."""
     folder.mkdir(parents=True, exist_ok=True)
     figures: list[go.Figure] = []
     paths: list[Path] = []
     seen: dict[str, int] = {}
-    for tab, _, panels in sections:
-        seen[tab.key] = number = seen.get(tab.key, 0) + 1
+    for section in sections:
+        key = section.tab.key
+        seen[key] = number = seen.get(key, 0) + 1
         suffix = f"-{number}" if number > 1 else ""
-        for panel in panels:
-            path = folder / f"{tab.key}{suffix}-{panel.key}"
+        for panel in section.panels:
+            path = folder / f"{key}{suffix}-{panel.key}"
             if panel.figure is not None:
                 _write_csv(path.with_suffix(".csv"), *figure_table(panel.figure))
                 figures.append(panel.figure)
@@ -217,7 +218,7 @@ def figure_table(figure: go.Figure) -> tuple[list[str], list[list[Any]]]:
     """The data of a plot as a table with a row for each point.
 
     Returns:
-        Names of the columns (`curve`, `x`, `y`; `z` for heat maps) and the rows.
+        Names of the columns (`curve`, `x`, `y`, and `z` for heat maps) and the rows.
     """
     rows: list[list[Any]] = []
     is_map = any(trace.type == "heatmap" for trace in figure.data)

@@ -79,13 +79,12 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
         "browser.gatherUsageStats": "false",
         "server.showEmailPrompt": "false",
         "server.fileWatcherType": "none",
-        "server.runOnSave": "false",
         "client.toolbarMode": "viewer",
     }
     if port is not None:
         _check_port(port)
         options["server.port"] = str(port)
-    if not browser or not _has_browser():
+    if not browser:  # without a desktop, Streamlit does not open one
         options["server.headless"] = "true"
     command += [f"--{key}={value}" for key, value in options.items()]
     command += [f"--server.allowedHosts={host}" for host in LOOPBACK_HOSTS]
@@ -94,10 +93,3 @@ def serve(results_dir: Path, port: int | None = None, browser: bool = True) -> N
     # may be a directory of another user's results.
     os.chdir(sys.prefix)
     os.execv(sys.executable, arguments)
-
-
-def _has_browser() -> bool:
-    """Whether a desktop is there; elsewhere a text browser would take the terminal."""
-    return sys.platform == "darwin" or bool(
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    )

@@ -8,7 +8,7 @@ from typing import Any
 from ray import tune
 
 _LEARNER = "learners/default_policy/"
-#: Charts of each category; each tag is a regular expression, as TensorBoard reads it. Every
+#: Charts of each category. Each tag is a regular expression, as TensorBoard reads it. Every
 #: expression matches scalars of every optimizer.
 LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
     "Run": {

@@ -6,53 +6,19 @@ The page, the report, `polopt trace` and the end of `polopt train` show what `di
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
-_OPT, _FAULTS, _LEARNER = "optimizer/", "fault_tolerance/", "learners/default_policy/"
-_EPISODES = "env_runners/"
-_DRIVER, _WORKERS = _OPT + "driver/share/", _OPT + "workers/share/"
-_MACHINE, _EACH = _OPT + "machine/", _OPT + "workers/per_worker/"
-_STEPS = "num_env_steps_sampled_lifetime"
-_RETURN = _EPISODES + "episode_return_mean"
-_BLOCKS = (_OPT, _FAULTS, _LEARNER, _EPISODES)
-_ABOVE = ("learners/",)  # of blocks
-_OF_EACH = ("/index", "/env_steps_per_sampling_s")
-_NAME = _OPT + "name"
+from polopt.metrics.run_results import Array, RunResults
+
 #: What goes on without a slow worker, by the optimizer whose other workers wait for it.
 _WITHOUT_SLOW = {
     "sync_samples": "fraction_workers below 1, or async_samples",
     "sync_gradients": "async_gradients",
 }
-#: Columns that rules read, besides those of each worker.
-READ = frozenset(
-    [
-        *(_STEPS, _RETURN, _NAME, _OPT + "interval_s", _OPT + "rows_per_update"),
-        *(_EPISODES + f"episode_return_{which}" for which in ("min", "max")),
-        _EPISODES + "num_episodes_lifetime",
-        *(_DRIVER + phase for phase in ("startup", "wait", "sample", "dispatch", "broadcast")),
-        _DRIVER + "report",
-        *(_WORKERS + part for part in ("idle", "skew", "allreduce")),
-        *(_MACHINE + key for key in ("cpu_share", "num_cpus", "load_1m")),
-        *(_OPT + f"num_{what}" for what in ("updates", "skipped_updates", "bytes_sent", "ranks")),
-        *(_OPT + f"num_{what}" for what in ("gradients", "gradients_stale")),
-        _OPT + "actions/clipped",
-        *(_LEARNER + key for key in ("entropy", "vf_loss", "mean_kl_loss", "clip_fraction")),
-        *(_FAULTS + f"num_{what}" for what in ("env_faults", "non_finite", "workers_given_up")),
-        _FAULTS + "num_remote_worker_restarts",
-        *(_FAULTS + f"last_{what}" for what in ("env_fault", "non_finite", "failure")),
-    ]
-)
-#: Without so many results, and seconds of training, rules about time find nothing.
-_LEAST_RESULTS, _LEAST_S = 3, 2.0
-_MOST_ROWS = 2000  # that `History` keeps
 
 
 @dataclass(frozen=True)
@@ -72,185 +38,8 @@ class Finding:
     severity: float
 
 
-class Results:
-    """The results of one run as columns.
-
-    Args:
-        columns: arrays of shape `[R]` by path, such as `optimizer/driver/share/wait`; entries of
-            lists have their index as the last part. Missing values are NaN.
-        texts: the last text by path, such as `fault_tolerance/last_env_fault`.
-        config: of the run, as the user wrote it.
-    """
-
-    def __init__(
-        self, columns: Mapping[str, Array], texts: Mapping[str, str], config: Mapping[str, Any]
-    ) -> None:
-        self._columns = columns
-        self._texts = texts
-        self._config = config
-        seconds = columns.get(_OPT + "interval_s")
-        startup = columns.get(_DRIVER + "startup")
-        if seconds is None or startup is None:
-            self._seconds = np.zeros(0)
-        else:
-            self._seconds = np.nan_to_num(seconds) * (1.0 - np.nan_to_num(startup))
-        # Workers start one after another, and the first updates are not like later ones.
-        late = np.cumsum(self._seconds) > self._seconds.sum() / 3.0
-        self._weights = np.where(late, self._seconds, 0.0)
-
-    @property
-    def lasts(self) -> bool:
-        """Whether there is enough training for statements about time."""
-        return len(self._seconds) >= _LEAST_RESULTS and float(self._seconds.sum()) >= _LEAST_S
-
-    def column(self, path: str) -> Array:
-        """The finite values of a column, of shape `[<= R]`."""
-        assert is_read(path), path
-        values = self._columns.get(path)
-        return values[np.isfinite(values)] if values is not None else np.zeros(0)
-
-    def mean(self, path: str) -> float:
-        """Mean over the last two thirds of the training time, weighted by time; NaN without it."""
-        assert is_read(path), path
-        values = self._columns.get(path)
-        if values is None or len(values) != len(self._weights):
-            return math.nan
-        known = np.isfinite(values) & (self._weights > 0.0)
-        return (
-            float(np.average(values[known], weights=self._weights[known]))
-            if known.any()
-            else (math.nan)
-        )
-
-    def share(self, path: str) -> float:
-        """As `mean`, of the shares of the driver's time; 0 for a phase that the run lacks."""
-        value = self.mean(path)
-        return 0.0 if math.isnan(value) else value
-
-    def last(self, path: str) -> float:
-        """The last finite value; NaN without one."""
-        values = self.column(path)
-        return float(values[-1]) if len(values) else math.nan
-
-    def rise(self, path: str) -> float:
-        """How much a counter has risen over all results; 0 without it."""
-        values = self.column(path)
-        return float(np.diff(values, prepend=0.0).clip(0.0).sum()) if len(values) else 0.0
-
-    def text(self, path: str) -> str:
-        """The last text, empty without one."""
-        assert is_read(path), path
-        return self._texts.get(path, "")
-
-    def setting(self, key: str) -> float:
-        """A number of the config; NaN if the user has not written it."""
-        value = self._config.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number and value is not None else math.nan
-
-    def has(self, path: str) -> bool:
-        """Whether results have a column."""
-        assert is_read(path), path
-        return path in self._columns
-
-    def workers(self) -> list[tuple[int, str]]:
-        """Index and prefix of the columns of each remote worker."""
-        found = []
-        for number in range(len(self._columns)):
-            prefix = f"{_EACH}{number}/"
-            if prefix + "index" not in self._columns:
-                break
-            index = self.last(prefix + "index")
-            if index > 0.0:
-                found.append((int(index), prefix))
-        return found
-
-
-class History:
-    """Keeps of results what the rules read, as they arrive. Of long runs it keeps every second
-    result, then every fourth, and so on.
-
-    Attributes:
-        num_results: results added so far.
-    """
-
-    def __init__(self) -> None:
-        self.num_results = 0
-        self._every = 1
-        self._rows: list[dict[str, float]] = []
-        self._texts: dict[str, str] = {}
-        self._config: Mapping[str, Any] = {}
-
-    def add(self, result: Mapping[str, Any]) -> None:
-        """Adds a result as Tune has it."""
-        self.num_results += 1
-        self._config = result.get("config") or self._config
-        row: dict[str, float] = {}
-        _flatten(result, "", row, self._texts)
-        if (self.num_results - 1) % self._every == 0:
-            self._rows.append(row)
-        else:  # counters hold, and shares of time are those of most results
-            self._rows[-1] = {**self._rows[-1], **{k: v for k, v in row.items() if _is_total(k)}}
-        if len(self._rows) > _MOST_ROWS:
-            self._rows = self._rows[::2]
-            self._every *= 2
-
-    def results(self) -> Results:
-        """The results so far as columns."""
-        names = {name for row in self._rows for name in row}
-        columns = {
-            name: np.array([row.get(name, math.nan) for row in self._rows]) for name in names
-        }
-        return Results(columns, self._texts, self._config)
-
-
-def _is_total(path: str) -> bool:
-    return path.rsplit("/", 1)[-1].startswith("num_") or path.endswith("training_s")
-
-
-def is_read(path: str) -> bool:
-    """Whether rules read a column of results."""
-    return path in READ or (path.startswith(_EACH) and path.endswith(_OF_EACH))
-
-
-def _flatten(
-    values: Mapping[str, Any], prefix: str, row: dict[str, float], texts: dict[str, str]
-) -> None:
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            if f"{path}/".startswith(_BLOCKS) or f"{path}/" in _ABOVE:
-                _flatten(value, f"{path}/", row, texts)
-        elif isinstance(value, list | tuple) and f"{path}/" == _EACH:
-            _flatten({str(i): each for i, each in enumerate(value)}, _EACH, row, texts)
-        elif not is_read(path):
-            continue
-        elif isinstance(value, str):
-            if value:
-                texts[path] = value
-        elif isinstance(value, int | float):
-            row[path] = float(value)
-
-
-def read_results(file: Path) -> Results:
-    """Reads what the rules need of a result file of Tune; lines that are no JSON are left out.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    history = History()
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                history.add(row)
-    return history.results()
-
-
-Check = Callable[[Results], Finding | None]
+#: Text, change and severity of what a rule finds; None if it finds nothing.
+Found = tuple[str, str, float] | None
 
 
 @dataclass(frozen=True)
@@ -260,14 +49,14 @@ class Rule:
     Attributes:
         key: its name.
         when: when it finds something, for the docs.
-        check: what it finds in the results of a run, or None.
-        unless: rules that explain the same numbers better; if one of them finds something, this
+        check: what it finds in the results of a run.
+        unless: rules that explain the same numbers better. If one of them finds something, this
             one does not count.
     """
 
     key: str
     when: str
-    check: Check
+    check: Callable[[RunResults], Found]
     unless: tuple[str, ...] = ()
 
 
@@ -276,33 +65,24 @@ RULES: list[Rule] = []
 
 def _rule(
     key: str, when: str, unless: tuple[str, ...] = ()
-) -> Callable[[Callable[[Results], tuple[str, str, float] | None]], Check]:
-    """Adds a rule; its function returns text, change and severity of a finding, or None."""
-
-    def add(function: Callable[[Results], tuple[str, str, float] | None]) -> Check:
-        def check(run: Results) -> Finding | None:
-            found = function(run)
-            return None if found is None else Finding(key, *found)
-
-        RULES.append(Rule(key, when, check, unless))
-        return check
-
-    return add
+) -> Callable[[Callable[[RunResults], Found]], None]:
+    """Adds a function to the rules."""
+    return lambda check: RULES.append(Rule(key, when, check, unless))
 
 
-def diagnose(run: Results) -> list[Finding]:
+def diagnose(run: RunResults) -> list[Finding]:
     """What is wrong with a run, in the order of the rules: faults, learning, time."""
-    found = [(rule, finding) for rule in RULES if (finding := rule.check(run)) is not None]
-    keys = {rule.key for rule, _ in found}
-    return [finding for rule, finding in found if not keys & set(rule.unless)]
+    found = {rule: told for rule in RULES if (told := rule.check(run)) is not None}
+    keys = {rule.key for rule in found}
+    return [Finding(rule.key, *told) for rule, told in found.items() if not keys & set(rule.unless)]
 
 
 # ---- faults -----------------------------------------------------------------------------------
 
 
 @_rule("env-faults", "an environment raised")
-def _env_faults(run: Results) -> tuple[str, str, float] | None:
-    count = run.rise(_FAULTS + "num_env_faults")
+def _env_faults(run: RunResults) -> Found:
+    count = run.rise("num_env_faults")
     if count < 1:
         return None
     return (
@@ -313,9 +93,9 @@ def _env_faults(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("worker-failures", "a worker died, hung or raised")
-def _worker_failures(run: Results) -> tuple[str, str, float] | None:
-    restarts = run.rise(_FAULTS + "num_remote_worker_restarts")
-    given_up = run.rise(_FAULTS + "num_workers_given_up")
+def _worker_failures(run: RunResults) -> Found:
+    restarts = run.rise("num_restarts")
+    given_up = run.rise("num_given_up")
     if restarts + given_up < 1:
         return None
     gone = f", {given_up:,.0f} given up" if given_up else ""
@@ -328,9 +108,9 @@ def _worker_failures(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("non-finite", "data or gradients were not finite")
-def _non_finite(run: Results) -> tuple[str, str, float] | None:
-    fragments = run.rise(_FAULTS + "num_non_finite")
-    skipped = run.rise(_OPT + "num_skipped_updates")
+def _non_finite(run: RunResults) -> Found:
+    fragments = run.rise("num_non_finite")
+    skipped = run.rise("num_skipped_updates")
     if fragments + skipped < 1:
         return None
     counts = {"fragment": fragments, "update": skipped}
@@ -347,10 +127,10 @@ def _non_finite(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("no-reward", "at least 20 episodes ended, and all returns are 0")
-def _no_reward(run: Results) -> tuple[str, str, float] | None:
-    episodes = run.last(_EPISODES + "num_episodes_lifetime")
-    low = run.column(_EPISODES + "episode_return_min")
-    high = run.column(_EPISODES + "episode_return_max")
+def _no_reward(run: RunResults) -> Found:
+    episodes = run.last("num_episodes")
+    low = run.column("return_min")
+    high = run.column("return_max")
     if not episodes >= 20 or not len(low) or np.any(low != 0.0) or np.any(high != 0.0):
         return None
     return (
@@ -365,9 +145,9 @@ def _no_reward(run: Results) -> tuple[str, str, float] | None:
     "the entropy of a policy over discrete actions is below 0.015, or 2 percent of its highest, "
     "for the last fifth of the steps, without a higher return since",
 )
-def _deterministic(run: Results) -> tuple[str, str, float] | None:
-    entropy, steps = run.column(_LEARNER + "entropy"), run.column(_STEPS)
-    returns = run.column(_RETURN)
+def _deterministic(run: RunResults) -> Found:
+    entropy, steps = run.column("entropy"), run.column("steps")
+    returns = run.column("return")
     if len(entropy) < 5 or len(entropy) != len(steps) or entropy.min() < 0.0:
         return None
     if not entropy.any():  # a policy without this statistic
@@ -379,8 +159,8 @@ def _deterministic(run: Results) -> tuple[str, str, float] | None:
         return None
     if len(returns) == len(steps):
         # Means of 100 episodes each differ by a few hundredths of their spread without a cause.
-        low = run.last(_EPISODES + "episode_return_min")
-        noise = 0.05 * (run.last(_EPISODES + "episode_return_max") - low)
+        low = run.last("return_min")
+        noise = 0.05 * (run.last("return_max") - low)
         then, now = np.median(returns[begin : begin + 3]), np.median(returns[-3:])
         if now > then + max(noise if math.isfinite(noise) else 0.0, 1e-9):
             return None
@@ -392,8 +172,8 @@ def _deterministic(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("value-loss", "the value loss is above a million")
-def _value_loss(run: Results) -> tuple[str, str, float] | None:
-    loss = _late(run.column(_LEARNER + "vf_loss"))
+def _value_loss(run: RunResults) -> Found:
+    loss = _late(run.column("vf_loss"))
     if not len(loss) or np.median(loss) < 1e6:
         return None
     return (
@@ -408,8 +188,8 @@ def _value_loss(run: Results) -> tuple[str, str, float] | None:
     "more than 80 percent of the actions of a Box are outside of its bounds, in most results of"
     " the last two thirds",
 )
-def _clipped_actions(run: Results) -> tuple[str, str, float] | None:
-    clipped = _late(run.column(_OPT + "actions/clipped"))
+def _clipped_actions(run: RunResults) -> Found:
+    clipped = _late(run.column("actions_clipped"))
     if len(clipped) < 3 or np.median(clipped) <= 0.8:
         return None
     share = float(np.median(clipped))
@@ -427,8 +207,8 @@ def _clipped_actions(run: Results) -> tuple[str, str, float] | None:
     "KL divergence above 0.5, or clip fraction above 0.5 with a KL divergence above 0.05, in a "
     "tenth of the results in which the policy changed at all",
 )
-def _update_size(run: Results) -> tuple[str, str, float] | None:
-    kl, clip = run.column(_LEARNER + "mean_kl_loss"), run.column(_LEARNER + "clip_fraction")
+def _update_size(run: RunResults) -> Found:
+    kl, clip = run.column("mean_kl_loss"), run.column("clip_fraction")
     if not kl.any() or len(kl) != len(clip):  # a policy without one of them
         too_large = [kl > 0.5, clip > 0.5]
     else:
@@ -447,8 +227,8 @@ def _update_size(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("return-fell", "the mean return is less than half as far above its lowest as at its best")
-def _return_fell(run: Results) -> tuple[str, str, float] | None:
-    returns, steps = run.column(_RETURN), run.column(_STEPS)
+def _return_fell(run: RunResults) -> Found:
+    returns, steps = run.column("return"), run.column("steps")
     if len(returns) < 5 or len(steps) < len(returns):
         return None
     best = int(np.argmax(returns))
@@ -456,7 +236,7 @@ def _return_fell(run: Results) -> tuple[str, str, float] | None:
     spread = high - min(low, last)
     if high - last < 0.5 * spread or spread < 0.2 * max(abs(high), abs(low), 1e-9):
         return None
-    episodes = run.column(_EPISODES + "num_episodes_lifetime")[-len(returns) :]
+    episodes = run.column("num_episodes")[-len(returns) :]
     # Before that, a mean is over few episodes.
     if best >= len(returns) - 3 or len(episodes) < len(returns) or episodes[best] < 100:
         return None
@@ -477,14 +257,14 @@ def _return_fell(run: Results) -> tuple[str, str, float] | None:
         "return-fell",
     ),
 )
-def _no_learning(run: Results) -> tuple[str, str, float] | None:
-    returns, steps = run.column(_RETURN), run.column(_STEPS)
+def _no_learning(run: RunResults) -> Found:
+    returns, steps = run.column("return"), run.column("steps")
     if len(returns) < 6 or len(steps) < len(returns) or steps[-1] - steps[-len(returns)] < 1e5:
         return None
     third = len(returns) // 3
     first, last = float(np.median(returns[:third])), float(np.median(returns[-third:]))
-    low = run.last(_EPISODES + "episode_return_min")
-    high = run.last(_EPISODES + "episode_return_max")
+    low = run.last("return_min")
+    high = run.last("return_max")
     if low == high == 0.0 or not abs(last - first) < 0.1 * (high - low):
         return None
     # A run that learned quickly and has changed little since was lower before. Medians of three
@@ -500,11 +280,11 @@ def _no_learning(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("small-updates", "updates of fewer than 16 rows")
-def _small_updates(run: Results) -> tuple[str, str, float] | None:
-    rows = run.column(_OPT + "rows_per_update")
+def _small_updates(run: RunResults) -> Found:
+    rows = run.column("rows_per_update")
     rows = rows[rows > 0.0]  # 0: no update in that interval
     typical = float(np.median(rows)) if len(rows) else math.inf
-    if typical >= 16.0 or run.rise(_OPT + "num_updates") < 100:
+    if typical >= 16.0 or run.rise("num_updates") < 100:
         return None
     return (
         f"{typical:.0f} rows per update: gradients are noisy, and each costs a message",
@@ -521,25 +301,25 @@ def _small_updates(run: Results) -> tuple[str, str, float] | None:
     "a worker samples less than half as many steps a second, while it samples, as the median "
     "of the others; less than two sevenths where all cores are busy",
 )
-def _slow_worker(run: Results) -> tuple[str, str, float] | None:
+def _slow_worker(run: RunResults) -> Found:
     if not run.lasts:
         return None
     rates = {}
-    for index, prefix in run.workers():
-        rate = _late(run.column(prefix + "env_steps_per_sampling_s"))
-        if len(rate) and np.any(rate > 0.0):
-            rates[index] = float(np.median(rate[rate > 0.0]))
+    for index, rate in run.sampling_rates().items():
+        known = _late(rate)[_late(rate) > 0.0]
+        if len(known):
+            rates[index] = float(np.median(known))
     if len(rates) < 2:
         return None
     slow = min(rates, key=lambda index: rates[index])
     median = float(np.median([rate for index, rate in rates.items() if index != slow]))
     # Where processes take turns, rates differ without a cause in the worker.
-    limit = 3.5 if run.mean(_MACHINE + "cpu_share") > 0.9 else 2.0
+    limit = 3.5 if run.mean("cpu_share") > 0.9 else 2.0
     if median < limit * rates[slow]:
         return None
-    skew, idle = run.share(_WORKERS + "skew"), run.share(_WORKERS + "idle")
-    allreduce = run.has(_OPT + "num_ranks")
-    otherwise = _WITHOUT_SLOW.get(run.text(_NAME))
+    skew, idle = run.share("workers_skew"), run.share("workers_idle")
+    allreduce = run.has("num_ranks")
+    otherwise = _WITHOUT_SLOW.get(run.text("optimizer"))
     text = (
         f"Worker {slow} is {median / rates[slow]:.1f} times slower than the median (its "
         f"environment, or its machine): {rates[slow]:,.0f} steps/s while it samples"
@@ -561,12 +341,12 @@ def _slow_worker(run: Results) -> tuple[str, str, float] | None:
     "driver and workers both wait, and more processes want a processor than there are and "
     "than this run has",
 )
-def _machine_busy(run: Results) -> tuple[str, str, float] | None:
-    cpus, load = run.last(_MACHINE + "num_cpus"), run.mean(_MACHINE + "load_1m")
-    own = len(run.workers()) + 1
+def _machine_busy(run: RunResults) -> Found:
+    cpus, load = run.last("num_cpus"), run.mean("load_1m")
+    own = len(run.sampling_rates()) + 1
     if not run.lasts or not load >= max(own + 0.5 * cpus, 1.5 * cpus):
         return None
-    if run.mean(_MACHINE + "cpu_share") < 0.9:
+    if run.mean("cpu_share") < 0.9:
         return None
     return (
         f"The cores are busy with other work: {load:.0f} processes want {cpus:.0f} cores, of which "
@@ -577,9 +357,9 @@ def _machine_busy(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("too-many-workers", "at least twice as many workers as cores, which are all busy")
-def _too_many_workers(run: Results) -> tuple[str, str, float] | None:
-    workers, cpus = len(run.workers()), run.last(_MACHINE + "num_cpus")
-    if not run.lasts or not workers >= 2.0 * cpus or run.mean(_MACHINE + "cpu_share") < 0.8:
+def _too_many_workers(run: RunResults) -> Found:
+    workers, cpus = len(run.sampling_rates()), run.last("num_cpus")
+    if not run.lasts or not workers >= 2.0 * cpus or run.mean("cpu_share") < 0.8:
         return None
     return (
         f"{workers} workers on {cpus:.0f} cores: they take turns",
@@ -593,11 +373,11 @@ def _too_many_workers(run: Results) -> tuple[str, str, float] | None:
     "the driver sends weights in more than 30 percent of its time, 100 KB or more with each "
     "request",
 )
-def _weights_dominate(run: Results) -> tuple[str, str, float] | None:
-    phase = "dispatch" if run.has(_DRIVER + "dispatch") else "broadcast"
-    share = run.share(_DRIVER + phase)
-    updates = max(run.rise(_OPT + "num_updates"), 1.0)
-    sent = run.rise(_OPT + "num_bytes_sent") / updates
+def _weights_dominate(run: RunResults) -> Found:
+    phase = "dispatch" if run.has("driver_dispatch") else "broadcast"
+    share = run.share(f"driver_{phase}")
+    updates = max(run.rise("num_updates"), 1.0)
+    sent = run.rise("num_bytes_sent") / updates
     if not run.lasts or share < 0.3 or sent < 100_000:
         return None
     return (
@@ -615,9 +395,9 @@ def _weights_dominate(run: Results) -> tuple[str, str, float] | None:
     "time while workers are idle for more than 20",
     unless=("weights-dominate",),
 )
-def _driver_busy(run: Results) -> tuple[str, str, float] | None:
-    wait = run.mean(_DRIVER + "wait")
-    idle = run.share(_WORKERS + "idle")
+def _driver_busy(run: RunResults) -> Found:
+    wait = run.mean("driver_wait")
+    idle = run.share("workers_idle")
     if not run.lasts or not wait < 0.15 or idle < 0.2:
         return None
     return (
@@ -629,8 +409,8 @@ def _driver_busy(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("stale", "more than 30 percent of the gradients are older than max_policy_lag")
-def _stale(run: Results) -> tuple[str, str, float] | None:
-    arrived, stale = run.rise(_OPT + "num_gradients"), run.rise(_OPT + "num_gradients_stale")
+def _stale(run: RunResults) -> Found:
+    arrived, stale = run.rise("num_gradients"), run.rise("num_gradients_stale")
     if arrived < 100 or stale < 0.3 * arrived:
         return None
     return (
@@ -642,8 +422,8 @@ def _stale(run: Results) -> tuple[str, str, float] | None:
 
 
 @_rule("allreduce-dominates", "sums over the group take more than half of the ranks' time")
-def _allreduce_dominates(run: Results) -> tuple[str, str, float] | None:
-    share = run.share(_WORKERS + "allreduce")
+def _allreduce_dominates(run: RunResults) -> Found:
+    share = run.share("workers_allreduce")
     if not run.lasts or share < 0.5:
         return None
     return (
@@ -657,8 +437,8 @@ def _allreduce_dominates(run: Results) -> tuple[str, str, float] | None:
     "reporting",
     "results, loggers and checkpoints take more than 30 percent of the driver's time",
 )
-def _reporting(run: Results) -> tuple[str, str, float] | None:
-    share = run.share(_DRIVER + "report")
+def _reporting(run: RunResults) -> Found:
+    share = run.share("driver_report")
     if not run.lasts or share < 0.3:
         return None
     return (
@@ -673,13 +453,13 @@ def _reporting(run: Results) -> tuple[str, str, float] | None:
     "the driver waits in more than 60 percent of its time for workers that are busy, and half"
     " of the cores are free",
 )
-def _more_workers(run: Results) -> tuple[str, str, float] | None:
-    wait = max(run.share(_DRIVER + "wait"), run.share(_DRIVER + "sample"))
-    cpus, busy = run.last(_MACHINE + "num_cpus"), run.mean(_MACHINE + "cpu_share")
-    workers = len(run.workers())
-    if not run.lasts or wait < 0.6 or run.share(_WORKERS + "idle") > 0.3 or not busy <= 0.5:
+def _more_workers(run: RunResults) -> Found:
+    wait = max(run.share("driver_wait"), run.share("driver_sample"))
+    cpus, busy = run.last("num_cpus"), run.mean("cpu_share")
+    workers = len(run.sampling_rates())
+    if not run.lasts or wait < 0.6 or run.share("workers_idle") > 0.3 or not busy <= 0.5:
         return None
-    if not workers or workers + 1 >= 0.5 * cpus or run.has(_OPT + "num_ranks"):
+    if not workers or workers + 1 >= 0.5 * cpus or run.has("num_ranks"):
         return None
     return (
         f"Cores are free: the driver waits for {wait:.0%} of its time, workers are busy, and "
@@ -694,9 +474,9 @@ def _late(values: Array) -> Array:
     return values[len(values) // 3 :]
 
 
-def _reason(run: Results, key: str, most: int = 120) -> str:
-    """The last line of a message of the fault counts, after a colon; empty without a message."""
-    lines = run.text(_FAULTS + key).strip().splitlines()
+def _reason(run: RunResults, key: str, most: int = 120) -> str:
+    """A colon and the last line of a message of the fault counts. Empty without a message."""
+    lines = run.text(key).strip().splitlines()
     return f": {lines[-1][:most]}" if lines else ""
 
 
@@ -704,11 +484,10 @@ def _plural(word: str, count: float) -> str:
     return word if count == 1 else f"{word}s"
 
 
-def markdown_table(rules: Sequence[Rule] = ()) -> str:
+def markdown_table() -> str:
     """The table of the rules for the docs."""
-    rows: Iterable[Rule] = rules or RULES
     lines = ["| rule | finds something if |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{rule.key}` | {rule.when} |" for rule in rows)])
+    return "\n".join([*lines, *(f"| `{rule.key}` | {rule.when} |" for rule in RULES)])
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ class EpisodeWindow:
         self.lifetime = int(state["lifetime"])  # type: ignore[call-overload]
 
 
+@np.errstate(all="ignore")
 def _distribution(name: str, window: Iterable[float]) -> dict[str, Any]:
     values = np.array([*window], dtype=np.float64)
     if len(values):

@@ -83,6 +83,7 @@ class SyncGradients(PolicyOptimizer):
             self.apply(mean_gradients(finite), parts=finite)
 
 
+@np.errstate(all="ignore")
 def mean_gradients(parts: Sequence[Gradients]) -> Gradients:
     """The gradient of the mean loss over all rows of several gradients."""
     if len(parts) == 1:

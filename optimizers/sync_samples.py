@@ -154,9 +154,10 @@ class SyncSamples(PolicyOptimizer):
         """State of the workers' environments and random numbers, besides their statistics.
 
         A run restored with the same config continues bit for bit if collection is `sync` and the
-        environments have `get_state` and `set_state` (`polopt.rollouts.envs.env_state`). Otherwise
-        weights, torch optimizer, schedules and counters continue, episodes start again, and
-        fragments collected ahead are collected again."""
+        environments have `get_checkpoint_state` and `set_checkpoint_state`
+        (`polopt.rollouts.envs.env_state`). Otherwise weights, torch optimizer, schedules and
+        counters continue, episodes start again, and fragments collected ahead are collected
+        again."""
         up = {worker.index: (False,) for worker in self.workers.remote if worker.up}
         states = {0: self.workers.local.get_state(False)}
         states |= call_each(self.workers, "get_state", up)

@@ -103,6 +103,7 @@ class ActingPolicy(ABC):
         """
         return self.action_params(obs), state
 
+    @np.errstate(all="ignore")
     def compute_actions(
         self,
         obs: np.ndarray,
@@ -133,6 +134,7 @@ class ActingPolicy(ABC):
         extras = {"action_dist_inputs": params, "actions": actions, "state": state}
         return self.dist.to_env(actions), extras
 
+    @np.errstate(all="ignore")
     def predict(
         self,
         observations: Any,

@@ -216,6 +216,7 @@ class ActorCriticPolicy(Policy):
         does not normalise, is returned itself."""
         return batch if self.normalizer is None else self.normalizer.normalized(batch)
 
+    @np.errstate(all="ignore")
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, `advantages` and `value_targets`, computed with the current weights, which
         must be those that chose the actions."""
@@ -319,6 +320,7 @@ class ActorCriticPolicy(Policy):
         self.flat.zero_grads()
         return self.backend.backward(rows)
 
+    @np.errstate(all="ignore")
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
         batch = self.prepare_batch(batch)
         gradients = self._gradients_of(self.training_rows(batch), value_sums(batch))
@@ -370,6 +372,7 @@ class ActorCriticPolicy(Policy):
         size = self.config.sgd_minibatch_size
         return Minibatches(batch, prepare, unit, size, self.shuffle, reducer)
 
+    @np.errstate(all="ignore")
     def learn_on_batch(
         self, batch: SampleBatch, reducer: Reducer | None = None
     ) -> dict[str, float]:

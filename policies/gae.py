@@ -120,7 +120,7 @@ def add_advantages(
 
 
 # What is not finite is left to the weight updater, which does not apply such gradients.
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(all="ignore")
 def standardized(advantages: np.ndarray, reducer: Reducer) -> np.ndarray:
     """`[B]` with mean 0 and standard deviation 1 over the rows of all learners.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.policies.policy import Policy
@@ -26,6 +28,7 @@ class MinibatchGradients:
         self.version = batch.version
         self.done = False
 
+    @np.errstate(all="ignore")
     def next_gradients(self) -> Gradients:
         """The next gradient, not clipped.
 

@@ -116,7 +116,7 @@ class Normalizer:
         whole[self._elements] = values
         return whole.astype(self._dtype).reshape(self._shape)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the caller checks that numbers are finite
+    @np.errstate(all="ignore")  # the caller checks that numbers are finite
     def moments_of(self, batch: SampleBatch, returns: np.ndarray) -> Moments:
         """The moments of the transitions of a fragment.
 

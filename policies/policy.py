@@ -193,12 +193,14 @@ class Policy(ActingPolicy):
             learner has a valid row.
         """
 
+    @np.errstate(all="ignore")
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies a gradient, computed by this policy or another; see `apply_flat`."""
         self.flat.set_grads(gradients.flat)
         self.progress.gradient_rows = gradients.rows
         return self.apply_flat(lr_scale)
 
+    @np.errstate(all="ignore")
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies the gradient in `flat.grads`; see `WeightUpdater.apply`.
 
@@ -259,6 +261,7 @@ class Policy(ActingPolicy):
         self.env_steps = weights.env_steps
         self.coefficients = dict(weights.coefficients)
 
+    @np.errstate(all="ignore")
     def add_moments(self, moments: Moments | None, reducer: Reducer | None = None) -> None:
         """Adds the moments of new samples to those of the normaliser, if the policy has one.
 
@@ -344,7 +347,7 @@ class Policy(ActingPolicy):
 
 
 # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(all="ignore")
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
 ) -> dict[str, float]:

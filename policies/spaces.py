@@ -46,6 +46,7 @@ class ObservationEncoder:
             self.shape = (int(spaces.utils.flatdim(space)),)
             self.dtype = np.dtype(np.float32)
 
+    @np.errstate(all="ignore")  # what is not finite is found in batches
     def encode(self, observations: Any) -> np.ndarray:
         """Encoded observations `[N, *shape]` of a vector environment's batch.
 
@@ -87,6 +88,7 @@ class ObservationEncoder:
         """
         return self._checked(observations, batches=True)
 
+    @np.errstate(all="ignore")  # as `encode`
     def _checked(self, observations: Any, batches: bool) -> tuple[np.ndarray, bool]:
         arrays: list[tuple[Space[Any], np.ndarray]] = []
         sizes: dict[int | None, str] = {}  # None: no batch
@@ -130,7 +132,7 @@ class ObservationEncoder:
             return True
         if self.dtype.kind != "f":  # a Box of integers, whose values have been compared
             return bool(np.isfinite(array).all())
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             return bool(np.isfinite(array.astype(self.dtype, copy=False)).all())
 
 

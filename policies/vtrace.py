@@ -78,7 +78,7 @@ def vtrace(
 
 
 # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(all="ignore")
 def with_vtrace(
     batch: SampleBatch,
     log_ratios: np.ndarray,

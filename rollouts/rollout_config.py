@@ -22,9 +22,10 @@ class RolloutConfig(Config):
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
             `ray.tune.registry.register_env`, or a callable that makes an environment; see
             `polopt.rollouts.envs.env_sources.resolve_env`. RLlib: `env`.
-        env_config: options of the environment, a dict. A callable gets it as `EnvContext` or as
-            keyword arguments, a Gymnasium id as arguments of `gymnasium.make`. RLlib:
-            `env_config`.
+        env_config: options of the environment, a dict. Each environment gets a copy. A callable
+            gets it as `EnvContext`, which also tells the environment where it is, or as keyword
+            arguments (see `polopt.rollouts.envs.creators.call_creator`), a Gymnasium id as
+            arguments of `gymnasium.make`. RLlib: `env_config`.
         num_workers: number of remote rollout workers; 0 samples in the driver's process. RLlib:
             `num_env_runners` (0.8: `num_workers`).
         min_workers: number of workers that have to be up before a run starts, and that have to
@@ -139,6 +140,11 @@ class RolloutConfig(Config):
     def workers_needed(self) -> int:
         """Workers that have to be there for a run to start, and to go on after one is given up."""
         return self.num_workers if self.min_workers is None else self.min_workers
+
+    @property
+    def last_worker_index(self) -> int:
+        """The largest `EnvContext.worker_index` of training."""
+        return self.num_workers * max(self.num_workers_below, 1)
 
     renamed: ClassVar[Mapping[str, str]] = {"fast_sync": "fast_cpu"}
     aliases: ClassVar[Mapping[str, str]] = {

@@ -27,7 +27,8 @@ from ray import tune
 
 import polopt
 from polopt.common.weights import Gradients
-from polopt.metrics.diagnosis import diagnose, read_results
+from polopt.metrics.diagnosis import diagnose
+from polopt.metrics.run_results import read_results
 from polopt.policies.a2c import A2CPolicy
 from polopt.trainers.command_line.examples import example_names, load_example
 from polopt.trainers.presets import PRESETS

@@ -33,8 +33,8 @@ from pathlib import Path
 
 from dashboard_results import PHASES, write_trial
 
-from polopt.dashboards.data.results import ResultsDirectory
 from polopt.dashboards.data.selection import Selection, make_runs
+from polopt.dashboards.data.trials import ResultsDirectory
 from polopt.dashboards.views.tabs import tabs_of
 
 GENERATOR = Path(__file__).with_name("dashboard_results.py")

@@ -90,10 +90,10 @@ class Drift(gymnasium.Env[np.ndarray, int]):
         obs = self.position.astype(np.float32)
         return obs, float(self.position[0]), bool(fate < 0.1), bool(fate > 0.9), {}
 
-    def get_state(self) -> dict[str, Any]:
+    def get_checkpoint_state(self) -> dict[str, Any]:
         return {"rng": self.np_random.bit_generator.state, "position": self.position.tolist()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_checkpoint_state(self, state: dict[str, Any]) -> None:
         self.np_random.bit_generator.state = state["rng"]
         self.position = np.array(state["position"])
 

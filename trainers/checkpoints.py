@@ -28,7 +28,9 @@ from torch import Tensor
 from polopt.common.files import printable, read_regular
 
 #: Incremented by each change that older code cannot read.
-FORMAT = 1
+FORMAT = 2
+#: Format 1 had configs of JSON values alone.
+_READ_FORMATS = (1, FORMAT)
 #: Besides the manifest, which names them.
 FILES = ("tensors.pt", "state.json")
 #: Largest size of each file in bytes, and of the pickle in `tensors.pt`, which holds names and
@@ -160,10 +162,10 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(
             f"checkpoint {directory} is damaged: the SHA-256 of manifest.json differs"
         )
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in _READ_FORMATS:
         raise CheckpointError(
             f"checkpoint {directory} has format {manifest.get('format')!r:.80}; "
-            f"this version of polopt reads format {FORMAT}"
+            f"this version of polopt reads formats {', '.join(map(str, _READ_FORMATS))}"
         )
     sums = manifest.get("sha256")
     if not isinstance(sums, dict):

@@ -15,17 +15,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
 from polopt.common.weights import Weights
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episodes import EpisodeWindow
+from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
 from polopt.rollouts.envs.random_state import kept_global_generators, seed_global_generators
+from polopt.rollouts.envs.vector_env import ENV_KEYS
 from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_config import WorkerConfig, checked_spaces
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import TrainerConfig
 from polopt.trainers.results import custom_block
@@ -154,22 +158,59 @@ class Evaluated:
         return float(np.mean(self.episodes.returns))
 
 
-def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> WorkerConfig:
-    """The config of evaluation's workers.
+def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> WorkerConfig | None:
+    """The config of evaluation's workers; None without `evaluation_interval`. Where it has other
+    environments than training, one of them is made and closed.
 
     Args:
         config: of the trainer: its keys `evaluation_*`.
         worker_config: of training's workers.
+
+    Raises:
+        ConfigError: environments of `evaluation_config` that cannot be made, or that have other
+            spaces than those of training.
     """
-    rollout = worker_config.rollout.model_copy(
+    if config.evaluation_interval is None:
+        return None
+    training, options = worker_config.rollout, config.evaluation_config
+    changes = options.changes(training)
+    rollout = training.model_copy(
         update={
+            **changes,
             "num_workers": config.evaluation_num_workers,
             "num_workers_below": 0,
             "min_workers": None,
             "num_gpus_per_worker": 0.0,
         }
     )
-    return dataclasses.replace(worker_config, rollout=rollout, device="cpu", in_evaluation=True)
+    # The worker in the driver's process has the index 0.
+    offset = training.last_worker_index + (config.evaluation_num_workers == 0)
+    env = worker_config.env
+    if changes:
+        env = env if options.env is None else resolve_env(options.env)
+        env_key, config_key, num_key = (f"evaluation_config.{key}" for key in ENV_KEYS)
+        with kept_global_generators():  # the environment may draw from them
+            spaces = checked_spaces(
+                env, rollout, (env_key, config_key, num_key), training.last_worker_index + 1, True
+            )
+        _check_spaces(spaces, (worker_config.observation_space, worker_config.action_space), env)
+    return dataclasses.replace(
+        worker_config,
+        env=env,
+        rollout=rollout.model_copy(update={"env": None}),
+        device="cpu",
+        in_evaluation=True,
+        env_index_offset=offset,
+    )
+
+
+def _check_spaces(spaces: tuple[Any, Any], trained: tuple[Any, Any], env: EnvSource) -> None:
+    for name, one, other in zip(("observation", "action"), spaces, trained, strict=True):
+        if not (same_encoding(one, other) if name == "observation" else one == other):
+            raise ConfigError(
+                f"key 'evaluation_config': {env_name(env)!r} has the {name} space {one!s:.200}. "
+                f"Allowed: the one of training, {other!s:.200}"
+            )
 
 
 class Evaluation:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import gymnasium
 import pydantic
 import torch
+from gymnasium.envs.registration import EnvSpec
 
 from polopt.common.config import (
     Config,
@@ -34,13 +35,45 @@ from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_conf
 
 
 class EvaluationConfig(Config):
-    """How evaluation acts.
+    """How evaluation acts, and what differs in its environments from those of training. None: as in
+    training.
 
     Attributes:
         explore: sample actions; False takes the mode of the policy's distribution.
+        env: the environment.
+        env_config: options that its environments have besides those of training, or instead of
+            them; nested dicts are merged, as in RLlib.
+        num_envs_per_worker: number of environments of one evaluation worker.
+        vectorization_mode: see `RolloutConfig`.
+        autoreset_mode: see `RolloutConfig`.
+        max_frames_per_traj: see `RolloutConfig`.
     """
 
     explore: bool = False
+    env: Any = None
+    env_config: dict[str, Any] = pydantic.Field(default_factory=dict)
+    num_envs_per_worker: int | None = pydantic.Field(None, ge=1, le=100_000)
+    vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
+    autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
+    max_frames_per_traj: int | None = pydantic.Field(None, ge=1)
+
+    advises: ClassVar[bool] = False
+    aliases: ClassVar[Mapping[str, str]] = {"num_envs_per_env_runner": "num_envs_per_worker"}
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _resolve_aliases(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return canonical(data, cls.aliases, "evaluation_config")
+
+    def changes(self, training: RolloutConfig) -> dict[str, Any]:
+        """Returns the options of sampling that are not those of training, and their values."""
+        given = {name: value for name, value in self if name in RolloutConfig.model_fields}
+        given["env_config"] = merged_options(training.env_config, self.env_config)
+        if not self.env_config:
+            del given["env_config"]
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class TrainerConfig(Config):
@@ -60,8 +93,8 @@ class TrainerConfig(Config):
         evaluation_num_workers: Ray actors that play them beside training, each with the resources
             of a rollout worker except GPUs; 0: the driver's process plays them between iterations,
             and training waits. RLlib: `evaluation_num_env_runners`.
-        evaluation_config: how evaluation acts. RLlib: `evaluation_config`, where `explore` is True
-            unless it is given.
+        evaluation_config: how evaluation acts, and its environments; see `EvaluationConfig`. RLlib:
+            `evaluation_config`, where `explore` is True unless it is given.
         callbacks: functions of the user that are called at the end of episodes and with results: a
             subclass of `polopt.Callbacks`, or `module:Class` of one. RLlib: `callbacks`.
         trace: record some optimizer steps in the driver and in all workers, and write them to
@@ -171,14 +204,14 @@ class Experiment:
         return experiment
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a flat config of JSON values that `parse` accepts.
-
-        Values that JSON cannot hold (a callable environment) are left out; a class of a network
-        becomes its name.
-        """
-        flat: dict[str, Any] = {
+        """Returns a flat config that `parse` accepts; a class of a network becomes its name."""
+        env = self.rollout.env
+        if isinstance(env, EnvSpec) and env == gymnasium.registry.get(env.id):
+            env = env.id
+        return {
             **self.trainer.to_dict(),
             **self.rollout.to_dict(),
+            "env": env,
             "policy": {
                 "name": self.policy_name,
                 **self.policy.to_dict(),
@@ -186,7 +219,6 @@ class Experiment:
             },
             "optimizer": {"name": self.optimizer_name, **self.optimizer.to_dict()},
         }
-        return {key: value for key, value in flat.items() if _is_json(value)}
 
     def make_worker_config(self) -> WorkerConfig:
         """Returns what workers are made from; makes and closes one environment and one policy.
@@ -226,6 +258,18 @@ class Experiment:
         self.optimizer_class.check_options(self.rollout, self.optimizer)
         if self.trainer.evaluation_interval is not None:
             self.optimizer_class.check_evaluation(self.optimizer)
+
+
+def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options with changes to them; a dict changes the dict that it is in the place of."""
+    merged = dict(options)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = merged_options(old, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def with_keywords(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,11 +396,3 @@ def _known(owners: Mapping[str, type[Config]]) -> list[str]:
 
 def _keys(owner: type[Config]) -> list[str]:
     return [*owner.keys(), *owner.aliases]
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except TypeError:
-        return False
-    return True

@@ -13,6 +13,7 @@ from polopt.policies.networks.registry import NETWORKS
 from polopt.policies.policy import Policy
 from polopt.policies.registry import POLICIES
 from polopt.trainers.checkpoints import CheckpointError
+from polopt.trainers.saved_config import described, unsaved_in
 from polopt.trainers.saved_spaces import space_of
 from polopt.trainers.saved_trainer import (
     find_checkpoint,
@@ -41,7 +42,8 @@ def load(
         network: the class of a custom network, where it is not registered.
 
     Raises:
-        CheckpointError: missing, incomplete, damaged, of another network, or without spaces.
+        CheckpointError: missing, incomplete, damaged, of another network, without spaces, or
+            without an option of the policy that could not be saved.
         ConfigError: the class of the policy or of the network is not known; the message names it.
     """
     checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
@@ -81,6 +83,12 @@ def policy_of(
         CheckpointError, ConfigError: see `load`.
     """
     where = f"checkpoint {directory}"
+    if unsaved := unsaved_in(state, "policy"):
+        raise CheckpointError(
+            f"{where} does not hold {described(unsaved)}, because a value of such a type cannot "
+            "be saved. Restore it in a trainer whose config has the value, and use "
+            "trainer.get_policy()"
+        )
     cls, options = _policy_class(state["config"], where, policy_class)
     options = _with_network(options, where, network)
     try:

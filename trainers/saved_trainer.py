@@ -24,6 +24,7 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     read_state_file,
 )
+from polopt.trainers.saved_config import decode_config
 
 logger = logging.getLogger("polopt")
 
@@ -60,6 +61,7 @@ def read_trainer_state(directory: str | Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"checkpoint {directory}: field {field!r:.200}: got {got}. Allowed: {allowed}"
             )
+        state["config"] = decode_config(state["config"], f"checkpoint {directory}: field 'config")
     except RecursionError:
         raise CheckpointError(f"checkpoint {directory}: state.json is nested too deeply") from None
     return state
@@ -80,6 +82,9 @@ def _problems(
     yield from _evaluation_problems(state)
     if _runs(state) != state.get("runs", []):
         yield "runs", state["runs"], "a list of strings"
+    unsaved = state.get("unsaved", {})
+    if not isinstance(unsaved, Mapping) or not all(isinstance(v, str) for v in unsaved.values()):
+        yield "unsaved", unsaved, "a mapping of keys to types"
     policy = optimizer["policy"]
     if not isinstance(policy, Mapping):
         yield "optimizer/policy", policy, "a mapping"

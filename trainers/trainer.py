@@ -13,13 +13,15 @@ from typing import Any, ClassVar
 
 import ray
 from ray import tune
+from ray.train import Checkpoint
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.gradient_worker import make_workers
-from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
+from polopt.rollouts.envs.own_copy import OwnCopies
 from polopt.rollouts.envs.random_state import kept_global_generators
 from polopt.rollouts.ray_session import attach_or_start, warn_if_larger
 from polopt.rollouts.workers.callbacks import CallbackCaller
@@ -39,6 +41,7 @@ from polopt.trainers.run_context import (
     finish_despite_sigterm,
     in_directory,
 )
+from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.saved_trainer import (
     check_directory,
@@ -50,8 +53,12 @@ from polopt.trainers.tab_file import write_tab
 from polopt.trainers.trace_file import StepTrace
 from polopt.trainers.tune_storage import next_checkpoint
 
+logger = logging.getLogger("polopt")
+
 #: Interval at which a long iteration looks for the stop file.
 _STOP_CHECK_S = 0.25
+#: Paths of options whose values are code.
+_CODE = ("env", "evaluation_config.env", "callbacks")
 #: Number of earlier runs that a checkpoint names.
 _MOST_EARLIER_RUNS = 100
 
@@ -79,7 +86,7 @@ class SavedCheckpoint:
         metrics: the last result before it; empty before the first.
     """
 
-    checkpoint: tune.Checkpoint
+    checkpoint: Checkpoint
     metrics: dict[str, Any]
 
     def __repr__(self) -> str:
@@ -142,6 +149,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _trace: StepTrace
     #: Identifiers of the runs that this one was restored from, and its own as the last.
     _runs: list[str]
+    _has_warned = False
     #: Counted before `restore`, where Tune does not go on counting by itself.
     _earlier_iterations = 0
     _earlier_s = 0.0
@@ -154,7 +162,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
-        super().__init__(config, storage=storage, **others)
+        refuse_made_env(config.get("env"))  # copying one may even damage it
+        super().__init__(OwnCopies(config), storage=storage, **others)
 
     def __repr__(self) -> str:
         """Environment, optimizer, policy, workers, and how far training is."""
@@ -178,7 +187,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             super()._setup_logdir()  # type: ignore[no-untyped-call]
             return
         name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
-        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"
+        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
@@ -239,6 +248,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
+        evaluation = evaluation_config(experiment.trainer, worker_config)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_workers := experiment.num_remote_workers:
             cpus = experiment.rollout.num_cpus_per_worker
@@ -247,7 +257,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self.workers = make_workers(worker_config, device)
         try:
             self.optimizer = self._make_optimizer()
-            self._make_evaluation(worker_config, device)
+            self._make_evaluation(evaluation, device)
         except BaseException:
             self.workers.stop()
             raise
@@ -261,13 +271,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
             write_tab(optimizer, self._storage_of_trial)
         return optimizer
 
-    def _make_evaluation(self, worker_config: WorkerConfig, device: str) -> None:
-        options = self.experiment.trainer
+    def _make_evaluation(self, config: WorkerConfig | None, device: str) -> None:
         self._best = BestCheckpoint(self._storage_of_trial, self.logdir)
-        if options.evaluation_interval is not None:
+        if config is not None:
             with kept_global_generators():  # environments made here may draw from them
-                workers = WorkerSet(evaluation_config(options, worker_config), device)
-            self.evaluation = Evaluation(options, workers)
+                workers = WorkerSet(config, device)
+            self.evaluation = Evaluation(self.experiment.trainer, workers)
 
     def step(self) -> dict[str, Any]:
         """Runs one training iteration: optimizer steps until it holds
@@ -301,6 +310,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self.evaluation is not None:
             with self.optimizer.timers[EVALUATION]:
                 self._evaluate(self.evaluation)
+        self._warn_without_return()
         result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
         if self.evaluation is not None:
             result["evaluation"] = {**self.evaluation.report(), **self._best.report()}
@@ -314,6 +324,20 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._callbacks.call("on_train_result", trainer=self, result=result)
         self._exporter.add(result, self.trial_id)
         return result
+
+    def _warn_without_return(self) -> None:
+        """In a trial of Tune, warns once if no episode has ended in the first iteration."""
+        metrics = self.optimizer.metrics
+        in_sweep = self._storage_of_trial is not None and self._run is None
+        if in_sweep and self.iteration == 0 and not metrics.episodes.lifetime:
+            logger.warning(
+                "no episode has ended in the first %d environment steps, so episode_return_mean is "
+                "NaN, and schedulers of Tune cannot rank this trial (MedianStoppingRule stops it, "
+                "whatever its later returns). Raise min_sample_timesteps_per_iteration to the "
+                "number of environments times the steps of the longest episode; "
+                "max_frames_per_traj bounds the length of episodes",
+                metrics.num_env_steps_sampled,
+            )
 
     def _check_runs(self, method: str) -> None:
         if self.optimizer is None:
@@ -393,7 +417,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ) from error
         if self._storage_of_trial is not None:
             return saved
-        return SavedCheckpoint(saved.checkpoint, saved.metrics)
+        return SavedCheckpoint(tune.Checkpoint.from_directory(str(checkpoint_dir)), saved.metrics)
 
     def _next_directory(self) -> Path:
         """The first directory in `logdir` after all that have Tune's name for a checkpoint."""
@@ -412,10 +436,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """What a checkpoint holds besides evaluation."""
         # The policy's options may have been changed by `update_algorithm_parameter`.
         experiment = dataclasses.replace(self.experiment, policy=self.get_policy().config)
+        # With the seed that was drawn, where the config leaves it open.
+        config, unsaved = encode_config(experiment.to_dict() | {"seed": self.workers.config.seed})
+        self._warn_unsaved(unsaved)
         return {
             "trainer": type(self).__name__,
-            # With the seed that was drawn, where the config leaves it open.
-            "config": experiment.to_dict() | {"seed": self.workers.config.seed},
+            "config": config,
+            "unsaved": unsaved,
             "spaces": {  # for `polopt.load`, which makes no environment
                 "observation": describe_space(self.workers.config.observation_space),
                 "action": describe_space(self.workers.config.action_space),
@@ -425,6 +452,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
             "runs": self._runs,
             "optimizer": optimizer_state,
         }
+
+    def _warn_unsaved(self, unsaved: dict[str, str]) -> None:
+        """Names once what of the config is in no checkpoint of this run. Environments and callbacks
+        that are no names are code, which is never saved: `polopt evaluate` asks for the former."""
+        named = {path: kind for path, kind in unsaved.items() if path not in _CODE}
+        if named and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "checkpoints of this run do not hold %s, because a value of such a type cannot be "
+                "saved; `polopt evaluate` and `polopt.load` refuse without what they need of it",
+                described(named),
+            )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restores a checkpoint of any trainer whose policy has the same network. If it is
@@ -485,19 +524,20 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Becomes the trainer of `new_config`; worker processes are reused where they fit."""
         self.experiment = Experiment.parse(new_config, self.preset)
-        self._runs = [secrets.token_hex(8)]
+        self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0
         device = self.experiment.learner_device()
         self.optimizer.stop()
         self._stop_evaluation()
         with in_directory(self._users_directory):
             worker_config = self.experiment.make_worker_config()
+            evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
             if not self.workers.reconfigure(worker_config, device):
                 self.workers.stop()
                 self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
-            self._make_evaluation(worker_config, device)
+            self._make_evaluation(evaluation, device)
         self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
         return True
 

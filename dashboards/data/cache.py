@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from polopt.dashboards.data.rows import FileNotes
 
-_FORMAT = 2  # of the files; those of another format are built anew
+_FORMAT = 2  # of the files. A file of another format is built anew
 _KEY = b"polopt"
-_UNUSED_S = 30 * 24 * 3600.0  # after which a cache file is removed
+_UNUSED_S = 30 * 24 * 3600.0
 _MOST_BYTES = 4 << 20  # of the columns of one file that are kept in memory
 
 
@@ -34,7 +34,7 @@ class CacheHeader:
     """What a cache file says about its source.
 
     Attributes:
-        offset: bytes of the result file that the rows were made from.
+        offset: bytes of the result file from which the rows were made.
         fingerprint: hash of the last bytes before `offset`, to recognise another file in its place.
         notes: what the lines up to `offset` say besides their numbers.
         num_rows: rows in the cache file.
@@ -54,11 +54,11 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "polopt" / "dashboard"
 
 
-def remove_unused(folder: Path, unused_s: float = _UNUSED_S) -> None:
-    """Removes cache files that were not opened for `unused_s` seconds."""
+def remove_unused(folder: Path) -> None:
+    """Removes cache files that were not opened for 30 days."""
     for path in folder.glob("*.parquet"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > unused_s:
+            if time.time() - path.stat().st_mtime > _UNUSED_S:
                 path.unlink()
 
 
@@ -67,7 +67,7 @@ class TrialCache:
 
     Args:
         folder: where cache files are.
-        source: the trial's directory; its absolute path names the cache file.
+        source: the trial's directory. Its absolute path names the cache file.
     """
 
     def __init__(self, folder: Path, source: Path) -> None:
@@ -79,7 +79,7 @@ class TrialCache:
         self._columns: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()  # the last ones read
 
     def open(self) -> CacheHeader:
-        """The header of the cache file; an empty one if there is none or it cannot be used."""
+        """The header of the cache file, or an empty header if the file cannot be used."""
         try:
             file = pq.ParquetFile(self._path)
             schema = file.schema_arrow
@@ -99,7 +99,7 @@ class TrialCache:
         return self._names
 
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Columns by name, each of shape `[num_rows]`; names that the file lacks are left out."""
+        """Columns by name, each of shape `[num_rows]`. Names that the file lacks are left out."""
         present = [name for name in names if name in self.names()]
         missing = [name for name in present if name not in self._columns]
         if missing and self._file is not None:
@@ -117,7 +117,7 @@ class TrialCache:
         """Replaces the cache file.
 
         Raises:
-            OSError: if it cannot be written; the old file stays.
+            OSError: if it cannot be written. The old file stays.
         """
         arrays = {
             name: pa.array(values, type=pa.string() if values.dtype == object else pa.float64())

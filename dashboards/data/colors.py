@@ -1,8 +1,8 @@
 """Colors of groups and of phases, the same in all plots and in Grafana.
 
 Colors are apart for readers with deuteranopia, protanopia and tritanopia, too: a test simulates
-them (Machado et al., 2009). The first six are those of Okabe and Ito, 2008; lines of the other
-three are nearer to them and are dashed, too.
+them (Machado et al., 2009). The first six come from Okabe and Ito, 2008. The other three are
+nearer to them, so their lines are dashed, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Look(NamedTuple):
     Attributes:
         color: hex.
         dash: of lines, the second code for readers who cannot tell the color.
-        symbol: of points, likewise.
+        symbol: of points, the second code there.
     """
 
     color: str
@@ -84,6 +84,6 @@ def evaluation_dash(dash: str) -> str:
     return "dashdot" if dash == "dot" else "dot"
 
 
-def phase_color(name: str, number: int = 0) -> str:
-    """The color of a phase; by its number in the plot for names that are not known."""
+def phase_color(name: str, number: int) -> str:
+    """The color of a line: of its phase, or by its number in the plot for other names."""
     return PHASE_COLORS.get(name, PALETTE[number % len(PALETTE)])

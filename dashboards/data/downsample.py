@@ -26,7 +26,20 @@ class Curve:
     mean: Array
     low: Array
     high: Array
-    exact: bool
+    exact: bool = False
+
+
+def column_starts(x: Array, columns: int, whole: tuple[float, float] | None = None) -> Array:
+    """The index of the first point in each column of pixels that has one.
+
+    Args:
+        x: increasing, shape `[R]`, at least one.
+        columns: equal parts of the range.
+        whole: the ends of the range. None: the range of `x`.
+    """
+    begin, end = whole or (x[0], x[-1])
+    places = (x - begin) / max(float(end - begin), 1e-12) * columns
+    return np.flatnonzero(np.diff(np.clip(places.astype(np.int64), 0, columns - 1), prepend=-1))
 
 
 def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
@@ -34,26 +47,20 @@ def downsample(x: Array, y: Array, columns: int = 800) -> Curve:
 
     Args:
         x: increasing, shape `[R]`.
-        y: shape `[R]`; points that are not finite are left out.
+        y: shape `[R]`. Points that are not finite are left out.
         columns: columns of pixels, at least 1.
     """
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
     if len(x) <= columns:
         return Curve(x, y, y, y, exact=True)
-    span = float(x[-1] - x[0])
-    if span <= 0.0:
-        bins = np.zeros(len(x), dtype=np.int64)
-    else:
-        bins = np.clip(((x - x[0]) / span * columns).astype(np.int64), 0, columns - 1)
-    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    starts = column_starts(x, columns)
     counts = np.diff(np.append(starts, len(x)))
     return Curve(
         x=np.add.reduceat(x, starts) / counts,
         mean=np.add.reduceat(y, starts) / counts,
         low=np.minimum.reduceat(y, starts),
         high=np.maximum.reduceat(y, starts),
-        exact=False,
     )
 
 
@@ -64,7 +71,7 @@ def downsample_rows(
 
     Args:
         x: increasing, shape `[R]`.
-        rows: shape `[R, K]`; entries that are not finite count as 0.
+        rows: shape `[R, K]`. Entries that are not finite count as 0.
         weights: shape `[R]`; None: equal weights.
         columns: columns of pixels.
 
@@ -77,9 +84,7 @@ def downsample_rows(
     weights = np.maximum(weights[finite], 1e-12)[:, None]
     if len(x) <= columns:
         return x, rows
-    span = max(float(x[-1] - x[0]), 1e-12)
-    bins = np.clip(((x - x[0]) / span * columns).astype(np.int64), 0, columns - 1)
-    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    starts = column_starts(x, columns)
     ends = np.append(starts[1:], len(x)) - 1
     sums = np.add.reduceat(rows * weights, starts, axis=0)
     return x[ends], sums / np.add.reduceat(weights, starts, axis=0)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-#: Column of a row's number; rows that a resumed run wrote again are recognised by it.
+#: Column of the number of a row, which tells the rows that a resumed run wrote again.
 ITERATION = "training_iteration"
 #: Column that counts how often the config has changed since the first row.
 CONFIG_CHANGES = "config/num_changes"
@@ -23,7 +23,7 @@ _BLOCKS = frozenset({"optimizer", "env_runners", "learners", "fault_tolerance", 
 _MAX_LIST = 64  # entries of a list that become columns
 _MAX_PROBLEMS = 5
 _MAX_CHANGES = 200  # of the config
-_MAX_DEPTH = 8  # of dicts in dicts; deeper values are left out
+_MAX_DEPTH = 8  # of dicts in dicts. Deeper values are left out
 
 # Of the keys of one dict: a column of numbers or of strings, or the keys of the dict below.
 _Node = dict[str, Any]
@@ -116,8 +116,8 @@ class FileNotes:
     """What the lines of a result file say besides their numbers.
 
     Attributes:
-        num_lines: lines seen, those that were skipped included.
-        problems: one sentence for each skipped line; the first few.
+        num_lines: lines seen, including skipped lines.
+        problems: one sentence for each of the first few lines that were skipped.
         config: the config that the rows carry, from the first row that has one.
         config_changes: of each later change the keys with their old and new values, as text.
     """
@@ -133,7 +133,7 @@ class LineParser:
     """Decodes lines of a result file.
 
     Args:
-        notes: filled with what is not a number; the next lines continue it.
+        notes: filled with what is not a number, and continued by the next lines.
     """
 
     def __init__(self, notes: FileNotes | None = None) -> None:
@@ -198,8 +198,8 @@ def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Which rows are part of the run's history, as a mask of shape `[R]`.
 
     A run that resumes from a checkpoint continues from an earlier iteration in the same file. Its
-    rows replace all rows from that iteration on: those that it writes again, and those that the
-    checkpoint did not contain.
+    rows replace all rows from that iteration on, whether it writes an iteration again or the
+    checkpoint did not contain it.
 
     Args:
         iterations: `training_iteration` of each row in file order, shape `[R]`; NaN rows stay.

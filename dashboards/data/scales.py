@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-#: A run leaves the range if its values reach so many times as far from 0 as those of three
-#: quarters of the groups. Where most groups do not learn, the return of one that does may be 50
-#: times theirs.
+#: A run leaves the range if its values reach so many times as far from 0 as three quarters of the
+#: groups do. Where most groups do not learn, the return of a group that learns may be 50 times as
+#: large.
 OUTLIER_FACTOR = 100.0
 # Of the largest value of a run: a KL divergence below 0 by so little is 0 but for rounding.
 _ROUNDING = 1e-6
@@ -23,9 +23,9 @@ class Scale:
     """The axis of values: of a plot of curves the y axis.
 
     Attributes:
-        log: whether it is logarithmic; values that are not above 0 are not drawn then.
+        log: whether it is logarithmic. Values that are not above 0 are not drawn then.
         range: the least and the greatest value that it contains; None: all values.
-        note: what is not drawn, or leaves the range, or why the axis is linear; may be empty.
+        note: what is not drawn, or leaves the range, or why the axis is linear.
     """
 
     log: bool = False
@@ -44,19 +44,12 @@ def smoothed(values: Array, weight: float) -> Array:
             in the others.
         weight: from 0, which leaves the values as they are, to below 1.
     """
-    averages = np.full(len(values), np.nan)
-    known = np.isfinite(values)
-    count = int(known.sum())
-    if not count:
-        return averages
-    from scipy.signal import lfilter  # here, because importing it delays the start of the page
+    # Here, because a report needs no smoothing. The page has pandas from Streamlit.
+    from pandas import Series
 
-    finite = values[known]
-    sums = lfilter([1.0 - weight], [1.0, -weight], finite)
-    found = sums / (1.0 - weight ** np.arange(1, count + 1))
-    # Rounding takes averages of a constant off it, and a plot would show that as a curve.
-    averages[known] = np.clip(found, finite.min(), finite.max())
-    return averages
+    known = np.isfinite(values)
+    averages = Series(np.where(known, values, np.nan)).ewm(alpha=1.0 - weight, ignore_na=True)
+    return np.where(known, averages.mean(), np.nan)
 
 
 def above_zero(values: Array) -> Array:
@@ -68,7 +61,7 @@ def scale_of(groups: Mapping[str, Sequence[Array]], log: bool, robust: bool) -> 
     """The y axis of the curves of some groups.
 
     Args:
-        groups: values of each run of each group, of shape `[R]`; those that are not finite do not
+        groups: values of each run of each group, of shape `[R]`. Values that are not finite do not
             count.
         log: whether a logarithmic axis is wanted. With values below 0 it is linear.
         robust: whether a linear axis has the range of `robust_range`.
@@ -104,7 +97,7 @@ def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -
     value in the range.
 
     Args:
-        intervals: the value and the bounds of each group; those that are not finite do not count.
+        intervals: the value and the bounds of each group. Numbers that are not finite do not count.
         robust: whether the axis has the range of `robust_range`.
     """
     known = {
@@ -125,14 +118,14 @@ def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[f
     A run is an outlier if its values reach more than `OUTLIER_FACTOR` times as far from 0 as those
     of three quarters of the groups, each of which reaches as far as its median run: values that
     more than a quarter of the groups have are no outliers. Of an even number of runs the lower one
-    of the two in the middle counts; of two or three groups only the one with the largest values
+    of the two in the middle counts. Of two or three groups only the one with the largest values
     may leave the range. Runs without another value than 0 do not count.
 
     Args:
         groups: least and greatest value of each run of each group.
     """
-    reaches = [_quartile([_reach(run) for run in members], 2) for members in groups.values()]
-    limit = OUTLIER_FACTOR * _quartile(reaches, 3)
+    reaches = [_quantile([_reach(run) for run in members], 0.5) for members in groups.values()]
+    limit = OUTLIER_FACTOR * _quantile(reaches, 0.75)
     runs = [run for members in groups.values() for run in members]
     kept = [run for run in runs if _reach(run) <= limit]
     if len(kept) == len(runs):
@@ -157,7 +150,7 @@ def _reach(extent: tuple[float, float]) -> float:
     return max(abs(extent[0]), abs(extent[1]))
 
 
-def _quartile(reaches: Sequence[float], quarters: int) -> float:
-    """A quartile of those that are not 0, by number; the lower value where it is between two."""
-    known = sorted(reach for reach in reaches if reach > 0.0)
-    return known[(len(known) - 1) * quarters // 4] if known else 0.0
+def _quantile(reaches: Sequence[float], part: float) -> float:
+    """A quantile of the reaches above 0, or the lower one of two values between which it lies."""
+    known = [reach for reach in reaches if reach > 0.0]
+    return float(np.quantile(known, part, method="lower")) if known else 0.0

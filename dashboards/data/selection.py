@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from polopt.dashboards.data.colors import Look, looks_of
-from polopt.dashboards.data.results import RETURN, STARTUP_S, STEPS, TRAINING_S, Trial
 from polopt.dashboards.data.rows import NOT_SET
+from polopt.dashboards.data.trials import RETURN, STARTUP_S, STEPS, TRAINING_S, Trial
 
 #: Config keys that tell runs of one group apart.
 SEED_KEY, TASK_KEY = "seed", "env"
@@ -26,7 +26,7 @@ class Run:
 
     Attributes:
         trial: its results.
-        group: label of its group; runs of one group differ by seed and task only.
+        group: label of its group. Runs of one group differ by seed and task only.
         look: of its group.
         task: its environment.
         seed: its seed as text.
@@ -56,9 +56,9 @@ class Selection:
     Attributes:
         runs: in the order of their groups.
         x: `seconds` or `steps`.
-        startup: whether seconds, rates and shares contain the start-up of the runs; they begin with
+        startup: whether seconds, rates and shares contain the start-up of the runs. They begin with
             the first result of a worker otherwise.
-        targets: return whose first reach is compared, by task; those that are missing are chosen.
+        targets: return whose first reach is compared, by task. The page chooses the missing ones.
         budget: environment steps at which groups are ranked; None: chosen.
         focus: directory of the trial whose shares and histograms an optimizer's tab draws.
         pinned: labels of groups that come first, and that no list of the best leaves out.
@@ -107,7 +107,7 @@ class Selection:
         return "With start-up." if self.startup else "Since the first result, without start-up."
 
     def with_runs(self, runs: Iterable[Run]) -> Selection:
-        """The same selection with other runs, those of pinned groups first."""
+        """The same selection with other runs, pinned groups first."""
         return replace(self, runs=sorted(runs, key=lambda run: run.group not in self.pinned))
 
     def of(self, optimizers: Iterable[str]) -> Selection:
@@ -117,7 +117,7 @@ class Selection:
         return replace(self, runs=runs)
 
     def focused(self) -> Run | None:
-        """The run whose shares and histograms are drawn; the first if none is chosen."""
+        """The run whose shares and histograms are drawn: the first run if none is chosen."""
         chosen = (run for run in self.runs if str(run.trial.folder) == self.focus)
         return next(chosen, self.runs[0] if self.runs else None)
 
@@ -141,7 +141,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Filters:
-    """What a user chose; an empty choice lets everything through.
+    """What a user chose. An empty choice lets everything through.
 
     Attributes:
         experiments: names of experiments.
@@ -172,15 +172,17 @@ class Filters:
 
 
 def last_return(run: Run) -> float:
-    """The last mean return that is a number; minus infinity without one."""
-    returns = run.trial.values(RETURN)
-    finite = np.empty(0) if returns is None else returns[np.isfinite(returns)]
-    return float(finite[-1]) if len(finite) else -np.inf
+    """The last mean return that is a number, or minus infinity."""
+    value = run.trial.last(RETURN)
+    return value if np.isfinite(value) else -np.inf
 
 
 def differing_keys(trials: Iterable[Trial]) -> dict[str, list[str]]:
     """Config keys whose values differ between trials, each with its values in order."""
-    configs = [trial.settings for trial in trials]
+    return _differing([trial.settings for trial in trials])
+
+
+def _differing(configs: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     keys = sorted({key for config in configs for key in config})
     values = {key: {config.get(key, NOT_SET) for config in configs} for key in keys}
     return {key: sorted(texts, key=_order) for key, texts in values.items() if len(texts) > 1}
@@ -198,14 +200,8 @@ def make_runs(trials: Sequence[Trial]) -> list[Run]:
         by_preset.setdefault(preset, []).append(trial)
     labels: dict[int, str] = {}
     for preset, members in by_preset.items():
-        differing = differing_keys(members)
-        keys = [key for key in differing if key not in (SEED_KEY, TASK_KEY)]
-        variants = {trial.folder: _values(trial, keys) for trial in members}
-        telling = _telling_keys(keys, set(variants.values()))
-        varied = _with_others(preset, telling, keys, set(variants.values()))
-        short = _short_keys(preset, varied, keys, set(variants.values()))
-        for trial in members:
-            labels[id(trial)] = _label(preset, short, _values(trial, varied))
+        found = _group_labels(preset, [trial.settings for trial in members])
+        labels |= {id(trial): label for trial, label in zip(members, found, strict=True)}
     names = sorted(set(labels.values()))
     begun: dict[str, tuple[float, str]] = {}
     for trial in trials:
@@ -228,75 +224,53 @@ def _short_name(task: str) -> str:
     return found["name"] if found else task
 
 
-def _values(trial: Trial, keys: Sequence[str]) -> tuple[str, ...]:
-    config = trial.settings
-    return tuple(config.get(key, NOT_SET) for key in keys)
+def _group_labels(preset: str, configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """The label of each config's group: the preset, and values of config keys that differ.
 
-
-def _telling_keys(keys: Sequence[str], variants: set[tuple[str, ...]]) -> list[str]:
-    """Few of the keys that differ, enough to tell all variants apart.
-
-    Args:
-        keys: config keys that differ.
-        variants: values of these keys, one tuple for each config.
+    A label has the keys that tell the groups apart, and as many other keys as fit into a legend in
+    all labels: it says what the user varied, not only what is enough.
+    Keys are cut as far as labels need it, but never to the same text.
     """
-    telling: list[int] = []
+    keys = [key for key in _differing(configs) if key not in (SEED_KEY, TASK_KEY)]
+    variants = [{key: config.get(key, NOT_SET) for key in keys} for config in configs]
 
-    def told_apart(indices: list[int]) -> tuple[int, int]:
-        texts = {tuple(variant[index] for index in indices) for variant in variants}
-        return len(texts), -max(sum(map(len, text)) for text in texts)  # short values first
+    def labels(shown: Mapping[str, str]) -> list[str]:
+        return [
+            ", ".join([preset, *(f"{text} {values[key]}" for key, text in shown.items())])
+            for values in variants
+        ]
 
-    while told_apart(telling)[0] < len(variants):
-        rest = [index for index in range(len(keys)) if index not in telling]
-        telling.append(max(rest, key=lambda index: told_apart([*telling, index])))
-    return [keys[index] for index in sorted(telling)]
+    def fit(shown: Mapping[str, str]) -> bool:
+        return all(len(label) <= _LONGEST_LABEL for label in labels(shown))
 
-
-def _with_others(
-    preset: str, telling: Sequence[str], keys: Sequence[str], variants: set[tuple[str, ...]]
-) -> list[str]:
-    """The telling keys, and of the other keys that differ those that fit into all labels: a label
-    says what the user varied, not only what is enough. Arguments as of `_telling_keys`."""
-    chosen = list(telling)
+    chosen = _telling_keys(keys, variants)
     for key in keys:
         wider = [other for other in keys if other in chosen or other == key]
-        if key not in chosen and _fits(preset, wider, wider, keys, variants):
+        if key not in chosen and fit({other: other for other in wider}):
             chosen = wider
-    return chosen
-
-
-def _short_keys(
-    preset: str, chosen: Sequence[str], keys: Sequence[str], variants: set[tuple[str, ...]]
-) -> list[str]:
-    """The chosen keys, cut so far that labels fit with all values, and never to the same text; the
-    keys themselves where that is not possible."""
     for length in range(max(map(len, chosen), default=0), _SHORTEST_KEY - 1, -1):
-        short = [key if len(key) <= length else f"{key[: length - 1]}." for key in chosen]
-        if len(set(short)) == len(short) and _fits(preset, short, chosen, keys, variants):
-            return short
-    return list(chosen)
+        short = {key: key if len(key) <= length else f"{key[: length - 1]}." for key in chosen}
+        if len(set(short.values())) == len(short) and fit(short):
+            return labels(short)
+    return labels({key: key for key in chosen})
 
 
-def _fits(
-    preset: str,
-    shown: Sequence[str],
-    chosen: Sequence[str],
-    keys: Sequence[str],
-    variants: set[tuple[str, ...]],
-) -> bool:
-    """Whether labels with the chosen keys, shown as `shown`, fit into a legend."""
-    places = [keys.index(key) for key in chosen]
-    labels = (_label(preset, shown, [values[place] for place in places]) for values in variants)
-    return all(len(label) <= _LONGEST_LABEL for label in labels)
+def _telling_keys(keys: Sequence[str], variants: Sequence[Mapping[str, str]]) -> list[str]:
+    """Few of the keys, enough to tell all variants apart."""
+    telling: list[str] = []
 
+    def told_apart(chosen: Sequence[str]) -> tuple[int, int]:
+        texts = {tuple(values[key] for key in chosen) for values in variants}
+        return len(texts), -max(sum(map(len, text)) for text in texts)  # short values first
 
-def _label(preset: str, keys: Sequence[str], values: Sequence[str]) -> str:
-    parts = (f"{key} {value}" for key, value in zip(keys, values, strict=True))
-    return ", ".join([preset, *parts])
+    while told_apart(telling)[0] < told_apart(keys)[0]:
+        rest = [key for key in keys if key not in telling]
+        telling.append(max(rest, key=lambda key: told_apart([*telling, key])))
+    return [key for key in keys if key in telling]
 
 
 def _shortened(names: Sequence[str]) -> dict[str, str]:
-    """Labels that fit a legend; a number keeps those apart whose beginnings are the same."""
+    """Labels that fit a legend. A number tells labels with the same beginning apart."""
     shown: dict[str, str] = {}
     for number, name in enumerate(names, start=1):
         fits = len(name) <= _LONGEST_LABEL

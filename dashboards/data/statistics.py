@@ -4,8 +4,9 @@ Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statisti
 (2021), and its library rliable: interquartile mean, percentile bootstrap stratified by task, and
 probability of improvement. Scores are arrays of shape `[runs]`, one array per task.
 
-`scipy.stats` has the parts of both, but importing it takes longer than all else that the
-page imports.
+`scipy.stats` has the parts of them, and tests compare the numbers. Its bootstrap takes as long for
+a curve, but 8 ms instead of 0.1 ms for the interval of one number, and each refresh of the page
+needs one for each group. Importing it takes 0.5 s, more than opening a page of 20 trials again.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import numpy as np
 
 #: Below this number of runs single runs are shown instead of a band.
 LEAST_RUNS_FOR_BAND = 5
-_CONFIDENCE = 0.95
-_RESAMPLES = 1000
+_BOUNDS = (0.025, 0.975)  # of a 95 percent interval
+_RESAMPLES, _SEED = 1000, 0
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 percent bootstrap interval; the bounds are NaN without an interval."""
+    """A value with its 95 percent bootstrap interval. The bounds are NaN without an interval."""
 
     value: float
     low: float = float("nan")
@@ -43,7 +44,7 @@ def interquartile_mean(scores: Array, axis: int = 0) -> Array:
 
 
 def bootstrap_band(
-    tasks: Sequence[Array], resamples: int = _RESAMPLES, seed: int = 0
+    tasks: Sequence[Array], resamples: int = _RESAMPLES
 ) -> tuple[Array, Array, Array]:
     """Interquartile mean over all runs of all tasks, with its 95 percent band.
 
@@ -51,18 +52,16 @@ def bootstrap_band(
     taken over the runs of all tasks together.
 
     Args:
-        tasks: scores of shape `[runs, points]` for each task; numbers of runs may differ.
-        resamples: bootstrap samples.
-        seed: seed of the draws; the same data give the same band.
+        tasks: scores of shape `[runs, points]` for each task. Numbers of runs may differ.
+        resamples: bootstrap samples. The same data give the same band.
 
     Returns:
         Interquartile mean, lower and upper bound, each of shape `[points]`.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     draws = [rng.integers(0, len(task), size=(resamples, len(task))) for task in tasks]
     value = interquartile_mean(np.concatenate(tasks, axis=0))
     low, high = np.empty_like(value), np.empty_like(value)
-    tail = 50.0 * (1.0 - _CONFIDENCE)
     num_runs = sum(map(len, tasks))
     block = max(1, 4_000_000 // (resamples * num_runs))  # points at once, for bounded memory
     for start in range(0, value.shape[0], block):
@@ -71,7 +70,7 @@ def bootstrap_band(
             [task[:, part][draw] for task, draw in zip(tasks, draws, strict=True)], axis=1
         )
         samples = interquartile_mean(drawn, axis=1)  # [resamples, points]
-        low[part], high[part] = np.percentile(samples, [tail, 100.0 - tail], axis=0)
+        low[part], high[part] = np.quantile(samples, _BOUNDS, axis=0)
     return value, low, high
 
 
@@ -96,7 +95,7 @@ def _improvement(x: Array, y: Array) -> Array:
 
 
 def probability_of_improvement(
-    x: Sequence[Array], y: Sequence[Array], resamples: int = _RESAMPLES, seed: int = 0
+    x: Sequence[Array], y: Sequence[Array], resamples: int = _RESAMPLES
 ) -> Estimate:
     """How likely a run of X scores higher than a run of Y: mean over tasks.
 
@@ -104,12 +103,11 @@ def probability_of_improvement(
         x: scores of shape `[runs]` for each task.
         y: scores of the other group for the same tasks.
         resamples: bootstrap samples of the interval.
-        seed: seed of the draws.
     """
     value = float(np.mean([_improvement(a[None], b[None])[0] for a, b in zip(x, y, strict=True)]))
     if min(len(task) for task in (*x, *y)) < LEAST_RUNS_FOR_BAND:
         return Estimate(value)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     samples = np.mean(
         [
             _improvement(
@@ -120,25 +118,21 @@ def probability_of_improvement(
         ],
         axis=0,
     )
-    tail = 50.0 * (1.0 - _CONFIDENCE)
-    low, high = np.percentile(samples, [tail, 100.0 - tail])
+    low, high = np.quantile(samples, _BOUNDS)
     return Estimate(value, float(low), float(high))
 
 
-def median_reach(found: Array, resamples: int = _RESAMPLES, seed: int = 0) -> Estimate:
+def median_reach(found: Array) -> Estimate:
     """Median of the steps or seconds to a return, with its 95 percent bootstrap interval.
 
-    Runs that do not reach it take longer than all others, so that they count and are not dropped:
-    the median, or a bound, is infinite where half of the runs, or of a sample of them, do not: the
-    mean of a number and infinity is infinite.
+    Runs that do not reach it count as longer than all others. So the median is infinite where half
+    of the runs do not reach it, and a bound where half of a sample do not.
 
     Args:
-        found: shape `[runs]`; NaN for runs that do not reach the return.
-        resamples: bootstrap samples.
-        seed: seed of the draws.
+        found: shape `[runs]`. NaN for runs that do not reach the return.
 
     Returns:
-        the estimate; without bounds below `LEAST_RUNS_FOR_BAND` runs.
+        the estimate, which has no bounds if there are fewer than `LEAST_RUNS_FOR_BAND` runs.
     """
     ordered = np.where(np.isfinite(found), found, np.inf)
     if not len(ordered):
@@ -146,10 +140,10 @@ def median_reach(found: Array, resamples: int = _RESAMPLES, seed: int = 0) -> Es
     value = float(np.median(ordered))
     if len(ordered) < LEAST_RUNS_FOR_BAND:
         return Estimate(value)
-    draws = np.random.default_rng(seed).integers(0, len(ordered), size=(resamples, len(ordered)))
-    medians = np.sort(np.median(ordered[draws], axis=1))
-    tail = (1.0 - _CONFIDENCE) / 2.0
-    low, high = medians[int(tail * (resamples - 1))], medians[int((1.0 - tail) * (resamples - 1))]
+    rng = np.random.default_rng(_SEED)
+    drawn = ordered[rng.integers(0, len(ordered), size=(_RESAMPLES, len(ordered)))]
+    # The lower one of two medians, because the mean of a number and infinity is infinite.
+    low, high = np.quantile(np.median(drawn, axis=1), _BOUNDS, method="lower")
     return Estimate(value, float(low), float(high))
 
 
@@ -167,13 +161,13 @@ def resampled(at: Array, scores: Array, grid: Array, hold: bool) -> Array:
 
     Args:
         at: steps or seconds of each result, shape `[R]`, increasing.
-        scores: the results, shape `[R]`; entries that are not finite are left out.
+        scores: the results, shape `[R]`. Entries that are not finite are left out.
         grid: shape `[points]`.
         hold: whether the last score holds beyond the end of the run, which it does for finished
             runs: a run that stops at its goal keeps what it has learned.
 
     Returns:
-        Scores of shape `[points]`; NaN before the first result and, without `hold`, after the last.
+        Scores of shape `[points]`. NaN before the first result and, without `hold`, after the last.
     """
     finite = np.isfinite(scores) & np.isfinite(at)
     if not finite.any():

@@ -19,7 +19,7 @@ from polopt.dashboards.data.rows import ITERATION, LineParser, RowColumns, rows_
 
 _BLOCK_BYTES = 1 << 22
 _FINGERPRINT_BYTES = 1024
-_MOST_FILE_BYTES = 16 << 30
+MOST_FILE_BYTES = 16 << 30
 _MOST_LINE_BYTES = 16 << 20
 #: Rows that are kept in memory before the cache file is rewritten: at least this many, and a
 #: tenth of those in the file, so that a growing run is rewritten a few dozen times in all.
@@ -91,8 +91,8 @@ class TrialRows:
         """Rows in the file so far, repeated ones included."""
         return self._header.num_rows + self._tail.num_rows
 
-    def refresh(self, file: Path, progress: Callable[[int], None] = lambda _: None) -> bool:
-        """Reads what was appended to `file` since the last call; whether there was anything.
+    def refresh(self, file: Path, progress: Callable[[int], None]) -> None:
+        """Reads what was appended to `file` since the last call.
 
         Args:
             file: the trial's result file. Another file with the same beginning may take its place.
@@ -103,17 +103,15 @@ class TrialRows:
                 status = file.stat()
                 seen = (file, status.st_size, status.st_mtime_ns)
                 if seen == self._seen:
-                    return False
-                with open_regular(file, _MOST_FILE_BYTES) as stream:
-                    changed = self._read(stream, status.st_size, progress)
+                    return
+                with open_regular(file, MOST_FILE_BYTES) as stream:
+                    self._read(stream, status.st_size, progress)
             except OSError as error:
                 self._unreadable = f"{file.name} cannot be read: {error.strerror}"
-                return False
-            self._unreadable = ""
-            self._seen = seen
-            return changed
+            else:
+                self._unreadable, self._seen = "", seen
 
-    def _read(self, stream: Any, size: int, progress: Callable[[int], None]) -> bool:
+    def _read(self, stream: Any, size: int, progress: Callable[[int], None]) -> None:
         if size < self._offset or _fingerprint(stream, self._offset) != self._fingerprint:
             self._header = CacheHeader()
             self._begin()
@@ -139,12 +137,11 @@ class TrialRows:
         self._line_too_long = len(rest) > _MOST_LINE_BYTES
         self.half_line = bool(rest.strip()) and not self._line_too_long
         if self._offset == begun_at:
-            return False
+            return
         self._fingerprint = _fingerprint(stream, self._offset)
         self._forget_columns()
         if self._tail.num_rows >= max(_LEAST_NEW_ROWS, self._header.num_rows // 10):
             self._write_cache(stream)
-        return True
 
     def _write_cache(self, stream: Any) -> None:
         self._loaded.clear()
@@ -172,7 +169,7 @@ class TrialRows:
         return self.columns([name]).get(name)
 
     def columns(self, wanted: list[str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Columns by name, each of shape `[rows in effect]`; names that no row has are left out."""
+        """Columns by name, each of shape `[rows in effect]`. Names that no row has are left out."""
         with self._lock:
             names = self.names()
             if ITERATION in names and self._mask is None:

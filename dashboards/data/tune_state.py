@@ -10,14 +10,17 @@ import hashlib
 import json
 import os
 import pickletools
-import tempfile
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polopt.common.files import open_regular, read_regular
+
 STATE_FILES = "experiment_state-*.json"
 _TUNER_FILE = "tuner.pkl"
+_MOST_STATE_BYTES = 1 << 30
 _MOST_PICKLE_BYTES = 1 << 20  # of a pickle that is scanned
 _PICKLED = "CLOUDPICKLE_FALLBACK"
 _OF_SCHEDULER = ("scheduler", "_max_t", "_time_attr")
@@ -35,9 +38,9 @@ class TuneTrial:
     """One trial as Tune knows it.
 
     Attributes:
-        folder: name of its directory; its id before it has one.
+        folder: name of its directory, or its id before it has a directory.
         status: `PENDING`, `RUNNING`, `PAUSED`, `TERMINATED` or `ERROR`.
-        config: its config; `object #<hash>` stands for what is not JSON.
+        config: its config. `object #<hash>` stands for what is not JSON.
         stop: result keys and limits that end it.
     """
 
@@ -56,7 +59,7 @@ class TuneState:
         saved_s: time of the file, seconds since the epoch.
         directory: where Tune copies the results; None if the file does not say so.
         trials: by name of their directory.
-        scheduler: short name of a scheduler that may end trials early, such as `ASHA`; else empty.
+        scheduler: short name of a scheduler that may end trials early, such as `ASHA`. Else empty.
         longest: of that scheduler: the result key and the value at which trials are complete.
         other_stop: whether a stop condition is a function, which this file does not tell.
     """
@@ -81,14 +84,28 @@ class TuneState:
         return bool(self.scheduler) and not self.other_stop and not complete
 
 
+def ray_root() -> Path:
+    """The directory in which Ray keeps its sessions."""
+    on_linux = os.environ.get("TMPDIR") if sys.platform == "linux" else None  # as Ray does it
+    return Path(os.environ.get("RAY_TMPDIR") or on_linux or "/tmp", "ray")
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or directory is the user's. Ray's directory holds files of all users."""
+    try:
+        return path.stat().st_uid == os.getuid()
+    except OSError:  # removed meanwhile
+        return False
+
+
 class TuneStates:
-    """Reads the state files of experiments; a file again only if it has changed."""
+    """Reads the state files of experiments, and reads a file again only if it has changed."""
 
     def __init__(self) -> None:
         self._read: dict[Path, tuple[tuple[int, int], TuneState | None]] = {}
 
     def all(self, folder: Path) -> list[TuneState]:
-        """The states of all runs in a directory, the last run first; unreadable ones left out."""
+        """The readable states of all runs in a directory, the last run first."""
         # Names end with the time at which the run began.
         paths = sorted(folder.glob(STATE_FILES), reverse=True)
         return [state for path in paths if (state := self._state(path)) is not None]
@@ -103,16 +120,11 @@ class TuneStates:
             names: of directories that may be an experiment's, which Tune makes before it writes
                 anything. Ray keeps every session, and most of them are of other experiments.
         """
-        root = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray"
         found: dict[Path, TuneState] = {}
-        for folder in root.glob("session_[0-9]*/artifacts/*/*/driver_artifacts"):
-            if folder.parent.name not in names:
+        for folder in ray_root().glob("session_[0-9]*/artifacts/*/*/driver_artifacts"):
+            if folder.parent.name not in names or not is_own(folder):
                 continue
-            try:
-                own = folder.stat().st_uid == os.getuid()
-            except OSError:
-                continue
-            for state in self.all(folder)[:1] if own else ():
+            for state in self.all(folder)[:1]:
                 other = found.get(state.directory) if state.directory else None
                 if state.directory and (other is None or other.path.name < state.path.name):
                     found[state.directory] = state
@@ -132,7 +144,7 @@ class TuneStates:
 def _parsed(path: Path, saved_s: float) -> TuneState | None:
     """The content of a state file; None while it is half-written or if it is something else."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, _MOST_STATE_BYTES))
         saved = [json.loads(static) for static, _ in content["trial_data"]]
         stopper = _scan_hex(content["runner_data"].get("_stopper"), ()).get("")
         trials = [_trial(one) for one in saved]
@@ -159,7 +171,7 @@ def _read_tuner(*folders: Path | None) -> bytes:
     for folder in folders:
         try:
             if folder is not None:
-                with (folder / _TUNER_FILE).open("rb") as file:
+                with open_regular(folder / _TUNER_FILE, _MOST_STATE_BYTES) as file:
                     return file.read(_MOST_PICKLE_BYTES)
         except OSError:
             continue
@@ -186,7 +198,7 @@ def _trial(saved: Mapping[str, Any]) -> TuneTrial:
 
 def _as_text(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config in which `object #<hash>` stands for each class, function or other object that JSON
-    cannot hold; equal objects have equal hashes."""
+    cannot hold. Equal objects have equal hashes."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value.get("_type") == _PICKLED:
@@ -211,12 +223,12 @@ def scan_pickle(data: bytes, keys: Collection[str]) -> dict[str, Any]:
         keys: names of attributes or keys of dicts.
 
     Returns:
-        for each key that occurs the number or text that follows it, or the name of the class of the
-        object that follows it; under the empty key the name of the first class or function.
+        for each key that occurs, the number, the text, or the class of the object that follows it.
+        The empty key has the name of the first class or function.
     """
     found: dict[str, Any] = {}
     memo: list[Any] = []
-    pushed: list[Any] = []  # in order; `None` for what is neither a number nor text
+    pushed: list[Any] = []  # in order, with None for what is neither a number nor text
     try:
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name

@@ -1,7 +1,7 @@
 """Panels and the layout, curves and bands of all plots.
 
-Traces are given to Plotly as dicts, whose properties it checks once; those of `add_scatter` and its
-like it checks twice, and that is most of the time of a tab.
+Traces are given to Plotly as dicts, because it checks the properties of a dict once. It checks the
+arguments of `add_scatter` twice, which would be most of the time of a tab.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from polopt.dashboards.data.downsample import downsample
+from polopt.dashboards.data.downsample import Array, Curve, downsample
 from polopt.dashboards.data.scales import Scale, above_zero, smoothed
 
 HEIGHT = 360  # px, with a legend of few rows
@@ -26,10 +26,17 @@ _LINE_HEIGHT, _NAME_LINE = 15, 26  # of the name of a row: px and characters of 
 _LEGEND_ROW, _LEGEND_SYMBOL, _LEGEND_ROW_HEIGHT, _FREE_LEGEND_ROWS = 55, 7, 20, 2
 _POINTS = 20_000  # in one figure, over all of its curves
 _MOST_COLUMNS = 500  # a plot is half a page wide
-#: Bands of minima and maxima are drawn for this many runs at most; more hide each other.
+#: Bands of minima and maxima are drawn for this many runs at most. More hide each other.
 MOST_BANDS = 8
 
-Array = np.ndarray[Any, Any]
+#: Colors of shares. From transparent, so that empty bins have the background of the page, light or
+#: dark.
+HEAT = [
+    [0.0, "rgba(47,126,216,0)"],
+    [0.25, "rgba(47,126,216,0.55)"],
+    [0.6, "rgba(180,90,214,0.85)"],
+    [1.0, "rgba(232,116,59,1)"],
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Panel:
         note: what is left out or changed in the plot, always visible, unlike the help.
         missing: why there is nothing to draw.
         wide: whether it spans the page.
-        run: label of the run that it shows; empty where it shows all selected runs.
+        run: label of the run that it shows. Empty if it shows all selected runs.
     """
 
     key: str
@@ -189,7 +196,22 @@ def transparent(color: str, alpha: float) -> str:
 
 
 def add_curve(
-    figure: go.Figure, x: Array, y: Array, *, name: str, color: str, columns: int, **options: Any
+    figure: go.Figure,
+    x: Array,
+    y: Array,
+    *,
+    name: str,
+    color: str,
+    columns: int,
+    group: str = "",
+    legend: bool = True,
+    band: bool = True,
+    points: bool = False,
+    dash: str = "solid",
+    shape: str = "linear",
+    width: float = 1.6,
+    smoothing: float = 0.0,
+    log: bool = False,
 ) -> None:
     """Adds the means of a curve's pixel columns, with a band from minimum to maximum.
 
@@ -200,20 +222,25 @@ def add_curve(
         name: of the legend and of the hover text, escaped here.
         color: hex.
         columns: columns of pixels.
-        **options: `legend` (False hides the entry), `group` (entries that are switched together),
-            `band` (False leaves it out), `dash`, `shape` of lines, `points` (True marks each),
-            `smoothing` (the weight of `smoothed`; the curve itself is faint then, without a band),
-            `log` (True leaves out values that are not above 0).
+        group: name in the legend of the curves that are switched together. Empty: `name`.
+        legend: whether it has an entry in the legend.
+        band: whether it has a band.
+        points: whether each point is marked.
+        dash: of the line.
+        shape: of the line between points.
+        width: of the line, px.
+        smoothing: weight of `smoothed`. The curve itself is faint then, without a band.
+        log: whether values that are not above 0 are left out.
     """
-    measured, smoothing = y, options.get("smoothing", 0.0)
+    measured = y
     if smoothing > 0.0:
         y = smoothed(y, smoothing)
-    if options.get("log", False):
+    if log:
         measured, y = above_zero(measured), above_zero(y)
     curve = downsample(x, y, columns)
     if not len(curve.x):
         return
-    group = escaped(options.get("group", name))
+    group = escaped(group or name)
     if smoothing > 0.0:
         faint = downsample(x, measured, columns)
         figure.add_trace(
@@ -229,41 +256,32 @@ def add_curve(
                 "hoverinfo": "skip",
             }
         )
-    elif options.get("band", True) and not curve.exact:
-        add_band(figure, curve.x, curve.low, curve.high, color=color, group=group)
-    mode = "markers" if len(curve.x) == 1 else "lines"
-    if options.get("points", False):
-        mode = "lines+markers"
+    elif band and not curve.exact:
+        add_band(figure, curve, color=color, group=group)
+    single = "markers" if len(curve.x) == 1 else "lines"
     figure.add_trace(
         {
             "type": "scatter",
             "x": curve.x,
             "y": curve.mean,
-            "name": group if options.get("legend", True) else escaped(name),
-            "mode": mode,
+            "name": group if legend else escaped(name),
+            "mode": "lines+markers" if points else single,
             "marker": {"size": 5},
-            "line": {
-                "color": color,
-                "width": options.get("width", 1.6),
-                "dash": options.get("dash", "solid"),
-                "shape": options.get("shape", "linear"),
-            },
+            "line": {"color": color, "width": width, "dash": dash, "shape": shape},
             "legendgroup": group,
-            "showlegend": options.get("legend", True),
+            "showlegend": legend,
             "hovertemplate": f"{escaped(name)}<br>%{{x:,.6~g}}: %{{y:,.5~g}}<extra></extra>",
         }
     )
 
 
-def add_band(
-    figure: go.Figure, x: Array, low: Array, high: Array, *, color: str, group: str
-) -> None:
-    """Adds a filled band between two curves, without an entry in the legend."""
+def add_band(figure: go.Figure, curve: Curve, *, color: str, group: str) -> None:
+    """Fills the band of a curve, without an entry in the legend."""
     figure.add_trace(
         {
             "type": "scatter",
-            "x": np.concatenate([x, x[::-1]]),
-            "y": np.concatenate([high, low[::-1]]),
+            "x": np.concatenate([curve.x, curve.x[::-1]]),
+            "y": np.concatenate([curve.high, curve.low[::-1]]),
             "fill": "toself",
             "fillcolor": transparent(color, 0.18),
             "line": {"width": 0},
@@ -274,6 +292,80 @@ def add_band(
             "hoverinfo": "skip",
         }
     )
+
+
+def add_points(
+    figure: go.Figure, x: Any, y: Any, *, name: str, marker: dict[str, Any], hover: str, **more: Any
+) -> None:
+    """Adds marks without an entry in the legend.
+
+    Args:
+        figure: the figure.
+        x: shape `[points]`.
+        y: shape `[points]`.
+        name: escaped.
+        marker: of Plotly's `scatter`.
+        hover: template of Plotly.
+        **more: further properties of Plotly's `scatter`.
+    """
+    figure.add_trace(
+        {
+            "type": "scatter",
+            "x": x,
+            "y": y,
+            "mode": "markers",
+            "marker": marker,
+            "name": name,
+            "showlegend": False,
+            "hovertemplate": f"{hover}<extra></extra>",
+            **more,
+        }
+    )
+
+
+def add_heat_map(
+    figure: go.Figure,
+    x: Array,
+    y: Any,
+    values: Array,
+    *,
+    title: str = "share",
+    form: str = ".0%",
+    hover: str = "%{y}: %{z:.1%}",
+    colors: Any = HEAT,
+    greatest: float | None = 1.0,
+) -> None:
+    """Adds a heat map over time.
+
+    Args:
+        figure: the figure.
+        x: shape `[columns]`.
+        y: the names of the rows, shape `[rows]`.
+        values: shape `[columns, rows]`.
+        title: of the bar of colors.
+        form: of the values on the bar, in d3's language, which Plotly takes.
+        hover: template of Plotly, after the place on the x axis.
+        colors: a scale of Plotly.
+        greatest: the value of the last color; None: the greatest value.
+    """
+    figure.add_trace(
+        {
+            "type": "heatmap",
+            "x": x,
+            "y": y,
+            "z": values.T,
+            "colorscale": colors,
+            "zmin": 0.0,
+            "zmax": greatest,
+            "colorbar": {"title": {"text": title}, "thickness": 12, "tickformat": form},
+            "hovertemplate": f"%{{x:,.6~g}}: {hover}<extra></extra>",
+        }
+    )
+
+
+def shares_of_totals(counts: Array, totals: Array) -> Array:
+    """Counts over totals, of the shape of `counts`. The share is 0 where a total is 0."""
+    return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
 
 
 def pixel_columns(num_curves: int) -> int:

@@ -1,26 +1,33 @@
-"""The tab of one optimizer: panels that all optimizers have, and those that it declares."""
+"""The tab of one optimizer: panels that all optimizers have, and panels that it declares."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from polopt.dashboards.data.colors import phase_color
+from polopt.dashboards.data.downsample import downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views.charts import heat_map, named_lines, run_lines
-from polopt.dashboards.views.drawing import Panel, escaped, new_figure
-from polopt.dashboards.views.episodes import episode_panels
-from polopt.dashboards.views.shares import (
-    driver_panels,
-    driver_times,
-    increase_share,
-    per_second,
-    worker_shares,
-    worker_times,
+from polopt.dashboards.data.trials import TRAINING_S
+from polopt.dashboards.views.charts import plot_lines, run_lines
+from polopt.dashboards.views.drawing import (
+    Panel,
+    add_heat_map,
+    add_points,
+    escaped,
+    new_figure,
+    not_in_results,
+    shares_of_totals,
 )
-from polopt.dashboards.views.workers import num_workers, worker_panels
+from polopt.dashboards.views.episode_panels import episode_panels
+from polopt.dashboards.views.fault_marks import add_fault_marks
+from polopt.dashboards.views.time_shares import (
+    driver_panels,
+    phase_times,
+    rise_per,
+    worker_shares,
+)
+from polopt.dashboards.views.worker_panels import worker_panels
 from polopt.metrics.tab import OptimizerTab, Plot
+from polopt.metrics.worker_times import PARTS
 
 _MOST_EXTRA = 20
 
@@ -44,48 +51,59 @@ def panels(selection: Selection, tab: OptimizerTab) -> list[Panel]:
         *worker_shares(selection, run),
         *declared,
         *(_extra(selection, key) for key in extra[:_MOST_EXTRA]),
-        driver_times(selection, run, tab.phases),
-        worker_times(selection, run),
+        phase_times("driver-times", selection, run, tab.phases, "optimizer/driver"),
+        phase_times("worker-times", selection, run, PARTS, "optimizer/workers"),
         *worker_panels(selection, run),
-        *efficiency(selection),
+        *_efficiency(selection),
         *episode_panels(selection, run),
     ]
 
 
 def _declared(selection: Selection, run: Run, plot: Plot) -> Panel:
     """One plot that an optimizer declares."""
-    panel = (plot.key, plot.title, plot.help)
-    names = list(plot.keys)
     if plot.kind == "lines":
-        lines = {
-            name: (key, phase_color(name, number))
-            for number, (name, key) in enumerate(plot.keys.items())
-        }
-        return named_lines(panel, selection, run, lines, plot.unit)
-    key = plot.keys[names[0]]
+        return plot_lines(selection, run, plot)
     if plot.kind == "heatmap":
-        limit = run.trial.config.get(plot.limit) if plot.limit else None
-        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-        return heat_map(
-            panel,
-            selection,
-            run,
-            f"{key}/",
-            y_title=plot.unit,
-            limit=float(limit) if is_number and limit is not None else None,
-            limit_name=f"{plot.limit} {limit}",
-        )
-    options: dict[str, Any] = {"shape": "hv" if plot.steps else "linear", "from_zero": True}
-    if plot.per == "s":
-        options["transform"] = per_second
-    elif plot.per:
-        options["transform"] = lambda run, values: _per(run, values, plot.per)
-    return run_lines(panel, selection, key, plot.unit, **options)
+        return _histogram(selection, run, plot)
+    (key,) = plot.keys.values()
+    per = TRAINING_S if plot.per == "s" else plot.per
+    return run_lines(
+        (plot.key, plot.title, plot.help),
+        selection,
+        key,
+        plot.unit,
+        transform=(lambda run, counter: rise_per(run, counter, per)) if per else None,
+        from_zero=True,
+        shape="hv" if plot.steps else "linear",
+    )
 
 
-def _per(run: Run, values: np.ndarray[Any, Any], other: str) -> Any:
-    counter = run.trial.values(other)
-    return increase_share(values, counter) if counter is not None else np.full(len(values), np.nan)
+def _histogram(selection: Selection, run: Run, plot: Plot) -> Panel:
+    """A histogram over time as a heat map: each column of pixels sums to 1."""
+    panel = (plot.key, plot.title, plot.help)
+    (key,) = plot.keys.values()
+    x, names = selection.x_of(run), run.trial.rows.names()
+    num_bins = sum(name.startswith(f"{key}/") for name in names)
+    columns = run.trial.rows.columns([f"{key}/{bin_}" for bin_ in range(num_bins)])
+    if x is None or not num_bins or len(columns) != num_bins:
+        return not_in_results(*panel, key)
+    at, counts = downsample_rows(x, np.stack(list(columns.values()), axis=1))
+    shares = shares_of_totals(counts, counts.sum(axis=1, keepdims=True))
+    figure = new_figure(selection.x_title, plot.unit)
+    add_heat_map(
+        figure, at, np.arange(num_bins), np.round(shares, 5), hover="lag %{y}: %{z:.1%}",
+        greatest=max(0.05, float(shares.max(initial=0.0))),
+    )  # fmt: skip
+    used = np.flatnonzero(shares.max(axis=0, initial=0.0) > 0.0)
+    top = max([3.0, *map(float, used[-1:])])
+    limit = run.trial.config.get(plot.limit) if plot.limit else None
+    if isinstance(limit, int | float) and not isinstance(limit, bool):
+        top = max(top, float(limit))
+        text = escaped(f"{plot.limit} {limit}")
+        figure.add_hline(y=limit, line={"dash": "dash", "color": "#e4508f"}, annotation_text=text)
+    figure.update_yaxes(range=[-0.5, top + 0.7])
+    add_fault_marks(figure, selection, [run])
+    return Panel(*panel, figure=figure, run=run.label)
 
 
 def _extra(selection: Selection, key: str) -> Panel:
@@ -94,13 +112,13 @@ def _extra(selection: Selection, key: str) -> Panel:
     return run_lines(panel, selection, f"optimizer/{key}", key)
 
 
-def efficiency(selection: Selection) -> list[Panel]:
-    """Steps per second of `n` workers over `n` times those of one worker with the same config, if
-    there is a run with one worker."""
+def _efficiency(selection: Selection) -> list[Panel]:
+    """Efficiency: the steps per second of `n` workers, over `n` times the steps per second of one
+    worker. Needs a run with one worker."""
     rates = [
         (run, count, rate)
         for run in selection.runs
-        if (count := num_workers(run)) and np.isfinite(rate := selection.rate_of(run))
+        if (count := run.trial.num_workers) and np.isfinite(rate := selection.rate_of(run))
     ]
     single: dict[tuple[str, str], list[float]] = {}
     for run, count, rate in rates:
@@ -111,19 +129,11 @@ def efficiency(selection: Selection) -> list[Panel]:
         base = single.get((run.trial.trainable, run.task))
         if base is None:
             continue
-        figure.add_trace(
-            {
-                "type": "scatter",
-                "x": [count],
-                "y": [rate / (count * float(np.median(base)))],
-                "mode": "markers",
-                "marker": {"color": run.color, "size": 9, "symbol": run.look.symbol},
-                "name": escaped(run.group),
-                "showlegend": False,
-                "text": [escaped(run.label)],
-                "hovertemplate": "%{text}<br>%{y:.2f}<extra></extra>",
-            }
-        )
+        add_points(
+            figure, [count], [rate / (count * float(np.median(base)))], name=escaped(run.group),
+            marker={"color": run.color, "size": 9, "symbol": run.look.symbol},
+            text=[escaped(run.label)], hover="%{text}<br>%{y:.2f}",
+        )  # fmt: skip
     if not figure.data:
         return []
     figure.add_hline(y=1.0, line={"dash": "dash", "color": "#888888"})

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views import compare, experiments, fault_tab, learner, optimizer_tab
+from polopt.dashboards.views import (
+    compare_tab,
+    experiments_tab,
+    faults_tab,
+    learner_tab,
+    optimizer_tab,
+)
 from polopt.dashboards.views.drawing import Panel
 from polopt.metrics.diagnosis import RULES, Finding
 
@@ -15,11 +21,10 @@ _MOST_FINDINGS, _MOST_NAMES = 12, 3
 
 
 def findings_panel(selection: Selection) -> list[Panel]:
-    """The findings as one list, an entry for each rule and change, with the groups that have it;
-    nothing if there are none.
+    """The findings as one panel, with an entry for each rule and change, if there are any.
 
-    The groups are in the order of their worst run, and the text is that of the worst run of all;
-    the run in focus is before them where it has the finding.
+    An entry names the groups that have the finding, in the order of their worst run, and has the
+    text of the worst run. A run in focus that has the finding comes first.
     """
     order = [rule.key for rule in RULES]
     found: dict[tuple[str, str], list[tuple[Run, Finding]]] = {}
@@ -55,7 +60,7 @@ def findings_panel(selection: Selection) -> list[Panel]:
 
 
 def _named(groups: Counter[str], selection: Selection) -> str:
-    """Names of groups, each with the number of its runs that are meant; of many the first ones."""
+    """Names of the first groups, each with the number of its runs that have the finding."""
     sizes = {name: len(runs) for name, runs in selection.groups.items()}
     first, *others = (
         f"{name} ({count} of {sizes[name]})" if sizes[name] > 1 else name
@@ -76,7 +81,7 @@ class Tab:
         key: for file names.
         title: shown.
         build: makes its panels.
-        optimizer: name of the optimizer whose runs it shows; empty for all runs.
+        optimizer: name of the optimizer whose runs it shows. Empty for all runs.
     """
 
     key: str
@@ -91,17 +96,17 @@ class Tab:
 
 
 _BEFORE = (
-    Tab("experiments", "Experiments", experiments.panels),
-    Tab("compare", "Compare", compare.panels),
+    Tab("experiments", "Experiments", experiments_tab.panels),
+    Tab("compare", "Compare", compare_tab.panels),
 )
 _AFTER = (
-    Tab("faults", "Faults", fault_tab.panels),
-    Tab("learner", "Learner", learner.panels),
+    Tab("faults", "Faults", faults_tab.panels),
+    Tab("learner", "Learner", learner_tab.panels),
 )
 
 
 def tabs_of(runs: Sequence[Run]) -> list[Tab]:
-    """All tabs: between those of all runs, one for each optimizer that has runs, by title."""
+    """All tabs. Tabs of optimizers, by title, are between the tabs of all runs."""
     titles = {
         run.trial.optimizer: run.trial.optimizer_tab.title for run in runs if run.trial.optimizer
     }

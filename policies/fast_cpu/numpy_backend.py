@@ -65,7 +65,7 @@ class NumpyBackend(Backend):
         return columns if self._learns else super().rows(columns)
 
     # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
-    @np.errstate(over="ignore", invalid="ignore")
+    @np.errstate(all="ignore")
     def backward(self, rows: Rows) -> dict[str, float]:
         """See `Backend`."""
         if not (self._learns and self._terms_of and self._closed_form):

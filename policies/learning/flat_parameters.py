@@ -195,7 +195,7 @@ class FlatParameters:
         """Sets gradient and tail to zero in place (`.grad = None` would remove the views)."""
         self._all[:] = 0.0
 
-    @np.errstate(over="ignore", invalid="ignore")  # the result is then not finite
+    @np.errstate(all="ignore")  # the result is then not finite
     def norm(self) -> float:
         """Euclidean norm of the gradient; inf if its square overflows float32."""
         if isinstance(self._grads, Tensor):

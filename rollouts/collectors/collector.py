@@ -396,7 +396,8 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Counts, the policy, and for each collector its random numbers, running statistics of its
-        environments' wrappers, and states of its environments, if they have `get_state`.
+        environments' wrappers, and states of its environments, if they can give it (see
+        `polopt.rollouts.envs.env_state`).
 
         Holds tensors, arrays, numbers, strings, and lists and dicts of those. Waits for collectors
         that have never started, and for pending fragments; these are kept for the next batches, and

@@ -92,7 +92,10 @@ class GradientWorker(RolloutWorker):
         # Other random numbers than workers below another gradient worker, or below a predecessor.
         stream = np.random.SeedSequence(config.seed, spawn_key=(self.index, config.restart_count))
         seed = int(stream.generate_state(1)[0]) >> 1
-        return dataclasses.replace(config, rollout=below, seed=seed, device="cpu")
+        offset = max(self.index - 1, 0) * rollout.num_workers_below
+        return dataclasses.replace(
+            config, rollout=below, seed=seed, device="cpu", env_index_offset=offset
+        )
 
     def next_batch(self) -> SampleBatch:
         """The next batch of its collector. With synchronous collection, this worker's weights

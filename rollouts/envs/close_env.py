@@ -29,5 +29,6 @@ def close_env(env: Any, name: str, terminate: bool = False) -> None:
         logger.warning("%s: close() raised %s: %s", name, type(error).__name__, error)
         if isinstance(env, VectorEnv):
             env.unwrapped.closed = True  # or its finalizer calls close() again
-            for process in getattr(env.unwrapped, "processes", ()):
-                process.terminate()
+            if isinstance(env.unwrapped, AsyncVectorEnv):
+                for process in env.unwrapped.processes:
+                    process.terminate()

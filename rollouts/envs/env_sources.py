@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.vector import VectorEnv
 
-from polopt.common.config import ConfigError, nearest
+from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.tune_registry import shared
 from polopt.rollouts.envs.missing_packages import missing_package
 
@@ -28,8 +30,10 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
     """The source of an environment, usable in processes without the driver's registrations.
 
     A callable is returned as it is; a name registered with Tune becomes its creator, and a
-    Gymnasium id its spec. For `module:name`, the module is imported first: a callable attribute
-    `name` of it is returned, any other `name` is an id that the import registers.
+    Gymnasium id its spec. What a spec names in the driver's `__main__` is replaced by the class or
+    function itself: the `__main__` of a worker is another module. For `module:name`, the module is
+    imported first: a callable attribute `name` of it is returned, any other `name` is an id that
+    the import registers.
 
     Args:
         env: value of the config key `env`.
@@ -39,13 +43,16 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
 
     Raises:
         ConfigError: unknown id, with the nearest known one; a module that cannot be imported, or
-            must not be.
+            must not be; an environment instead of what makes one.
     """
-    if callable(env) or isinstance(env, EnvSpec):
+    refuse_made_env(env)
+    if isinstance(env, EnvSpec):
+        return _without_main(env)
+    if callable(env):
         return env
     if not isinstance(env, str):
         raise ConfigError(
-            f"key 'env': got {env!r}; allowed: a Gymnasium id, a name registered with "
+            f"key 'env': got {shown(env)}; allowed: a Gymnasium id, a name registered with "
             "ray.tune.registry.register_env, or a callable that makes an environment"
         )
     creator = shared(env)
@@ -68,7 +75,7 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             "only if the user names it"
         )
     try:
-        return gymnasium.spec(name)
+        return _without_main(gymnasium.spec(name))
     except gymnasium.error.Error as error:
         atari = "ale_py" if name.endswith(_ATARI_ENDINGS) else None
         module = _MODULES.get(name.partition("/")[0], atari)
@@ -84,6 +91,61 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
                 f"this id{meant}"
             )
         raise ConfigError(f"key 'env': got {env!r}{meant} ({error})") from None
+
+
+def refuse_made_env(env: Any) -> None:
+    """Refuses an environment: each process makes its own.
+
+    Raises:
+        ConfigError: says what to pass instead.
+    """
+    if not isinstance(env, gymnasium.Env | VectorEnv):
+        return
+    spec = getattr(env, "spec", None)
+    size = f", num_envs={env.num_envs}" if isinstance(env, VectorEnv) else ""
+    if isinstance(spec, EnvSpec):
+        instead = f"the id {spec.id!r}, or a function"
+        call = f"gymnasium.make{'_vec' * bool(size)}({spec.id!r}{size})"
+    else:
+        instead, call = "its class, or a function", f"{type(env.unwrapped).__name__}(...)"
+    number = f" with 'num_envs_per_worker': {env.num_envs}" if isinstance(env, VectorEnv) else ""
+    raise ConfigError(
+        f"key 'env': got an environment that is made already, {shown(env)}. Each process makes its "
+        f"own. Allowed: what makes one: {instead}, as in 'env': lambda config: {call}{number}"
+    )
+
+
+def _without_main(spec: EnvSpec) -> EnvSource:
+    changed = {
+        name: found
+        for name in ("entry_point", "vector_entry_point")
+        if (found := _of_main(getattr(spec, name))) is not None
+    }
+    if changed:
+        spec = dataclasses.replace(spec, **changed)
+    wrappers = [(_of_main(one.entry_point), one) for one in spec.additional_wrappers]
+    if not any(found for found, _ in wrappers):
+        return spec
+    # In a spec, a wrapper can only be a name.
+    inner = dataclasses.replace(spec, additional_wrappers=(), order_enforce=False)
+    outer = [(made or load_env_creator(one.entry_point), one.kwargs) for made, one in wrappers]
+
+    def make(**options: Any) -> Any:
+        env: Any = gymnasium.make(inner, **{"disable_env_checker": True, **options})
+        for wrap, kwargs in outer:
+            env = wrap(env=env, **(kwargs or {}))
+        return env
+
+    make.__name__ = spec.id
+    return make
+
+
+def _of_main(entry_point: Any) -> Any:
+    """What `__main__:name` names in this process; None: it names nothing of `__main__`."""
+    if not isinstance(entry_point, str):
+        return None
+    module, _, name = entry_point.partition(":")
+    return getattr(importlib.import_module(module), name, None) if module == "__main__" else None
 
 
 def env_name(source: EnvSource) -> str:

@@ -2,11 +2,17 @@
 
 Gymnasium has no interface for this, and unpickling environments from a checkpoint is not safe. An
 environment supports it with two methods, on the vector environment or on each sub-environment of a
-`SyncVectorEnv`: `get_state()` returns arrays, numbers, strings, and lists and dicts of those, the
-state of its random generator included; `set_state(state)` restores it.
+`SyncVectorEnv`: `get_checkpoint_state()` returns arrays, numbers, strings, and lists and dicts of
+those, the state of its random generator included; `set_checkpoint_state(state)` restores it.
+Tuples come back as lists. (Up to 0.3 the methods were `get_state` and `set_state`, names that
+environments use for other things. Checkpoints of 0.3 can still be read.)
 
-Running statistics of wrappers (`NormalizeObservation`, `NormalizeReward`) are saved separately, and
-also restored where the environments start new episodes.
+Running statistics of wrappers (`NormalizeObservation`, `NormalizeReward`, and others that keep a
+mean, a variance and a count as `obs_rms` or `return_rms`) are saved separately, and also restored
+where the environments start new episodes.
+
+All of this is optional: where an environment raises, or returns something else, the run goes on
+without it, and one warning names the class of the environment and the method.
 
 Two private names of Gymnasium have no public equivalent and are used in this file alone: the step
 count of `TimeLimit`, and the flags of a vector's next-step resets.
@@ -14,45 +20,121 @@ count of `TimeLimit`, and the flags of a vector's next-step resets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+import torch
+from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.wrappers import TimeLimit
+
+from polopt.rollouts.envs.errors import warn_without
 
 #: Running statistics of Gymnasium's wrappers, of the single and of the vector kind.
 _STATISTICS = ("obs_rms", "return_rms")
+_GET, _SET = "get_checkpoint_state", "set_checkpoint_state"
+_NEW_EPISODES = "environments begin new episodes where a run is restored"
 
 
 def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
-    """The state of all environments; None if one of them does not support it."""
-    vector = env.unwrapped
-    if hasattr(vector, "get_state"):
-        return {"vector": vector.get_state()}
-    if isinstance(vector, SyncVectorEnv) and all(_has_state(sub) for sub in vector.envs):
-        return {
-            "envs": [sub.get_wrapper_attr("get_state")() for sub in vector.envs],
-            "elapsed": [[w._elapsed_steps for w in _time_limits(sub)] for sub in vector.envs],
-            "autoreset": vector._autoreset_envs.copy(),
-        }
-    return None
+    """A copy of the state of all environments. None if one of them does not support it, raises, or
+    returns what a checkpoint cannot hold."""
+    vector: Any = env.unwrapped
+    of_vector = _method(vector, _GET) is not None
+    owners = [vector] if of_vector else _sub_envs(env)
+    states = []
+    for owner in owners:
+        get = _method(owner, _GET)
+        if get is None or _method(owner, _SET) is None:
+            if get is not None:
+                warn_without(owner.unwrapped, _SET, "there is no such method", _NEW_EPISODES)
+            return None
+        try:
+            states.append(_plain(get(), ""))
+        except Exception as error:  # a user's method may raise anything
+            warn_without(owner.unwrapped, f"{_GET}()", error, _NEW_EPISODES)
+            return None
+    if of_vector:
+        return {"vector": states[0]}
+    if not owners:
+        return None
+    return {
+        "envs": states,
+        "elapsed": [[limit._elapsed_steps for limit in _time_limits(sub)] for sub in owners],
+        "autoreset": vector._autoreset_envs.copy(),
+    }
 
 
-def set_env_state(env: VectorEnv[Any, Any, Any], state: dict[str, Any]) -> None:
-    """Restores what `get_env_state` returned for environments of the same kind and number."""
+def set_env_state(env: VectorEnv[Any, Any, Any], state: dict[str, Any]) -> bool:
+    """Restores what `get_env_state` returned for environments of the same kind and number.
+
+    Returns:
+        False if the environments cannot restore it: some of them may have, so all of them have to
+        begin new episodes.
+    """
     vector: Any = env.unwrapped
     if "vector" in state:
-        vector.set_state(state["vector"])
-        return
+        return _restore(vector, state["vector"])
     for sub, sub_state, elapsed in zip(vector.envs, state["envs"], state["elapsed"], strict=True):
-        sub.get_wrapper_attr("set_state")(sub_state)
+        if not _restore(sub, sub_state):
+            return False
         for limit, steps in zip(_time_limits(sub), elapsed, strict=True):
             limit._elapsed_steps = steps
     vector._autoreset_envs = np.asarray(state["autoreset"], dtype=bool)
+    return True
 
 
-def _has_state(env: Any) -> bool:
-    return bool(env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state"))
+def _restore(env: Any, state: Any) -> bool:
+    restore = _method(env, _SET)
+    try:
+        if restore is None:
+            raise AttributeError("there is no such method; up to 0.3 its name was set_state")
+        restore(state)
+    except Exception as error:  # a user's method may raise anything
+        warn_without(env.unwrapped, f"{_SET}()", error, "its environments begin new episodes")
+        return False
+    return True
+
+
+def _method(env: Any, name: str) -> Any:
+    """An attribute of an environment or of one of its wrappers; None if there is none."""
+    try:
+        return env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
+    except AttributeError:
+        return None
+    except Exception as error:  # a property may raise anything
+        warn_without(env.unwrapped, name, error, _NEW_EPISODES)
+        return None
+
+
+def _plain(value: Any, path: str) -> Any:
+    """A copy of what a checkpoint can hold; tuples become lists.
+
+    Raises:
+        TypeError: it cannot hold the value; the message says where that is in the state.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(one, f"{path}/{i}") for i, one in enumerate(value)]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(one, f"{path}/{key}") for key, one in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        copied = np.array(value)
+        torch.from_numpy(copied)  # raises for what tensors do not have, such as float128
+        return copied
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        return value.detach().cpu().clone()
+    kind = type(value).__name__
+    if isinstance(value, dict):
+        kind = "dict with keys that are not strings"
+    elif isinstance(value, np.ndarray):
+        kind = f"array of {value.dtype}"
+    raise TypeError(f"returned a {kind}{f' at {path!r}' * bool(path)}, which is not plain data")
 
 
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
@@ -73,12 +155,12 @@ def set_env_statistics(env: VectorEnv[Any, Any, Any], saved: dict[str, Any]) -> 
     Raises:
         ValueError: the wrappers differ.
     """
-    _set(list(_statistics(env)), saved["vector"])
+    _set(env, list(_statistics(env)), saved["vector"])
     envs, chains = list(_sub_envs(env)), saved["envs"]
     if len(envs) != len(chains) and chains:
         chains = [_merged(chains)] * len(envs)
     for sub, chain in zip(envs, chains, strict=False):
-        _set(list(_statistics(sub)), chain)
+        _set(sub, list(_statistics(sub)), chain)
 
 
 def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -113,46 +195,96 @@ def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
     for name in _STATISTICS:
         named = [(n, target) for n, target in targets if n == name]
         if named or name == "obs_rms":
-            _set(named, [one for one in saved if one["name"] == name])
+            _set(env, named, [one for one in saved if one["name"] == name])
     _freeze(env)
 
 
 def _freeze(env: Any) -> None:
     for wrapper in _wrappers(env):
-        if any(name in vars(wrapper) for name in _STATISTICS):
-            wrapper.update_running_mean = False
+        if any(True for _ in _statistics_of(wrapper)):
+            _set_frozen(wrapper, True)
+
+
+def _set_frozen(wrapper: Any, frozen: bool) -> None:
+    """Stops or starts the updates of a wrapper's statistics, as Gymnasium's wrappers allow."""
+    name = "update_running_mean"
+    if isinstance(getattr(wrapper, name, None), bool):
+        setattr(wrapper, name, not frozen)
+    elif frozen:
+        without = "its running statistics change in evaluation, too"
+        warn_without(wrapper, name, "it is no flag, as in Gymnasium's wrappers", without)
 
 
 def _merged(chains: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Statistics of the same wrappers of several environments together."""
-    return [_sum(same) for same in zip(*chains, strict=True)]
+    # An environment may make its statistics later than another one.
+    longest = max(map(len, chains), default=0)
+    whole = [chain for chain in chains if len(chain) == longest]
+    if any(_kinds(chain) != _kinds(whole[0]) for chain in whole):
+        raise ValueError("environments keep different running statistics")
+    return [_sum(same) for same in zip(*whole, strict=True)]
 
 
+def _kinds(chain: list[dict[str, Any]]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(one["name"], np.shape(one["mean"])) for one in chain]
+
+
+@np.errstate(all="ignore")
 def _sum(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     count = sum(part["count"] for part in parts)
-    mean = sum(part["mean"] * (part["count"] / count) for part in parts)
+    shares = [part["count"] / count if count else 1 / len(parts) for part in parts]
+    mean = sum(part["mean"] * share for part, share in zip(parts, shares, strict=True))
     var = sum(
-        (part["var"] + np.square(part["mean"] - mean)) * (part["count"] / count) for part in parts
+        (part["var"] + np.square(part["mean"] - mean)) * share
+        for part, share in zip(parts, shares, strict=True)
     )
     return {"name": parts[0]["name"], "mean": mean, "var": var, "count": count}
 
 
 def _numbers(name: str, statistics: Any) -> dict[str, Any]:
-    mean, var = np.array(statistics.mean), np.array(statistics.var)
-    return {"name": name, "mean": mean, "var": var, "count": float(statistics.count)}
+    """A copy of running statistics.
+
+    Raises:
+        Exception: they are something else.
+    """
+    mean, var = _array(statistics.mean), _array(statistics.var)
+    count = float(statistics.count)
+    if mean.dtype.kind not in "biuf" or var.dtype.kind not in "biuf" or mean.shape != var.shape:
+        raise TypeError("its mean and variance are not arrays of numbers of the same shape")
+    if not (math.isfinite(count) and count >= 0.0):
+        raise ValueError(f"its count is {count}")
+    return {"name": name, "mean": mean, "var": var, "count": count}
 
 
-def _set(targets: list[tuple[str, Any]], saved: list[dict[str, Any]]) -> None:
+def _array(value: Any) -> np.ndarray:
+    """A copy."""
+    return np.array(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)
+
+
+def _set(env: Any, targets: list[tuple[str, Any]], saved: list[dict[str, Any]]) -> None:
     kept = [(name, np.shape(target.mean)) for name, target in targets]
-    got = [(one["name"], np.shape(one["mean"])) for one in saved]
+    got = _kinds(saved)
     if kept != got:
+        named = sum(name in vars(one) for one in _wrappers(env) for name in _STATISTICS)
+        if named > len(list(_statistics(env))):
+            return  # of some that cannot be used, as a warning has said
         raise ValueError(
             f"environments keep {len(kept)} running statistics ({_shown(kept)}); "
             f"got {len(got)} ({_shown(got)})"
         )
-    for (_, target), source in zip(targets, saved, strict=True):
-        target.mean, target.var = np.array(source["mean"]), np.array(source["var"])
-        target.count = source["count"]
+    for (name, target), source in zip(targets, saved, strict=True):
+        try:
+            for part in ("mean", "var", "count"):
+                setattr(target, part, _like(getattr(target, part), source[part]))
+        except Exception as error:  # a user's class may raise anything
+            warn_without(target, name, error, "they start anew")
+
+
+def _like(present: Any, value: Any) -> Any:
+    """`value` as a tensor where the present value is one."""
+    if isinstance(present, torch.Tensor):
+        return torch.as_tensor(value).to(present)
+    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _shown(kinds: list[tuple[str, tuple[int, ...]]]) -> str:
@@ -163,21 +295,35 @@ def copy_statistics(old: Any, new: Any) -> None:
     """Copies finite running statistics from the wrappers of one environment to those of another
     with the same wrappers, and whether they are frozen."""
     for target, source in zip(_wrappers(new), _wrappers(old), strict=False):
-        for name in _STATISTICS:
-            if type(target) is type(source) and name in vars(source):
-                target.update_running_mean = getattr(source, "update_running_mean", True)
-                statistics = vars(source)[name]
-                if np.isfinite(statistics.mean).all() and np.isfinite(statistics.var).all():
-                    setattr(target, name, statistics)
+        if type(target) is not type(source):
+            continue
+        for name, statistics in _statistics_of(source):
+            _set_frozen(target, getattr(source, "update_running_mean", True) is False)
+            numbers = _numbers(name, statistics)
+            if np.isfinite(numbers["mean"]).all() and np.isfinite(numbers["var"]).all():
+                setattr(target, name, statistics)
 
 
 def _statistics(env: Any) -> Iterator[tuple[str, Any]]:
     """Names and statistics of the wrappers of one environment, or of a vector without its
     environments."""
     for wrapper in _wrappers(env):
-        for name in _STATISTICS:
-            if name in vars(wrapper):
-                yield name, vars(wrapper)[name]
+        yield from _statistics_of(wrapper)
+
+
+def _statistics_of(wrapper: Any) -> Iterator[tuple[str, Any]]:
+    """Names and statistics of one wrapper. What has their name and is something else is left out:
+    a warning says so."""
+    for name in _STATISTICS:
+        if name not in vars(wrapper):
+            continue
+        statistics = vars(wrapper)[name]
+        try:
+            _numbers(name, statistics)
+        except Exception as error:  # a user's class may raise anything
+            warn_without(wrapper, name, error, "it is neither saved nor restored")
+        else:
+            yield name, statistics
 
 
 def _sub_envs(env: VectorEnv[Any, Any, Any]) -> list[Any]:
@@ -187,10 +333,10 @@ def _sub_envs(env: VectorEnv[Any, Any, Any]) -> list[Any]:
 
 def _time_limits(env: Any) -> list[Any]:
     """The wrappers that count steps; the counts belong to the environment's state."""
-    return [wrapper for wrapper in _wrappers(env) if "_elapsed_steps" in vars(wrapper)]
+    return [wrapper for wrapper in _wrappers(env) if isinstance(wrapper, TimeLimit)]
 
 
 def _wrappers(env: Any) -> Iterator[Any]:
-    while env is not env.unwrapped:
+    while isinstance(env, gymnasium.Wrapper | VectorWrapper):
         yield env
         env = env.env

@@ -1,16 +1,22 @@
-"""Errors of environments, and their tracebacks without polopt's own frames."""
+"""Errors and warnings of environments, and tracebacks without polopt's own frames."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import traceback
 from types import TracebackType
 from typing import Any
 
+from gymnasium.vector import AutoresetMode, VectorWrapper
+
+logger = logging.getLogger("polopt")
 _ROLLOUTS = os.path.dirname(os.path.dirname(__file__))
 _formatted: dict[Any, str] = {}  # formatted tracebacks by exception and code positions
 _MAX_FORMATTED = 20
+_warned: set[tuple[type, str]] = set()
+_MOST_QUOTED = 300
 
 
 class EnvironmentFailedError(RuntimeError):
@@ -25,6 +31,53 @@ class EnvironmentAPIError(EnvironmentFailedError):
 
 class APIViolation(TypeError):
     """A result of an environment that Gymnasium's API does not allow."""
+
+
+def warn_without(owner: Any, name: str, problem: Exception | str, without: str) -> None:
+    """Logs that the run goes on without something that it takes from an environment: once in each
+    process for a class and a name.
+
+    Args:
+        owner: environment, wrapper or part of one; the warning names its class.
+        name: method or attribute.
+        problem: what is wrong with it.
+        without: what is different now.
+    """
+    if (type(owner), name) in _warned:
+        return
+    _warned.add((type(owner), name))
+    if isinstance(problem, Exception):
+        problem = described(problem)
+    problem = " ".join(problem.split())
+    if len(problem) > _MOST_QUOTED:
+        problem = f"{problem[:_MOST_QUOTED]}..."
+    logger.warning(
+        "%s.%s cannot be used (%s). The run goes on without it: %s",
+        type(owner).__qualname__,
+        name,
+        problem,
+        without,
+    )
+
+
+def described(error: BaseException) -> str:
+    """Type and text of an exception. One without a text has the line that raised it instead, and
+    what to do about a wrapper of Gymnasium that refuses the mode of the vector which it wraps."""
+    text, frames = str(error), list(traceback.walk_tb(error.__traceback__))
+    if text or not frames:
+        return f"{type(error).__name__}: {text}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__} in {last.filename}, line {last.lineno}: {last.line}"
+    wrapper = frames[-1][0].f_locals.get("self")
+    if isinstance(wrapper, VectorWrapper):
+        mode = getattr(vars(wrapper).get("env"), "metadata", {}).get("autoreset_mode")
+        if isinstance(mode, AutoresetMode) and mode != AutoresetMode.NEXT_STEP:
+            text += (
+                f". {type(wrapper).__name__} cannot wrap a vector in autoreset mode "
+                f"{mode.value!r}: make the vector in the mode 'NextStep', or wrap each of its "
+                "environments instead of the vector"
+            )
+    return text
 
 
 def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,8 +21,10 @@ from polopt.rollouts.envs.errors import (
     EnvironmentAPIError,
     EnvironmentFailedError,
     traceback_of,
+    warn_without,
 )
 from polopt.rollouts.envs.missing_packages import missing_package
+from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generators, seed_spaces
 
 #: Key of `infos` with an `EnvFault` for each environment that had one.
@@ -86,9 +88,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     not repaired: it is an error in the environment's code, which a new one has, too.
 
     Also seeds what `reset(seed=...)` does not: the spaces, and the global generators of a process
-    that belongs to this environment. Converts rewards to plain numbers and copies last observations
-    (environments may reuse their arrays). Drops the environment's infos: batching those of
-    HalfCheetah-v5 takes a vector a tenth of its step. Callbacks read those of last steps.
+    that belongs to this environment. Converts rewards to plain numbers and arrays to the dtype of
+    their space, and copies last observations (environments may reuse their arrays). Drops the
+    environment's infos: batching those of HalfCheetah-v5 takes a vector a tenth of its step.
+    Callbacks read those of last steps.
 
     Args:
         make: makes the environment.
@@ -133,10 +136,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._shape = space.shape if self._of_arrays else ()
         self._in_range = range_check(space)
         self._mask = find_action_mask(space, self.env.action_space)
+        self._space_dtype = space.dtype if self._of_arrays else None
         # Of the last observation that passed all checks; no type, if each has to pass them.
         self._type: Any = None
         self._is_array = False
         self._dtype: Any = None
+        self._other_dtype = False  # than that of the space
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of the environment; see the class for exceptions."""
@@ -159,15 +164,17 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 observation, reward, terminated, truncated, info = self._checked(result)
             if self._mask is not None:
                 self._check_mask(observation, needed=not (terminated or truncated))
+            if self._other_dtype:
+                observation = _cast(observation, self._space_dtype)
         except Exception as error:
             raised = error  # handled below, where it is not the context of other exceptions
         else:
             self._steps += 1
             if terminated or truncated:
                 # The environment may change it when it is reset.
-                observation = observation.copy() if self._is_array else deepcopy(observation)
+                observation = observation.copy() if self._is_array else own_copy(observation)
                 if self._keep_infos:
-                    last = {INFO_KEY: EpisodeInfo(deepcopy(info))}
+                    last = {INFO_KEY: EpisodeInfo(self._kept(info))}
                     return observation, reward, terminated, truncated, last
             return observation, reward, terminated, truncated, {}
         fault, observation = self._replace(raised)
@@ -188,8 +195,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         raised = fault = None
         try:
             result = self.env.reset(seed=seed, options=options)
-            self._check_first(result)
-            observation = result[0]
+            observation = self._first_observation(result)
         except Exception as error:
             raised = error
         if raised is not None:
@@ -204,18 +210,35 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Closes the environment; logs what it raises."""
         close_env(self.env, str(self._place))
 
+    def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
+        """A copy of the info of a last step. In a process of its own, without the values that
+        cannot be sent from there."""
+        if not self._owns_process:
+            return dict(own_copy(dict(info)))
+        kept = {}
+        for key, value in info.items():
+            try:
+                kept[key] = pickle.loads(pickle.dumps(value))
+            except Exception as error:  # pickling a user's object may raise anything
+                without = "callbacks do not get it with vectorization_mode 'async'"
+                warn_without(self.env.unwrapped, f"step() info {key!r}", error, without)
+        return kept
+
     def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         check_step(result, self.env.observation_space)
         observation, reward, terminated, truncated, info = result
         self._is_array = isinstance(observation, np.ndarray)
         self._type = type(observation) if self._is_array or not self._of_arrays else None
         self._dtype = getattr(observation, "dtype", None)
+        self._other_dtype = self._is_array and self._of_arrays and self._dtype != self._space_dtype
         return observation, reward_of(reward), terminated, truncated, info
 
-    def _check_first(self, result: Any) -> None:
-        """Checks the result of `reset`."""
+    def _first_observation(self, result: Any) -> Any:
+        """The observation of a result of `reset`, which is checked."""
         check_reset(result, self.env.observation_space)
-        self._check_mask(result[0])
+        observation = result[0]
+        self._check_mask(observation)
+        return _cast(observation, self._space_dtype) if self._of_arrays else observation
 
     def _check_mask(self, observation: Any, needed: bool = True) -> None:
         """Raises `ValueError` for a wrong action mask, a fault like an exception of `step`."""
@@ -251,11 +274,11 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 if seed is not None:
                     seed_spaces(made, seed)
                 result = self.env.reset(seed=seed)
-                self._check_first(result)
+                observation = self._first_observation(result)
             except Exception as another:
                 error, method = another, "reset"
                 continue
-            return EnvFault(lost_step, count, last), result[0]
+            return EnvFault(lost_step, count, last), observation
 
     def _count(self, error: Exception, env: Any, method: str) -> str:
         """Counts an exception and returns its traceback.
@@ -291,3 +314,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return None
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self._total,))
         return int(sequence.generate_state(1)[0] >> 1)
+
+
+@np.errstate(all="ignore")  # `np.seterr` of a user's program is for the environment alone
+def _cast(observation: Any, dtype: Any) -> np.ndarray:
+    """An observation in the dtype of its space. Vectors would cast it where the user's settings for
+    numbers that do not fit apply."""
+    return np.asarray(observation, dtype)

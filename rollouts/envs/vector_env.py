@@ -19,6 +19,7 @@ from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.rollout_config import RolloutConfig
 
@@ -39,6 +40,8 @@ def make_vector_env(
     num_envs: int | None = None,
     fast: bool = True,
     keep_infos: bool = False,
+    index_offset: int = 0,
+    in_evaluation: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
     """Makes a vector of environments. Each environment that is made singly is a
     `FaultTolerantEnv`.
@@ -51,6 +54,8 @@ def make_vector_env(
         fast: environments that are stepped one after another are a `FastSyncVectorEnv`; False:
             Gymnasium's `SyncVectorEnv`. Both return the same.
         keep_infos: see `FaultTolerantEnv`.
+        index_offset: of `EnvContext.worker_index` from `worker_index`.
+        in_evaluation: see `EnvContext`.
 
     Raises:
         ConfigError: the environment does not support an option.
@@ -60,7 +65,9 @@ def make_vector_env(
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
     if callable(source):
-        return _vector_of_callable(source, config, worker_index, num_envs, fast, keep_infos)
+        return _vector_of_callable(
+            source, config, worker_index, num_envs, fast, keep_infos, index_offset, in_evaluation
+        )
     spec = gymnasium.spec(source) if isinstance(source, str) else source
     limit = config.max_frames_per_traj
     if limit is not None and mode == "vector_entry_point":
@@ -68,23 +75,27 @@ def make_vector_env(
     own_vector = mode == "vector_entry_point" or (mode is None and spec.vector_entry_point)
     if own_vector and limit is None:
         env = gymnasium.make_vec(
-            spec, num_envs, vectorization_mode="vector_entry_point", **config.env_config
+            spec, num_envs, vectorization_mode="vector_entry_point", **own_copy(config.env_config)
         )
         _check_autoreset(env, config)
         return env
     # `FaultTolerantEnv` has its own checks, and the sampler resets environments before it steps
     # them: Gymnasium's checker and its check of that order would cost time in each step.
     spec = dataclasses.replace(spec, order_enforce=False)
-    options = {"disable_env_checker": True, **config.env_config}
 
     def make() -> Any:
+        options = {"disable_env_checker": True, **own_copy(config.env_config)}
         return _limited(limit, gymnasium.make(spec, **options))
 
     return _vector_of([make] * num_envs, source, config, worker_index, fast, keep_infos)
 
 
 def probe_spaces(
-    source: EnvSource, config: RolloutConfig, keys: tuple[str, str, str] = ENV_KEYS
+    source: EnvSource,
+    config: RolloutConfig,
+    keys: tuple[str, str, str] = ENV_KEYS,
+    worker_index: int = 0,
+    in_evaluation: bool = False,
 ) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, which is made and closed.
 
@@ -92,6 +103,8 @@ def probe_spaces(
         source: result of `resolve_env`.
         config: options of sampling.
         keys: see `ENV_KEYS`.
+        worker_index: see `EnvContext`.
+        in_evaluation: see `EnvContext`.
 
     Raises:
         ConfigError: as `make_vector_env`.
@@ -99,7 +112,8 @@ def probe_spaces(
     """
     if callable(source):
         _check_mode_of_callable(config)
-        env = make_env(source, EnvContext(config.env_config, 0, 0, config.num_workers))
+        context = EnvContext(config.env_config, worker_index, 0, config.num_workers, in_evaluation)
+        env = make_env(source, context)
         _limited(config.max_frames_per_traj, env)  # raises here what a worker would raise
     else:
         mode = "sync" if config.vectorization_mode == "async" else config.vectorization_mode
@@ -134,9 +148,14 @@ def _vector_of_callable(
     num_envs: int,
     fast: bool,
     keep_infos: bool,
+    index_offset: int,
+    in_evaluation: bool,
 ) -> VectorEnv[Any, Any, Any]:
     def make_one(vector_index: int) -> Any:
-        context = EnvContext(config.env_config, worker_index, vector_index, config.num_workers)
+        index = index_offset + worker_index
+        context = EnvContext(
+            config.env_config, index, vector_index, config.num_workers, in_evaluation
+        )
         return _limited(config.max_frames_per_traj, make_env(make, context))
 
     _check_mode_of_callable(config)

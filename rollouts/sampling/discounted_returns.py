@@ -18,7 +18,7 @@ class DiscountedReturns:
     def __init__(self, num_envs: int) -> None:
         self._running = np.zeros(num_envs)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the caller checks that numbers are finite
+    @np.errstate(all="ignore")  # the caller checks that numbers are finite
     def add(self, columns: Mapping[str, np.ndarray], gamma: float) -> np.ndarray:
         """The returns `[T, N]` after the steps of a fragment.
 

@@ -22,7 +22,7 @@ class EpisodeCounter:
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the caller checks that numbers are finite
+    @np.errstate(all="ignore")  # the caller checks that numbers are finite
     def add(self, columns: Mapping[str, np.ndarray]) -> tuple[EpisodeStats, list[tuple[int, int]]]:
         """The episodes that end in a fragment, by time and then by environment, and the step and
         the environment of each end.

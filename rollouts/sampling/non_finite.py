@@ -9,7 +9,7 @@ import numpy as np
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 
-_no_warnings = np.errstate(over="ignore", invalid="ignore")
+_no_warnings = np.errstate(all="ignore")
 #: The square of a larger number is infinite in float32.
 _LARGEST = 1e18
 

@@ -20,6 +20,7 @@ from polopt.rollouts.envs.env_state import (
     set_env_statistics,
 )
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, INFO_KEY
+from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import seed_spaces
 from polopt.rollouts.envs.vector_env import autoreset_mode
 from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
@@ -178,22 +179,27 @@ class VectorSampler:
         """Steps all environments once and records row `t` and the observations after it, which are
         returned as the environment returned them."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
-        rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
-        rows.actions[t] = actions
-        try:
-            raw, rewards[t], terminated[t], truncated[t], infos = self.env.step(
-                self.policy.dist.to_env(actions)
-            )
-            if not self._next_step or self.ended is not None:
+        actions = self._choose(t, rows, choose)
+        ended: Any = ()
+        try:  # only what environments do: an exception counts as theirs, and ends their episodes
+            raw, given, terminated[t], truncated[t], infos = self.env.step(actions)
+            _copy_into(rewards[t], given)
+            if not self._next_step:
                 over = terminated[t] | truncated[t]
                 if np.count_nonzero(over):
-                    raw = self._end_episodes(t, rows, over.nonzero()[0], raw, infos)
+                    ended = over.nonzero()[0]
+                    last_obs, raw = self._finish(ended, raw, infos)
             if self.faults.mask is not None:
                 needed = ~(terminated[t] | truncated[t]) if self._next_step else True
                 self.faults.check_masks(self.env, raw, needed)
         except Exception as error:
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds, t)
-            rewards[t], terminated[t], truncated[t] = 0.0, False, False
+            rewards[t], terminated[t], truncated[t], ended = 0.0, False, False, ()
+        if len(ended):
+            rows.add_last_observations(t, ended, last_obs)
+        if self.ended is not None:
+            for n in (terminated[t] | truncated[t]).nonzero()[0].tolist():
+                rows.last_infos[t, n] = self._last_info(infos, n)
         if FAULT_KEY in infos:
             rows.lost[t] = self.faults.note(infos)
         if self._checks_each_step:  # else once per fragment: integers out of range break encoding
@@ -203,18 +209,12 @@ class VectorSampler:
             self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
 
-    def _end_episodes(
-        self, t: int, rows: FragmentColumns, ended: np.ndarray, raw: Any, infos: Any
-    ) -> Any:
-        """Records the last infos and, unless the next step resets, the last observations of the
-        episodes of environments `ended` `[K]`, which ended at step `t`. Returns the observations to
-        go on with."""
-        if self.ended is not None:
-            rows.last_infos |= {(t, n): self._last_info(infos, n) for n in ended.tolist()}
-        if not self._next_step:
-            last_obs, raw = self._finish(ended, raw, infos)
-            rows.add_last_observations(t, ended, last_obs)
-        return raw
+    @np.errstate(all="ignore")  # `np.seterr` of a user's program is for the environments alone
+    def _choose(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
+        """Chooses and records the actions of row `t`, and returns them for the environment."""
+        rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
+        rows.actions[t] = actions
+        return self.policy.dist.to_env(actions)
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
         """`[N]` bool: row `t`, above 0, begins an episode; in a batch, see `gae.episode_starts`."""
@@ -259,19 +259,24 @@ class VectorSampler:
         """
         if self._mode == AutoresetMode.SAME_STEP:
             infos = infos.get("final_info", {})
+        if not isinstance(infos, Mapping):
+            infos = {}
         if INFO_KEY in infos:
             found: dict[str, Any] = infos[INFO_KEY][n].info
             return found
         # Of an environment's own vector implementation: arrays [N, ...], and by "_" and their name
         # [N] bool, which environments have a value.
-        return {
-            key: np.array(values[n])
-            for key, values in infos.items()
-            if isinstance(values, np.ndarray)
-            and len(values) == self.env.num_envs
-            and not key.startswith("_")
-            and infos.get(f"_{key}", {n: True})[n]
-        }
+        kept = {}
+        for key, values in infos.items():
+            if not isinstance(key, str) or key.startswith("_"):
+                continue
+            if isinstance(values, np.ndarray) and values.shape[:1] == (self.env.num_envs,):
+                has: Any = infos.get(f"_{key}")
+                if np.shape(has) != (self.env.num_envs,) or has[n]:
+                    kept[key] = (
+                        own_copy(values[n]) if values.dtype == object else np.array(values[n])
+                    )
+        return kept
 
     def reset_some(self, envs: np.ndarray) -> None:
         """Starts new episodes in some environments; their current episodes are discarded.
@@ -314,8 +319,11 @@ class VectorSampler:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        set_env_state(self.env, state["env"])
+        """Restores what `get_state` returned. Where the environments cannot, all of them begin new
+        episodes."""
+        if not set_env_state(self.env, state["env"]):
+            self.reset()
+            return
         self._obs = np.asarray(state["obs"])
         self._resets_next = np.asarray(state["resets_next"])
         self._memory = np.asarray(state.get("memory", self._no_memory()))
@@ -335,3 +343,8 @@ class VectorSampler:
     def close(self) -> None:
         """Closes the environments; logs what they raise."""
         close_env(self.env, self.faults.place)
+
+
+@np.errstate(all="ignore")  # float64 may not fit float32
+def _copy_into(row: np.ndarray, values: Any) -> None:
+    row[:] = values

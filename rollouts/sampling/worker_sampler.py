@@ -17,7 +17,12 @@ from polopt.policies.acting_policy import ActingPolicy
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import same_encoding
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
+from polopt.rollouts.envs.errors import (
+    EnvironmentAPIError,
+    EnvironmentFailedError,
+    described,
+    traceback_of,
+)
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.non_finite import find_non_finite
@@ -36,6 +41,8 @@ def make_sampler(
     seeds: Seeds,
     fast: bool,
     keep_infos: bool = False,
+    index_offset: int = 0,
+    in_evaluation: bool = False,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
     """The sampler of the worker with this index, or the error that prevents it.
 
@@ -51,12 +58,21 @@ def make_sampler(
         seeds: of environments and action noise.
         fast: see `make_vector_env`.
         keep_infos: see `FaultTolerantEnv`.
+        index_offset: see `make_vector_env`.
+        in_evaluation: see `make_vector_env`.
 
     Raises:
         ConfigError: for a mode that the environment does not have.
     """
     remake = functools.partial(
-        make_vector_env, env, rollout, index, fast=fast, keep_infos=keep_infos
+        make_vector_env,
+        env,
+        rollout,
+        index,
+        fast=fast,
+        keep_infos=keep_infos,
+        index_offset=index_offset,
+        in_evaluation=in_evaluation,
     )
     place = f"vector environment {env_name(env)!r} (of worker {index})"
     faults = SamplerFaults(remake, rollout.max_consecutive_env_faults, place)
@@ -70,7 +86,7 @@ def make_sampler(
         return None, error
     except Exception as error:
         return None, EnvironmentFailedError(
-            f"{place} cannot be made: {type(error).__name__}: {error}\n{traceback_of(error)}"
+            f"{place} cannot be made: {described(error)}\n{traceback_of(error)}"
         )
 
 

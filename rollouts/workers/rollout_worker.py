@@ -101,6 +101,8 @@ class RolloutWorker:
                 seeds,
                 fast,
                 keep_infos=config.callbacks is not None,
+                index_offset=config.env_index_offset,
+                in_evaluation=config.in_evaluation,
             )
             self.sampler, self._env_error = made
         self._callbacks = CallbackCaller(config.callbacks, f"{config.who} {index}")
@@ -286,7 +288,7 @@ class RolloutWorker:
         batch = sample_frames(sampler, request)
         batch.worker_index = self.index
         batch.compress = self.config.rollout.compress_data
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             batch = self.policy.postprocess(batch)
         return check_batch(batch, sampler, env_name(self.config.env))
 
@@ -385,7 +387,7 @@ class RolloutWorker:
             self.policy.set_weights(weights)
 
     def get_state(self, with_policy: bool = True) -> dict[str, Any]:
-        """State of the sampler (None where environments have no `get_state`) and of the policy."""
+        """State of the sampler (None where environments cannot give theirs) and of the policy."""
         return {
             "sampler": None if self.sampler is None else self.sampler.get_state(),
             "statistics": self.get_statistics(),

@@ -12,10 +12,10 @@ from typing import Any
 import ray
 from gymnasium import Space
 
-from polopt.common.config import Config, ConfigError
+from polopt.common.config import Config, ConfigError, shown, shown_options
 from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
-from polopt.rollouts.envs.errors import EnvironmentFailedError
+from polopt.rollouts.envs.errors import EnvironmentFailedError, described
 from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -42,6 +42,7 @@ class WorkerConfig:
         postproc: applied to each batch of a `Collector`'s worker, after everything else.
         callbacks: class of the user's callbacks; None: there are none.
         in_evaluation: the worker plays episodes for evaluation, and none to learn from.
+        env_index_offset: of `EnvContext.worker_index` from the index of the worker.
     """
 
     rollout: RolloutConfig
@@ -57,6 +58,7 @@ class WorkerConfig:
     postproc: Callable[[SampleBatch], SampleBatch] | None = None
     callbacks: type[Callbacks] | None = None
     in_evaluation: bool = False
+    env_index_offset: int = 0
 
     @property
     def who(self) -> str:
@@ -125,7 +127,11 @@ def make_worker_config(
 
 
 def checked_spaces(
-    source: EnvSource, rollout: RolloutConfig, keys: tuple[str, str, str] = ENV_KEYS
+    source: EnvSource,
+    rollout: RolloutConfig,
+    keys: tuple[str, str, str] = ENV_KEYS,
+    worker_index: int = 0,
+    in_evaluation: bool = False,
 ) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, which is made and closed.
 
@@ -133,12 +139,14 @@ def checked_spaces(
         source: result of `resolve_env`.
         rollout: options of sampling.
         keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
+        worker_index: see `EnvContext`.
+        in_evaluation: see `EnvContext`.
 
     Raises:
         ConfigError: if the environment cannot be made.
     """
     try:
-        return probe_spaces(source, rollout, keys)
+        return probe_spaces(source, rollout, keys, worker_index, in_evaluation)
     except ConfigError:
         raise
     except Exception as error:  # an environment may raise anything
@@ -147,6 +155,6 @@ def checked_spaces(
         if missing is not None:
             raise ConfigError(missing) from error
         raise ConfigError(
-            f"key {keys[0]!r}: {rollout.env or source!r} cannot be made with {keys[1]} "
-            f"{rollout.env_config}: {type(error).__name__}: {error}"
+            f"key {keys[0]!r}: {shown(rollout.env or source)} cannot be made with {keys[1]} "
+            f"{shown_options(rollout.env_config)}: {described(error)}"
         ) from error

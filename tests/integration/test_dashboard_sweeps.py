@@ -14,7 +14,7 @@ import polopt
 
 pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
 
-from polopt.dashboards.data.results import ResultsDirectory, Trial
+from polopt.dashboards.data.trials import ResultsDirectory, Trial
 
 RETURN = "env_runners/episode_return_mean"
 ITERATIONS = 4

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fakes import pid_of
 from plugin_page import plugin
+from toy_envs import Drift
 
 import polopt
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -68,3 +69,42 @@ def test_killed_evaluation_worker_costs_no_training() -> None:
     assert result["evaluation"]["fault_tolerance"]["num_remote_worker_restarts"] == 1
     assert result["fault_tolerance"]["num_remote_worker_restarts"] == 0
     trainer.stop()
+
+
+class Placed(Drift):
+    """Writes down where it is."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        place = f"{config.worker_index}-{config.vector_index}-{os.getpid()}"
+        kind = "evaluation" if config.in_evaluation else "training"
+        Path(config["folder"], kind, place).touch()
+
+
+@pytest.mark.parametrize("below", [0, 2])
+def test_no_two_environments_of_a_run_have_the_same_place(tmp_path: Path, below: int) -> None:
+    for kind in ("training", "evaluation"):
+        (tmp_path / kind).mkdir()
+    trainer = PolicyOptimizerTrainer(
+        {
+            **TINY,
+            "optimizer": "async_gradients",
+            "env": Placed,
+            "env_config": {"folder": str(tmp_path)},
+            "num_workers": 2,
+            "num_workers_below": below,
+            "evaluation_num_workers": 2,
+            "max_frames_per_traj": 5,
+        }
+    )
+    train_until(trainer, 1)
+    trainer.stop()
+
+    def places(kind: str) -> list[tuple[int, ...]]:
+        names = [path.name.split("-") for path in (tmp_path / kind).iterdir()]
+        made = [(int(worker), int(vector)) for worker, vector, _ in names]
+        return sorted(place for place in made if place != (0, 0))  # made to check the config
+
+    last = 2 * max(below, 1)
+    assert places("training") == [(w, v) for w in range(1, last + 1) for v in range(2)]
+    assert places("evaluation") == [(w, v) for w in (last + 1, last + 2) for v in range(2)]

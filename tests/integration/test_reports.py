@@ -13,7 +13,7 @@ from dashboard_results import write_examples
 from test_dashboard_views import results, select, write_sweep
 
 from polopt.dashboards import report
-from polopt.dashboards.data.results import RETURN
+from polopt.dashboards.data.trials import RETURN
 
 __all__ = ["results"]  # the fixture
 

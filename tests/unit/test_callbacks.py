@@ -29,6 +29,7 @@ from polopt.rollouts.workers.failures import CallError
 from polopt.trainers import evaluation
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.saved_config import encode_config
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -375,5 +376,7 @@ def test_module_that_only_a_checkpoint_names_is_not_imported(
 
 
 def test_class_is_left_out_of_checkpoints() -> None:
-    config = Experiment.parse({"env": "CartPole-v1", "callbacks": Changing}, {}).to_dict()
+    experiment = Experiment.parse({"env": "CartPole-v1", "callbacks": Changing}, {})
+    config, unsaved = encode_config(experiment.to_dict())
     assert "callbacks" not in config
+    assert unsaved == {"callbacks": f"{__name__}.Changing"}

@@ -212,7 +212,7 @@ def _foreign(directory: Path) -> None:
         (lambda d: (d / "manifest.json").unlink(), "is incomplete: manifest.json is missing"),
         (lambda d: (d / "manifest.json").write_text(""), "is incomplete: manifest.json is empty"),
         (shutil.rmtree, "is incomplete: manifest.json is missing"),
-        (_manifest('{"format": 2}'), "has format 2; this version of polopt reads format 1"),
+        (_manifest('{"format": 3}'), "has format 3; this version of polopt reads formats 1, 2"),
         (_manifest("{"), "is damaged: manifest.json"),
         (_manifest("\x00\xff"), "is damaged: manifest.json"),
         (_manifest("[]"), "is damaged: manifest.json is not a mapping"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -23,6 +25,7 @@ import polopt as package
 from polopt.common.config import ConfigError
 from polopt.optimizers.registry import OPTIMIZERS
 from polopt.policies.registry import POLICIES
+from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.command_line import evaluation, tune_run
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.examples import example_names
@@ -279,6 +282,55 @@ def test_evaluate_on_a_named_callable(checkpoint: Path, tmp_path: Path) -> None:
     assert named.exit_code == 0, named.output
 
 
+class Endless(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        pass
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+def played_endless(folder: Path, *arguments: object, **options: Any) -> list[str]:
+    """Lines of episodes and of the summary; a step takes a second."""
+    trainer = PolicyOptimizerTrainer({**SMALL, "env": Endless, **options})
+    trainer.save(str(folder / "c"))
+    trainer.stop()
+    named = ["--env", "test_command_line:Endless", "--episodes", 2]
+    played = polopt("evaluate", folder / "c", *arguments, *named)
+    assert played.exit_code == 0, played.output
+    return played.stdout.splitlines()[1:]
+
+
+def test_evaluate_prints_each_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr(evaluation, "time", seconds)
+    lines = played_endless(tmp_path, "max_frames_per_traj=25")
+    assert lines[:6] == [
+        "episode 1   has not ended after 10 steps (10 s); max_frames_per_traj=STEPS bounds the "
+        "length of episodes",
+        "episode 1   has not ended after 20 steps (20 s); max_frames_per_traj=STEPS bounds the "
+        "length of episodes",
+        "episode 1   return 25.00  length 25",
+        *(line.replace("episode 1", "episode 2") for line in lines[:3]),
+    ]
+    assert lines[6].startswith("return      mean 25.00")
+
+
+def test_evaluate_bounds_episodes_as_training_does(tmp_path: Path) -> None:
+    assert "mean 7.00" in played_endless(tmp_path, max_frames_per_traj=7)[2]
+    of_evaluation = {"evaluation_config": {"max_frames_per_traj": 5}}
+    assert "mean 5.00" in played_endless(tmp_path, max_frames_per_traj=7, **of_evaluation)[2]
+    given = played_endless(tmp_path, "max_frames_per_traj=3", **of_evaluation)
+    assert "mean 3.00" in given[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -387,8 +439,49 @@ def test_restore_of_another_network_fails_before_ray(
     monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
     changes = ["env=CartPole-v1", "model.fcnet_hiddens=[9,9]"]
     said = error_of(polopt("train", "SyncPPO", *changes, "--restore", checkpoint))
-    assert "fcnet_hiddens: checkpoint [8], config (9, 9)" in said
+    assert "fcnet_hiddens: checkpoint (8,), config (9, 9)" in said
     assert len(said) < 350 + len(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("saved_with", "changes", "said"),
+    [
+        ({}, ["normalize_observations=true"], "that normalises observations"),
+        ({"normalize_observations": True}, [], "must be of a policy that normalises nothing"),
+        ({}, ["normalize_rewards=true"], "that normalises rewards"),
+        ({}, ["torch_optimizer=rmsprop"], "rmsprop"),
+        ({"model": {"fcnet_hiddens": [8], "use_lstm": True}}, [], "use_lstm: checkpoint True"),
+        ({"env": normalized_cartpole}, [], "environments keep 0 running statistics (none); got 1"),
+    ],
+)
+def test_unfit_checkpoint_is_refused_before_a_process_starts(
+    saved_with: dict[str, Any],
+    changes: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    trainer = PolicyOptimizerTrainer({**SMALL, **saved_with})
+    trainer.train()
+    trainer.save(str(tmp_path / "c"))
+    trainer.stop()
+    config = ["env=CartPole-v1", "model.fcnet_hiddens=[8]", "vectorization_mode=sync", *changes]
+    refused = polopt("train", "SyncPPO", *config, "--restore", tmp_path / "c")
+    assert said in error_of(refused)
+
+
+@pytest.mark.parametrize("field", ["episodes", "restore_count", "num_updates"])
+def test_checkpoint_without_a_field_is_refused_before_a_process_starts(
+    field: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+    state = read_checkpoint(checkpoint)
+    del state["optimizer"][field]
+    write_checkpoint(tmp_path / "c", state)
+    config = ["env=CartPole-v1", "model.fcnet_hiddens=[8]"]
+    said = error_of(polopt("train", "SyncPPO", *config, "--restore", tmp_path / "c"))
+    assert f"does not fit: KeyError: '{field}'" in said
 
 
 @pytest.mark.parametrize("kind", ["a file", "a missing mount"])

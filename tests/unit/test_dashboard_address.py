@@ -13,6 +13,10 @@ pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not install
 
 from streamlit.testing.v1 import AppTest
 
+from polopt.dashboards.data.selection import Selection
+from polopt.dashboards.views.drawing import Panel
+from polopt.dashboards.views.tabs import Tab
+
 
 def _script(folder: str) -> None:
     from polopt.dashboards.page import main
@@ -163,3 +167,25 @@ def test_pinned_group_is_the_first_of_each_table(results: Path) -> None:
 def test_known_values_remain_beside_unknown_ones(results: Path) -> None:
     page = opened(results, optimizer=["sync_samples", HOSTILE])
     assert shown(page)["optimizer"] == ["sync_samples"]
+
+
+def test_plots_are_made_once_until_results_change(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    panels = Tab.panels
+
+    def counted(tab: Tab, selection: Selection) -> list[Panel]:
+        made.append(tab.key)
+        return panels(tab, selection)
+
+    monkeypatch.setattr(Tab, "panels", counted)
+    page = opened(results, tab="Compare")
+    page.run()
+    opened(results, tab="Faults")
+    opened(results, tab="Compare")  # another browser
+    assert made == ["compare", "faults"]
+    opened(results, tab="Compare", pin="SyncPPO")
+    write_trial(results / "one", "async_gradients", 9, 4)
+    opened(results, tab="Compare")
+    assert made == ["compare", "faults", "compare", "compare"]

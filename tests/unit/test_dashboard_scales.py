@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("scipy", reason="the extra polopt[dashboard] is not installed")
-
 from polopt.dashboards.data.scales import (
     OUTLIER_FACTOR,
     Scale,

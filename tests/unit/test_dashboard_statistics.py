@@ -147,3 +147,15 @@ def test_statistics_equal_those_of_scipy(runs: int) -> None:
     found = probability_of_improvement([scores[:, 0]], [others[:, 0]]).value
     expected = stats.mannwhitneyu(scores[:, 0], others[:, 0]).statistic / (runs * 5)
     assert found == pytest.approx(expected)
+
+
+def test_interval_equals_that_of_scipy() -> None:
+    """With the same numbers from the same generator."""
+    stats = pytest.importorskip("scipy.stats")
+    scores = np.random.default_rng(3).normal(size=(9, 20))
+    _, low, high = bootstrap_band([scores], resamples=200)
+    found = stats.bootstrap(
+        (scores,), lambda drawn, axis: stats.trim_mean(drawn, 0.25, axis), axis=0,
+        n_resamples=200, method="percentile", random_state=np.random.default_rng(0),
+    ).confidence_interval  # fmt: skip
+    np.testing.assert_allclose([low, high], [found.low, found.high])

@@ -18,11 +18,17 @@ pytest.importorskip("plotly", reason="the extra polopt[dashboard] is not install
 from polopt import dashboards, metrics
 from polopt.common.config import ConfigError
 from polopt.dashboards import report
-from polopt.dashboards.data.results import RETURN, ResultsDirectory, Trial
 from polopt.dashboards.data.scales import smoothed
 from polopt.dashboards.data.selection import Filters, Selection, differing_keys, make_runs
-from polopt.dashboards.views import compare, experiments, fault_tab, learner, optimizer_tab
-from polopt.dashboards.views.drawing import Panel
+from polopt.dashboards.data.trials import RETURN, ResultsDirectory, Trial
+from polopt.dashboards.views import (
+    compare_tab,
+    experiments_tab,
+    faults_tab,
+    learner_tab,
+    optimizer_tab,
+)
+from polopt.dashboards.views.drawing import HEIGHT, Panel
 from polopt.dashboards.views.tabs import findings_panel, tabs_of
 from polopt.metrics.diagnosis import Finding
 from polopt.metrics.tab import OptimizerTab, Plot, Tab
@@ -63,7 +69,7 @@ def test_evaluation_is_drawn_where_its_weights_were_taken(results: Path) -> None
     evaluated = {3: (100.0, 1500), 6: (300.0, 2500)}
     write_trial(results / "e", "sync_samples", 0, 8, evaluated=evaluated)
     write_trial(results / "e", "async_gradients", 0, 8)
-    panels = by_key(compare.panels(select(results)))
+    panels = by_key(compare_tab.panels(select(results)))
     for key, x in (("return-steps", [1500, 2500]), ("return-seconds", [1.5, 3.0])):
         found = curves(panels[key])
         drawn = [trace for name, trace in found.items() if name.endswith("evaluation")]
@@ -136,7 +142,7 @@ def test_results_without_rows_are_drawn_empty(results: Path) -> None:
 def test_returns_that_are_all_nan_are_left_out(results: Path) -> None:
     write_trial(results, "sync_samples", 0, 1)
     write_trial(results, "async_gradients", 0, 9)
-    panel = by_key(compare.panels(select(results)))["return-steps"]
+    panel = by_key(compare_tab.panels(select(results)))["return-steps"]
     assert {name for name in curves(panel) if "n=" in name} == {"A3C (n=1)"}
 
 
@@ -145,7 +151,7 @@ def test_single_runs_below_five_seeds_and_a_band_above(results: Path) -> None:
         write_trial(results, "sync_samples", seed, 6)
     for seed in range(4):
         write_trial(results, "async_gradients", seed, 6)
-    panel = by_key(compare.panels(select(results)))["return-steps"]
+    panel = by_key(compare_tab.panels(select(results)))["return-steps"]
     assert panel.figure is not None
     lines = [t for t in panel.figure.data if t.mode == "lines"]
     assert [t.name for t in lines if t.fill == "toself"] == ["SyncPPO (n=5), band"]
@@ -156,7 +162,7 @@ def test_band_holds_finished_runs_and_ends_with_others(results: Path) -> None:
     for seed in range(5):
         write_trial(results, "sync_samples", seed, 10 + seed)
         write_trial(results, "async_gradients", seed, 10 + seed, finished=seed > 0)
-    drawn = curves(by_key(compare.panels(select(results)))["return-steps"])
+    drawn = curves(by_key(compare_tab.panels(select(results)))["return-steps"])
     assert max(drawn["SyncPPO (n=5)"].x) == 14_000
     assert max(drawn["A3C (n=5)"].x) == 9_000  # of the run that continues
 
@@ -164,7 +170,7 @@ def test_band_holds_finished_runs_and_ends_with_others(results: Path) -> None:
 def test_runs_that_do_not_reach_the_return_are_counted(results: Path) -> None:
     for seed, level in enumerate((200.0, 480.0, 480.0, 480.0, 200.0)):
         write_trial(results, "sync_samples", seed, 60, level=level)
-    panels = by_key(compare.panels(select(results, targets={"CartPole-v1": 300.0})))
+    panels = by_key(compare_tab.panels(select(results, targets={"CartPole-v1": 300.0})))
     (cells,) = panels["target-table"].rows
     group, target, count, steps, steps_interval, seconds, _ = cells
     assert (group, target, count) == ("SyncPPO", 300.0, "3 of 5")
@@ -181,7 +187,7 @@ def test_runs_that_do_not_reach_the_return_are_counted(results: Path) -> None:
 def test_median_counts_runs_that_do_not_reach_the_return(results: Path) -> None:
     for seed, level in enumerate((480.0, 200.0, 200.0)):
         write_trial(results, "sync_samples", seed, 60, level=level)
-    panels = by_key(compare.panels(select(results, targets={"CartPole-v1": 300.0})))
+    panels = by_key(compare_tab.panels(select(results, targets={"CartPole-v1": 300.0})))
     (cells,) = panels["target-table"].rows
     assert cells[2:5] == ["1 of 3", "not reached", "too few seeds"]
     assert not any(name.endswith("median") for name in curves(panels["target-steps"]))
@@ -192,7 +198,7 @@ def test_each_task_has_its_own_return_to_reach(results: Path) -> None:
         for env, level in (("CartPole-v1", 500.0), ("Pendulum-v1", 20_000.0)):
             write_trial(results, optimizer, 0, 60, level=level, params={"env": env})
     selection = select(results, targets={"CartPole-v1": 300.0})
-    rows = by_key(compare.panels(selection))["target-table"].rows
+    rows = by_key(compare_tab.panels(selection))["target-table"].rows
     cartpole, pendulum = ([row for row in rows if env in row[0]] for env in selection.tasks)
     assert {row[0] for row in cartpole} == {"A3C, CartPole-v1", "SyncPPO, CartPole-v1"}
     assert {row[1] for row in cartpole} == {300.0}
@@ -206,12 +212,12 @@ def test_budget_is_not_that_of_a_run_that_ended_early(results: Path) -> None:
         write_trial(results, "async_gradients", seed, 40, finished=False)
     folder = write_trial(results, "async_gradients", 3, 5, finished=False)
     (folder / "error.txt").write_text("ValueError: boom")
-    panels = by_key(compare.panels(select(results)))
+    panels = by_key(compare_tab.panels(select(results)))
     final = panels["final-score"]
     assert "after 36,000 environment steps" in final.title
     assert "A3C, CartPole-v1, seed 3 (failed)" in final.help
     assert set(curves(final)) == {"A3C (n=3 of 4)", "SyncPPO (n=3)"}
-    chosen = by_key(compare.panels(select(results, budget=4000.0)))["final-score"]
+    chosen = by_key(compare_tab.panels(select(results, budget=4000.0)))["final-score"]
     assert "after 4,000 environment steps" in chosen.title
     assert set(curves(chosen)) == {"A3C (n=4)", "SyncPPO (n=3)"}
 
@@ -221,7 +227,7 @@ def test_too_few_seeds_give_no_probability(results: Path) -> None:
         write_trial(results, "sync_samples", seed, 9)
         write_trial(results, "decentralized_allreduce", seed, 9, level=100.0)
     write_trial(results, "async_gradients", 0, 9)
-    panels = by_key(compare.panels(select(results)))
+    panels = by_key(compare_tab.panels(select(results)))
     pairs = panels["probability-of-improvement"].figure
     assert pairs is not None
     (cells,) = pairs.data
@@ -238,7 +244,7 @@ def test_runs_that_ended_early_do_not_cut_a_band(results: Path) -> None:
         write_trial(results, "sync_samples", seed, 20)
     folder = write_trial(results, "sync_samples", 5, 4, finished=False)
     (folder / "error.txt").write_text("ValueError: boom")
-    panel = by_key(compare.panels(select(results)))["return-steps"]
+    panel = by_key(compare_tab.panels(select(results)))["return-steps"]
     drawn = curves(panel)
     assert max(drawn["SyncPPO (n=6)"].x) == 20_000
     assert max(drawn["SyncPPO, CartPole-v1, seed 5, failed"].x) == 4000
@@ -249,9 +255,9 @@ def test_startup_is_left_out_of_seconds_unless_asked_for(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
     for startup, seconds, rate, share in ((False, 5.0, 1800.0, 0.0), (True, 50.0, 180.0, 0.9)):
         selection = select(results, startup=startup)
-        (row,) = by_key(experiments.panels(selection))["trials"].rows
+        (row,) = by_key(experiments_tab.panels(selection))["trials"].rows
         assert (row[7], row[9]) == (round(seconds), round(rate))
-        panels = by_key(compare.panels(selection))
+        panels = by_key(compare_tab.panels(selection))
         assert max(curves(panels["return-seconds"])["A3C (n=1)"].x) == seconds
         assert ("with start-up" in panels["return-seconds"].title) == startup
         assert curves(panels["throughput"])["A3C"].x[0] == rate
@@ -279,8 +285,9 @@ def test_failed_trials_are_in_tables_and_faults(results: Path) -> None:
     trace = "Traceback (most recent call last):\n" + 90 * "  File x, line 1\n" + "KeyError: 'lr'"
     (failed / "error.txt").write_text(trace)
     selection = select(results)
-    assert by_key(experiments.panels(selection))["trials"].title == "Trials: 1 failed, 1 finished"
-    panels = by_key(fault_tab.panels(selection))
+    trials = by_key(experiments_tab.panels(selection))["trials"]
+    assert trials.title == "Trials: 1 failed, 1 finished"
+    panels = by_key(faults_tab.panels(selection))
     ((_, state, error, name, end),) = panels["failed"].rows
     assert (state, error, name) == ("failed", "KeyError: 'lr'", failed.name)
     assert end.startswith("... ")
@@ -299,10 +306,10 @@ def test_messages_keep_the_exception(results: Path) -> None:
         line["fault_tolerance"]["last_env_fault"] = message
     (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     selection = select(results)
-    rows = by_key(fault_tab.panels(selection))["messages"].rows
+    rows = by_key(faults_tab.panels(selection))["messages"].rows
     assert rows[0][2] == "ValueError: the last line"
     assert rows[0][3].endswith("File x\nValueError: the last line")
-    marks = curves(by_key(experiments.panels(selection))["returns"])["environment faults"]
+    marks = curves(by_key(experiments_tab.panels(selection))["returns"])["environment faults"]
     assert marks.text[0].endswith("ValueError: the last line")
 
 
@@ -315,14 +322,14 @@ def test_config_changes_are_marked(results: Path) -> None:
     write_trial(results, "sync_samples", 1, 6, params={"lr": 0.1})
     selection = select(results)
     assert set(selection.groups) == {"SyncPPO, lr 0.1", "SyncPPO, lr 0.1, then 0.2"}
-    marks = curves(by_key(experiments.panels(selection))["returns"])["config changes"]
+    marks = curves(by_key(experiments_tab.panels(selection))["returns"])["config changes"]
     assert list(marks.x) == [2.0]
     assert marks.text[0].startswith("lr from 0.1 to 0.2")
 
 
 def test_run_without_workers_has_no_healthy_workers(results: Path) -> None:
     write_trial(results, "sync_samples", 0, 6, num_workers=0)
-    panel = by_key(fault_tab.panels(select(results)))["healthy-workers"]
+    panel = by_key(faults_tab.panels(select(results)))["healthy-workers"]
     assert panel.missing == "These runs sample in the driver (num_workers=0)"
 
 
@@ -330,7 +337,7 @@ def test_several_tasks_are_normalised(results: Path) -> None:
     for optimizer in ("sync_samples", "async_gradients"):
         for env, level in (("CartPole-v1", 500.0), ("Pendulum-v1", 20_000.0)):
             write_trial(results, optimizer, 0, 20, level=level, params={"env": env})
-    panels = by_key(compare.panels(select(results)))
+    panels = by_key(compare_tab.panels(select(results)))
     drawn = curves(panels["return-steps"])
     assert max(np.nanmax(trace.y) for trace in drawn.values() if trace.mode == "lines") == 1.0
     assert "Normalised" in panels["return-steps"].help
@@ -348,7 +355,7 @@ def test_groups_differ_by_config_and_not_by_seed(results: Path) -> None:
     ]
     trials = [run.trial for run in selection.runs]
     assert set(differing_keys(trials)) == {"lr", "model.fcnet_hiddens", "seed"}
-    table = by_key(compare.panels(selection))["config-differences"]
+    table = by_key(compare_tab.panels(selection))["config-differences"]
     assert ["model.fcnet_hiddens", "[32]", "[64]"] in table.rows
 
 
@@ -369,7 +376,7 @@ def test_labels_say_what_was_varied(results: Path) -> None:
     selection = select(results)
     assert labels[0] in selection.groups
     assert "SyncPPO, lr 0.5, num_sgd_iter 4" in selection.groups
-    assert name in by_key(experiments.panels(selection))["best"].columns
+    assert name in by_key(experiments_tab.panels(selection))["best"].columns
 
 
 def test_labels_cut_keys_before_values(results: Path) -> None:
@@ -386,7 +393,7 @@ def test_labels_cut_keys_before_values(results: Path) -> None:
 
 def test_best_trials_are_listed_with_their_config(results: Path) -> None:
     write_sweep(results, 12)
-    best = by_key(experiments.panels(select(results)))["best"]
+    best = by_key(experiments_tab.panels(select(results)))["best"]
     assert best.title == "Highest returns: at most 10 of 12 trials"
     assert list(best.columns[6:8]) == ["lr", "num_sgd_iter"]
     returns = [row[2] for row in best.rows]
@@ -405,7 +412,7 @@ def test_best_trials_are_ranked_within_their_task(results: Path) -> None:
     for task, level in (("CartPole-v1", 400.0), ("Acrobot-v1", 50.0)):
         for lr in (0.1, 0.2):
             write_trial(results, "sync_samples", 0, 3, level=level, params={"env": task, "lr": lr})
-    best = by_key(experiments.panels(select(results)))["best"]
+    best = by_key(experiments_tab.panels(select(results)))["best"]
     assert [row[:2] for row in best.rows] == [
         ["Acrobot-v1", 1], ["Acrobot-v1", 2], ["CartPole-v1", 1], ["CartPole-v1", 2]
     ]  # fmt: skip
@@ -414,13 +421,13 @@ def test_best_trials_are_ranked_within_their_task(results: Path) -> None:
 def test_runs_of_one_config_have_no_table_of_the_best(results: Path) -> None:
     for seed in range(3):
         write_trial(results, "sync_samples", seed, 3)
-    assert "best" not in by_key(experiments.panels(select(results)))
+    assert "best" not in by_key(experiments_tab.panels(select(results)))
 
 
 def test_long_names_of_rows_are_broken_into_lines(results: Path) -> None:
     """One line of 47 characters left less than a quarter of a plot's width for the plot."""
     write_sweep(results, 2)
-    panels = by_key(compare.panels(select(results)))
+    panels = by_key(compare_tab.panels(select(results)))
     tab = of_optimizer(select(results))
     for panel in (panels["throughput"], panels["target-steps"], tab["driver-bars"]):
         assert panel.figure is not None
@@ -436,14 +443,14 @@ def test_rate_of_the_start_up_is_not_in_the_throughput(results: Path) -> None:
     write_trial(results, "async_gradients", 0, 10, startup_s=45.0)
     selection = select(results)
     rates = selection.runs[0].trial.values("optimizer/env_steps_per_s")
-    (line,) = curves(by_key(compare.panels(selection))["throughput-time"]).values()
+    (line,) = curves(by_key(compare_tab.panels(selection))["throughput-time"]).values()
     assert rates is not None
     np.testing.assert_allclose(line.y, rates[1:])
 
 
 def test_legend_of_long_names_has_a_row_for_each(results: Path) -> None:
     write_sweep(results, 12)
-    figure = by_key(compare.panels(select(results)))["return-steps"].figure
+    figure = by_key(compare_tab.panels(select(results)))["return-steps"].figure
     assert figure is not None
     assert figure.layout.height >= 360 + 20 * (12 - 2)
 
@@ -451,14 +458,14 @@ def test_legend_of_long_names_has_a_row_for_each(results: Path) -> None:
 def test_pairs_of_groups_with_too_few_seeds_are_a_sentence(results: Path) -> None:
     """Of many groups, the texts in the cells would not fit."""
     write_sweep(results, 12)
-    panel = by_key(compare.panels(select(results)))["probability-of-improvement"]
+    panel = by_key(compare_tab.panels(select(results)))["probability-of-improvement"]
     assert panel.figure is None
     assert panel.missing == "Too few seeds: two groups of at least 5 are needed"
 
 
 def test_plots_of_many_groups_have_room_for_their_names(results: Path) -> None:
     write_sweep(results, 30)
-    panels = by_key(compare.panels(select(results)))
+    panels = by_key(compare_tab.panels(select(results)))
     for key in ("throughput", "final-score", "target-steps"):
         assert panels[key].figure.layout.height >= 30 * 16 + 60, key
     table = panels["config-differences"]
@@ -496,7 +503,7 @@ def test_restored_counter_is_no_fault(results: Path) -> None:
     selection = select(results)
     marks = curves(of_optimizer(selection)["bytes"])["worker restarts"]
     assert list(marks.x) == [1.0]
-    assert fault_tab.total_faults(selection.runs[0]) == 1
+    assert faults_tab.total_faults(selection.runs[0]) == 1
 
 
 def test_lag_map_has_the_limit_and_sums_to_one(results: Path) -> None:
@@ -656,7 +663,7 @@ def test_values_are_drawn_beside_their_targets(results: Path) -> None:
             folder = write_trial(results, optimizer, seed, 4)
     blocks = [row["learners"]["default_policy"] for row in rows_of(folder)]
     selection = select(results)
-    panels = by_key(learner.panels(selection))
+    panels = by_key(learner_tab.panels(selection))
     figure = panels["values"].figure
     assert figure is not None
     for run in selection.runs:
@@ -701,7 +708,7 @@ def test_unreadable_tab_leaves_the_common_panels(results: Path, content: str) ->
     selection = select(results)
     panels = of_optimizer(selection)
     assert set(curves(panels["driver-shares"])) == {"think", "wait", "act", "report"}
-    unreadable = by_key(experiments.panels(selection))["unreadable"]
+    unreadable = by_key(experiments_tab.panels(selection))["unreadable"]
     assert "optimizer.json" in unreadable.rows[0][2]
 
 
@@ -712,7 +719,7 @@ def test_page_and_metrics_name_no_optimizer() -> None:
     assert len(files) > 20
     found = {file.name: names.findall(file.read_text()) for file in files}
     # Examples in docstrings; alternatives that findings propose.
-    others = {"results.py", "diagnosis.py"}
+    others = {"trials.py", "diagnosis.py"}
     assert {name for name, hits in found.items() if hits} <= others
 
 
@@ -720,7 +727,7 @@ def test_experiments_table_has_a_row_for_each_trial(results: Path) -> None:
     write_trial(results / "one", "sync_samples", 3, 9, deaths=(4,))
     (results / "two" / "A3C_12345_00000").mkdir(parents=True)
     (results / "two" / "A3C_12345_00000" / "params.json").write_text("{")
-    panels = by_key(experiments.panels(select(results)))
+    panels = by_key(experiments_tab.panels(select(results)))
     rows = {row[-1]: row for row in panels["trials"].rows}
     assert rows["A3C_12345_00000"][0] == "no results"
     (finished,) = [row for row in rows.values() if row[0] == "finished"]
@@ -778,6 +785,19 @@ def test_report_refuses_what_it_cannot_use(results: Path, tmp_path: Path) -> Non
     write_trial(results, "sync_samples", 0, 2)
     with pytest.raises(ConfigError, match=r"cannot write .*missing"):
         report.write_report(results, tmp_path / "missing" / "report.html")
+
+
+def test_percentile_is_switched_with_its_phase(results: Path) -> None:
+    write_trial(results, "async_gradients", 0, 9)
+    panel = of_optimizer(select(results))["driver-times"]
+    drawn = curves(panel)
+    half, most = drawn["wait"], drawn["wait, p99"]
+    assert (half.legendgroup, most.legendgroup) == ("wait", "wait")
+    assert (half.showlegend, most.showlegend) == (True, False)
+    assert (half.line.dash, most.line.dash) == ("solid", "dot")
+    assert half.line.color == most.line.color
+    assert panel.figure is not None
+    assert panel.figure.layout.height == HEIGHT  # no room for entries that are not in the legend
 
 
 def test_slowest_worker_is_named_over_its_heat_map(results: Path) -> None:
@@ -854,7 +874,7 @@ def test_group_with_large_returns_leaves_the_range_of_the_others(results: Path) 
     write_trial(results, "decentralized_allreduce", 0, 20, level=480e4)
     selection = select(results)
     note = "1 of 3 runs leaves the range. A double click shows all."
-    for panels, key in ((compare.panels, "return-steps"), (experiments.panels, "returns")):
+    for panels, key in ((compare_tab.panels, "return-steps"), (experiments_tab.panels, "returns")):
         panel = by_key(panels(selection))[key]
         assert panel.figure is not None
         assert 200.0 < panel.figure.layout.yaxis.range[1] < 600.0
@@ -865,7 +885,7 @@ def test_group_with_large_returns_leaves_the_range_of_the_others(results: Path) 
         # All points are drawn in both cases, so that a double click shows them.
         assert len(whole.figure.data) == len(panel.figure.data)
     # Numbers of steps and of faults are shown in full.
-    assert by_key(experiments.panels(selection))["steps"].note == ""
+    assert by_key(experiments_tab.panels(selection))["steps"].note == ""
 
 
 @pytest.mark.parametrize("seeds", [1, 5])
@@ -876,7 +896,7 @@ def test_extreme_group_leaves_the_range_of_final_scores(results: Path, seeds: in
         write_trial(results, "decentralized_allreduce", seed, 20, level=-480e4)
         write_trial(results, "async_samples", seed, 20, level=480e4)
     selection = select(results)
-    panel = by_key(compare.panels(selection))["final-score"]
+    panel = by_key(compare_tab.panels(selection))["final-score"]
     assert panel.figure is not None
     low, high = panel.figure.layout.xaxis.range
     shown = {mark.name.split(" (")[0]: mark.x[0] for mark in panel.figure.data}
@@ -884,7 +904,7 @@ def test_extreme_group_leaves_the_range_of_final_scores(results: Path, seeds: in
     assert max(shown["SyncPPO"], shown["A3C"]) < high < 600.0
     assert shown["IMPALA"] > 1e5
     assert panel.note == "1 of 4 groups leaves the range. A double click shows all."
-    whole = by_key(compare.panels(replace(selection, robust=False)))["final-score"]
+    whole = by_key(compare_tab.panels(replace(selection, robust=False)))["final-score"]
     assert whole.figure is not None
     assert (whole.figure.layout.xaxis.range, whole.note) == (None, "")
 
@@ -903,7 +923,7 @@ def test_losses_have_a_logarithmic_axis_and_mixed_signs_do_not(results: Path) ->
     lines[2]["learners"]["default_policy"]["mean_kl_loss"] = 0.0
     (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     selection = select(results, log=True)
-    panels = by_key(learner.panels(selection))
+    panels = by_key(learner_tab.panels(selection))
     types = {key: panel.figure.layout.yaxis.type for key, panel in panels.items() if panel.figure}
     assert types["vf_loss"] == types["mean_kl_loss"] == types["values"] == "log"
     assert types["policy_loss"] is None
@@ -911,10 +931,10 @@ def test_losses_have_a_logarithmic_axis_and_mixed_signs_do_not(results: Path) ->
     assert panels["mean_kl_loss"].note == "1 of 6 values are not above 0 and not drawn."
     assert len(curves(panels["mean_kl_loss"])["SyncPPO"].y) == 5
     assert panels["vf_loss"].note == ""
-    returns = by_key(compare.panels(selection))["return-steps"].figure
+    returns = by_key(compare_tab.panels(selection))["return-steps"].figure
     assert returns is not None
     assert returns.layout.yaxis.type == "log"
-    counts = by_key(fault_tab.panels(selection))["worker-restarts"]
+    counts = by_key(faults_tab.panels(selection))["worker-restarts"]
     assert counts.figure is not None
     assert (counts.figure.layout.yaxis.type, counts.note) == (None, "")
 
@@ -925,7 +945,7 @@ def test_band_of_a_logarithmic_axis_is_above_zero(results: Path) -> None:
         write_trial(results, "decentralized_allreduce", seed, 9)
         write_trial(results, "async_gradients", seed, 9, params={"env": "Other-v1"})
     # Of two tasks: returns are normalised, and the lowest one is 0.
-    panel = by_key(compare.panels(select(results, log=True)))["return-steps"]
+    panel = by_key(compare_tab.panels(select(results, log=True)))["return-steps"]
     for trace in curves(panel).values():
         assert np.all(np.asarray(trace.y) > 0.0), trace.name
     assert "values are not above 0 and not drawn" in panel.note
@@ -937,7 +957,7 @@ def test_smoothed_curve_has_the_measured_one_behind_it(results: Path) -> None:
         write_trial(results, "sync_samples", seed, 9)
     losses = np.array([row["learners"]["default_policy"]["vf_loss"] for row in rows_of(folder)])
     selection = select(results, smoothing=0.8)
-    panel = by_key(learner.panels(selection))["vf_loss"]
+    panel = by_key(learner_tab.panels(selection))["vf_loss"]
     assert panel.figure is not None
     drawn = [trace for trace in panel.figure.data if trace.legendgroup == "A3C"]
     faint, curve = drawn
@@ -960,14 +980,14 @@ def test_means_over_runs_counts_and_shares_are_not_smoothed(results: Path) -> No
         return [(trace.name, list(trace.y)) for trace in panel.figure.data]
 
     for panels, key in (
-        (compare.panels, "return-steps"),
-        (experiments.panels, "steps"),
-        (fault_tab.panels, "worker-restarts"),
+        (compare_tab.panels, "return-steps"),
+        (experiments_tab.panels, "steps"),
+        (faults_tab.panels, "worker-restarts"),
         (lambda selection: list(of_optimizer(selection).values()), "driver-shares"),
     ):
         assert points(smooth, panels, key) == points(plain, panels, key)
     write_trial(results, "async_gradients", 0, 9)
-    note = by_key(compare.panels(select(results, smoothing=0.8)))["return-steps"].note
+    note = by_key(compare_tab.panels(select(results, smoothing=0.8)))["return-steps"].note
     assert note.startswith("Single runs, but not evaluations, are smoothed with weight 0.8")
 
 
@@ -980,10 +1000,10 @@ def test_pinned_groups_come_first_and_are_among_the_best(results: Path) -> None:
     pinned = replace(selection, pinned=frozenset({name})).with_runs(selection.runs)
     assert next(iter(pinned.groups)) == name
     assert len(pinned.runs) == 13
-    panels = by_key(compare.panels(pinned))
+    panels = by_key(compare_tab.panels(pinned))
     assert panels["config-differences"].rows[0][0] == name
     assert panels["return-steps"].figure.data[0].name.startswith(name)  # type: ignore[union-attr]
-    best = by_key(experiments.panels(pinned))["best"]
+    best = by_key(experiments_tab.panels(pinned))["best"]
     assert [row[1] for row in best.rows] == [*range(1, 11), 12]
     assert best.rows[-1][-2] == name
     assert best.title.endswith("at most 10 of 13 trials, and those of pinned groups")

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polopt.metrics import diagnosis
-from polopt.metrics.diagnosis import RULES, Finding, History, diagnose, read_results
+from polopt.metrics import diagnosis, run_results
+from polopt.metrics.diagnosis import RULES, Finding, diagnose
+from polopt.metrics.run_results import COLUMNS, History, read_results
 
 Rows = list[dict[str, Any]]
 DOCS = Path(__file__).parents[2] / "docs" / "dashboards.md"
@@ -481,7 +482,7 @@ def test_start_up_does_not_count() -> None:
 
 
 def test_history_of_a_long_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "_MOST_ROWS", 20)
+    monkeypatch.setattr(run_results, "_MOST_ROWS", 20)
     history, rows = History(), healthy()
     put(rows, "fault_tolerance/num_env_faults", lambda i: i + 1)
     for number in range(1000):
@@ -489,10 +490,10 @@ def test_history_of_a_long_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         row["fault_tolerance"]["num_env_faults"] = number + 1
         history.add(row)
     results = history.results()
-    faults = results.column("fault_tolerance/num_env_faults")
+    faults = results.column("num_env_faults")
     assert history.num_results == 1000
     assert 10 <= len(faults) <= 21
-    assert results.rise("fault_tolerance/num_env_faults") == 1000
+    assert results.rise("num_env_faults") == 1000
     assert np.all(np.diff(faults) > 0)
 
 
@@ -503,6 +504,12 @@ def test_result_file_is_read_line_by_line(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text("\n".join([*lines[:3], "{broken", "[1]", *lines[3:], '{"half": ']))
     assert [finding.rule for finding in diagnose(read_results(file))] == ["small-updates"]
+
+
+def test_each_column_is_read() -> None:
+    sources = Path(diagnosis.__file__).read_text() + Path(run_results.__file__).read_text()
+    unread = {name for name in COLUMNS if sources.count(f'"{name}"') < 2}
+    assert unread == {"driver_broadcast"}  # of two phases, by name
 
 
 def test_docs_hold_the_table_of_rules() -> None:

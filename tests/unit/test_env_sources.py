@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +15,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import NormalizeObservation
 from sampling_helpers import rollout
+from test_evaluation import trainer
 from toy_envs import (
     AUTORESET,
     Drift,
@@ -221,6 +229,16 @@ CONTEXT = EnvContext({"size": 4, "speed": 2.0}, 3, 1, 5)
         (lambda size=1, speed=0: TakesKeywords(size, speed), (4, 2.0)),
         (lambda **options: TakesConfig(options), dict(CONTEXT)),
         (lambda *, size, speed: TakesKeywords(size, speed), (4, 2.0)),
+        (lambda size, speed: TakesKeywords(size, speed), (4, 2.0)),
+        (lambda size, speed=0.0: TakesKeywords(size, speed), (4, 2.0)),
+        (lambda speed, size=0: TakesKeywords(size, speed), (4, 2.0)),
+        (lambda size, **others: TakesKeywords(size, others["speed"]), (4, 2.0)),
+        (lambda config, speed=0.0: TakesConfig(config), CONTEXT),
+        (lambda config, **others: TakesConfig(config), CONTEXT),
+        (lambda anything, speed=0.0: TakesConfig(anything), CONTEXT),
+        (lambda size: TakesConfig(size), CONTEXT),  # `speed` does not fit
+        (lambda size, /: TakesConfig(size), CONTEXT),
+        (functools.partial(lambda more, anything: TakesConfig(anything), 3), CONTEXT),
     ],
 )
 def test_creator_is_called_by_its_signature(creator: Callable[..., Any], got: Any) -> None:
@@ -230,6 +248,225 @@ def test_creator_is_called_by_its_signature(creator: Callable[..., Any], got: An
 @pytest.mark.parametrize("creator", [TakesNothing, lambda: TakesNothing()])
 def test_creator_without_parameters_gets_none(creator: Callable[..., Any]) -> None:
     assert call_creator(creator, EnvContext({}, 0, 0, 0)).got == "nothing"
+
+
+def annotated(size: EnvContext, speed: float = 0.0) -> TakesConfig:
+    return TakesConfig(size)
+
+
+def annotated_by_others(given: Any = None) -> TakesConfig:
+    return TakesConfig(given)
+
+
+annotated_by_others.__annotations__["given"] = "ray.rllib.env.EnvContext | None"
+
+
+@pytest.mark.parametrize("creator", [annotated, annotated_by_others])
+def test_annotated_parameter_gets_the_context(creator: Callable[..., Any]) -> None:
+    assert call_creator(creator, CONTEXT).got is CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("creator", "config", "got"),
+    [
+        (lambda df: TakesConfig(df), {"df": 1}, 1),
+        (lambda df: TakesConfig(df), {"data": 1}, {"data": 1}),
+        (lambda config: TakesConfig(config), {"config": 1}, {"config": 1}),
+        (lambda config, mode=None: TakesConfig((config, mode)), {"config": 1, "mode": 2}, (1, 2)),
+        (lambda config=None, mode=None: TakesConfig(config), {"config": 1}, 1),
+        (lambda config, mode=None: TakesConfig(config), {"config": 1, "more": 2}, None),
+    ],
+)
+def test_key_with_the_name_of_the_first_parameter(
+    creator: Callable[..., Any], config: dict[str, Any], got: Any
+) -> None:
+    expected = config if got is None else got
+    assert call_creator(creator, EnvContext(config, 0, 0, 0)).got == expected
+
+
+def test_key_that_does_not_fit_is_named() -> None:
+    with pytest.raises(TypeError, match="'widow'"):
+        call_creator(lambda df, window=5: None, EnvContext({"df": 1, "widow": 7}, 0, 0, 0))
+    with pytest.raises(TypeError, match="'window'"):
+        call_creator(lambda df, window: None, EnvContext({"df": 1}, 0, 0, 0))
+
+
+class Changes(Drift):
+    """Changes its config."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        config["names"].append("x")
+        config["options"].pop("length")
+
+
+class ChangesKeywords(Drift):
+    def __init__(self, names: list[str], options: dict[str, int], lock: Any = None) -> None:
+        super().__init__(names)
+        names.append("x")
+        options.pop("length")
+
+
+@pytest.mark.parametrize("mode", [None, "async"])
+@pytest.mark.parametrize("env", [Changes, ChangesKeywords, "registered"])
+def test_each_environment_has_its_own_config(env: Any, mode: str | None) -> None:
+    name = "PoloptChanges-v0"
+    gymnasium.register(name, entry_point=ChangesKeywords)
+    lock = threading.Lock()
+    given = {"names": ["a"], "options": {"length": 3}, "lock": lock}
+    try:
+        source = name if env == "registered" else env
+        config = rollout(source, env_config=given, vectorization_mode=mode)
+        made = make_vector_env(resolve_env(source), config)
+        made.close()
+        probe_spaces(resolve_env(source), config)
+    finally:
+        del gymnasium.registry[name]
+    assert given == {"names": ["a"], "options": {"length": 3}, "lock": lock}
+    if isinstance(made, SyncVectorEnv) and env is Changes:
+        for each in made.envs:
+            assert each.unwrapped.context["names"] == ["a", "x"]
+            assert each.unwrapped.context["lock"] is lock
+
+
+def test_environment_that_is_made_again_has_the_config_as_given() -> None:
+    class Fails(Changes):
+        def step(self, action: int) -> Any:
+            raise RuntimeError
+
+    config = rollout(Fails, env_config={"names": [], "options": {"length": 3}})
+    env = make_vector_env(Fails, config)
+    assert isinstance(env, SyncVectorEnv)
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(np.zeros(3, dtype=int))
+    assert env.envs[0].unwrapped.context["names"] == ["x"]
+
+
+def test_trainer_shares_what_cannot_be_copied() -> None:
+    lock = threading.Lock()
+    made = trainer(env=Changes, env_config={"names": [], "options": {"length": 1}, "lock": lock})
+    made.train()
+    assert made.workers.local.sampler.env.envs[1].unwrapped.context["lock"] is lock
+    made.stop()
+
+
+#: Made in one process, and used in another one.
+_SCRIPT = """
+import subprocess, sys
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from ray import cloudpickle
+
+from polopt.rollouts.envs.env_sources import env_name, resolve_env
+
+class Env(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    def __init__(self, length): self.length = length
+    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}
+
+class Wrapper(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+    def __init__(self, env, size=1):
+        gymnasium.utils.RecordConstructorArgs.__init__(self, size=size)
+        super().__init__(env)
+        self.size = size
+
+gymnasium.register("Main-v0", entry_point="__main__:Env")
+wrapped = gymnasium.envs.registration.WrapperSpec("Wrapper", "__main__:Wrapper", {"size": 7})
+gymnasium.register("Wrapped-v0", entry_point="__main__:Env", additional_wrappers=(wrapped,))
+sources = [resolve_env(name) for name in ("Main-v0", "Wrapped-v0", "__main__:Env")]
+sources.append(resolve_env(gymnasium.spec("Main-v0")))
+assert [env_name(source) for source in sources] == ["Main-v0", "Wrapped-v0", "Env", "Main-v0"]
+loads = '''
+import sys
+from ray import cloudpickle
+from polopt.rollouts.envs.vector_env import make_vector_env
+from polopt.rollouts.rollout_config import RolloutConfig
+sources = cloudpickle.load(sys.stdin.buffer)
+for source in sources:
+    config = RolloutConfig.parse({"env_config": {"length": 4}, "num_envs_per_worker": 2})
+    env = make_vector_env(source, config)
+    env.reset(seed=1)
+    one = env.envs[0]
+    size = one.get_wrapper_attr("size") if one.has_wrapper_attr("size") else 0
+    print(one.unwrapped.length, size)
+'''
+subprocess.run([sys.executable, "-c", loads], input=cloudpickle.dumps(sources), check=True)
+"""
+
+
+def test_entry_points_of_main_reach_other_processes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["4 0", "4 7", "4 0", "4 0"]
+
+
+def test_entry_point_that_main_lacks_is_left_as_it_is() -> None:
+    source = resolve_env(EnvSpec("Lacks-v0", entry_point="__main__:NoSuchName"))
+    assert isinstance(source, EnvSpec)
+    assert source.entry_point == "__main__:NoSuchName"
+
+
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (lambda: gymnasium.make("CartPole-v1"), r"gymnasium.make\('CartPole-v1'\)$"),
+        (
+            lambda: gymnasium.make_vec("CartPole-v1", 2),
+            r"gymnasium.make_vec\('CartPole-v1', num_envs=2\) with 'num_envs_per_worker': 2$",
+        ),
+        (lambda: gymnasium.make_vec("Pendulum-v1", 2), r"make_vec\('Pendulum-v1', num_envs=2\)"),
+        (lambda: SyncVectorEnv([Drift] * 3), r"with 'num_envs_per_worker': 3$"),
+        (Drift, r"its class, or a function, as in 'env': lambda config: Drift\(...\)$"),
+    ],
+)
+def test_environment_that_is_made_already_is_refused(make: Any, instead: str) -> None:
+    env = make()
+    for refuse in (resolve_env, lambda given: trainer(env=given)):
+        with pytest.raises(ConfigError, match=f"^key 'env': got an environment .*{instead}"):
+            refuse(env)
+    env.close()
+
+
+def test_environment_that_is_refused_is_not_copied() -> None:
+    """A copy of an `AsyncVectorEnv` closes the pipes of the original."""
+
+    env = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="async")
+    with pytest.raises(ConfigError, match="made already"):
+        trainer(env=env)
+    gc.collect()
+    env.reset(seed=1)
+    env.close()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_wrapper_that_refuses_the_mode_of_its_vector_is_named(mode: AutoresetMode) -> None:
+    def make(config: Any) -> Any:
+        return NormalizeObservation(SyncVectorEnv([Drift] * 2, autoreset_mode=mode))
+
+    said = rf"NormalizeObservation cannot wrap a vector in autoreset mode '{mode.value}'"
+    with pytest.raises(ConfigError, match=said):
+        checked_spaces(make, rollout(make))
+
+
+def test_error_without_a_text_has_its_line() -> None:
+    def make() -> None:
+        raise NotImplementedError
+
+    with pytest.raises(ConfigError, match=r": NotImplementedError in .*: raise NotImplement"):
+        checked_spaces(make, rollout(make))
+
+
+def test_error_shortens_the_values_of_env_config() -> None:
+    config = {"table": np.arange(500).reshape(-1, 2), "text": "a" * 500, "list": [1] * 500, "n": 7}
+    with pytest.raises(ConfigError, match=r"'n': 7\}: KeyError: 'missing'$") as raised:
+        checked_spaces(lambda c: c["missing"], rollout(lambda c: None, env_config=config))
+    assert len(str(raised.value)) < 500
+    assert "\n" not in str(raised.value)
 
 
 def test_env_context_has_worker_and_env_index() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -479,6 +479,87 @@ def test_newest_checkpoint_is_found_before_the_best(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path / "best_checkpoint") == tmp_path / "best_checkpoint"
 
 
+# ---- environments -----------------------------------------------------------------------------
+
+
+class Market(Drift):
+    """Never ends by itself. The reward of each step depends on the part of the data."""
+
+    made: ClassVar[list[tuple[bool, int, int, int]]] = []
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        place = config.worker_index, config.vector_index, config.num_workers
+        self.made.append((config.in_evaluation, *place))
+        self.reward = {"train": 1.0, "test": 100.0}[config["data"]["split"]]
+        self.reward *= config["data"]["scale"]
+
+    def step(self, action: Any) -> Any:
+        observation, *_ = super().step(action)
+        return observation, self.reward, False, False, {}
+
+
+def market(**options: Any) -> PolicyOptimizerTrainer:
+    Market.made.clear()
+    config = {"data": {"split": "train", "scale": 2}}
+    evaluated = {"evaluation_interval": 1, "evaluation_duration": 2, "max_frames_per_traj": 5}
+    return trainer(env=Market, env_config=config, **evaluated, **options)
+
+
+def mean_return(result: dict[str, Any]) -> float:
+    mean: float = result["env_runners"]["episode_return_mean"]
+    return mean
+
+
+def test_evaluation_has_options_of_its_own() -> None:
+    test_part = {"env_config": {"data": {"split": "test"}}, "max_frames_per_traj": 3}
+    made = market(evaluation_config={**test_part, "num_envs_per_env_runner": 1})
+    result = made.train()
+    assert mean_return(result) == 5 * 1 * 2
+    assert mean_return(result["evaluation"]) == 3 * 100 * 2
+    assert made.evaluation is not None
+    assert made.evaluation.workers.local.get_sampler().env.num_envs == 1
+    made.stop()
+
+
+def test_evaluation_may_have_another_environment() -> None:
+    made = trainer(
+        env="CartPole-v1",
+        evaluation_interval=1,
+        evaluation_duration=2,
+        evaluation_config={"env": "CartPole-v0", "env_config": {"max_episode_steps": 4}},
+    )
+    assert made.train()["evaluation"]["env_runners"]["episode_len_mean"] == 4
+    made.stop()
+
+
+def test_environments_of_training_and_evaluation_are_told_apart() -> None:
+    made = market()
+    made.train()
+    made.stop()
+    probe, *others = Market.made
+    assert probe == (False, 0, 0, 0)  # closed before the others are made
+    assert sorted(others) == [(False, 0, 0, 0), (False, 0, 1, 0), (True, 1, 0, 0), (True, 1, 1, 0)]
+
+
+def test_evaluation_is_checked_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray was started"))
+
+    def refused(**evaluation: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            market(evaluation_config=evaluation, num_workers=2)
+        return str(caught.value)
+
+    said = refused(env="Acrobot-v1")
+    assert "key 'evaluation_config.env': 'Acrobot-v1' cannot be made" in said
+    assert "evaluation_config.env_config" in said
+    said = refused(env=lambda config: gymnasium.make("Acrobot-v1"))
+    assert "has the observation space" in said
+    assert "Allowed: the one of training" in said
+    assert "cannot be made" in refused(env_config={"data": {"split": "nowhere"}})
+    assert "did you mean 'CartPole-v1'" in refused(env="Cartpole-v1")
+
+
 # ---- options ----------------------------------------------------------------------------------
 
 
@@ -492,6 +573,12 @@ def test_newest_checkpoint_is_found_before_the_best(tmp_path: Path) -> None:
         ),
         ({"evaluation_num_workers": 1}, "got 1 without evaluation_interval"),
         ({"evaluation_interval": 1, "evaluation_config": {"explor": True}}, "explore"),
+        (
+            {"evaluation_config": {"lr": 0.1}},
+            "unknown key 'evaluation_config.lr'. Allowed: .*env_config",
+        ),
+        ({"evaluation_config": {"num_env_runners": 2}}, "Allowed: .*num_envs_per_worker"),
+        ({"evaluation_config": "test"}, "evaluation_config"),
         (
             {
                 "evaluation_interval": 1,

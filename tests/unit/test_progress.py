@@ -201,6 +201,22 @@ def learning(rise: float, steps_between: int) -> list[dict[str, Any]]:
     ]
 
 
+def test_missing_return_is_explained(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with Progress(console, "t", {}, tmp_path / "log") as progress:
+        for steps in (4_000, 8_000, 40_000, 44_000, 48_000):
+            mean = math.nan if steps < 44_000 else 3.0
+            ended = {"episode_return_mean": mean}
+            counts = {"num_env_steps_sampled_lifetime": steps}
+            progress.on_trial_result(0, [], None, result(env_runners=ended, **counts))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    remarks = [text for text in lines if text.startswith("remark")]
+    assert [text.partition(" steps")[0].split()[-1] for text in remarks] == ["4,000", "40,000"]
+    assert "no episode has ended yet" in remarks[0]
+    assert "max_frames_per_traj" in remarks[0]
+    assert lines.index(remarks[0]) == 2  # after the title and the first line
+
+
 @pytest.mark.parametrize(
     ("rise", "steps_between", "remarks"), [(0.0, 30_000, 1), (5.0, 30_000, 0), (0.0, 5_000, 0)]
 )

@@ -329,8 +329,8 @@ def test_refusal_names_the_previous_checkpoint(
     good = params_in(newest)
     named = f"; the one before, {before}, can be read"
 
-    sign(newest, version=2)
-    refused(trainer, newest, f"has format 2; this version of polopt reads format 1{named}")
+    sign(newest, version=3)
+    refused(trainer, newest, f"has format 3; this version of polopt reads formats 1, 2{named}")
 
     went_off = tmp_path / "went_off"
     (newest / "tensors.pt").write_bytes(pickle.dumps(_Bomb(went_off), protocol=2))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from dashboard_results import write_trial
+from dashboard_results import write_state, write_trial
 from test_checkpoint_fields import PARAMS, rewrite
 from test_checkpoints import SMALL, resign
 from typer.testing import CliRunner
@@ -97,7 +97,7 @@ def test_results_show_files_that_are_not_read(
     tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
-    from polopt.dashboards.data.results import ResultsDirectory
+    from polopt.dashboards.data.trials import ResultsDirectory
 
     folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
     make(folder / name)
@@ -106,6 +106,28 @@ def test_results_show_files_that_are_not_read(
     (trial,) = directory.trials
     assert any(f"{name} cannot be read: " in problem for problem in trial.problems)
     assert (trial.rows.num_rows == 3) == (name == "params.json")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name", ["error.txt", "optimizer.json", "../tuner.pkl", "../experiment_state-9.json"]
+)
+@pytest.mark.parametrize("make", [fifo, endless_device])
+def test_other_files_of_results_do_not_block(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
+    from polopt.dashboards.data.trials import ResultsDirectory
+
+    folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
+    write_state(folder.parent, {folder.name: {"status": "RUNNING"}})
+    make(folder / name)
+    directory = ResultsDirectory(tmp_path / "results", tmp_path / "cache")
+    directory.refresh()
+    (trial,) = directory.trials
+    assert trial.rows.num_rows == 3
+    said = [trial.error, *trial.problems]
+    assert any("not a regular file" in text for text in said) == (not name.startswith(".."))
 
 
 def test_report_of_a_fifo_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +141,7 @@ def test_report_of_a_fifo_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_line_without_end_is_left_out(tmp_path: Path) -> None:
     pytest.importorskip("orjson", reason="the extra polopt[dashboard] is not installed")
-    from polopt.dashboards.data.results import ResultsDirectory
+    from polopt.dashboards.data.trials import ResultsDirectory
 
     folder = write_trial(tmp_path / "results", "sync_samples", 1, 3)
     with (folder / "result.json").open("ab") as file:
@@ -129,7 +151,9 @@ def test_line_without_end_is_left_out(tmp_path: Path) -> None:
     (trial,) = directory.trials
     assert trial.rows.num_rows == 3
     assert "line 4 has more than 16,777,216 bytes" in trial.problems[0]
-    assert not directory.refresh()
+    version = trial.rows.version
+    directory.refresh()
+    assert trial.rows.version == version
 
 
 @pytest.mark.parametrize("make", [fifo, endless_device])

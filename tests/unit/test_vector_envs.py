@@ -44,10 +44,13 @@ class InfoDrift(Drift):
 
 
 class WithoutInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Drops infos, as `FaultTolerantEnv` does."""
+    """Drops infos, and casts arrays to the dtype of their space, as `FaultTolerantEnv` does."""
 
     def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], {}
+        observation, *others, _ = super().step(action)
+        if isinstance(self.observation_space, spaces.Box):
+            observation = observation.astype(self.observation_space.dtype)
+        return observation, *others, {}
 
     def reset(self, **options: Any) -> Any:
         return super().reset(**options)[0], {}

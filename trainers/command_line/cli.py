@@ -130,6 +130,13 @@ def train(
 @app.command()
 def evaluate(
     checkpoint: _Checkpoint,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Changes to the environment: env_config.KEY=VALUE, max_frames_per_traj=STEPS.",
+        ),
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 10,
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Sample actions instead of using the mode.")
@@ -160,13 +167,13 @@ def evaluate(
 
         classes = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
-        state, experiment = evaluation.load(found, env)
+        state, experiment = evaluation.load(found, env, changes or [])
         loaded = policy_of(state, found, *classes)
         with evaluation.environment(experiment, video) as single_env:
             evaluation.check_spaces(loaded, single_env)
             restore_env_statistics(state, single_env)
-            played = evaluation.play(loaded, single_env, episodes, stochastic, seed)
-    say(f"checkpoint  {found}")
+            say(f"checkpoint  {found}")
+            played = evaluation.play(loaded, single_env, episodes, stochastic, seed, say)
     for name, key in (("return", "episode_return"), ("length", "episode_len")):
         summary = evaluation.summary([getattr(episode, key) for episode in played])
         say(f"{name:<11} {summary}  ({episodes} episodes)")

@@ -67,8 +67,7 @@ def grafana(
 ) -> None:
     """Write Grafana dashboards of each policy optimizer, and alert rules."""
     with bad_input():
-        from polopt.dashboards.grafana import write_alerts, write_dashboards
-        from polopt.dashboards.ray_sessions import metrics_folder
+        from polopt.dashboards.grafana import metrics_folder, write_alerts, write_dashboards
         from polopt.optimizers.registry import OPTIMIZERS
         from polopt.trainers.tab_file import tab_of
 
@@ -141,6 +140,7 @@ def _show(path: Path) -> None:
         say(f"{process:<12}" + "  ".join(f"{name} {share}%" for name, share in by_name.items()))
     results = path.with_name("result.json")
     if results.is_file():
-        from polopt.metrics.diagnosis import diagnose, read_results
+        from polopt.metrics.diagnosis import diagnose
+        from polopt.metrics.run_results import read_results
 
         say_findings(diagnose(read_results(results)))

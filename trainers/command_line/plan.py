@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError, canonical, nearest_of
 from polopt.common.other_libraries import instead_of_algorithm
+from polopt.metrics.optimizer_stats import OptimizerStats
+from polopt.rollouts.envs.close_env import close_env
+from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.envs.env_state import merge_env_statistics, set_env_statistics
+from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.ray_session import check_address, check_memory
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
+from polopt.trainers.evaluation import evaluation_config
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.results import check_stop_key
-from polopt.trainers.saved_trainer import find_checkpoint, misfit, read_or_fall_back
+from polopt.trainers.saved_trainer import (
+    find_checkpoint,
+    misfit,
+    read_or_fall_back,
+    restore_state,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,8 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     Raises:
         ConfigError: wrong config, stop condition or environment, `num_gpus` without a GPU, more
             workers than this machine has memory for, or no cluster at RAY_ADDRESS.
-        CheckpointError: `restore` is not a complete checkpoint, or is of another network.
+        CheckpointError: `restore` is not a complete checkpoint, or does not fit: it is of another
+            network, torch optimizer or normalisation, or of environments with other wrappers.
     """
     loaded = load_example(example_or_config)
     example, config_changes = apply_changes(loaded, changes)
@@ -72,13 +85,36 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
     else:  # the trial may run on another machine
         check_address(ray_address())
     worker_config = experiment.make_worker_config()
+    evaluation_config(experiment.trainer, worker_config)
     if restore is not None:
         restore, state = read_or_fall_back(find_checkpoint(restore))
-        spaces = worker_config.observation_space, worker_config.action_space
-        problem = misfit(state, experiment.policy_class(*spaces, experiment.policy))
+        problem = _misfit(state, worker_config)
         if problem:
             raise CheckpointError(f"checkpoint {restore} does not fit: {problem}")
         restore = restore.resolve()
     path = Path(example_or_config)
     folder = path.resolve().parent if path.suffix == ".py" else None
     return Plan(path.stem, folder, example, config, experiment, restore)
+
+
+def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
+    """Returns why a checkpoint cannot be restored; an empty string if it can. It is restored here,
+    where no process has started, in a policy, counts and environments that nothing else uses."""
+    spaces = config.observation_space, config.action_space
+    policy = config.policy_class(*spaces, config.policy)
+    optimizer = state["optimizer"]
+
+    def restore_rest() -> None:
+        OptimizerStats().set_state(optimizer)
+        int(optimizer["restore_count"])
+        saved = optimizer.get("workers", {}).values()
+        statistics = [one["statistics"] for one in saved if one.get("statistics")]
+        # Environments in processes of their own keep theirs there; none are restored.
+        if statistics and config.rollout.vectorization_mode != "async":
+            env = make_vector_env(config.env, config.rollout)
+            try:
+                set_env_statistics(env, merge_env_statistics(statistics))
+            finally:
+                close_env(env, f"environment {env_name(config.env)!r}")
+
+    return misfit(state, policy) or restore_state(state, policy, restore_rest)

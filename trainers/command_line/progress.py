@@ -19,7 +19,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from polopt.common.files import printable
-from polopt.metrics.diagnosis import History, diagnose
+from polopt.metrics.diagnosis import diagnose
+from polopt.metrics.run_results import History
 
 _logger = logging.getLogger("polopt")
 #: Rows of the table.
@@ -28,6 +29,8 @@ _ROWS = 8
 _REMARK_STEPS, _STARTING_S = 100_000, 30.0
 #: Rules of metrics/diagnosis.py that are checked while a run goes on.
 _REMARKS = ("no-learning", "no-reward")
+#: In place of a number that is not there.
+_NONE = "-"
 #: Of runs with evaluation: its mean return.
 EVALUATION = "evaluation"
 COLUMNS = ("return", "steps", "steps/s", "left", "workers", "lag", "longest phase")
@@ -79,7 +82,7 @@ def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, s
 
 def _mean_return(result: Mapping[str, Any]) -> str:
     mean = result["env_runners"]["episode_return_mean"]
-    return "-" if math.isnan(mean) else f"{mean:.1f}"
+    return _NONE if math.isnan(mean) else f"{mean:.1f}"
 
 
 def line(row: Mapping[str, str]) -> str:
@@ -131,6 +134,7 @@ class Progress(tune.Callback):
         self._is_starting = True
         self._begun_s = self._said_s = time.monotonic()
         self._looked_at_steps: float | None = None
+        self._explain_at_steps = 0.0
         self._log_position = 0
         self._handler = _Handler(self)
         self.history = History()
@@ -203,7 +207,20 @@ class Progress(tune.Callback):
         self._rows.append(row)
         if self._live is None:
             self.note(line(self._rows[-1]))
-        self._look_for_learning(result["num_env_steps_sampled_lifetime"])
+        steps = result["num_env_steps_sampled_lifetime"]
+        if row["return"] == _NONE:
+            self._explain_missing_return(steps)
+        self._look_for_learning(steps)
+
+    def _explain_missing_return(self, steps: float) -> None:
+        """Says why there is no return, at the first result and after 10 times the steps again."""
+        if steps >= self._explain_at_steps:
+            self._explain_at_steps = max(steps, 1) * 10
+            self.note(
+                f"remark: the return is {_NONE} because no episode has ended yet, after "
+                f"{steps:,.0f} steps of all environments together -> max_frames_per_traj=STEPS "
+                "bounds the length of episodes"
+            )
 
     def _look_for_learning(self, steps: float) -> None:
         """Says once that many steps changed nothing, so that the run can be ended early."""

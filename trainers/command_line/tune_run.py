@@ -37,6 +37,7 @@ from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.results import look_up
 from polopt.trainers.run_context import RunContext
+from polopt.trainers.saved_config import argument_for, encode_config, unsaved_in
 from polopt.trainers.saved_trainer import BEST, find_checkpoint
 
 #: Checkpoints that a run keeps, the newest ones.
@@ -270,12 +271,15 @@ def _next_step(checkpoint: Path, experiment: Experiment) -> str:
     names of what the checkpoint cannot hold."""
     command = [*program(), "evaluate", str(checkpoint)]
     network = getattr(getattr(experiment.policy, "model", None), "custom", None)
-    for option, value in (("--env", experiment.rollout.env), ("--network", network or "")):
+    env = experiment.trainer.evaluation_config.env or experiment.rollout.env
+    for option, value in (("--env", env), ("--network", network or "")):
         name = name_on_command_line(value)
         if name is None:
             return f"polopt evaluate needs {option}: the one of this run is local"
         command += [option, name] if name else []
-    return shlex.join(command)
+    _, unsaved = encode_config(experiment.to_dict())
+    missing = unsaved_in({"unsaved": unsaved}, "env_config")
+    return " ".join([shlex.join(command), *(f"{argument_for(key)}=VALUE" for key in missing)])
 
 
 def program() -> list[str]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.data.results import EVALUATED_RETURN, EVALUATED_STEPS, RETURN
+from polopt.dashboards.data.downsample import Array, Curve
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
+    Estimate,
     bootstrap_band,
     first_reach,
+    median_reach,
     resampled,
 )
+from polopt.dashboards.data.trials import EVALUATED_RETURN, EVALUATED_STEPS, RETURN
 
 _GRID = 200  # points of a band
-_RESAMPLES = 400  # of bands; the 95 percent interval of final scores takes more
-
-Array = np.ndarray[Any, Any]
+_RESAMPLES = 400  # of bands. The 95 percent interval of final scores takes more
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Scored:
     Attributes:
         run: the run.
         x: steps or seconds, shape `[R]`.
-        y: returns, shape `[R]`; normalised per task where several tasks are selected.
+        y: returns, shape `[R]`. Normalised per task where several tasks are selected.
         raw: returns that are not normalised, shape `[R]`.
         holds: whether the run has finished, so that its last return holds from then on.
-        evaluated: steps or seconds, and mean returns, of its evaluations, shape `[E]` each; on the
+        evaluated: steps or seconds, and mean returns, of its evaluations, shape `[E]` each. On the
             axis of steps where the weights were taken. Normalised as `y`.
     """
 
@@ -56,13 +56,18 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Band:
-    """Interquartile mean of a group with its 95 percent interval, each of shape `[points]`."""
+class Point:
+    """One run in a row of points.
 
-    x: Array
-    mean: Array
-    low: Array
-    high: Array
+    Attributes:
+        run: the run.
+        value: on the x axis.
+        reached: False for a run that ended at `value` and has not reached the goal.
+    """
+
+    run: Run
+    value: float
+    reached: bool = True
 
 
 def scored_runs(selection: Selection, axis: str) -> list[Scored]:
@@ -120,7 +125,7 @@ def grouped(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
     return groups
 
 
-def by_task(scored: Sequence[Scored]) -> list[list[Scored]]:
+def _by_task(scored: Sequence[Scored]) -> list[list[Scored]]:
     """Runs of one group by task, in the order of the tasks' names."""
     tasks: dict[str, list[Scored]] = {}
     for one in scored:
@@ -128,30 +133,27 @@ def by_task(scored: Sequence[Scored]) -> list[list[Scored]]:
     return [tasks[task] for task in sorted(tasks)]
 
 
-def has_band(scored: Sequence[Scored]) -> bool:
-    """Whether each task of a group has enough runs for a band."""
-    return min(len(task) for task in by_task(scored)) >= LEAST_RUNS_FOR_BAND
-
-
-def reach_of(scored: Sequence[Scored]) -> float:
+def _reach_of(scored: Sequence[Scored]) -> float:
     """Where the curve of a group ends: where a run that has not finished ends, or the last one."""
     ends = [(one.end, one.holds) for one in scored]
     open_ends = [end for end, holds in ends if not holds]
     return min(open_ends) if open_ends else max(end for end, _ in ends)
 
 
-def band(scored: Sequence[Scored]) -> Band | None:
-    """Interquartile mean and interval of one group; None if its runs do not overlap."""
-    grid = np.linspace(0.0, reach_of(scored), _GRID)
+def band(scored: Sequence[Scored]) -> Curve | None:
+    """Interquartile mean and interval of one group; None if a task has too few runs for an
+    interval, or the runs do not overlap."""
+    tasks_ = _by_task(scored)
+    if min(map(len, tasks_), default=0) < LEAST_RUNS_FOR_BAND:
+        return None
+    grid = np.linspace(0.0, _reach_of(scored), _GRID)
     tasks = [
-        np.stack([resampled(one.x, one.y, grid, one.holds) for one in task])
-        for task in by_task(scored)
+        np.stack([resampled(one.x, one.y, grid, one.holds) for one in task]) for task in tasks_
     ]
     known = np.isfinite(np.concatenate(tasks)).all(axis=0)
     if not known.any():
         return None
-    mean, low, high = bootstrap_band([task[:, known] for task in tasks], _RESAMPLES)
-    return Band(grid[known], mean, low, high)
+    return Curve(grid[known], *bootstrap_band([task[:, known] for task in tasks], _RESAMPLES))
 
 
 def default_budget(scored: Sequence[Scored]) -> float:
@@ -181,7 +183,7 @@ def scores_at(scored: Sequence[Scored], budget: float) -> dict[str, list[Array]]
     scores: dict[str, list[Array]] = {}
     for name, members in groups.items():
         tasks = []
-        for task in by_task([one for one in members if one.run.task in shared]):
+        for task in _by_task([one for one in members if one.run.task in shared]):
             grid = np.array([budget])
             values = np.array([resampled(one.x, one.y, grid, one.holds)[0] for one in task])
             tasks.append(values[np.isfinite(values)])
@@ -194,7 +196,7 @@ def default_targets(scored: Sequence[Scored]) -> dict[str, float]:
     """For each task the highest return that at least half of the runs of each group reach."""
     targets: dict[str, float] = {}
     for members in grouped(scored).values():
-        for task in by_task(members):
+        for task in _by_task(members):
             best = sorted((float(np.nanmax(one.raw)) for one in task), reverse=True)
             name = task[0].run.task
             half = best[-(-len(best) // 2) - 1]
@@ -202,28 +204,22 @@ def default_targets(scored: Sequence[Scored]) -> dict[str, float]:
     return targets
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Where one run first reaches the return of its task.
+def reached(scored: Sequence[Scored], targets: Mapping[str, float]) -> dict[str, list[Point]]:
+    """Where each run first reaches the target of its task, or where it ends if it does not.
 
-    Attributes:
-        run: the run.
-        at: steps or seconds; NaN if it does not reach it.
-        end: its last step or second.
+    The keys are groups, or groups with their task where there are several tasks.
     """
-
-    run: Run
-    at: float
-    end: float
-
-
-def reached(scored: Sequence[Scored], targets: Mapping[str, float]) -> dict[str, list[Reach]]:
-    """Where each run first reaches the target of its task, by group; by group and task where there
-    are several tasks."""
     several = len({one.run.task for one in scored}) > 1
-    groups: dict[str, list[Reach]] = {}
+    groups: dict[str, list[Point]] = {}
     for one in scored:
         name = f"{one.run.group}, {one.run.task}" if several else one.run.group
         at = first_reach(one.x, one.raw, targets[one.run.task])
-        groups.setdefault(name, []).append(Reach(one.run, at, one.end))
+        found = bool(np.isfinite(at))
+        groups.setdefault(name, []).append(Point(one.run, at if found else one.end, found))
     return groups
+
+
+def median_of(points: Sequence[Point]) -> Estimate:
+    """The median of a group, which counts runs that have not reached the goal as longer than all
+    others."""
+    return median_reach(np.array([one.value if one.reached else np.nan for one in points]))

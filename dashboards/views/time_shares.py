@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from polopt.dashboards.data.colors import phase_color
-from polopt.dashboards.data.downsample import downsample_rows
-from polopt.dashboards.data.results import TRAINING_S
+from polopt.dashboards.data.downsample import Array, downsample_rows
+from polopt.dashboards.data.scales import scale_of
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views.charts import named_lines
+from polopt.dashboards.views.charts import Line, line_plot
 from polopt.dashboards.views.drawing import (
     Panel,
     escaped,
     new_figure,
     not_in_results,
     set_rows,
+    shares_of_totals,
     transparent,
 )
-from polopt.dashboards.views.faults import add_fault_marks
+from polopt.dashboards.views.fault_marks import add_fault_marks
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 from polopt.metrics.worker_times import PARTS
 
@@ -28,9 +28,9 @@ INTERVAL_S = "optimizer/interval_s"
 DRIVER, WORKERS = "optimizer/driver/share", "optimizer/workers/share"
 
 
-def _colors(names: Sequence[str]) -> list[str]:
+def _colors(names: Sequence[str]) -> dict[str, str]:
     """Colors of the phases of one plot."""
-    return [phase_color(name, number) for number, name in enumerate(names)]
+    return {name: phase_color(name, number) for number, name in enumerate(names)}
 
 
 def share_areas(
@@ -43,7 +43,7 @@ def share_areas(
         selection: the axis.
         run: the run.
         block: prefix of the shares, such as `optimizer/driver/share`.
-        parts: their names, drawn from the bottom; parts that are 0 throughout are left out.
+        parts: their names, drawn from the bottom. Parts that are 0 throughout are left out.
     """
     x, interval_s = selection.x_of(run), run.trial.values(INTERVAL_S)
     found = shares_of(selection, run, block, parts)
@@ -59,9 +59,8 @@ def share_areas(
     before = x[0] - seconds[0] if selection.x == "seconds" else 0.0
     at, drawn = np.append(before, at), np.concatenate([drawn[:1], drawn])
     figure = new_figure(selection.x_title, "share of time", hoverdistance=50, hovermode="x unified")
-    colors = dict(zip(parts, _colors(parts), strict=True))
     for index, part in enumerate(names):
-        color = colors[part]
+        color = _colors(parts)[part]
         figure.add_trace(
             {
                 "type": "scatter",
@@ -82,10 +81,10 @@ def share_areas(
 
 def shares_of(
     selection: Selection, run: Run, block: str, parts: Sequence[str]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
-    """Shares of the parts in each result, and the seconds that they are shares of.
+) -> tuple[Array, Array] | None:
+    """Shares of the parts in each result, and the seconds of which they are shares.
 
-    Without start-up, shares are those of the rest of the time.
+    Without start-up, they are shares of the rest of the time.
 
     Returns:
         shares of shape `[R, parts]` and seconds of shape `[R]`; None if the results lack them.
@@ -104,9 +103,7 @@ def shares_of(
     rest = 1.0 - np.nan_to_num(startup)
     if STARTUP in parts:
         shares[:, parts.index(STARTUP)] = 0.0
-        shares = np.divide(
-            shares, rest[:, None], out=np.zeros_like(shares), where=rest[:, None] > 0
-        )
+        shares = shares_of_totals(shares, rest[:, None])
     return shares, seconds * rest
 
 
@@ -115,7 +112,7 @@ def share_bars(
 ) -> Panel:
     """Shares of each group over its runs, weighted by time: one bar of 100 percent for each group.
     Runs of one group count equally."""
-    groups: dict[str, list[np.ndarray[Any, Any]]] = {}
+    groups: dict[str, list[Array]] = {}
     for run in selection.runs:
         found = shares_of(selection, run, block, parts)
         if found is not None and found[1].sum() > 0.0:
@@ -125,7 +122,7 @@ def share_bars(
     names = [f"{escaped(name)} (n={len(means)})" for name, means in groups.items()]
     shares = np.stack([np.mean(values, axis=0) for values in groups.values()])  # [groups, parts]
     figure = new_figure("share of time", "", barmode="stack")
-    for index, (part, color) in enumerate(zip(parts, _colors(parts), strict=True)):
+    for index, (part, color) in enumerate(_colors(parts).items()):
         if not shares[:, index].any():
             continue
         figure.add_trace(
@@ -155,10 +152,10 @@ def phase_times(
     """Milliseconds of single timings: median and 99th percentile.
 
     Args:
-        key: key of the panel.
+        key: of the panel.
         selection: the axis.
         run: the run.
-        phases: their names; those without timings are left out.
+        phases: their names. Those without timings are left out.
         block: `optimizer/driver` or `optimizer/workers`.
     """
     whose = "Driver" if block.endswith("driver") else "Workers"
@@ -168,21 +165,18 @@ def phase_times(
         "Solid: median, dotted: 99th percentile of single timings. A 99th percentile far above "
         "the median means stalls.",
     )
-    lines = {}
-    for phase, color in zip(phases, _colors(phases), strict=True):
-        values = run.trial.values(f"{block}/p50_ms/{phase}")
-        if values is None or np.any(values > 0.0):
-            lines[phase] = (f"{block}/p50_ms/{phase}", color)
-            lines[f"{phase}, p99"] = (f"{block}/p99_ms/{phase}", color)
+    x, lines = selection.x_of(run), []
+    for phase, color in _colors(phases).items():
+        half, most = (run.trial.values(f"{block}/{part}_ms/{phase}") for part in ("p50", "p99"))
+        if x is None or half is None or not np.any(half > 0.0):
+            continue
+        lines.append(Line(x, half, phase, phase, color))
+        if most is not None:
+            lines.append(Line(x, most, f"{phase}, p99", phase, color, "dot"))
     if not lines:
-        return not_in_results(*panel, f"{block}/p50_ms: all are 0")
-    drawn = named_lines(panel, selection, run, lines, "ms")
-    if drawn.figure is not None:
-        drawn.figure.for_each_trace(
-            lambda trace: trace.update(line={"dash": "dot"}, showlegend=False),
-            selector=lambda trace: str(trace.name).endswith("p99"),
-        )
-    return drawn
+        return not_in_results(*panel, f"{block}/p50_ms above 0")
+    scale = scale_of({run.group: [line.y for line in lines]}, selection.log, robust=False)
+    return line_plot(panel, selection, [run], lines, "ms", scale, from_zero=True, run=run.label)
 
 
 def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: str) -> list[Panel]:
@@ -191,7 +185,7 @@ def driver_panels(selection: Selection, run: Run, phases: Sequence[str], help_: 
     Args:
         selection: the axis, and the runs of the groups.
         run: the run.
-        phases: in the order of one step; without `report`, `evaluation` and `other`.
+        phases: in the order of one step. Without `report`, `evaluation` and `other`.
         help_: of the panel of one run.
     """
     return [
@@ -229,28 +223,20 @@ def worker_shares(selection: Selection, run: Run) -> list[Panel]:
     ]
 
 
-def driver_times(selection: Selection, run: Run, phases: Sequence[str]) -> Panel:
-    """Milliseconds of the driver's phases."""
-    return phase_times("driver-times", selection, run, phases, "optimizer/driver")
+def rise_per(run: Run, counter: Array, other: str) -> Array:
+    """How much a counter rises between results, for each unit that another number rises by.
 
+    Args:
+        run: the run.
+        counter: shape `[R]`.
+        other: the key of the other number, such as `TRAINING_S`.
 
-def worker_times(selection: Selection, run: Run) -> Panel:
-    """Milliseconds of single answers of workers, by part."""
-    return phase_times("worker-times", selection, run, PARTS, "optimizer/workers")
-
-
-def per_second(run: Run, counter: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rate of a lifetime counter between results, shape `[R]`; NaN where it starts anew."""
-    seconds = run.trial.values(TRAINING_S)
-    if seconds is None:
+    Returns:
+        shape `[R]`; NaN where a counter starts anew, or the other number does not rise.
+    """
+    values = run.trial.values(other)
+    if values is None:
         return np.full(len(counter), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.diff(counter, prepend=np.nan) / np.diff(seconds, prepend=np.nan)
+        rate = np.diff(counter, prepend=np.nan) / np.diff(values, prepend=np.nan)
     return np.where(np.isfinite(rate) & (rate >= 0.0), rate, np.nan)
-
-
-def increase_share(counter: np.ndarray[Any, Any], of: np.ndarray[Any, Any]) -> Any:
-    """How much of the rise of one counter is the rise of another, shape `[R]`."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.diff(counter, prepend=np.nan) / np.diff(of, prepend=np.nan)
-    return np.where(np.isfinite(share), share, np.nan)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from polopt.dashboards.data.results import RETURN, STARTUP_S, STEPS
 from polopt.dashboards.data.rows import NOT_SET
 from polopt.dashboards.data.selection import (
     SEED_KEY,
@@ -19,9 +18,10 @@ from polopt.dashboards.data.selection import (
     differing_keys,
     last_return,
 )
+from polopt.dashboards.data.trials import RETURN, STARTUP_S, STEPS
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.fault_tab import total_faults
+from polopt.dashboards.views.faults_tab import total_faults
 
 _COLUMNS = (
     "state", "group", "task", "seed", "optimizer", "best return", "steps", "seconds", "start-up, s",
@@ -29,7 +29,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-#: Trials in the table of the best, of each task; config keys that are its columns.
+#: In the table of the best: trials of each task, and config keys that have a column.
 _BEST, _MOST_KEYS = 10, 12
 
 
@@ -79,7 +79,7 @@ def panels(selection: Selection) -> list[Panel]:
 
 
 def _best(selection: Selection) -> list[Panel]:
-    """The trials with the highest return and what was varied; nothing where no config differs."""
+    """The trials with the highest return and what was varied, if any config differs."""
     trials = [run.trial for run in selection.runs]
     keys = [key for key in differing_keys(trials) if key not in (SEED_KEY, TASK_KEY)]
     if not keys:

@@ -5,19 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from polopt.dashboards.data.colors import evaluation_dash
+from polopt.dashboards.data.downsample import Array
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views.charts import run_lines, scale_of_runs, smoothing_note
-from polopt.dashboards.views.drawing import (
-    MOST_BANDS,
-    Array,
-    Panel,
-    add_curve,
-    new_figure,
-    not_in_results,
-    pixel_columns,
-    set_scale,
-)
-from polopt.dashboards.views.faults import add_fault_marks
+from polopt.dashboards.views.charts import Line, line_plot, run_lines, scale_of_runs
+from polopt.dashboards.views.drawing import MOST_BANDS, Panel, not_in_results
 
 _BLOCK = "learners/default_policy/"
 _PREDICTED, _TARGET = _BLOCK + "vf_predicted_mean", _BLOCK + "vf_target_mean"
@@ -40,12 +31,7 @@ _PLOTS = {
 def panels(selection: Selection) -> list[Panel]:
     """A plot for each statistic of the learner, values against value targets, rows per update."""
     statistics = [
-        run_lines(
-            (key, title, help_),
-            selection,
-            f"{_BLOCK}{key}",
-            title.lower(),
-        )
+        run_lines((key, title, help_), selection, f"{_BLOCK}{key}", title.lower())
         for key, (title, help_) in _PLOTS.items()
     ]
     return [*statistics, _values(selection), _bias(selection), _rows(selection)]
@@ -69,28 +55,24 @@ def _values(selection: Selection) -> Panel:
             drawn.append((run, x, columns))
     if not drawn:
         return not_in_results(*panel, _PREDICTED, _TARGET)
-    figure = new_figure(selection.x_title, "value")
-    scale = scale_of_runs(
-        selection, [(run, np.concatenate(list(columns.values()))) for run, _, columns in drawn]
+    return line_plot(
+        panel,
+        selection,
+        [run for run, _, _ in drawn],
+        [
+            Line(x, columns[name], label, label, run.color, dash)
+            for run, x, columns in drawn
+            for name, label, dash in (
+                (_PREDICTED, f"{run.group}, predicted", run.look.dash),
+                (_TARGET, f"{run.group}, target", evaluation_dash(run.look.dash)),
+            )
+        ],
+        "value",
+        scale_of_runs(
+            selection, [(run, np.concatenate(list(columns.values()))) for run, _, columns in drawn]
+        ),
+        bands=len(drawn) <= MOST_BANDS // 2,
     )
-    set_scale(figure, scale)
-    pixels = pixel_columns(len(drawn) * (4 if selection.smoothing > 0.0 else 2))
-    seen: set[str] = set()
-    for run, x, columns in drawn:
-        for name, kind, dash in (
-            (_PREDICTED, "predicted", run.look.dash),
-            (_TARGET, "target", evaluation_dash(run.look.dash)),
-        ):
-            label = f"{run.group}, {kind}"
-            add_curve(
-                figure, x, columns[name], name=label, color=run.color, columns=pixels, dash=dash,
-                legend=label not in seen, band=len(drawn) <= MOST_BANDS // 2,
-                smoothing=selection.smoothing, log=scale.log,
-            )  # fmt: skip
-            seen.add(label)
-    add_fault_marks(figure, selection, [run for run, _, _ in drawn])
-    note = f"{smoothing_note(selection)} {scale.note}".strip()
-    return Panel(*panel, figure=figure, note=note)
 
 
 def _bias(selection: Selection) -> Panel:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from polopt.dashboards.data.colors import evaluation_dash
-from polopt.dashboards.data.results import RETURN
+from polopt.dashboards.data.downsample import Array, Curve
 from polopt.dashboards.data.rows import NOT_SET
 from polopt.dashboards.data.scales import scale_of_intervals
 from polopt.dashboards.data.selection import Run, Selection, differing_keys
@@ -16,34 +16,15 @@ from polopt.dashboards.data.statistics import (
     LEAST_RUNS_FOR_BAND,
     Estimate,
     estimate,
-    median_reach,
     probability_of_improvement,
 )
-from polopt.dashboards.views.charts import (
-    Point,
-    run_lines,
-    scale_of_runs,
-    smoothing_note,
-    strips,
-)
-from polopt.dashboards.views.curves import (
-    Array,
-    Reach,
-    Scored,
-    band,
-    default_budget,
-    default_targets,
-    ended_before,
-    grouped,
-    has_band,
-    reached,
-    scored_runs,
-    scores_at,
-)
+from polopt.dashboards.data.trials import RETURN
+from polopt.dashboards.views.charts import run_lines, scale_of_runs, smoothing_note
 from polopt.dashboards.views.drawing import (
     Panel,
     add_band,
     add_curve,
+    add_points,
     broken_names,
     escaped,
     new_figure,
@@ -51,9 +32,23 @@ from polopt.dashboards.views.drawing import (
     pixel_columns,
     set_rows,
     set_scale,
+    transparent,
 )
-from polopt.dashboards.views.faults import add_fault_marks
-from polopt.dashboards.views.shares import DRIVER
+from polopt.dashboards.views.fault_marks import add_fault_marks
+from polopt.dashboards.views.group_scores import (
+    Point,
+    Scored,
+    band,
+    default_budget,
+    default_targets,
+    ended_before,
+    grouped,
+    median_of,
+    reached,
+    scored_runs,
+    scores_at,
+)
+from polopt.dashboards.views.time_shares import DRIVER
 from polopt.metrics.timers import STARTUP
 
 _STEPS = "environment steps"
@@ -85,13 +80,13 @@ def panels(selection: Selection) -> list[Panel]:
             transform=_after_startup,
         ),
         _throughput(selection),
-        config_table(selection),
+        _config_table(selection),
     ]
 
 
 def _after_startup(run: Run, rates: Array) -> Array:
-    """Rates without those of results that begin before the start-up ends: their steps are those of
-    a longer time than their seconds of training."""
+    """Rates without results that begin before the start-up ends: they count the steps of a longer
+    time than their seconds of training."""
     startup = run.trial.values(f"{DRIVER}/{STARTUP}")
     return rates if startup is None else np.where(startup > 0.0, np.nan, rates)
 
@@ -108,7 +103,47 @@ def _throughput(selection: Selection) -> Panel:
         name: [Point(run, rate) for run, rate in runs if np.isfinite(rate)]
         for name, runs in rates.items()
     }
-    return strips(("throughput", "Throughput", help_), points, "env steps/s")
+    return _strips(("throughput", "Throughput", help_), points, "env steps/s")
+
+
+def _strips(
+    panel: tuple[str, str, str], groups: Mapping[str, Sequence[Point]], x_title: str
+) -> Panel:
+    """A row of points for each group, one point for each run, and the median of the group.
+
+    Runs that have not reached the goal are open marks. The median counts them as larger than all
+    others, and is left out where half of the runs have not reached it.
+    """
+    figure = new_figure(x_title, "")
+    for name, points in groups.items():
+        for is_reached in (True, False):
+            shown = [point for point in points if point.reached == is_reached]
+            if not shown:
+                continue
+            color = shown[0].run.color
+            texts = [escaped(point.run.label) for point in shown]
+            add_points(
+                figure, [point.value for point in shown], [escaped(name)] * len(shown),
+                name=escaped(name) if is_reached else f"{escaped(name)}, not reached",
+                marker={
+                    "color": transparent(color, 0.55) if is_reached else color,
+                    "size": 9,
+                    "symbol": shown[0].run.look.symbol if is_reached else "triangle-right-open",
+                },
+                text=texts if is_reached else [f"{text}: not reached until" for text in texts],
+                hover="%{text}<br>%{x:,.6~g}",
+            )  # fmt: skip
+        median = median_of(points).value
+        if np.isfinite(median):
+            line = {"width": 3, "color": points[0].run.color}
+            add_points(
+                figure, [median], [escaped(name)], name=f"{escaped(name)}, median",
+                marker={"size": 18, "symbol": "line-ns", "line": line},
+                hover="median %{x:,.6~g}",
+            )  # fmt: skip
+    set_rows(figure, [escaped(name) for name in groups])
+    figure.update_xaxes(rangemode="tozero")
+    return Panel(*panel, figure=figure)
 
 
 def _is_normalised(scored: Sequence[Scored]) -> bool:
@@ -141,15 +176,13 @@ def _returns(selection: Selection, axis: str, scored: Sequence[Scored]) -> Panel
     for name, members in grouped(scored).items():
         shown = f"{name} (n={len(members)})"
         whole = [one for one in members if not one.ended_early]
-        found = band(whole) if whole and has_band(whole) else None
+        found = band(whole)
         single = members
         if found is not None:
             color = members[0].run.color
             there = found.low > 0.0 if scale.log else np.full(len(found.x), True)
-            add_band(
-                figure, found.x[there], found.low[there], found.high[there], color=color,
-                group=escaped(shown),
-            )  # fmt: skip
+            drawn = Curve(found.x[there], found.mean[there], found.low[there], found.high[there])
+            add_band(figure, drawn, color=color, group=escaped(shown))
             add_curve(
                 figure, found.x, found.mean, name=shown, color=color, columns=columns, width=2.4,
                 dash=members[0].run.look.dash, log=scale.log,
@@ -223,31 +256,24 @@ def _final_scores(selection: Selection, scored: Sequence[Scored]) -> list[Panel]
             continue
         found = estimates[name]
         has_interval = np.isfinite(found.low)
-        figure.add_trace(
-            {
-                "type": "scatter",
-                "x": [found.value],
-                "y": [label],
-                "error_x": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [found.high - found.value if has_interval else 0.0],
-                    "arrayminus": [found.value - found.low if has_interval else 0.0],
-                    "thickness": 3,
-                    "width": 6,
-                },
-                "mode": "markers",
-                "marker": {
-                    "color": runs[0].run.color,
-                    "size": 11,
-                    "symbol": runs[0].run.look.symbol + ("" if has_interval else "-open"),
-                    "line": {"width": 2},
-                },
-                "name": label,
-                "showlegend": False,
-                "hovertemplate": f"{label}<br>{interval_text(found)}<extra></extra>",
-            }
-        )
+        add_points(
+            figure, [found.value], [label], name=label,
+            marker={
+                "color": runs[0].run.color,
+                "size": 11,
+                "symbol": runs[0].run.look.symbol + ("" if has_interval else "-open"),
+                "line": {"width": 2},
+            },
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [found.high - found.value if has_interval else 0.0],
+                "arrayminus": [found.value - found.low if has_interval else 0.0],
+                "thickness": 3,
+                "width": 6,
+            },
+            hover=f"{label}<br>{_interval_text(found)}",
+        )  # fmt: skip
     set_rows(figure, labels)
     return [Panel(*final, figure=figure, note=scale.note), _pairs(pairs, scores)]
 
@@ -282,7 +308,7 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
 
     def hover(x: str, y: str, found: Estimate) -> str:
         few = "" if is_known(x, y) else f", {_TOO_FEW}: n={seeds(x)} and n={seeds(y)}"
-        return f"{interval_text(found)}{few}"
+        return f"{_interval_text(found)}{few}"
 
     if not any(is_known(x, y) for x in names for y in names):
         why = f"{_TOO_FEW.capitalize()}: two groups of at least {LEAST_RUNS_FOR_BAND} are needed"
@@ -326,11 +352,10 @@ def _pairs(panel: tuple[str, str, str], scores: dict[str, list[Array]]) -> Panel
     return Panel(*panel, figure=figure)
 
 
-def interval_text(found: Estimate, form: str = ",.4g") -> str:
+def _interval_text(found: Estimate) -> str:
     """A value with its interval, where it has one."""
-    if np.isnan(found.low):
-        return f"{found.value:{form}}"
-    return f"{found.value:{form}} [{found.low:{form}}, {found.high:{form}}]"
+    interval = "" if np.isnan(found.low) else f" [{found.low:,.4g}, {found.high:,.4g}]"
+    return f"{found.value:,.4g}{interval}"
 
 
 def _time_to_target(
@@ -351,25 +376,18 @@ def _time_to_target(
         "seconds": reached(on_seconds, targets),
     }
     titles = {"steps": _STEPS, "seconds": selection.seconds_title}
-    names = {"steps": "Steps", "seconds": "Seconds"}
     plots = []
     for axis, groups in found.items():
-        counted = {
-            f"{name} ({_count(runs)})": [
-                Point(one.run, one.at if np.isfinite(one.at) else one.end, np.isfinite(one.at))
-                for one in runs
-            ]
-            for name, runs in groups.items()
-        }
-        panel = (f"target-{axis}", f"{names[axis]} until {goal}", help_)
-        plots.append(strips(panel, counted, titles[axis]))
+        counted = {f"{name} ({_count(points)})": points for name, points in groups.items()}
+        panel = (f"target-{axis}", f"{axis.capitalize()} until {goal}", help_)
+        plots.append(_strips(panel, counted, titles[axis]))
     rows = [
         [
             name,
             targets[steps[0].run.task],
             _count(steps),
-            *_reach_cells([one.at for one in steps]),
-            *_reach_cells([one.at for one in found["seconds"].get(name, [])]),
+            *_reach_cells(steps),
+            *_reach_cells(found["seconds"].get(name, [])),
         ]
         for name, steps in found["steps"].items()
     ]
@@ -392,27 +410,27 @@ def _time_to_target(
     ]  # fmt: skip
 
 
-def _count(runs: Sequence[Reach]) -> str:
-    return f"{sum(bool(np.isfinite(one.at)) for one in runs)} of {len(runs)}"
+def _count(points: Sequence[Point]) -> str:
+    return f"{sum(one.reached for one in points)} of {len(points)}"
 
 
-def _reach_cells(found: Sequence[float]) -> tuple[str, str]:
+def _reach_cells(points: Sequence[Point]) -> tuple[str, str]:
     """Cells of a median and of its interval."""
-    estimate_ = median_reach(np.array(found))
+    median = median_of(points)
 
     def text(value: float) -> str:
         if np.isnan(value):
             return ""
         return f"{value:,.4g}" if np.isfinite(value) else "not reached"
 
-    if np.isnan(estimate_.low):
-        return text(estimate_.value), _TOO_FEW
-    return text(estimate_.value), f"{text(estimate_.low)} to {text(estimate_.high)}"
+    if np.isnan(median.low):
+        return text(median.value), _TOO_FEW
+    return text(median.value), f"{text(median.low)} to {text(median.high)}"
 
 
-def config_table(selection: Selection) -> Panel:
-    """Config keys that differ between the selected runs, one column for each group; one row for
-    each group where there are more groups than keys."""
+def _config_table(selection: Selection) -> Panel:
+    """Config keys that differ between the selected runs. Groups are columns, or rows where there
+    are more groups than keys."""
     panel = ("config-differences", "Config differences", "Keys that differ between these runs.")
     differing = differing_keys([run.trial for run in selection.runs])
     groups = selection.groups

@@ -10,7 +10,7 @@ import numpy as np
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
-from polopt.dashboards.views.faults import KINDS, end_of, last_line
+from polopt.dashboards.views.fault_marks import KINDS, last_line
 
 _MESSAGES = "fault_tolerance/last_"
 _MOST_CHARACTERS = 600
@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 600
 
 def panels(selection: Selection) -> list[Panel]:
     """What ended trials, counters of faults over time, workers up, and the last messages."""
-    remote = [run for run in selection.runs if has_workers(run)]
+    remote = [run for run in selection.runs if _has_workers(run)]
     healthy = (
         "healthy-workers",
         "Healthy workers",
@@ -37,8 +37,8 @@ def panels(selection: Selection) -> list[Panel]:
     ]
 
 
-def has_workers(run: Run) -> bool:
-    """Whether a run has remote workers; with `num_workers=0` the driver samples."""
+def _has_workers(run: Run) -> bool:
+    """Whether a run has remote workers. With `num_workers=0` the driver samples."""
     return run.trial.last("optimizer/workers/per_worker/0/index") > 0.0
 
 
@@ -53,6 +53,16 @@ def _count(run: Run, kind: str) -> float | None:
     return float(np.nanmax(values)) if known else None  # type: ignore[arg-type]
 
 
+def _end_of(text: str) -> str:
+    """The end of a long text, from the beginning of a line: a traceback ends with the exception."""
+    text = text.strip()
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    kept = text[-_MOST_CHARACTERS:]
+    _, newline, lines = kept.partition("\n")
+    return f"... {lines if newline and lines else kept}"
+
+
 def _failed(selection: Selection) -> list[Panel]:
     """The exceptions of failed trials, as one table."""
     rows = [
@@ -61,7 +71,7 @@ def _failed(selection: Selection) -> list[Panel]:
             run.trial.state,
             last_line(run.trial.error),
             run.trial.name,
-            end_of(run.trial.error, _MOST_CHARACTERS),
+            _end_of(run.trial.error),
         ]
         for run in selection.runs
         if run.trial.error
@@ -95,7 +105,7 @@ def _messages(selection: Selection) -> Panel:
             if said:
                 kind = name.removeprefix(_MESSAGES).replace("_", " ")
                 text = str(said[-1])
-                rows.append([run.label, kind, last_line(text), end_of(text, _MOST_CHARACTERS)])
+                rows.append([run.label, kind, last_line(text), _end_of(text)])
     panel = ("messages", "Last fault of each kind", "As the workers reported it.")
     if not rows:
         return Panel(*panel, missing="No messages in the selected runs", wide=True)

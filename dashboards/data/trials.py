@@ -10,16 +10,17 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from polopt.common.files import read_regular
+from polopt.common.files import open_regular, read_regular
 from polopt.dashboards.data.cache import cache_dir, remove_unused
 from polopt.dashboards.data.rows import NOT_SET, flat_config
-from polopt.dashboards.data.trial_rows import TrialRows
+from polopt.dashboards.data.trial_rows import MOST_FILE_BYTES, TrialRows
 from polopt.dashboards.data.tune_state import STATE_FILES, TuneState, TuneStates, TuneTrial
-from polopt.metrics.diagnosis import Finding, Results, diagnose, is_read
+from polopt.metrics.diagnosis import Finding, diagnose
+from polopt.metrics.run_results import PER_WORKER, RunResults, paths
 from polopt.metrics.tab import TAB_FILE, OptimizerTab
 from polopt.metrics.timers import EVALUATION, REPORT, STARTUP
 
@@ -41,9 +42,11 @@ _MOST_PARAMS_BYTES = 16 << 20
 _TUNE_NAME = re.compile(r"^(?P<trainable>.+?)_[0-9a-f]{5,8}_\d{5}")
 _MOST_LINE_BYTES = 1 << 20  # of the first result, by which two files are compared
 _MOST_TAB_BYTES = 1 << 20
+_MOST_ERROR_BYTES = 1 << 30
 _ERROR_BYTES = 4000  # the end of an error file that is read
 
 Progress = Callable[[int, int, str], None]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -51,7 +54,7 @@ class Trial:
     """One trial of an experiment.
 
     Attributes:
-        folder: its directory; does not exist yet for a trial that has not started.
+        folder: its directory, which does not exist before the trial starts.
         experiment: name of the experiment: the directory above, relative to the results directory.
         rows: its rows.
         config: as it was at the start.
@@ -59,7 +62,7 @@ class Trial:
         state: `pending`, `starting`, `running`, `paused`, `finished`, `pruned by <scheduler>`,
             `failed`, `stopped` (it did not end and does not go on), `not started` (the same, before
             it began), or `no results`.
-        error: the end of the traceback of a failed trial; empty otherwise.
+        error: the end of the traceback of a failed trial. Empty otherwise.
         declared: what its optimizer has declared beside the results; None without that file.
         problems: sentences about files that could not be read.
     """
@@ -73,9 +76,6 @@ class Trial:
     error: str = ""
     declared: OptimizerTab | None = None
     problems: list[str] = field(default_factory=list)
-    _optimizer: tuple[int, str] = (-1, "")
-    _begun_s: float = np.inf
-    _findings: tuple[tuple[int, str], list[Finding]] = ((-1, ""), [])
     _derived: dict[Hashable, tuple[int, Any]] = field(default_factory=dict)
 
     @property
@@ -84,30 +84,29 @@ class Trial:
 
     @property
     def trainable(self) -> str:
-        """Name of the preset, such as `A3C`; of the optimizer where the directory names none."""
+        """Name of the preset, such as `A3C`, or of the optimizer if no preset is known."""
         match = _TUNE_NAME.match(self.name)
         return match["trainable"].split("_")[0] if match else self.optimizer or self.name
 
     @property
     def optimizer(self) -> str:
-        """Name of the optimizer, such as `async_gradients`; empty before the first result."""
-        if self._optimizer[0] != self.rows.version:
+        """Name of the optimizer, such as `async_gradients`. Empty before the first result."""
+
+        def name() -> str:
             names = self.rows.column("optimizer/name")
-            name = str(names[-1]) if names is not None and len(names) else ""
-            self._optimizer = (self.rows.version, name)
-        return self._optimizer[1]
+            return str(names[-1]) if names is not None and len(names) else ""
+
+        return self.derived("optimizer", name)
 
     @property
     def begun_s(self) -> float:
-        """Time of the first result, seconds since the epoch; infinite before it."""
-        if not np.isfinite(self._begun_s) and self.rows.num_rows:
-            times = self.values("timestamp")
-            self._begun_s = float(times[0]) if times is not None and len(times) else np.inf
-        return self._begun_s
+        """Time of the first result, seconds since the epoch. Infinite before it."""
+        times = self.values("timestamp")
+        return float(times[0]) if times is not None and len(times) else np.inf
 
     @property
     def optimizer_tab(self) -> OptimizerTab:
-        """What the trial's optimizer declares; its phases as the results have them without that."""
+        """What the trial's optimizer declares. Without that, only the phases in the results."""
         if self.declared is not None and self.declared.name == self.optimizer:
             return self.declared
         prefix = "optimizer/driver/share/"
@@ -132,20 +131,17 @@ class Trial:
     @property
     def findings(self) -> list[Finding]:
         """What the rules of the diagnosis find."""
-        version = (self.rows.version, self.state)
-        if self._findings[0] != version:
-            names = sorted(filter(is_read, self.rows.names()))
-            columns = self.rows.columns(names)
-            texts = {
-                name: next((str(text) for text in reversed(values) if text), "")
-                for name, values in columns.items()
-                if values.dtype == object
-            }
-            numbers = {name: column for name, column in columns.items() if name not in texts}
-            self._findings = (version, diagnose(Results(numbers, texts, self.config)))
-        return self._findings[1]
+        return self.derived(
+            "findings", lambda: diagnose(RunResults(self.rows.columns(paths(self.num_workers))))
+        )
 
-    def derived(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+    @property
+    def num_workers(self) -> int:
+        """Number of workers in the results; 1 with `num_workers=0`, 0 without results."""
+        names = self.rows.names()
+        return sum(n.startswith(f"{PER_WORKER}/") and n.endswith("/index") for n in names)
+
+    def derived(self, key: Hashable, compute: Callable[[], _T]) -> _T:
         """What `compute` makes of the rows, kept until they change.
 
         Args:
@@ -154,7 +150,8 @@ class Trial:
         version = self.rows.version  # before it is computed: rows may arrive meanwhile
         if self._derived.get(key, (-1, None))[0] != version:
             self._derived[key] = (version, compute())
-        return self._derived[key][1]
+        value: _T = self._derived[key][1]
+        return value
 
     def values(self, name: str) -> np.ndarray[Any, Any] | None:
         """A column of numbers of shape `[R]`; None if no row has it."""
@@ -162,7 +159,7 @@ class Trial:
         return None if column is None or column.dtype == object else column
 
     def last(self, name: str) -> float:
-        """The last finite value of a column; NaN if there is none."""
+        """The last finite value of a column, or NaN."""
         column = self.values(name)
         finite = column[np.isfinite(column)] if column is not None else np.empty(0)
         return float(finite[-1]) if len(finite) else float("nan")
@@ -172,8 +169,8 @@ class ResultsDirectory:
     """All trials below a directory.
 
     Args:
-        folder: the directory; one experiment, one trial, or a directory of experiments.
-        cache_folder: where the columnar cache is; `cache_dir()` by default.
+        folder: the directory. One experiment, one trial, or a directory of experiments.
+        cache_folder: where the columnar cache is. `cache_dir()` by default.
 
     Attributes:
         trials: by directory, in the order of their names.
@@ -187,14 +184,13 @@ class ResultsDirectory:
         self.trials: list[Trial] = []
         remove_unused(self._cache_folder)
 
-    def refresh(self, progress: Progress | None = None) -> bool:
-        """Finds new trials and reads new rows; whether anything changed.
+    def refresh(self, progress: Progress | None = None) -> None:
+        """Finds new trials and reads new rows.
 
         Args:
             progress: receives bytes read, bytes to read in all, and the name of the trial.
         """
         known = self._find()
-        changed = known.keys() != self._by_folder.keys()
         for folder in known.keys() - self._by_folder.keys():
             rows = TrialRows(folder, self._cache_folder)
             self._by_folder[folder] = Trial(folder, self._experiment_of(folder), rows)
@@ -212,12 +208,11 @@ class ResultsDirectory:
                     progress(min(done, total), total, trial.name)
 
             if file.exists():
-                changed |= trial.rows.refresh(file, read)
+                trial.rows.refresh(file, read)
             done = begun_at + _size(file)
-            changed |= _update(trial, known[folder])
+            _update(trial, known[folder])
         _name_objects(self._by_folder, known)
         self.trials = list(self._by_folder.values())
-        return changed
 
     def _find(self) -> dict[Path, _Place]:
         """Directories of trials, and where their files are. A trial that Tune has not started has
@@ -262,8 +257,8 @@ class ResultsDirectory:
         return str(above.relative_to(self.folder)) if is_below else above.name
 
     def _walk(self) -> Iterator[tuple[Path, bool, bool]]:
-        """All directories, but none below a trial's; whether one is a trial's, and whether it is an
-        experiment's that Tune has saved the state of."""
+        """All directories that are not below a trial. With each: whether it is a trial, and whether
+        it is an experiment with a saved state of Tune."""
         for parent, folders, files in os.walk(self.folder):
             path = Path(parent)
             is_trial = bool({RESULT_FILE, PARAMS_FILE, ERROR_FILE} & set(files))
@@ -280,7 +275,7 @@ class _Place:
     """Where a trial's rows are, and what Tune says of it.
 
     Attributes:
-        file: result file; may not exist.
+        file: result file, which may not exist.
         state: of its experiment; None if Tune has not saved one.
         tune: the trial in that state.
     """
@@ -290,8 +285,8 @@ class _Place:
     tune: TuneTrial | None = None
 
 
-def _update(trial: Trial, place: _Place) -> bool:
-    """Brings config, state and problems up to date; whether the state changed."""
+def _update(trial: Trial, place: _Place) -> None:
+    """Brings config, state and problems up to date."""
     problems = []
     file = place.file
     if not trial.config or trial.config_is_of_tune:
@@ -315,34 +310,31 @@ def _update(trial: Trial, place: _Place) -> bool:
             trial.declared = _read_tab(trial.folder / TAB_FILE)
         except (OSError, ValueError) as error:
             problems.append(f"{TAB_FILE}: {error}")
-    before = (trial.state, trial.error)
     trial.error = _read_error(trial, file)
     trial.state = _state(trial, place)
     problems += trial.rows.problems
     if trial.rows.half_line and trial.state != "running":
         problems.append(f"{RESULT_FILE}: the last line is half-written and left out")
     trial.problems = problems
-    return before != (trial.state, trial.error)
 
 
 def _read_tab(path: Path) -> OptimizerTab | None:
-    """The file in which an optimizer declares its tab; None if there is none.
+    """The tab that an optimizer declares in a file, or None without that file.
 
     Raises:
         OSError, ValueError: it cannot be read, or is not such a file.
     """
-    if not path.exists():
+    try:
+        return OptimizerTab.from_json(read_regular(path, _MOST_TAB_BYTES))
+    except FileNotFoundError:
         return None
-    with path.open("rb") as file:
-        content = file.read(_MOST_TAB_BYTES)
-    return OptimizerTab.from_json(content)
 
 
 def _read_error(trial: Trial, file: Path) -> str:
-    """The end of a trial's error file, which holds a traceback; empty if there is none."""
+    """The end of a trial's error file, which holds a traceback. Empty without such a file."""
     for path in (trial.folder / ERROR_FILE, file.with_name(ERROR_FILE)):
         try:
-            with path.open("rb") as stream:
+            with open_regular(path, _MOST_ERROR_BYTES) as stream:
                 size = stream.seek(0, os.SEEK_END)
                 stream.seek(max(0, size - _ERROR_BYTES))
                 return stream.read(_ERROR_BYTES).decode(errors="replace").strip() or ERROR_FILE
@@ -424,7 +416,7 @@ def _newest(file: Path, staged: Path) -> Path:
 
 def _first_line(file: Path) -> bytes:
     try:
-        with file.open("rb") as stream:
+        with open_regular(file, MOST_FILE_BYTES) as stream:
             return stream.readline(_MOST_LINE_BYTES)
     except OSError:
         return b""

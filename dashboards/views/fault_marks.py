@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from polopt.dashboards.data.downsample import Array, column_starts
 from polopt.dashboards.data.rows import CONFIG_CHANGES
 from polopt.dashboards.data.selection import Run, Selection
+from polopt.dashboards.views.drawing import add_points, escaped
 
-Array = np.ndarray[Any, Any]
 #: Kind -> counter, the symbol of its mark, its color, and what tells the cause.
 KINDS: dict[str, tuple[str, str, str, str]] = {
     "worker restarts": (
@@ -37,20 +36,9 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     "broken rounds": ("optimizer/num_broken_rounds", "star", "#e4508f", ""),
 }
 _CHANGES = ("config changes", "circle-open", "#2f7ed8")
-# Of one kind in one plot, over all runs, and in one run; marks closer than that are one.
+# Marks of one kind in one plot: of all runs, and at least of one run. Closer marks are one mark.
 _MOST_MARKS, _LEAST_MARKS = 240, 12
 _MARK_CHARACTERS = 120  # of a message
-
-
-def end_of(text: str, most: int) -> str:
-    """The last `most` characters, from the begin of a line where there is one: a traceback ends
-    with the exception."""
-    text = text.strip()
-    if len(text) <= most:
-        return text
-    kept = text[-most:]
-    _, newline, lines = kept.partition("\n")
-    return f"... {lines if newline and lines else kept}"
 
 
 def last_line(text: str) -> str:
@@ -62,7 +50,7 @@ def last_line(text: str) -> str:
 def increases(run: Run, name: str) -> tuple[Array, Array] | None:
     """Rows in which a lifetime counter rose, and by how much; None if no row has the counter.
 
-    A counter that starts anew after a restore falls; that is no fault.
+    After a restore a counter starts anew and falls, which is not a fault.
     """
     counter = run.trial.values(name)
     if counter is None:
@@ -87,7 +75,7 @@ def add_fault_marks(figure: go.Figure, selection: Selection, runs: Sequence[Run]
     if any(marks.values()):
         layout = figure.layout  # one by one, because `update_layout` takes seven times as long
         layout.yaxis2 = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-        layout.showlegend = True
+        layout.showlegend = True  # also where only marks are in the legend
 
 
 def _add_marks(
@@ -95,20 +83,12 @@ def _add_marks(
 ) -> None:
     """Adds one kind of marks: positions and texts."""
     kind, symbol, color = look
-    figure.add_trace(
-        {
-            "type": "scatter",
-            "x": np.array([at for at, _ in marks]),
-            "y": np.full(len(marks), 0.03),
-            "yaxis": "y2",
-            "mode": "markers",
-            "cliponaxis": False,
-            "marker": {"symbol": symbol, "size": 9, "color": color},
-            "name": kind,
-            "text": np.array([html.escape(text, quote=False) for _, text in marks], dtype=object),
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-    )
+    texts = np.array([escaped(text) for _, text in marks], dtype=object)
+    add_points(
+        figure, np.array([at for at, _ in marks]), np.full(len(marks), 0.03), name=kind,
+        marker={"symbol": symbol, "size": 9, "color": color}, text=texts, hover="%{text}",
+        yaxis="y2", cliponaxis=False, showlegend=True,
+    )  # fmt: skip
 
 
 def _faults(selection: Selection, run: Run, kind: str, columns: int) -> list[tuple[float, str]]:
@@ -151,14 +131,12 @@ def _merged(
     counts: Array,
     columns: int,
 ) -> list[tuple[float, float, int]]:
-    """Position, count and last row of marks; those in one column of pixels are one mark."""
+    """Position, count and last row of marks, one mark for each column of pixels."""
     keep = np.isfinite(x[rows])
     rows, counts = rows[keep], counts[keep]
     if not len(rows):
         return []
-    span = max(float(np.nanmax(x)) - float(np.nanmin(x)), 1e-12)
-    bins = ((x[rows] - float(np.nanmin(x))) / span * columns).astype(np.int64)
-    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    starts = column_starts(x[rows], columns, (float(np.nanmin(x)), float(np.nanmax(x))))
     ends = np.append(starts[1:], len(rows)) - 1
     totals = np.add.reduceat(counts, starts)
     return [

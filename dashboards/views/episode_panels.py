@@ -7,20 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from polopt.dashboards.data.colors import PALETTE
-from polopt.dashboards.data.downsample import downsample_rows
+from polopt.dashboards.data.downsample import Curve, downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.views.charts import HEAT, named_lines
+from polopt.dashboards.views.charts import plot_lines
 from polopt.dashboards.views.drawing import (
     Panel,
     add_band,
     add_curve,
+    add_heat_map,
     new_figure,
     not_in_results,
     pixel_columns,
+    shares_of_totals,
 )
-from polopt.dashboards.views.faults import add_fault_marks
+from polopt.dashboards.views.fault_marks import add_fault_marks
 from polopt.metrics.actions import MOST_CATEGORIES
 from polopt.metrics.episodes import HISTOGRAM_BINS, PERCENTILES
+from polopt.metrics.tab import Plot
 
 _BLOCK = "env_runners/"
 _ACTIONS = "optimizer/actions/"
@@ -97,7 +100,7 @@ def _quantiles(selection: Selection, run: Run, which: str, title: str, y_title: 
     least, p5, p25, median, p75, p95, greatest = quantiles.T
     figure = new_figure(selection.x_title, y_title)
     for low, high in ((p5, p95), (p25, p75)):
-        add_band(figure, at, low, high, color=run.color, group="median")
+        add_band(figure, Curve(at, median, low, high), color=run.color, group="median")
     pixels = pixel_columns(1)
     add_curve(figure, at, median, name="median", color=run.color, columns=pixels, width=2.4)
     for edge, values in (("least", least), ("greatest", greatest)):
@@ -126,12 +129,15 @@ def _dimensions(selection: Selection, run: Run, statistic: str) -> Panel:
     names = run.trial.rows.names()
     number = sum(name.startswith(f"{_ACTIONS}{statistic}/") for name in names)
     first = f" The first {len(PALETTE)} of {number}." if number > len(PALETTE) else ""
-    lines = {
-        f"dimension {index}": (f"{_ACTIONS}{statistic}/{index}", color)
-        for index, color in zip(range(number), PALETTE, strict=False)
-    }
-    panel = (f"action-{statistic}", f"{word} of each action dimension", f"{help_}{first}")
-    return named_lines(panel, selection, run, lines, "action")
+    shown = range(min(number, len(PALETTE)))
+    plot = Plot(
+        f"action-{statistic}",
+        f"{word} of each action dimension",
+        f"{help_}{first}",
+        "action",
+        {f"dimension {index}": f"{_ACTIONS}{statistic}/{index}" for index in shown},
+    )
+    return plot_lines(selection, run, plot)
 
 
 def _shares(selection: Selection, run: Run) -> Panel:
@@ -157,7 +163,7 @@ def _shares(selection: Selection, run: Run) -> Panel:
     parts = np.array([part for part, _ in places])
     # Each part of an action sums to 1.
     totals = np.stack([counts[:, parts == part].sum(axis=1) for part in parts], axis=1)
-    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
+    shares = shares_of_totals(counts, totals)
     labels = _row_names(places)
     if max(category for _, category in places) == MOST_CATEGORIES - 1:
         panel = (
@@ -165,19 +171,8 @@ def _shares(selection: Selection, run: Run) -> Panel:
             f"{panel[2]} Row {MOST_CATEGORIES - 1} holds all further actions, too.",
         )
     figure = new_figure(selection.x_title, "action")
-    figure.add_trace(
-        {
-            "type": "heatmap",
-            "x": at,
-            "y": labels,
-            "z": np.round(shares.T, 5),
-            "colorscale": HEAT,
-            "zmin": 0.0,
-            "zmax": 1.0,
-            "colorbar": {"title": {"text": "share"}, "thickness": 12, "tickformat": ".0%"},
-            "hovertemplate": "%{x:,.6~g}: action %{y}: %{z:.1%}<extra></extra>",
-        }
-    )
+    hover = "action %{y}: %{z:.1%}"
+    add_heat_map(figure, at, labels, np.round(shares, 5), hover=hover)
     every = -(-len(labels) // _MOST_ROW_NAMES)
     figure.update_yaxes(type="category", dtick=every, autorange="reversed")
     add_fault_marks(figure, selection, [run])
@@ -185,7 +180,7 @@ def _shares(selection: Selection, run: Run) -> Panel:
 
 
 def _row_names(places: Sequence[tuple[int, int]]) -> list[str]:
-    """Names of `(part, category)`; the category alone where there is one part."""
+    """Names of `(part, category)`, or of the category alone where there is one part."""
     if places[-1][0] == 0:
         return [str(category) for _, category in places]
     return [f"{part}: {category}" for part, category in places]
