@@ -182,6 +182,8 @@ class ActorCriticPolicy(Policy):
             return NumpyBackend(network, self)
         return Backend(network, self.device, self.loss)
 
+    # ---- acting ---------------------------------------------------------------------------------
+
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         if self.state_size:
             return self.act(obs, np.zeros((len(obs), self.state_size), np.float32))[0]
@@ -209,6 +211,8 @@ class ActorCriticPolicy(Policy):
 
     def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
         return obs if self.normalizer is None else self.normalizer.observations(obs)
+
+    # ---- preparing samples ----------------------------------------------------------------------
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
         """The batch with observations and rewards as network and loss use them: normalised as when
@@ -263,6 +267,8 @@ class ActorCriticPolicy(Policy):
             log_prob = self.dist.log_prob(as_tensor(params), as_tensor(batch["actions"]))
         return log_prob.numpy()
 
+    # ---- the loss, and hooks of learning --------------------------------------------------------
+
     @abstractmethod
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, a mean over rows, so that its gradient does not grow with the batch.
@@ -285,6 +291,21 @@ class ActorCriticPolicy(Policy):
         """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that the next
         gradient of it will be computed with. Returns a new batch where it changes any column."""
         return batch
+
+    def on_epoch(self, stats: Mapping[str, float]) -> bool:
+        """Called after each epoch with its statistics over all learners; True stops learning."""
+        return False
+
+    def on_learned(self, stats: Mapping[str, float]) -> None:
+        """Called after the last epoch with its statistics, to adapt coefficients."""
+        return
+
+    @property
+    def entropy_coeff(self) -> float:
+        """The current entropy coefficient."""
+        return Schedule(self.config.entropy_coeff)(self.env_steps)
+
+    # ---- learning from a batch ------------------------------------------------------------------
 
     def training_rows(
         self, batch: SampleBatch, reducer: Reducer | None = None
@@ -422,19 +443,6 @@ class ActorCriticPolicy(Policy):
         if reducer.world_size > 1:
             stats = reduce_gradient(self, count, stats, reducer)
         return stats | self.apply_flat()
-
-    def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Called after each epoch with its statistics over all learners; True stops learning."""
-        return False
-
-    def on_learned(self, stats: Mapping[str, float]) -> None:
-        """Called after the last epoch with its statistics, to adapt coefficients."""
-        return
-
-    @property
-    def entropy_coeff(self) -> float:
-        """The current entropy coefficient."""
-        return Schedule(self.config.entropy_coeff)(self.env_steps)
 
 
 def _mean(parts: list[dict[str, float]]) -> dict[str, float]:
