@@ -189,14 +189,14 @@ class PolicyOptimizer(ABC):
         metrics, policy = self.metrics, self.policy
         for version, columns in zip(*np.unique(batch.versions, return_counts=True), strict=True):
             metrics.add_lag(int(version), policy.version, weight=int(columns))
-        version, rows, env_steps = policy.version, policy.rows_applied, batch.env_steps
+        version, rows, env_steps = policy.version, policy.progress.rows_applied, batch.env_steps
         stats = policy.learn_on_batch(batch)
         metrics.rollouts.end_rollout(policy.version)
         updates = policy.version - version
         if env_steps:
             self.workers.faults.note_update(updates > 0, why="gradient of the whole batch")
         metrics.add_training(env_steps if updates else 0, updates, stats)
-        metrics.add_update_rows(updates, policy.rows_applied - rows)
+        metrics.add_update_rows(updates, policy.progress.rows_applied - rows)
 
     def set_weights(self, weights: Weights) -> None:
         """Takes over weights that workers have learned; the growth of the version counts as
@@ -224,7 +224,7 @@ class PolicyOptimizer(ABC):
     @property
     def num_skipped_updates(self) -> int:
         """Updates of this run that were skipped because the gradient was not finite."""
-        return self.policy.skipped_updates
+        return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
         """Further numbers of this strategy; the same keys from the first result on."""

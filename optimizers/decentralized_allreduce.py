@@ -108,7 +108,7 @@ def learn(
     if batch is None or "group" not in worker.state:
         # After a failure to sample, which the driver receives from that call.
         return Learned(0, 0, broken="this rank has no batch")
-    version, skipped = policy.version, policy.skipped_updates
+    version, skipped = policy.version, policy.progress.skipped_updates
     reducer = TimedReducer(worker.state["group"], lambda: worker.phase("allreduce"))
     broken = None
     try:
@@ -121,7 +121,7 @@ def learn(
         broken = str(error)
     return Learned(
         policy.version - version,
-        policy.skipped_updates - skipped,
+        policy.progress.skipped_updates - skipped,
         policy.get_weights() if want_weights and broken is None else None,
         checksum(worker) if want_checksum and broken is None else None,
         broken,

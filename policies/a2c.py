@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
 from torch import Tensor
 
 from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
-from polopt.policies.fast_cpu.loss_gradients import LossGradients, closed_form_of, mean
-from polopt.policies.fast_cpu.loss_terms import LossTerms
 
 
 class A2CConfig(ActorCriticConfig):
@@ -34,24 +31,3 @@ class A2CPolicy(ActorCriticPolicy):
         entropy = self.dist.entropy(params).mean()
         loss = policy_loss + self.config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
         return loss, {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}
-
-    @closed_form_of(loss)
-    def loss_gradients(
-        self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[LossGradients, dict[str, float]]:
-        count, advantages = len(values), rows["advantages"]
-        errors = values - rows["value_targets"]
-        stats = {
-            "policy_loss": -mean(terms.log_prob * advantages),
-            "vf_loss": 0.5 * mean(errors * errors),
-            "entropy": mean(terms.entropy),
-        }
-        vf_coeff, entropy_coeff = self.config.vf_loss_coeff, self.entropy_coeff
-        loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
-        stats["total_loss"] = loss - entropy_coeff * stats["entropy"]
-        return LossGradients(
-            log_prob=-advantages / count,
-            entropy=-entropy_coeff / count,
-            kl=0.0,
-            values=errors * (vf_coeff / count),
-        ), stats

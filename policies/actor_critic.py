@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -14,26 +14,19 @@ from torch import Tensor
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.common.weights import Gradients
+from polopt.common.weights import Acting, Gradients
 from polopt.metrics.learner import LEARNER_KEYS
 from polopt.policies import gae
 from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.fast_cpu.loss_gradients import LossGradients, has_closed_form
-from polopt.policies.fast_cpu.loss_terms import LossTerms, loss_terms_of
 from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
 from polopt.policies.learning.flat_parameters import Segment
-from polopt.policies.learning.minibatches import (
-    num_minibatches,
-    shuffled,
-    shuffled_columns,
-    shuffled_sequences,
-    valid_rows,
-)
+from polopt.policies.learning.minibatches import Minibatches, num_minibatches, valid_rows
 from polopt.policies.learning.policy_config import PolicyConfig
-from polopt.policies.learning.reducer import LocalReducer, Reducer, summed
+from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
+from polopt.policies.learning.value_statistics import value_statistics, value_sums
 from polopt.policies.networks.backend import Backend, Rows, as_tensor
-from polopt.policies.networks.base import Network
+from polopt.policies.networks.base import ActorCriticNetwork, Network
 from polopt.policies.networks.factory import make_network
 from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.normalization import Normalizer
@@ -81,6 +74,13 @@ class ActorCriticConfig(PolicyConfig):
         "minibatch_size": "sgd_minibatch_size",
         "entropy_coeff_schedule": "entropy_coeff",
     }
+    fixed: ClassVar[tuple[str, ...]] = (
+        *PolicyConfig.fixed,
+        "normalize_observations",
+        "clip_observations",
+        "normalize_rewards",
+        "clip_rewards",
+    )
 
     @pydantic.model_validator(mode="after")
     def _refuse_bound_of_nothing(self) -> ActorCriticConfig:
@@ -98,7 +98,7 @@ class ActorCriticPolicy(Policy):
     """Learns by minibatch SGD on advantages and value targets.
 
     A subclass provides `loss`, and optionally `config_class`, `loss_columns`, `whole_columns`,
-    `make_network`, `postprocess`, `prepare_batch`, `on_epoch`, `on_learned` and `loss_gradients`.
+    `make_network`, `postprocess`, `prepare_batch`, `on_epoch` and `on_learned`.
     Where it reads `obs` or `rewards` of a batch itself, it reads those of `normalized(batch)`.
 
     Args:
@@ -135,8 +135,7 @@ class ActorCriticPolicy(Policy):
     ) -> None:
         super().__init__(observation_space, action_space, config, seed, device)
         self.state_size = self.model.state_size
-        closed_form = self.loss_gradients if has_closed_form(type(self)) else None
-        self.backend = self.make_backend(self.model, closed_form)
+        self.backend = self.make_backend(self.model)
 
     def make_segments(self) -> dict[str, Segment]:
         return {"network": Segment(self.masked(self.make_network()))}
@@ -148,6 +147,14 @@ class ActorCriticPolicy(Policy):
         if observations is None and rewards is None:
             return None
         return Normalizer(self.encoder, observations, rewards, config.gamma)
+
+    def act_as(self, acting: Acting) -> None:
+        super().act_as(acting)
+        for segment in self.segments.values():
+            for module in segment.module.modules():
+                if isinstance(module, ActorCriticNetwork):
+                    for part in module.parts:
+                        part.scale_bytes(acting.scale_by_high)
 
     def set_option(self, name: str, value: Any) -> None:
         super().set_option(name, value)
@@ -168,17 +175,14 @@ class ActorCriticPolicy(Policy):
             return network
         return MaskedNetwork(network, self.mask, seen=True)
 
-    def make_backend(self, network: Network, closed_form: Any = None) -> Backend:
-        """Computes the outputs of a network of `make_network`, and gradients of `loss`.
+    def make_backend(self, network: Network) -> Backend:
+        """Computes the outputs of a network of `make_network`, whose parameters are in `flat`, and
+        the gradients of `loss`. It computes in NumPy where `fast_cpu` allows it."""
+        if self.config.fast_cpu and is_supported(network):
+            return NumpyBackend(network, self)
+        return Backend(network, self.device, self.loss)
 
-        Args:
-            network: its parameters are in `flat`.
-            closed_form: `loss_gradients`; None if there is no closed form.
-        """
-        if not (self.config.fast_cpu and is_supported(network)):
-            return Backend(network, self.device, self.loss)
-        terms = loss_terms_of(self.dist)
-        return NumpyBackend(network, self.device, self.loss, terms, closed_form)
+    # ---- acting ---------------------------------------------------------------------------------
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         if self.state_size:
@@ -207,6 +211,8 @@ class ActorCriticPolicy(Policy):
 
     def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
         return obs if self.normalizer is None else self.normalizer.observations(obs)
+
+    # ---- preparing samples ----------------------------------------------------------------------
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
         """The batch with observations and rewards as network and loss use them: normalised as when
@@ -261,6 +267,8 @@ class ActorCriticPolicy(Policy):
             log_prob = self.dist.log_prob(as_tensor(params), as_tensor(batch["actions"]))
         return log_prob.numpy()
 
+    # ---- the loss, and hooks of learning --------------------------------------------------------
+
     @abstractmethod
     def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, a mean over rows, so that its gradient does not grow with the batch.
@@ -279,12 +287,25 @@ class ActorCriticPolicy(Policy):
         params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
         return params[rows["valid"]], values[rows["valid"]]
 
-    def loss_gradients(
-        self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[LossGradients, dict[str, float]]:
-        """Optional: the gradients of `loss` in closed form, and the statistics of `loss` with
-        `total_loss`. The method must be decorated with `@closed_form_of(loss)`."""
-        raise NotImplementedError
+    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
+        """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that the next
+        gradient of it will be computed with. Returns a new batch where it changes any column."""
+        return batch
+
+    def on_epoch(self, stats: Mapping[str, float]) -> bool:
+        """Called after each epoch with its statistics over all learners; True stops learning."""
+        return False
+
+    def on_learned(self, stats: Mapping[str, float]) -> None:
+        """Called after the last epoch with its statistics, to adapt coefficients."""
+        return
+
+    @property
+    def entropy_coeff(self) -> float:
+        """The current entropy coefficient."""
+        return Schedule(self.config.entropy_coeff)(self.env_steps)
+
+    # ---- learning from a batch ------------------------------------------------------------------
 
     def training_rows(
         self, batch: SampleBatch, reducer: Reducer | None = None
@@ -304,7 +325,7 @@ class ActorCriticPolicy(Policy):
         columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
         rows = valid_rows(batch, columns)
         if self.config.standardize_advantages:
-            rows["advantages"] = standardized(rows["advantages"], reducer or LocalReducer())
+            rows["advantages"] = gae.standardized(rows["advantages"], reducer or LocalReducer())
         if self.state_size:
             rows |= {
                 "obs": batch.obs,
@@ -323,13 +344,14 @@ class ActorCriticPolicy(Policy):
     @np.errstate(all="ignore")
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
         batch = self.prepare_batch(batch)
-        gradients = self._gradients_of(self.training_rows(batch), value_statistics(batch))
+        gradients = self._gradients_of(self.training_rows(batch), value_sums(batch))
         return gradients._replace(new_rows=gradients.rows, acted=batch.version)
 
-    def _gradients_of(self, rows: Rows, values: Mapping[str, float]) -> Gradients:
+    def _gradients_of(self, rows: Rows, of_values: list[float]) -> Gradients:
         count = len(rows["actions"])
-        if count == 0:
-            return self.no_gradients()
+        if count == 0:  # the gradient of no row
+            self.flat.zero_grads()
+            return Gradients(self.flat.get_grads(), self.version, 0, {}, acted=self.version)
         buffers = self.flat.get_buffers()
         stats = self.backward(rows)
         if len(buffers) and not np.array_equal(buffers, self.flat.get_buffers(), equal_nan=True):
@@ -339,23 +361,37 @@ class ActorCriticPolicy(Policy):
                 "optimizer that learns from samples (sync_samples, async_samples, "
                 "decentralized_allreduce), or a network without (LayerNorm)"
             )
-        return Gradients(self.flat.get_grads(), self.version, count, stats | dict(values))
-
-    def num_minibatches(self, batch: SampleBatch) -> tuple[int, int]:
-        # All rows count, valid or not, so that workers with whole fragments have the same number.
-        parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
-        if self.whole_columns or self.state_size:
-            parts = min(parts, batch.shape[1])
-        return parts, self.config.num_sgd_iter
+        stats |= value_statistics(of_values)
+        return Gradients(self.flat.get_grads(), self.version, count, stats)
 
     def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
         """See `Policy`. `on_epoch` and `on_learned` are not called, so PPO's `kl_stop` and
         `kl_target` have no effect."""
-        minibatches = _Minibatches(self, batch, LocalReducer())
-        parts, _ = self.num_minibatches(batch)
-        while True:
-            for rows, values in minibatches.epoch(parts):
-                yield self._gradients_of(rows, values)
+        minibatches = self._minibatches(batch, LocalReducer())
+        # All rows count, valid or not, so that workers with whole fragments have the same number.
+        parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
+        if self.whole_columns or self.state_size:
+            parts = min(parts, batch.shape[1])
+        epochs = self.config.num_sgd_iter
+        for epoch in range(epochs):
+            for part, (rows, of_values) in enumerate(minibatches.epoch(parts)):
+                gradients = self._gradients_of(rows, of_values)
+                new_rows = gradients.rows if epoch == 0 else 0
+                is_last = (epoch, part) == (epochs - 1, parts - 1)
+                yield gradients._replace(new_rows=new_rows, ends_rollout=is_last)
+
+    def _minibatches(self, batch: SampleBatch, reducer: Reducer) -> Minibatches:
+        def prepare(part: SampleBatch) -> tuple[Rows, list[float]]:
+            part = self.prepare_batch(part)
+            return self.backend.rows(self.training_rows(part, reducer)), value_sums(part)
+
+        unit: Literal["rows", "sequences", "columns"] = "rows"
+        if self.whole_columns:
+            unit = "columns"
+        elif self.state_size:
+            unit = "sequences"
+        size = self.config.sgd_minibatch_size
+        return Minibatches(batch, prepare, unit, size, self.shuffle, reducer)
 
     @np.errstate(all="ignore")
     def learn_on_batch(
@@ -368,7 +404,7 @@ class ActorCriticPolicy(Policy):
         of the minibatch.
         """
         reducer = reducer or LocalReducer()
-        minibatches = _Minibatches(self, batch, reducer)
+        minibatches = self._minibatches(batch, reducer)
         parts = minibatches.parts
         if parts == 0:  # no learner has a row: no gradient and no update
             return {}
@@ -378,7 +414,7 @@ class ActorCriticPolicy(Policy):
             updates = []
             for rows, of_values in minibatches.epoch(parts):
                 updates.append(self.update(rows, reducer))
-                values.append(of_values)
+                values.append(value_statistics(of_values))
             epochs.append(_mean(updates))
             if self.on_epoch(epochs[-1]):
                 break
@@ -403,127 +439,10 @@ class ActorCriticPolicy(Policy):
         if count == 0 and reducer.world_size == 1:
             return {}
         stats = self.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
-        self.gradient_rows = count
+        self.progress.gradient_rows = count
         if reducer.world_size > 1:
             stats = reduce_gradient(self, count, stats, reducer)
         return stats | self.apply_flat()
-
-    def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Called after each epoch with its statistics over all learners; True stops learning."""
-        return False
-
-    def on_learned(self, stats: Mapping[str, float]) -> None:
-        """Called after the last epoch with its statistics, to adapt coefficients."""
-        return
-
-    @property
-    def entropy_coeff(self) -> float:
-        """The current entropy coefficient."""
-        return Schedule(self.config.entropy_coeff)(self.env_steps)
-
-
-class _Minibatches:
-    """The minibatches of one batch: rows of the prepared batch in random order, or whole columns,
-    which a policy with memory needs.
-
-    Args:
-        policy: prepares the batch, now or, with `whole_columns`, each minibatch.
-        batch: postprocessed.
-        reducer: sums over all learners.
-
-    Attributes:
-        parts: number of minibatches of an epoch, the same for all learners; 0 if none has a row.
-    """
-
-    def __init__(self, policy: ActorCriticPolicy, batch: SampleBatch, reducer: Reducer) -> None:
-        self._policy = policy
-        self._batch = batch
-        self._reducer = reducer
-        self._rows: Rows = {}
-        self._values: dict[str, float] = {}
-        sums = [float(batch.env_steps), float(batch.shape[1])]
-        if not policy.whole_columns:
-            batch = policy.prepare_batch(batch)
-            self._rows = policy.backend.rows(policy.training_rows(batch, reducer))
-            sums = [float(len(self._rows["actions"])), sums[1], *_moments(batch)]
-        rows, columns, *moments = summed(sums, reducer)
-        if moments:
-            self._values = _value_statistics(moments)
-        learners = reducer.world_size
-        parts = num_minibatches(int(rows), learners, policy.config.sgd_minibatch_size)
-        if policy.whole_columns or policy.state_size:
-            parts = min(parts, -(-int(columns) // learners))
-        self.parts = parts if rows else 0
-
-    def epoch(self, parts: int) -> Iterator[tuple[Rows, dict[str, float]]]:
-        """Rows and `value_statistics` of each of `parts` minibatches, which together hold each row
-        once."""
-        policy = self._policy
-        if not policy.whole_columns:
-            split = shuffled_sequences if policy.state_size else shuffled
-            for rows in split(self._rows, parts, policy.shuffle):
-                yield rows, self._values
-            return
-        for part in shuffled_columns(self._batch, parts, policy.shuffle):
-            prepared = policy.prepare_batch(part)
-            moments = summed(_moments(prepared), self._reducer)
-            rows = policy.training_rows(prepared, self._reducer)
-            yield rows, _value_statistics(moments)
-
-
-# What is not finite is left to the weight updater, which does not apply such gradients.
-@np.errstate(all="ignore")
-def standardized(advantages: np.ndarray, reducer: Reducer) -> np.ndarray:
-    """`[B]` with mean 0 and standard deviation 1 over the rows of all learners.
-
-    Two passes in float64, because the difference of large sums would lose digits where learners
-    have different means.
-    """
-    values = advantages.astype(np.float64)
-    count, total = summed([float(len(values)), float(values.sum())], reducer)
-    rows = max(count, 1.0)
-    values -= total / rows
-    (squares,) = summed([float(np.dot(values, values))], reducer)
-    values /= max((squares / rows) ** 0.5, 1e-8)
-    return values.astype(np.float32)
-
-
-def value_statistics(batch: SampleBatch) -> dict[str, float]:
-    """How the values compare with the value targets of a prepared batch, over its valid rows.
-
-    Returns:
-        `vf_explained_var`: `1 - Var(targets - values) / Var(targets)`, 0 if the targets are
-        constant; `vf_predicted_mean` and `vf_target_mean`: the means, whose difference is the bias
-        of the values; 0 without rows.
-    """
-    return _value_statistics(_moments(batch))
-
-
-def _moments(batch: SampleBatch) -> list[float]:
-    """Sums that the statistics of values follow from, also over several learners."""
-    valid = batch["valid"]
-    targets = batch["value_targets"][valid].astype(np.float64)
-    errors = targets - batch["values"][valid]
-    return [
-        float(len(targets)),
-        float(targets.sum()),
-        float(np.square(targets).sum()),
-        float(errors.sum()),
-        float(np.square(errors).sum()),
-    ]
-
-
-def _value_statistics(moments: Sequence[float]) -> dict[str, float]:
-    count, target, squares, error, error_squares = moments
-    rows = max(count, 1.0)
-    variance = squares - target**2 / rows
-    constant = variance <= 1e-12 * squares  # but for rounding
-    explained = 0.0 if constant else 1.0 - (error_squares - error**2 / rows) / variance
-    return {
-        "vf_explained_var": explained,
-        "vf_predicted_mean": (target - error) / rows,
-        "vf_target_mean": target / rows,
-    }
 
 
 def _mean(parts: list[dict[str, float]]) -> dict[str, float]:

@@ -94,14 +94,8 @@ class AppoPolicy(PPOPolicy):
         prepared["action_logp"] = np.maximum(target, acted - math.log(_MAX_BEHAVIOUR_RATIO))
         return prepared
 
-    def _vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
-        return 0.5 * super()._vf_loss(values, rows)
-
-    def _vf_errors(
-        self, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        errors, by_values = super()._vf_errors(values, rows)
-        return 0.5 * errors, 0.5 * by_values
+    def vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        return 0.5 * super().vf_loss(values, rows)
 
     def on_update(self) -> None:
         """Copies the network to the target network every `target_network_update_freq` updates."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from polopt.common.sample_batch import SampleBatch
+from polopt.policies.learning.reducer import Reducer, summed
 
 
 def next_values(batch: SampleBatch, all_values: np.ndarray, successors: np.ndarray) -> np.ndarray:
@@ -116,3 +117,20 @@ def add_advantages(
     batch["values"] = values
     batch["advantages"] = advantages(batch, values, following, gamma, lambda_)
     batch["value_targets"] = batch["advantages"] + batch["values"]
+
+
+# What is not finite is left to the weight updater, which does not apply such gradients.
+@np.errstate(all="ignore")
+def standardized(advantages: np.ndarray, reducer: Reducer) -> np.ndarray:
+    """`[B]` with mean 0 and standard deviation 1 over the rows of all learners.
+
+    Two passes in float64, because the difference of large sums would lose digits where learners
+    have different means.
+    """
+    values = advantages.astype(np.float64)
+    count, total = summed([float(len(values)), float(values.sum())], reducer)
+    rows = max(count, 1.0)
+    values -= total / rows
+    (squares,) = summed([float(np.dot(values, values))], reducer)
+    values /= max((squares / rows) ** 0.5, 1e-8)
+    return values.astype(np.float32)

@@ -10,7 +10,7 @@ from polopt.policies.policy import Policy
 
 
 class MinibatchGradients:
-    """Iterates over a batch like `Policy.learn_on_batch`, in epochs of minibatches.
+    """The gradients that `Policy.learn_on_batch` would apply, one after the other.
 
     Each gradient is computed with the weights of that moment, and the caller applies it.
 
@@ -20,31 +20,23 @@ class MinibatchGradients:
 
     Attributes:
         version: version of the weights that chose the actions of the batch.
+        done: whether the last gradient of the batch was taken.
     """
 
     def __init__(self, policy: Policy, batch: SampleBatch) -> None:
-        parts, epochs = policy.num_minibatches(batch)
-        self._later = parts * (epochs - 1)  # gradients after the first epoch
-        self._left = parts * epochs
         self._gradients = policy.minibatch_gradients(batch)
         self.version = batch.version
-
-    @property
-    def done(self) -> bool:
-        """Whether all minibatches of all epochs are used."""
-        return self._left == 0
+        self.done = False
 
     @np.errstate(all="ignore")
     def next_gradients(self) -> Gradients:
-        """The gradient of the next minibatch, not clipped.
+        """The next gradient, not clipped.
 
         Raises:
-            ValueError: if all minibatches are used.
+            ValueError: if there is none left.
         """
         if self.done:
             raise ValueError("all minibatches of the batch are used")
-        first_epoch = self._left > self._later
-        self._left -= 1
         gradients = next(self._gradients)
-        new_rows = gradients.rows if first_epoch else 0
-        return gradients._replace(new_rows=new_rows, ends_rollout=self.done, acted=self.version)
+        self.done = gradients.ends_rollout
+        return gradients._replace(acted=self.version)

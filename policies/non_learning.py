@@ -5,7 +5,6 @@ They adapt a `torch.nn.Module` or a callable, or choose random actions.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -14,16 +13,13 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from polopt.common.action_mask import find_action_mask
 from polopt.common.config import Config, ConfigError
-from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
+from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.factory import make_distribution
 from polopt.policies.distributions.fixed import PassThroughActions, UniformActions
 from polopt.policies.networks.observations import split
-from polopt.policies.normalization import Normalizer
-from polopt.policies.spaces import ObservationEncoder
 
 
 class NonLearningConfig(Config):
@@ -40,58 +36,11 @@ class NonLearningConfig(Config):
     squash_actions: bool = False
 
 
-class NonLearningPolicy(ABC):
-    """A policy that chooses actions and does not learn; it has no weights.
-
-    Args:
-        observation_space: observation space of one environment.
-        action_space: action space of one environment.
-        config: options.
-        seed: seed of `shuffle`, which workers save and restore.
-        device: torch device of a module.
-
-    Attributes:
-        encoder: converts observations of the environment to arrays.
-        normalizer: None.
-        dist: the action distribution.
-        mask: where observations say which actions are allowed; None: they do not.
-        version: version of the weights.
-        env_steps: environment steps sampled so far by all workers.
-        state_size: 0: it has no memory.
-    """
+class NonLearningPolicy(ActingPolicy):
+    """A policy that chooses actions and does not learn. Its weights are an empty vector."""
 
     config_class: ClassVar[type[NonLearningConfig]] = NonLearningConfig
-    dist: ActionDistribution
-    state_size = 0
-
-    def __init__(
-        self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
-        config: NonLearningConfig,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        self.config = config
-        self.encoder = ObservationEncoder(observation_space)
-        self.mask = find_action_mask(observation_space, action_space)
-        self.normalizer: Normalizer | None = None
-        self.device = torch.device(device)
-        self.shuffle = np.random.default_rng(seed)
-        self.version = 0
-        self.env_steps = 0
-
-    @abstractmethod
-    def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
-
-    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`action_params`, and the state unchanged."""
-        return self.action_params(obs), state
-
-    def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Returns the batch unchanged."""
-        return batch
+    config: NonLearningConfig
 
     def get_weights(self) -> Weights:
         """An empty vector, `[0]`."""
@@ -102,22 +51,20 @@ class NonLearningPolicy(ABC):
         self.version, self.env_steps = weights.version, weights.env_steps
 
     def get_state(self) -> dict[str, Any]:
-        """Weights and their version, for checkpoints."""
+        """Weights and their version."""
         weights = self.get_weights()
         return {"params": torch.from_numpy(weights.flat), "version": self.version}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores a state from `get_state`."""
         self.set_weights(Weights(state["params"].numpy(), int(state["version"]), 0, {}))
 
 
 class RandomPolicy(NonLearningPolicy):
     """Chooses actions uniformly from the action space, or from those that a mask allows."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        space = args[1]
-        self.dist = UniformActions(space) if self.mask is None else make_distribution(space)
+    def make_distribution(self) -> ActionDistribution:
+        space = self.action_space
+        return UniformActions(space) if self.mask is None else make_distribution(space)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Logits `[N, P]` with a mask, else `[N, 0]`: the distribution has no parameters."""
@@ -129,9 +76,8 @@ class RandomPolicy(NonLearningPolicy):
 class CallablePolicy(NonLearningPolicy):
     """Chooses actions with a callable `obs [N, ...] -> actions [N, ...]` of the action space."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.dist = PassThroughActions(args[1])
+    def make_distribution(self) -> ActionDistribution:
+        return PassThroughActions(self.action_space)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """The actions, flattened: `[N, A]`.
@@ -161,7 +107,9 @@ class ModulePolicy(NonLearningPolicy):
         super().__init__(*args, **kwargs)
         self.module: nn.Module = self.config.actor
         self.module.to(self.device)
-        self.dist = make_distribution(args[1], self.config.squash_actions)
+
+    def make_distribution(self) -> ActionDistribution:
+        return make_distribution(self.action_space, self.config.squash_actions)
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` float32.
@@ -229,13 +177,15 @@ class ActionModulePolicy(ModulePolicy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.dist = PassThroughActions(args[1])
         module: Any = self.module
         self._in_keys: list[Any] | None = None
         self._out_keys = ["action"]
         if hasattr(module, "in_keys"):
             self._in_keys, self._out_keys = list(module.in_keys), list(module.out_keys)
-            self._check_keys(args[0])
+            self._check_keys(self.encoder.space)
+
+    def make_distribution(self) -> PassThroughActions:
+        return PassThroughActions(self.action_space)
 
     def _check_keys(self, observation_space: Space[Any]) -> None:
         assert self._in_keys is not None

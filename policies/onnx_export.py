@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from polopt.common.config import ConfigError
-
-if TYPE_CHECKING:
-    from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.acting_policy import ActingPolicy
 
 #: What `torch.onnx.export` imports; the extra `onnx` installs it.
 _NEEDED = ("onnx", "onnxscript")
@@ -30,21 +29,15 @@ _ROWS = 2
 
 def write_onnx(
     path: str | Path,
-    observation_space: Space[Any],
-    dist: ActionDistribution,
-    act: Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]],
+    policy: ActingPolicy,
     network: nn.Module,
-    state_size: int,
 ) -> None:
     """Writes an ONNX model of a policy that acts deterministically; see `Policy.export_onnx`.
 
     Args:
         path: of the file; it is complete or not there.
-        observation_space: observation space of one environment.
-        dist: the policy's action distribution.
-        act: `Policy.act_in_torch`.
-        network: on the CPU.
-        state_size: S, of the policy's memory; 0 without memory.
+        policy: defines `act_in_torch`.
+        network: acts; it is not changed.
 
     Raises:
         ConfigError: packages are missing, torch cannot export the network, or the file cannot be
@@ -56,15 +49,16 @@ def write_onnx(
             f"export to ONNX needs {', '.join(missing)}, which is not installed: "
             "pip install 'polopt[onnx]'"
         )
-    parts = list(_parts(observation_space, "observations"))
+    network = copy.deepcopy(network).cpu()
+    parts = list(_parts(policy.encoder.space, "observations"))
     names = [name for name, _ in parts]
     if len(set(names)) < len(names):  # keys that differ only in other characters
         names = [f"{name}.{i}" for i, name in enumerate(names)]
-    model = _Acting([space for _, space in parts], dist, act, network, state_size).eval()
+    model = _Acting([space for _, space in parts], policy, network).eval()
     examples = tuple(_example(space) for _, space in parts)
     outputs = ["actions", "action_dist_inputs"]
-    if state_size:
-        examples += (torch.zeros(_ROWS, state_size),)
+    if policy.state_size:
+        examples += (torch.zeros(_ROWS, policy.state_size),)
         names.append("state")
         outputs.append("next_state")
     batch = torch.export.Dim("batch", min=1)
@@ -122,16 +116,14 @@ class _Acting(nn.Module):
     def __init__(
         self,
         parts: list[Space[Any]],
-        dist: ActionDistribution,
-        act: Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]],
+        policy: ActingPolicy,
         network: nn.Module,
-        state_size: int,
     ) -> None:
         super().__init__()
         self._parts = parts
-        self._dist = dist
-        self._act = act
-        self._state_size = state_size
+        self._dist = policy.dist
+        self._act = policy.act_in_torch
+        self._state_size = policy.state_size
         self.network = network  # registered: its parameters become those of the model
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -1,10 +1,9 @@
-"""`Policy`: what workers and strategies need of an algorithm."""
+"""`Policy`: an acting policy that learns. What strategies need of an algorithm."""
 
 from __future__ import annotations
 
-import copy
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,41 +11,27 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor, nn
+from torch import nn
 
-from polopt.common.action_mask import find_action_mask
 from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import FORMER_ACTING, Acting, Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
+from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.factory import make_distribution
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.policy_config import PolicyConfig
+from polopt.policies.learning.progress import LearningProgress
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
-from polopt.policies.networks.base import ActorCriticNetwork
-from polopt.policies.normalization import Normalizer, kinds_of, sum_moments
+from polopt.policies.normalization import kinds_of, sum_moments
 from polopt.policies.onnx_export import write_onnx
-from polopt.policies.spaces import ObservationEncoder
-
-#: Options that are fixed once the policy exists.
-_FIXED_OPTIONS = (
-    "model",
-    "torch_optimizer",
-    "fast_cpu",
-    "normalize_actions",
-    "clip_actions",
-    "normalize_observations",
-    "clip_observations",
-    "normalize_rewards",
-    "clip_rewards",
-)
 
 
-class Policy(ABC):
+class Policy(ActingPolicy):
     """Chooses actions, and learns from batches. It knows neither Ray nor the strategy.
 
     A subclass provides `make_segments`, `action_params`, `compute_gradients` and `learn_on_batch`.
@@ -59,33 +44,21 @@ class Policy(ABC):
         seed: seed of the initial weights and of the shuffling of minibatches.
         device: torch device of the networks.
 
-    Attributes:
-        encoder: converts observations of the environment to arrays.
-        normalizer: normalises observations and rewards; None: the policy does not.
-        action_space: of one environment.
-        dist: the action distribution.
+    Attributes (those of `ActingPolicy`, and):
         acting: how observations and actions are scaled; sent with the weights. `act_as` changes it.
-        mask: where observations say which actions are allowed; None: they do not.
         segments: the modules, by name.
         model: the network that acts, the segment `network`.
         flat: parameters of all segments and their gradients, one tensor each.
-        shuffle: random numbers for the order of minibatches.
-        version: number of updates applied to the weights.
-        env_steps: environment steps sampled so far by all workers; the argument of all schedules.
         coefficients: scalars that learning adapts, which start from the options of the same names;
             they are sent with the weights.
-        non_finite_gradients: non-finite gradients computed here while several learners cooperate.
-        gradient_rows: rows, of all learners, that the gradient in `flat.grads` is the mean over.
-            `apply_gradients` and `reduce_gradient` set it; `apply_flat` sets it to 0.
-        rows_applied: sum of `gradient_rows` over the updates that this object has made.
-        state_size: S, size of the memory of one environment, a vector; 0 without memory.
+        progress: counts of the updates that this object has made.
 
     Raises:
         ConfigError: for spaces that are not supported.
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
-    state_size: int = 0
+    config: PolicyConfig
 
     def __init__(
         self,
@@ -95,8 +68,8 @@ class Policy(ABC):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self._prepare(observation_space, action_space, config)
-        self.device = torch.device(device)
+        super().__init__(observation_space, action_space, config, seed, device)
+        self.acting = Acting(config.normalize_actions, config.clip_actions)
         # The initial weights depend on `seed` only, and torch's global generators are not changed:
         # `torch.manual_seed` would also seed those of GPUs, and equally in every process.
         with torch.random.fork_rng(devices=[]):
@@ -107,12 +80,8 @@ class Policy(ABC):
         self.model: nn.Module = self.segments["network"].module
         self.flat = FlatParameters(self.segments, tail=len(LEARNER_KEYS) + 1)
         self._updater = WeightUpdater(self.flat, config)
-        self.shuffle = np.random.default_rng([seed, 1])
-        self.version = 0
-        self.env_steps = 0
         self.coefficients: dict[str, float] = {}
-        self.non_finite_gradients = 0
-        self.gradient_rows = self.rows_applied = 0
+        self.progress = LearningProgress()
 
     def __repr__(self) -> str:
         """Spaces, number of parameters that are trained, and version."""
@@ -121,39 +90,21 @@ class Policy(ABC):
         name = type(self).__name__
         return f"{name}({spaces}, {size:,} parameters, version {self.version}, {self.device})"
 
-    def _prepare(
-        self, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
-    ) -> None:
-        """Sets what `make_segments` needs."""
-        self.config = config
-        self.encoder = ObservationEncoder(observation_space)
-        self.normalizer = self.make_normalizer()
-        self.action_space = action_space
-        self.acting = Acting(config.normalize_actions, config.clip_actions)
-        self.dist = self._make_distribution()
-        self.mask = find_action_mask(observation_space, action_space)
-
-    def _make_distribution(self) -> ActionDistribution:
-        squash, acting = self.config.model.squash_actions, self.acting
-        return make_distribution(
-            self.action_space, squash, acting.normalize_actions, acting.clip_actions
-        )
+    def make_distribution(self) -> ActionDistribution:
+        config = self.config
+        squash, normalize = config.model.squash_actions, config.normalize_actions
+        return make_distribution(self.action_space, squash, normalize, config.clip_actions)
 
     def act_as(self, acting: Acting) -> None:
-        """From now on scales observations and actions as the policy that weights are taken from;
-        the config says so, too."""
+        """From now on scales actions as the policy that weights are taken from, and observations
+        where the family of the policy does; the config says so, too."""
         if acting == self.acting:
             return
         self.acting = acting
         options = {"normalize_actions": acting.normalize_actions}
         options["clip_actions"] = acting.clip_actions
         self.config = self.config.model_copy(update=options)
-        self.dist = self._make_distribution()
-        for segment in self.segments.values():
-            for module in segment.module.modules():
-                if isinstance(module, ActorCriticNetwork):
-                    for part in module.parts:
-                        part.scale_bytes(acting.scale_by_high)
+        self.dist = self.make_distribution()
 
     @classmethod
     def count_parameters(
@@ -166,7 +117,7 @@ class Policy(ABC):
             ConfigError: for spaces or sizes that are not supported.
         """
         policy = cls.__new__(cls)
-        policy._prepare(observation_space, action_space, config)
+        ActingPolicy.__init__(policy, observation_space, action_space, config)
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             try:
                 segments = policy.make_segments()
@@ -179,131 +130,6 @@ class Policy(ABC):
     def make_segments(self) -> dict[str, Segment]:
         """New modules with random weights, by name; `network` is the one that acts. Called once,
         when `encoder`, `dist` and `config` are there."""
-
-    def make_normalizer(self) -> Normalizer | None:
-        """A new normaliser for `encoder` and `config`; None: observations and rewards are used as
-        they are. A policy that returns one calls its methods where it uses either.
-
-        Raises:
-            ConfigError: for observations that cannot be normalised.
-        """
-        return None
-
-    # ---- acting and sampling --------------------------------------------------------------------
-
-    @abstractmethod
-    def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`; of a policy
-        with memory, for environments whose episode begins with them."""
-
-    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Distribution parameters of observations, and the memory after them. A policy with memory
-        overrides it, and sets `state_size`.
-
-        Args:
-            obs: encoded observations `[N, ...]`.
-            state: memory `[N, S]` float32 before; zeros at the start of an episode.
-
-        Returns:
-            parameters `[N, P]` float32, and memory `[N, S]` float32.
-        """
-        return self.action_params(obs), state
-
-    @np.errstate(all="ignore")
-    def compute_actions(
-        self,
-        obs: np.ndarray,
-        explore: bool = True,
-        rng: np.random.Generator | None = None,
-        state: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Chooses one action for each observation.
-
-        Args:
-            obs: encoded observations `[N, ...]`.
-            explore: sample the actions; False takes the mode.
-            rng: source of random numbers; by default a new generator.
-            state: memory `[N, S]`; None: episodes begin.
-
-        Returns:
-            actions for the environment `[N, ...]`, and `{"action_dist_inputs": [N, P], "actions":
-            [N, ...], "state": [N, S]}` with the actions as sampled from the distribution, and the
-            memory after them.
-        """
-        if state is None:
-            state = np.zeros((len(obs), self.state_size), dtype=np.float32)
-        params, state = self.act(obs, state)
-        noise = None
-        if explore:
-            noise = self.dist.draw_noise(rng or np.random.default_rng(), len(obs))
-        actions = self.dist.sample(params, noise)
-        extras = {"action_dist_inputs": params, "actions": actions, "state": state}
-        return self.dist.to_env(actions), extras
-
-    @np.errstate(all="ignore")
-    def predict(
-        self,
-        observations: Any,
-        state: Any = None,
-        deterministic: bool = True,
-        rng: np.random.Generator | None = None,
-    ) -> tuple[np.ndarray, Any]:
-        """Chooses the action for one observation of the environment, or for a batch of them.
-
-        Args:
-            observations: an observation as the environment returns it, or a batch: an array `[N,
-                ...]`, for a Dict or Tuple space a dict or tuple of those. The shape tells which.
-            state: memory `[S]`, of a batch `[N, S]`, that the call before returned; None: episodes
-                begin. Where one environment of a batch begins an episode, set its row to 0.
-            deterministic: take the mode of the distribution; False samples.
-            rng: source of random numbers of sampled actions; None: a new generator.
-
-        Returns:
-            the action for `env.step`, of a batch `[N, ...]`; and the state for the next call, None
-            for policies without memory.
-
-        Raises:
-            ValueError: an observation of another structure or shape; an action mask that allows no
-                action; a state of another shape, or one that is not None for a policy without
-                memory.
-        """
-        if state is not None and not self.state_size:
-            raise ValueError(f"{type(self).__name__} has no memory: state must be None")
-        encoded, is_batch = self.encoder.encode_some(observations)
-        if self.mask is not None:
-            self.mask.check(encoded[:, self.mask.place])
-        if state is not None:
-            state = self._checked_state(state, len(encoded), is_batch)
-        actions, extras = self.compute_actions(encoded, not deterministic, rng, state)
-        after = extras["state"] if self.state_size else None
-        if is_batch:
-            return actions, after
-        return actions[0], None if after is None else after[0]
-
-    def _checked_state(self, state: Any, count: int, is_batch: bool) -> np.ndarray:
-        """A caller's state as `[N, S]`."""
-        array = np.asarray(state, dtype=np.float32)
-        expected = (count, self.state_size) if is_batch else (self.state_size,)
-        if array.shape != expected:
-            raise ValueError(f"state must have shape {list(expected)}; got {list(array.shape)}")
-        if not np.isfinite(array).all():
-            raise ValueError("state must be finite")
-        return array.reshape(count, self.state_size)
-
-    def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Optional, for `export_onnx`: as `act`, computed by torch operations.
-
-        Args:
-            network: a copy of `model` on the CPU.
-            obs: encoded observations `[N, ...]`.
-            state: memory `[N, S]`.
-
-        Raises:
-            ConfigError: the policy does not have it.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} cannot be exported: it does not define act_in_torch"
-        )
 
     def export_onnx(self, path: str | Path) -> None:
         """Writes the policy as an ONNX model that acts deterministically, as `predict`.
@@ -318,37 +144,21 @@ class Policy(ABC):
             ConfigError: the extra `onnx` is not installed, the policy cannot be exported, or the
                 file cannot be written.
         """
-        network = copy.deepcopy(self.model).cpu()
-        space, size = self.encoder.space, self.state_size
-        write_onnx(path, space, self.dist, self.act_in_torch, network, size)
-
-    def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a sample `[T, N]` in the worker that made it, while the weights are those that
-        chose the actions."""
-        return batch
+        write_onnx(path, self, self.model)
 
     # ---- learning -------------------------------------------------------------------------------
-
-    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that it is about
-        to be learned from with. `compute_gradients`, `minibatch_gradients` and `learn_on_batch`
-        call it. Returns a new batch where it changes any column."""
-        return batch
 
     @abstractmethod
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
         """The gradient of a postprocessed batch, not clipped, not applied."""
 
-    def num_minibatches(self, batch: SampleBatch) -> tuple[int, int]:
-        """The number of minibatches of a batch, and of epochs over it, that `minibatch_gradients`
-        makes."""
-        return 1, 1
-
     def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
-        """The gradients of the minibatches of a postprocessed batch, one epoch after the other.
-        Each is computed when it is asked for, with the weights of that moment."""
-        while True:
-            yield self.compute_gradients(batch)
+        """The gradients that a postprocessed batch is learned with, one after the other; by default
+        one, of the whole batch. Each is computed when it is asked for, with the weights of that
+        moment. Its `new_rows` are the rows that no gradient before it was of, and the last one has
+        `ends_rollout`."""
+        gradients = self.compute_gradients(batch)
+        yield gradients._replace(new_rows=gradients.rows, ends_rollout=True)
 
     def check_gradients(self, gradients: Any) -> None:
         """Refuses what is no gradient of this network; None stands for one that was not finite.
@@ -369,11 +179,6 @@ class Policy(ABC):
             size = len(self.flat.grads)
             raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")
 
-    def no_gradients(self) -> Gradients:
-        """The gradient of zero rows: zeros."""
-        flat = np.zeros(len(self.flat.grads), np.float32)
-        return Gradients(flat, self.version, 0, {}, acted=self.version)
-
     @abstractmethod
     def learn_on_batch(
         self, batch: SampleBatch, reducer: Reducer | None = None
@@ -392,7 +197,7 @@ class Policy(ABC):
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
         """Clips and applies a gradient, computed by this policy or another; see `apply_flat`."""
         self.flat.set_grads(gradients.flat)
-        self.gradient_rows = gradients.rows
+        self.progress.gradient_rows = gradients.rows
         return self.apply_flat(lr_scale)
 
     @np.errstate(all="ignore")
@@ -403,21 +208,15 @@ class Policy(ABC):
         `grad_norm` if the gradient was not finite and was skipped.
         """
         applied, stats = self._updater.apply(self.env_steps, lr_scale)
-        rows, self.gradient_rows = self.gradient_rows, 0
+        self.progress.count_update(applied)
         if applied:
             self.version += 1
-            self.rows_applied += rows
             self.on_update()
         return stats
 
     def on_update(self) -> None:
         """Called after each update of the weights, to refresh what is computed from them."""
         return
-
-    @property
-    def skipped_updates(self) -> int:
-        """Number of gradients that were not applied because they were not finite."""
-        return self._updater.skipped
 
     def set_option(self, name: str, value: Any) -> None:
         """Changes an option of the config during training.
@@ -426,7 +225,7 @@ class Policy(ABC):
             ConfigError: for an unknown option, a wrong value, or an option that is fixed.
         """
         name = self.config_class.aliases.get(name, name)
-        if name in _FIXED_OPTIONS:
+        if name in self.config_class.fixed:
             raise ConfigError(f"key {name!r} cannot be changed while the policy exists")
         options = {**self.config.to_dict(), name: value}
         self.config = self.config_class.parse(options, "policy")
@@ -572,13 +371,13 @@ def reduce_gradient(
     elif not math.isfinite(flat.norm()):
         # The sum will not be finite either, and no learner will apply it. Which learner caused it
         # is only known here.
-        policy.non_finite_gradients += 1
+        policy.progress.non_finite_gradients += 1
     flat.set_tail([1.0, *(stats.get(key, 0.0) for key in LEARNER_KEYS)])
     flat.pack_buffers()
     flat.scale(float(count))
     reducer.sum_(flat.buffer)
     rows, *sums = flat.get_tail()
-    policy.gradient_rows = round(rows)
+    policy.progress.gradient_rows = round(rows)
     flat.scale(1.0 / max(rows, 1.0))
     if rows:
         flat.unpack_buffers()

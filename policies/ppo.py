@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import pydantic
 import torch
 from torch import Tensor
@@ -14,8 +13,6 @@ from torch import Tensor
 from polopt.common.config import Automatic
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
-from polopt.policies.fast_cpu.loss_gradients import LossGradients, clip, closed_form_of, mean
-from polopt.policies.fast_cpu.loss_terms import LossTerms
 
 #: Upper bound of the adapted coefficient, which otherwise grows as long as the KL is too large.
 MAX_KL_COEFF = 1e6
@@ -99,7 +96,7 @@ class PPOPolicy(ActorCriticPolicy):
         ratio = (self.dist.log_prob(params, rows["actions"]) - rows["action_logp"]).exp()
         clipped = ratio.clamp(1.0 - config.clip_param, 1.0 + config.clip_param)
         policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
-        vf_loss = self._vf_loss(values, rows)
+        vf_loss = self.vf_loss(values, rows)
         entropy = self.dist.entropy(params).mean()
         kl = self.dist.kl(rows["action_dist_inputs"], params).mean()
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
@@ -110,7 +107,8 @@ class PPOPolicy(ActorCriticPolicy):
         clip_fraction = (clipped != ratio).float().mean()
         return loss, stats | {"mean_kl_loss": kl, "clip_fraction": clip_fraction}
 
-    def _vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+    def vf_loss(self, values: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        """The value loss `[]` of values `[B]`: a mean of squared errors, bounded as configured."""
         errors = (values - rows["value_targets"]).square()
         most, limit = self.config.vf_clip_param, self.config.vf_clip_range
         if limit is not None:
@@ -118,53 +116,6 @@ class PPOPolicy(ActorCriticPolicy):
             near = rows["values"] + (values - rows["values"]).clamp(-limit, limit)
             errors = torch.maximum(errors, (near - rows["value_targets"]).square())
         return (errors if most is None else errors.clamp(max=most)).mean()
-
-    @closed_form_of(loss)
-    def loss_gradients(
-        self, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[LossGradients, dict[str, float]]:
-        config, count, advantages = self.config, len(values), rows["advantages"]
-        ratio = np.exp(terms.log_prob - rows["action_logp"])
-        clipped = clip(ratio, 1.0 - config.clip_param, 1.0 + config.clip_param)
-        gain, bounded = ratio * advantages, clipped * advantages
-        errors, by_values = self._vf_errors(values, rows)
-        stats = {
-            "policy_loss": -mean(np.minimum(gain, bounded)),
-            "vf_loss": mean(errors),
-            "entropy": mean(terms.entropy),
-            "mean_kl_loss": mean(terms.kl),
-            "clip_fraction": np.count_nonzero(clipped != ratio) / count,
-        }
-        vf_coeff, entropy_coeff = config.vf_loss_coeff, self.entropy_coeff
-        kl_coeff = self.coefficients["kl_coeff"]
-        loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
-        loss += kl_coeff * stats["mean_kl_loss"] - entropy_coeff * stats["entropy"]
-        stats["total_loss"] = loss
-        return LossGradients(
-            # The clipped objective does not depend on the ratio. NaN compares False and is kept.
-            log_prob=np.where(gain > bounded, 0.0, -gain) / count,
-            entropy=-entropy_coeff / count,
-            kl=kl_coeff / count,
-            values=by_values * (vf_coeff / count),
-        ), stats
-
-    def _vf_errors(
-        self, values: np.ndarray, rows: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The errors `[B]` that `_vf_loss` is the mean of, and their gradients `[B]`."""
-        distance = values - rows["value_targets"]
-        errors = distance * distance
-        most, limit = self.config.vf_clip_param, self.config.vf_clip_range
-        if limit is not None:
-            moved = values - rows["values"]
-            far = rows["values"] + clip(moved, -limit, limit) - rows["value_targets"]
-            larger = far * far > errors
-            errors = np.where(larger, far * far, errors)
-            distance = np.where(larger, np.where(np.abs(moved) <= limit, far, 0.0), distance)
-        if most is not None:
-            distance = np.where(errors > most, 0.0, distance)
-            errors = np.minimum(errors, most)
-        return errors, 2.0 * distance
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
         """True, which stops learning, if the mean KL of the epoch exceeds `kl_stop`."""

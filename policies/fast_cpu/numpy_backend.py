@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
-import torch
 from torch import nn
 
 from polopt.common.threads import blas_threads
-from polopt.policies.fast_cpu.loss_gradients import LossGradients
-from polopt.policies.fast_cpu.loss_terms import LossTerms
+from polopt.policies.fast_cpu.closed_forms import find_closed_form
+from polopt.policies.fast_cpu.loss_terms import loss_terms_of
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
-from polopt.policies.networks.backend import Backend, Loss, Rows
+from polopt.policies.networks.backend import Backend, Rows
 from polopt.policies.networks.mlp import MLPNetwork
 
 #: Largest number of parameters of a network that learns in NumPy. Arithmetic dominates the cost of
 #: a larger one, and torch may use several threads for it.
 MAX_PARAMETERS = 100_000
-
-#: `ActorCriticPolicy.loss_gradients`.
-_LossGradientsOf = Callable[
-    [LossTerms, np.ndarray, Mapping[str, np.ndarray]], tuple[LossGradients, dict[str, float]]
-]
 
 
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
@@ -45,27 +38,18 @@ class NumpyBackend(Backend):
     of `Backend`.
 
     Args:
-        network: on the CPU, with gradients.
-        device: the CPU.
-        loss: `ActorCriticPolicy.loss`.
-        terms_of: see `loss_terms_of`; None if the distribution has no closed form.
-        loss_gradients: `ActorCriticPolicy.loss_gradients`; None if the loss has no closed form.
+        network: on the CPU.
+        policy: the `ActorCriticPolicy` that acts or learns with the network.
     """
 
-    def __init__(
-        self,
-        network: MLPNetwork,
-        device: torch.device,
-        loss: Loss,
-        terms_of: Callable[..., LossTerms] | None,
-        loss_gradients: _LossGradientsOf | None,
-    ) -> None:
-        super().__init__(network, device, loss)
+    def __init__(self, network: MLPNetwork, policy: Any) -> None:
+        super().__init__(network, policy.device, policy.loss)
         self._network = NumpyMLP(network)
-        self._terms_of = terms_of
-        self._loss_gradients = loss_gradients
+        self._policy = policy
+        self._terms_of = loss_terms_of(policy.dist)
+        self._closed_form = find_closed_form(type(policy))
         size = sum(parameter.numel() for parameter in network.parameters())
-        closed = terms_of is not None and loss_gradients is not None
+        closed = self._terms_of is not None and self._closed_form is not None
         self._learns = closed and size <= MAX_PARAMETERS and blas_threads() == 1
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
@@ -84,11 +68,11 @@ class NumpyBackend(Backend):
     @np.errstate(all="ignore")
     def backward(self, rows: Rows) -> dict[str, float]:
         """See `Backend`."""
-        if not (self._learns and self._terms_of and self._loss_gradients):
+        if not (self._learns and self._terms_of and self._closed_form):
             return super().backward(rows)
         params, values, done = self._network.forward(rows["obs"])
         terms = self._terms_of(params, rows["actions"], rows.get("action_dist_inputs"))
-        gradients, stats = self._loss_gradients(terms, values, rows)
+        gradients, stats = self._closed_form(self._policy, terms, values, rows)
         by_params = terms.vjp(gradients.log_prob, gradients.entropy, gradients.kl)
         self._network.backward(done, by_params, gradients.values)
         return stats

@@ -3,12 +3,71 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 import numpy as np
 
 from polopt.common.sample_batch import SampleBatch
+from polopt.policies.learning.reducer import Reducer, summed
 from polopt.policies.networks.backend import Rows
+
+
+class Minibatches:
+    """The minibatches of one batch, the same number for all learners.
+
+    Args:
+        batch: postprocessed.
+        prepare: returns the rows of a batch, and sums over them that are of interest. It is called
+            for the whole batch now or, with unit `columns`, for each minibatch right before its
+            gradient.
+        unit: what is drawn in random order: `rows`; `sequences`, the columns of the prepared batch,
+            which a policy with memory needs; or `columns` of the batch.
+        size: rows of a minibatch of one learner; None: all.
+        rng: the source of the random order.
+        reducer: sums over all learners.
+
+    Attributes:
+        parts: number of minibatches of an epoch; 0 if no learner has a row.
+    """
+
+    def __init__(
+        self,
+        batch: SampleBatch,
+        prepare: Callable[[SampleBatch], tuple[Rows, list[float]]],
+        unit: Literal["rows", "sequences", "columns"],
+        size: int | None,
+        rng: np.random.Generator,
+        reducer: Reducer,
+    ) -> None:
+        self._batch = batch
+        self._prepare = prepare
+        self._unit = unit
+        self._rng = rng
+        self._reducer = reducer
+        self._rows: Rows = {}
+        sums = [float(batch.env_steps), float(batch.shape[1])]
+        if unit != "columns":
+            self._rows, of_rows = prepare(batch)
+            sums = [float(len(self._rows["actions"])), sums[1], *of_rows]
+        rows, columns, *self._sums = summed(sums, reducer)
+        learners = reducer.world_size
+        parts = num_minibatches(int(rows), learners, size)
+        if unit != "rows":
+            parts = min(parts, -(-int(columns) // learners))
+        self.parts = parts if rows else 0
+
+    def epoch(self, parts: int) -> Iterator[tuple[Rows, list[float]]]:
+        """The rows of each of `parts` minibatches, which together hold each row once, and the sums
+        over all learners: of the batch, or with unit `columns` of the minibatch."""
+        if self._unit != "columns":
+            split = shuffled if self._unit == "rows" else shuffled_sequences
+            for rows in split(self._rows, parts, self._rng):
+                yield rows, self._sums
+            return
+        for part in shuffled_columns(self._batch, parts, self._rng):
+            rows, sums = self._prepare(part)
+            yield rows, summed(sums, self._reducer)
 
 
 def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray]:

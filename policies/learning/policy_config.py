@@ -49,6 +49,14 @@ class PolicyConfig(Config):
     model: ModelConfig = ModelConfig()
 
     aliases: ClassVar[Mapping[str, str]] = {"lr_schedule": "lr"}
+    #: Options that cannot be changed once the policy exists.
+    fixed: ClassVar[tuple[str, ...]] = (
+        "model",
+        "torch_optimizer",
+        "fast_cpu",
+        "normalize_actions",
+        "clip_actions",
+    )
 
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,9 +24,6 @@ class WeightUpdater:
     Args:
         flat: parameters and gradient.
         config: options.
-
-    Attributes:
-        skipped: number of gradients that were not applied because they were not finite.
     """
 
     def __init__(self, flat: FlatParameters, config: PolicyConfig) -> None:
@@ -36,7 +33,6 @@ class WeightUpdater:
             name: TORCH_OPTIMIZERS[self._name](flat.params[part], flat.grads[part])
             for name, part in flat.trained.items()
         }
-        self.skipped = 0
         self.configure(config)
 
     def configure(self, config: PolicyConfig) -> None:
@@ -55,13 +51,12 @@ class WeightUpdater:
             whether the gradient was applied, and `grad_norm` (before clipping) and
             `default_optimizer_learning_rate`. A gradient that is not finite, or whose squares
             overflow in the optimizer's state, is not applied: the weights or the state would stay
-            non-finite. `skipped` counts it.
+            non-finite.
         """
         norm = self._flat.norm()
         lr = self._lr(env_steps) * lr_scale
         clip = self._config.grad_clip
         if not math.isfinite(norm) or min(norm, clip or norm) > _MAX_NORM:
-            self.skipped += 1
             return False, {"default_optimizer_learning_rate": lr}
         if clip is not None and norm > clip:
             self._flat.scale(clip / norm)

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from polopt.common.config import Config, ConfigError, nearest_of
-from polopt.policies.non_learning import NonLearningConfig, adapter_for
+from polopt.common.config import ConfigError, nearest_of
 from polopt.policies.policy import Policy
-from polopt.policies.registry import POLICIES
+from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.collectors.collector_config import CollectorConfig
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
 from polopt.rollouts.ray_session import attach_or_start
@@ -130,24 +129,6 @@ class CollectorArguments:
                     f"create_env_fn: got environments with spaces {self._spaces} and {spaces}. All "
                     "collectors use one policy, so their environments must have the same spaces"
                 )
-
-
-def resolve_policy(policy: Any) -> tuple[Any, Config]:
-    """Policy class and options from the argument `policy` of a `Collector`.
-
-    Raises:
-        ConfigError: unknown name or option, or an object that cannot act.
-    """
-    if isinstance(policy, Policy):
-        return type(policy), policy.config
-    options: Mapping[str, Any] = {}
-    if isinstance(policy, tuple):
-        policy, options = policy
-    if isinstance(policy, str) or (isinstance(policy, type) and issubclass(policy, Policy)):
-        policy_class = POLICIES.get(policy)
-        return policy_class, policy_class.config_class.parse(options, "policy")
-    config = NonLearningConfig.parse({"actor": policy, **options}, "policy")
-    return adapter_for(policy, config.outputs), config
 
 
 def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:

@@ -19,8 +19,8 @@ from polopt.common.weights import Gradients, Weights
 from polopt.metrics.record import Record
 from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.policy import reduce_gradient
+from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.collector_arguments import resolve_policy
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.collective import TimedReducer
 from polopt.rollouts.transport.control_page import ControlPage
@@ -122,6 +122,7 @@ class GradientWorker(RolloutWorker):
     def next_batch(self) -> SampleBatch:
         """The next batch of its collector. With synchronous collection, this worker's weights
         sample it."""
+        self.collector.stop_batch_early(self.stop_after())  # not a request for an earlier call
         with self.phase("sample"):
             batch: SampleBatch = next(self.collector)
         before, self._restarts = self._restarts, self.workers.faults.num_restarts

@@ -56,7 +56,8 @@ class UnsendableError(RuntimeError):
 
 
 class LostProcessError(ChannelError):
-    """The process of a call has died.
+    """Ray reports that the process of a call has died. A connection that ended without such a report
+    is a `ChannelError`.
 
     Attributes:
         at_start: it died while it was being made.
@@ -88,8 +89,9 @@ class Ticket(ABC):
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether there is an answer or a failure. The answer may still be on its way: only
-        `Transport.wait` says that `result` does not wait. Does not wait."""
+        """Whether there is an answer or a failure. Returns at once. It may be True before the answer
+        has reached this process. After `Transport.wait` has returned the ticket, `result` returns
+        at once, too."""
 
     @abstractmethod
     def result(self, timeout_s: float) -> Any:
@@ -215,8 +217,8 @@ class Transport(ABC):
             channels: the processes that have not started.
 
         Returns:
-            those that may wait, and how many of them wait at most: other programs may request the
-            same.
+            the processes that may wait for resources, and the largest number of them that does. Ray
+            counts requests only, and other programs may have made the same request.
         """
 
     @abstractmethod

@@ -26,7 +26,6 @@ class ProcessActor:
     """
 
     def __init__(self, make: Callable[..., Any], *args: Any) -> None:
-        self._make = make
         self._control = ControlPage()
         self._server = SocketServer()
         self._target = make(*args, control=self._control)

@@ -191,6 +191,7 @@ class SimulatedTransport(Transport):
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
     ) -> SimulatedChannel:
         channel = self.make_channel(make, args, name)
+        channel.target.clock = self.clock
         self.channels.append(channel)
         return channel
 

@@ -398,7 +398,9 @@ class Calls:
         """Makes the thread that waits raise `CallsInterrupted`. Pending calls end after their
         current step; their replies are kept, and waiting continues once `interrupted` is reset."""
         self.interrupted = True
-        self.stop_early(self.pending(), 1)
+        for call in self.pending():  # also those that are to end early with more steps
+            call.stopped = True
+            call.worker.channel.stop_early(call.number, 1)
 
     def kill_busy(self) -> None:
         """Kills the workers with pending calls, which do not answer. They are replaced when waiting
@@ -536,6 +538,7 @@ class Calls:
         argument either. The worker goes on."""
         worker, work = call.worker, call.work
         self._workers.faults.lost_argument(failure)
+        worker.sent_weights = None  # the function did not run, so it took over no weights
         self._end(call)
         worker.last_answer_s = self._workers.clock()
         self._send_backlog(worker)

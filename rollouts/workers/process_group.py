@@ -53,7 +53,8 @@ class ProcessGroup(ABC):
             one is not used again.
         starting: ticket of the start, or of the set-up call, of each process that is not up.
         changes: number of times that a process came up, was replaced or removed.
-        started: at least once as many processes were up as the run needs.
+        started: the run has begun: once, as many processes were up as it needs. From then on, one
+            is enough.
         faults: failures, and faults in what processes have answered.
         restart_counts: by index, how often a process was replaced; 0 where missing.
     """

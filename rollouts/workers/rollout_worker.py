@@ -246,9 +246,9 @@ class RolloutWorker(CallRunner):
                 finite.
         """
         policy = self.policy
-        version, skipped = policy.version, policy.skipped_updates
-        rows = policy.rows_applied
-        own = policy.non_finite_gradients
+        version, skipped = policy.version, policy.progress.skipped_updates
+        rows = policy.progress.rows_applied
+        own = policy.progress.non_finite_gradients
         with self.phase("learn"):
             if reducer is not None:
                 self.share_moments(reducer)
@@ -258,10 +258,10 @@ class RolloutWorker(CallRunner):
         self._rollouts.end_rollout(policy.version)
         fault = DataFaults(non_finite="gradient of a minibatch")
         # Of several learners, the one whose gradient was not finite counts it.
-        skipped = policy.skipped_updates - skipped
-        own = skipped if reducer is None else policy.non_finite_gradients - own
+        skipped = policy.progress.skipped_updates - skipped
+        own = skipped if reducer is None else policy.progress.non_finite_gradients - own
         if policy.version > version:
-            updates, rows = policy.version - version, policy.rows_applied - rows
+            updates, rows = policy.version - version, policy.progress.rows_applied - rows
             self.record.learn(batch.env_steps, updates, rows, stats)
             self.record.not_finite(own, fault)
             self._finite.note("updates", "")

@@ -93,8 +93,8 @@ class Pending:
 
     @property
     def began_s(self) -> float:
-        """Time at which its worker began it, at the latest, if it is the worker's oldest call: when
-        it was sent, or when the answer before it was taken."""
+        """Latest time at which the worker can have begun this call. A worker begins a call when it
+        is sent, or when it has answered the call before. Only valid for its oldest call."""
         return max(self.sent_s, self.worker.last_answer_s or 0.0)
 
 
@@ -110,8 +110,9 @@ class Supervisor:
     Args:
         group: the processes.
         owner: strategy or other owner of the calls, for messages.
-        is_work: a call that succeeds shows that its process works, and resets the count of
-            consecutive failures. False for calls that any process could answer.
+        is_work: the calls do the strategy's work, so their success resets the count of consecutive
+            failures. False for questions, such as for a state, which also a process with broken
+            environments answers.
         check: raises an exception for a value that the owner cannot use: its process has failed.
 
     Attributes:

@@ -18,8 +18,8 @@ from polopt.metrics.record import Record
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.collectors.collector_arguments import resolve_policy
 from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.workers.answer import CallError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError

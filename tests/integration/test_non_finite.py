@@ -261,7 +261,7 @@ def test_gradient_too_large_for_adam_is_left_out() -> None:
     policy.flat.grads.fill_(1e20)
     policy.apply_flat()
     assert torch.equal(policy.flat.params, before)
-    assert policy.skipped_updates == 1
+    assert policy.progress.skipped_updates == 1
     policy.flat.grads.fill_(1e3)
     policy.apply_flat()
     assert is_finite(policy)

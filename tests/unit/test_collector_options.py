@@ -19,6 +19,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.non_learning import ModulePolicy
 from polopt.policies.ppo import PPOPolicy
+from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.collectors.collector import Collector, next_seed
 from polopt.rollouts.collectors.collector_config import CollectorConfig
 
@@ -237,6 +238,23 @@ def test_without_a_policy_actions_are_uniform() -> None:
     assert box.max() <= 3.0
     assert abs(box.mean() - 1.0) < 0.1
     assert abs(box.std() - 4.0 / 12**0.5) < 0.1
+
+
+def test_policies_that_do_not_learn_predict() -> None:
+    env = Drift()
+    spaces_of = env.observation_space, env.action_space
+    obs = np.zeros((4, 3), np.float32)
+    for given in (torch.nn.Linear(3, 3), lambda rows: np.zeros(len(rows), int), None):
+        policy_class, options = resolve_policy(given)
+        policy = policy_class(*spaces_of, options)
+        deterministic = given is not None  # uniform actions have no mode
+        actions, state = policy.predict(obs, deterministic=deterministic)
+        assert state is None
+        assert all(env.action_space.contains(int(action)) for action in actions)
+        action, _ = policy.predict(obs[0], deterministic=deterministic)
+        assert env.action_space.contains(int(action))
+        with pytest.raises(ValueError, match="has no memory"):
+            policy.predict(obs, state=np.zeros((4, 1)))
 
 
 def test_object_that_cannot_act_is_refused() -> None:

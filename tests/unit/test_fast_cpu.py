@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,18 @@ from policy_helpers import (
     observations_for,
     policy_of,
 )
+from ray import cloudpickle
 from torch import Tensor
 from toy_envs import make_policy
 
+from polopt.common.registry import load_path
 from polopt.policies.a2c import A2CPolicy
-from polopt.policies.fast_cpu.loss_gradients import closed_form_of
+from polopt.policies.fast_cpu.closed_forms import (
+    _BUILT_IN,
+    closed_form_of,
+    find_closed_form,
+    ppo,
+)
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig, PPOPolicy
@@ -152,21 +161,51 @@ class HalfLossPPO(PPOPolicy):
         return 0.5 * loss, stats
 
 
-class UndeclaredPPO(HalfLossPPO):
-    """Overrides `loss_gradients` without a declaration of the loss."""
+class UnclippedPPO(PPOPolicy):
+    """Overrides only a part of the loss."""
 
-    def loss_gradients(self, terms: Any, values: Any, rows: Any) -> Any:
-        raise AssertionError("not declared")
+    def vf_loss(self, values: Tensor, rows: Any) -> Tensor:
+        return 3.0 * (values - rows["value_targets"]).square().mean()
 
 
-class DeclaredPPO(HalfLossPPO):
+class MoreEntropyPPO(PPOPolicy):
+    """Overrides only a coefficient of the loss."""
+
+    @property
+    def entropy_coeff(self) -> float:
+        return 0.7
+
+
+class ShiftedPPO(PPOPolicy):
+    """Overrides only the outputs that the loss is computed from."""
+
+    def outputs(self, rows: Any) -> tuple[Tensor, Tensor]:
+        params, values = super().outputs(rows)
+        return params, values + 1.0
+
+
+class QuietPPO(PPOPolicy):
+    """Overrides something else than the loss."""
+
+    def on_epoch(self, stats: Any) -> bool:
+        return False
+
+
+class HalfStepPPO(HalfLossPPO):
     """Has a closed form of its own loss."""
 
-    @closed_form_of(HalfLossPPO.loss)
-    def loss_gradients(self, terms: Any, values: Any, rows: Any) -> Any:
-        grads, stats = super().loss_gradients(terms, values, rows)
-        by = {name: 0.5 * getattr(grads, name) for name in grads._fields}
-        return grads._replace(**by), {**stats, "total_loss": 0.5 * stats["total_loss"]}
+
+@closed_form_of(HalfStepPPO)
+def half_step(policy: Any, terms: Any, values: Any, rows: Any) -> Any:
+    grads, stats = ppo(policy, terms, values, rows)
+    by = {name: 0.5 * getattr(grads, name) for name in grads._fields}
+    return grads._replace(**by), {**stats, "total_loss": 0.5 * stats["total_loss"]}
+
+
+class BackToWholePPO(HalfStepPPO):
+    """Overrides a loss whose closed form is registered."""
+
+    loss = PPOPolicy.loss
 
 
 def ppo_of(cls: type[PPOPolicy], **options: Any) -> PPOPolicy:
@@ -174,14 +213,46 @@ def ppo_of(cls: type[PPOPolicy], **options: Any) -> PPOPolicy:
     return cls(env.observation_space, env.action_space, PPOConfig.parse(options))
 
 
-def gradient_of(policy: Policy) -> np.ndarray:
-    policy.backward(policy.training_rows(make_batch(policy)))
-    return policy.flat.get_grads()
+OVERRIDING = [HalfLossPPO, UnclippedPPO, MoreEntropyPPO, ShiftedPPO, BackToWholePPO]
 
 
-@pytest.mark.parametrize("cls", [HalfLossPPO, UndeclaredPPO, DeclaredPPO])
+@pytest.mark.parametrize("cls", [*OVERRIDING, QuietPPO, HalfStepPPO])
 def test_overridden_loss_is_the_one_that_is_learned(cls: type[PPOPolicy]) -> None:
-    assert_close(2.0 * gradient_of(ppo_of(cls)), gradient_of(ppo_of(PPOPolicy)))
+    fast = ppo_of(cls)
+    assert uses_torch(fast) == (cls in OVERRIDING)
+    assert_same_gradient(fast, ppo_of(cls, fast_cpu=False))
+
+
+def test_registered_closed_form_travels_with_its_class() -> None:
+    """A class that a worker gets by value has it there, without a registration in that process."""
+
+    class Local(PPOPolicy):
+        def loss(self, rows: Any) -> Any:
+            return super().loss(rows)
+
+    @closed_form_of(Local)
+    def own(*args: Any) -> Any:
+        return ppo(*args)
+
+    program = """
+import sys
+from ray import cloudpickle
+from polopt.policies.fast_cpu.closed_forms import find_closed_form
+print(find_closed_form(cloudpickle.load(sys.stdin.buffer)).__name__)
+"""
+    given = cloudpickle.dumps(Local)
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=given, capture_output=True, timeout=120
+    )
+    assert done.stdout.decode().strip() == "own", done.stderr.decode()
+
+
+def test_closed_forms_of_polopt_are_of_classes_that_exist() -> None:
+    """They are registered by name: a wrong one would make every policy of it learn in torch."""
+    for path, registered in _BUILT_IN.items():
+        policy_class = load_path(path)
+        assert find_closed_form(policy_class) is registered.compute
+        assert all(hasattr(policy_class, member) for member in registered.members)
 
 
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
@@ -205,10 +276,12 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("term", WRONG)
 def test_wrong_loss_gradients_are_detected(term: str) -> None:
     class WrongPPO(PPOPolicy):
-        @closed_form_of(PPOPolicy.loss)
-        def loss_gradients(self, *args: Any) -> Any:
-            grads, stats = super().loss_gradients(*args)
-            return WRONG[term](grads), stats
+        pass
+
+    @closed_form_of(WrongPPO)
+    def wrong(*args: Any) -> Any:
+        grads, stats = ppo(*args)
+        return WRONG[term](grads), stats
 
     options = {"entropy_coeff": 0.05, "kl_coeff": 0.3}
     slow = ppo_of(PPOPolicy, fast_cpu=False, **options)

@@ -18,7 +18,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.metrics.episodes import EpisodeWindow
 from polopt.optimizers.sync_gradients import mean_gradients
-from polopt.policies.actor_critic import standardized
+from polopt.policies.gae import standardized
 from polopt.policies.impala import ImpalaPolicy
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.spaces import ObservationEncoder

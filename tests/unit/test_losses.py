@@ -20,7 +20,7 @@ from torch import Tensor
 from toy_envs import TwoNumbers, make_policy
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies.actor_critic import standardized
+from polopt.policies.gae import standardized
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.policy import Policy
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,20 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from policy_helpers import FakeEnv, fixed_gradient, make_batch
+from policy_helpers import FakeEnv, fixed_gradient, make_batch, small_policy
 from torch import nn
 
+from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
+from polopt.policies.acting_policy import ActingPolicy
+from polopt.policies.actor_critic import ActorCriticPolicy
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
 from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.non_learning import NonLearningPolicy
 from polopt.policies.policy import Policy, reduce_gradient
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -36,7 +42,6 @@ class Reinforce(Policy):
             return self.model(torch.as_tensor(obs.reshape(len(obs), -1))).numpy()
 
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
-        batch = self.prepare_batch(batch)
         obs, actions, rewards = (
             torch.as_tensor(batch.flat(name)) for name in ("obs", "actions", "rewards")
         )
@@ -95,6 +100,71 @@ def test_policy_without_minibatches_gives_one_gradient() -> None:
     assert gradients.done
     with pytest.raises(ValueError, match="all minibatches"):
         gradients.next_gradients()
+
+
+class Halves(Reinforce):
+    """Two gradients of a batch: of its first and of its second half, twice."""
+
+    def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
+        halves = np.array_split(np.arange(batch.shape[1]), 2)
+        for time, half in itertools.product(range(2), range(2)):
+            gradients = self.compute_gradients(batch.select(halves[half]))
+            new_rows = gradients.rows if time == 0 else 0
+            yield gradients._replace(new_rows=new_rows, ends_rollout=(time, half) == (1, 1))
+
+
+def test_policy_says_what_the_gradients_of_a_batch_are() -> None:
+    env = FakeEnv(spaces.Box(-9.0, 9.0, (2,)), spaces.Discrete(3))
+    policy = Halves(env.observation_space, env.action_space, PolicyConfig())
+    batch = make_batch(policy)
+    batch.version = 3
+    rollout, found = MinibatchGradients(policy, batch), []
+    while not rollout.done:
+        found.append(rollout.next_gradients())
+        policy.apply_gradients(found[-1])  # the next one is of the weights after it
+    assert [gradients.version for gradients in found] == [0, 1, 2, 3]
+    assert [gradients.new_rows for gradients in found] == [12, 12, 0, 0]
+    assert [gradients.ends_rollout for gradients in found] == [False, False, False, True]
+    assert {gradients.acted for gradients in found} == {3}
+
+
+#: What samplers, workers and a Collector need of a policy.
+ACTS = {
+    "make_distribution", "make_normalizer", "action_params", "act", "compute_actions", "predict",
+    "act_in_torch", "postprocess", "get_weights", "set_weights", "get_state", "set_state",
+    "state_size",
+}  # fmt: skip
+#: What strategies need besides.
+LEARNS = {
+    "config_class", "count_parameters", "make_segments", "act_as", "export_onnx", "add_moments",
+    "compute_gradients", "minibatch_gradients", "check_gradients", "learn_on_batch",
+    "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
+}  # fmt: skip
+
+
+def public_names(cls: type) -> set[str]:
+    return {name for name in vars(cls) if not name.startswith("_")}
+
+
+def test_contract_has_nothing_of_a_family() -> None:
+    """Advantages, value targets, epochs and KL are of the actor-critic family. A name that is added
+    here is one that every family must have."""
+    assert public_names(ActingPolicy) == ACTS
+    own = public_names(Policy) - ACTS
+    assert own == LEARNS
+    for family in (ActorCriticPolicy, NonLearningPolicy):
+        assert issubclass(family, ActingPolicy)
+
+
+def test_options_that_are_fixed_are_those_of_the_family() -> None:
+    policy = make_reinforce()
+    policy.set_option("lr", 0.5)
+    assert policy.config.lr == 0.5
+    with pytest.raises(ConfigError, match="'model' cannot be changed"):
+        policy.set_option("model", {})
+    assert not [name for name in PolicyConfig.fixed if name not in PolicyConfig.model_fields]
+    with pytest.raises(ConfigError, match="'normalize_rewards' cannot be changed"):
+        small_policy("a2c").set_option("normalize_rewards", True)
 
 
 # ---- segments ---------------------------------------------------------------------------------

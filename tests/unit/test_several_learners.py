@@ -18,8 +18,8 @@ from torch import Tensor
 from toy_envs import random_batch
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies import actor_critic
-from polopt.policies.actor_critic import standardized
+from polopt.policies import actor_critic, gae
+from polopt.policies.gae import standardized
 from polopt.policies.learning.minibatches import num_minibatches, shuffled
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.policy import Policy
@@ -105,7 +105,8 @@ def assert_together_equals_alone(name: str, shares: tuple[float, ...], **options
         np.testing.assert_array_equal(each, weights[0])
         assert learner.version == single.version == 4
         # Each learner counts the rows of all: a gradient is the mean over them.
-        assert learner.rows_applied == single.rows_applied == 4 * sum(b.env_steps for b in batches)
+        rows = 4 * sum(batch.env_steps for batch in batches)
+        assert learner.progress.rows_applied == single.progress.rows_applied == rows
     moved = np.abs(expected - initial).max()
     np.testing.assert_allclose(weights[0], expected, rtol=0.0, atol=0.01 * moved)
     keys = ("policy_loss", "vf_loss", "entropy", "total_loss", "grad_norm", "mean_kl_loss")
@@ -152,21 +153,21 @@ def test_averaging_without_counts_is_wrong(name: str, monkeypatch: pytest.Monkey
 
 
 def test_statistics_of_values_of_one_learner_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments, statistics = actor_critic._moments, actor_critic._value_statistics
+    moments, statistics = actor_critic.value_sums, actor_critic.value_statistics
     own = threading.local()  # each learner is a thread
 
     def keep(batch: SampleBatch) -> list[float]:
         own.moments = moments(batch)
         return own.moments
 
-    monkeypatch.setattr(actor_critic, "_moments", keep)
-    monkeypatch.setattr(actor_critic, "_value_statistics", lambda _: statistics(own.moments))
+    monkeypatch.setattr(actor_critic, "value_sums", keep)
+    monkeypatch.setattr(actor_critic, "value_statistics", lambda _: statistics(own.moments))
     with pytest.raises(AssertionError):
         assert_together_equals_alone("ppo", (0.9, 0.2))
 
 
 def test_standardising_separately_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_critic, "standardized", own_standardisation(standardized))
+    monkeypatch.setattr(gae, "standardized", own_standardisation(standardized))
     with pytest.raises(AssertionError):
         assert_together_equals_alone("ppo", (1.0, 1.0))
 
@@ -229,14 +230,14 @@ def test_non_finite_gradient_of_one_is_skipped_by_all() -> None:
     weights, _ = learn_together(learners, batches)
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, initial)
-        assert (learner.version, learner.skipped_updates) == (0, 2)
+        assert (learner.version, learner.progress.skipped_updates) == (0, 2)
     # The NaN in the buffer of a learner without rows does not affect the next update.
     batches[1]["valid"][:] = False
     weights, _ = learn_together(learners, batches)
     assert np.isfinite(weights[0]).all()
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, weights[0])
-        assert (learner.version, learner.skipped_updates) == (2, 2)
+        assert (learner.version, learner.progress.skipped_updates) == (2, 2)
 
 
 def test_no_learner_has_rows() -> None:
@@ -245,4 +246,4 @@ def test_no_learner_has_rows() -> None:
     weights, _ = learn_together(learners, uneven_batches(learners[0], (0.0, 0.0)))
     for each, learner in zip(weights, learners, strict=True):
         np.testing.assert_array_equal(each, initial.flat)
-        assert (learner.version, learner.skipped_updates) == (0, 0)
+        assert (learner.version, learner.progress.skipped_updates) == (0, 0)

@@ -92,13 +92,27 @@ def test_whole_columns_are_prepared_before_each_gradient(
         np.testing.assert_array_equal(together[:, order], expected)
 
 
+@pytest.mark.parametrize("name", ["a2c", "impala"])
+def test_rows_are_new_in_the_first_epoch_and_the_last_gradient_ends_the_rollout(name: str) -> None:
+    policy = small_policy(name, num_sgd_iter=3, sgd_minibatch_size=12)
+    batch = make_batch(policy, steps=6, envs=4)
+    minibatches, found = MinibatchGradients(policy, batch), []
+    while not minibatches.done:
+        found.append(minibatches.next_gradients())
+    assert [gradients.rows for gradients in found] == [12] * 6
+    assert [gradients.new_rows for gradients in found] == [12, 12, 0, 0, 0, 0]
+    assert [gradients.ends_rollout for gradients in found] == [False] * 5 + [True]
+    with pytest.raises(ValueError, match="all minibatches"):
+        minibatches.next_gradients()
+
+
 def test_columns_without_valid_rows_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "a2c", ColumnsA2C)
     policy: Any = small_policy("a2c", sgd_minibatch_size=6)
     batch = make_batch(policy, steps=6, envs=4)
     batch["valid"][:, 1:] = False
     policy.learn_on_batch(batch)
-    assert (policy.version, policy.skipped_updates) == (1, 0)
+    assert (policy.version, policy.progress.skipped_updates) == (1, 0)
     batch["valid"][:] = False
     assert policy.learn_on_batch(batch) == {}
 

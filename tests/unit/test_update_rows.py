@@ -51,9 +51,9 @@ def test_only_valid_rows_of_updates_that_were_made_count(share: float) -> None:
     policy = small_policy("ppo", num_sgd_iter=3, sgd_minibatch_size=4)
     batch = random_batch(policy, 8, 3, np.random.default_rng(0), valid_share=share)
     policy.learn_on_batch(batch)
-    assert policy.rows_applied == 3 * batch.env_steps
+    assert policy.progress.rows_applied == 3 * batch.env_steps
     assert policy.version == 3 * math.ceil(batch.env_steps / 4)
     policy.flat.grads[:] = math.nan
-    policy.gradient_rows = 7
+    policy.progress.gradient_rows = 7
     policy.apply_flat()
-    assert (policy.rows_applied, policy.gradient_rows) == (3 * batch.env_steps, 0)
+    assert (policy.progress.rows_applied, policy.progress.gradient_rows) == (3 * batch.env_steps, 0)

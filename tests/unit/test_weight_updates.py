@@ -73,13 +73,13 @@ def test_non_finite_gradient_is_counted_and_skipped(bad: float) -> None:
     broken.flat[3] = bad
     stats = policy.apply_gradients(broken)
     assert "grad_norm" not in stats
-    assert policy.skipped_updates == 1
+    assert policy.progress.skipped_updates == 1
     assert policy.version == 1
     # Adam's moments are unchanged too: the next update is the same as without it.
     for each in (policy, untouched):
         each.apply_gradients(fixed_gradient(each, 2))
     np.testing.assert_array_equal(policy.get_weights().flat, untouched.get_weights().flat)
-    assert untouched.skipped_updates == 0
+    assert untouched.progress.skipped_updates == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,189 @@
+"""Gradients of losses in closed form, in NumPy, and the policy classes that they belong to.
+
+The losses themselves are in the files of the policies, in torch. A closed form here returns the
+same statistics, and the gradients of the loss with respect to log-probability, entropy, KL and
+values. `tests/unit/test_fast_cpu.py` holds each of them to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from polopt.policies.fast_cpu.loss_terms import LossTerms
+
+
+class LossGradients(NamedTuple):
+    """Gradients of a loss with respect to its terms.
+
+    Attributes:
+        log_prob: `[B]`.
+        entropy: with respect to each row's entropy.
+        kl: with respect to each row's KL.
+        values: `[B]`.
+    """
+
+    log_prob: np.ndarray
+    entropy: float
+    kl: float
+    values: np.ndarray
+
+
+#: `fn(policy, terms, values [B], rows)` returns the gradients, and the statistics of `loss` with
+#: `total_loss`.
+ClosedForm = Callable[
+    [Any, LossTerms, np.ndarray, Mapping[str, np.ndarray]], tuple[LossGradients, dict[str, float]]
+]
+_Form = TypeVar("_Form", bound=ClosedForm)
+
+
+class _Registered(NamedTuple):
+    """A closed form, and the members of the policy class that the loss is computed with."""
+
+    compute: ClosedForm
+    members: tuple[str, ...]
+
+
+#: Closed forms of polopt's own policies, by `module:Class`: their files import this folder.
+_BUILT_IN: dict[str, _Registered] = {}
+#: Where a class of a plugin holds its closed form: it has it in every process that gets the class.
+_ATTRIBUTE = "_closed_form"
+
+
+def closed_form_of(policy_class: type | str, *parts: str) -> Callable[[_Form], _Form]:
+    """Decorator that registers a function as the closed form of the loss of a policy class.
+
+    A subclass has the closed form, too, unless it overrides what the loss is computed with: `loss`,
+    `outputs`, `entropy_coeff` or one of `parts`. It then learns through torch, until it registers a
+    closed form of its own.
+
+    Args:
+        policy_class: a subclass of `ActorCriticPolicy`; one of polopt's own as `module:Class`.
+        parts: names of further methods of the class that its `loss` calls.
+    """
+
+    def register(compute: _Form) -> _Form:
+        registered = _Registered(compute, ("loss", "outputs", "entropy_coeff", *parts))
+        if isinstance(policy_class, str):
+            _BUILT_IN[policy_class] = registered
+        else:
+            setattr(policy_class, _ATTRIBUTE, registered)
+        return compute
+
+    return register
+
+
+def find_closed_form(policy_class: type) -> ClosedForm | None:
+    """The closed form of `policy_class.loss`; None if it has none."""
+    for base in policy_class.__mro__:
+        path = f"{base.__module__}:{base.__qualname__}"
+        found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))
+        if found is not None:
+            same = (getattr(policy_class, n) is getattr(base, n) for n in found.members)
+            return found.compute if all(same) else None
+    return None
+
+
+@closed_form_of("polopt.policies.a2c:A2CPolicy")
+def a2c(
+    policy: Any, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+) -> tuple[LossGradients, dict[str, float]]:
+    """The loss of A2C, A3C and IMPALA."""
+    count, advantages = len(values), rows["advantages"]
+    errors = values - rows["value_targets"]
+    stats = {
+        "policy_loss": -_mean(terms.log_prob * advantages),
+        "vf_loss": 0.5 * _mean(errors * errors),
+        "entropy": _mean(terms.entropy),
+    }
+    vf_coeff, entropy_coeff = policy.config.vf_loss_coeff, policy.entropy_coeff
+    loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
+    stats["total_loss"] = loss - entropy_coeff * stats["entropy"]
+    return LossGradients(
+        log_prob=-advantages / count,
+        entropy=-entropy_coeff / count,
+        kl=0.0,
+        values=errors * (vf_coeff / count),
+    ), stats
+
+
+@closed_form_of("polopt.policies.ppo:PPOPolicy", "vf_loss")
+def ppo(
+    policy: Any, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+) -> tuple[LossGradients, dict[str, float]]:
+    """The loss of PPO and decoupled PPO."""
+    return _clipped_surrogate(policy, terms, _squared_errors(policy.config, values, rows), rows)
+
+
+@closed_form_of("polopt.policies.appo:AppoPolicy", "vf_loss")
+def appo(
+    policy: Any, terms: LossTerms, values: np.ndarray, rows: Mapping[str, np.ndarray]
+) -> tuple[LossGradients, dict[str, float]]:
+    """The loss of PPO with half the squared errors of values."""
+    errors, by_values = _squared_errors(policy.config, values, rows)
+    return _clipped_surrogate(policy, terms, (0.5 * errors, 0.5 * by_values), rows)
+
+
+def _clipped_surrogate(
+    policy: Any,
+    terms: LossTerms,
+    vf_errors: tuple[np.ndarray, np.ndarray],
+    rows: Mapping[str, np.ndarray],
+) -> tuple[LossGradients, dict[str, float]]:
+    """The loss of `PPOPolicy`, from errors `[B]` of the value loss and their gradients `[B]`."""
+    config, advantages = policy.config, rows["advantages"]
+    errors, by_values = vf_errors
+    count = len(errors)
+    ratio = np.exp(terms.log_prob - rows["action_logp"])
+    clipped = _clip(ratio, 1.0 - config.clip_param, 1.0 + config.clip_param)
+    gain, bounded = ratio * advantages, clipped * advantages
+    stats = {
+        "policy_loss": -_mean(np.minimum(gain, bounded)),
+        "vf_loss": _mean(errors),
+        "entropy": _mean(terms.entropy),
+        "mean_kl_loss": _mean(terms.kl),
+        "clip_fraction": np.count_nonzero(clipped != ratio) / count,
+    }
+    vf_coeff, entropy_coeff = config.vf_loss_coeff, policy.entropy_coeff
+    kl_coeff = policy.coefficients["kl_coeff"]
+    loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
+    loss += kl_coeff * stats["mean_kl_loss"] - entropy_coeff * stats["entropy"]
+    stats["total_loss"] = loss
+    return LossGradients(
+        # The clipped objective does not depend on the ratio. NaN compares False and is kept.
+        log_prob=np.where(gain > bounded, 0.0, -gain) / count,
+        entropy=-entropy_coeff / count,
+        kl=kl_coeff / count,
+        values=by_values * (vf_coeff / count),
+    ), stats
+
+
+def _squared_errors(
+    config: Any, values: np.ndarray, rows: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The errors `[B]` that `PPOPolicy.vf_loss` is the mean of, and their gradients `[B]`."""
+    distance = values - rows["value_targets"]
+    errors = distance * distance
+    most, limit = config.vf_clip_param, config.vf_clip_range
+    if limit is not None:
+        moved = values - rows["values"]
+        far = rows["values"] + _clip(moved, -limit, limit) - rows["value_targets"]
+        larger = far * far > errors
+        errors = np.where(larger, far * far, errors)
+        distance = np.where(larger, np.where(np.abs(moved) <= limit, far, 0.0), distance)
+    if most is not None:
+        distance = np.where(errors > most, 0.0, distance)
+        errors = np.minimum(errors, most)
+    return errors, 2.0 * distance
+
+
+def _mean(values: np.ndarray) -> float:
+    """Mean of `[B]`; `ndarray.mean` takes longer for a few hundred elements."""
+    return float(np.add.reduce(values)) / len(values)
+
+
+def _clip(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """`np.clip` of small arrays in less time."""
+    return np.minimum(np.maximum(values, low), high)

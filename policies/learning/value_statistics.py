@@ -1,0 +1,47 @@
+"""How values compare with their targets, over the rows of one learner or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polopt.common.sample_batch import SampleBatch
+
+
+def value_statistics(sums: Sequence[float]) -> dict[str, float]:
+    """How values compare with value targets.
+
+    Args:
+        sums: from `value_sums`, of one learner or added up over several.
+
+    Returns:
+        `vf_explained_var`: `1 - Var(targets - values) / Var(targets)`, 0 if the targets are
+        constant; `vf_predicted_mean` and `vf_target_mean`: the means, whose difference is the bias
+        of the values; 0 without rows.
+    """
+    count, target, squares, error, error_squares = sums
+    rows = max(count, 1.0)
+    variance = squares - target**2 / rows
+    constant = variance <= 1e-12 * squares  # but for rounding
+    explained = 0.0 if constant else 1.0 - (error_squares - error**2 / rows) / variance
+    return {
+        "vf_explained_var": explained,
+        "vf_predicted_mean": (target - error) / rows,
+        "vf_target_mean": target / rows,
+    }
+
+
+def value_sums(batch: SampleBatch) -> list[float]:
+    """Sums over the valid rows of a prepared batch: the number of rows; targets and their squares;
+    errors of values and their squares."""
+    valid = batch["valid"]
+    targets = batch["value_targets"][valid].astype(np.float64)
+    errors = targets - batch["values"][valid]
+    return [
+        float(len(targets)),
+        float(targets.sum()),
+        float(np.square(targets).sum()),
+        float(errors.sum()),
+        float(np.square(errors).sum()),
+    ]
