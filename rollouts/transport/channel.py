@@ -56,8 +56,8 @@ class UnsendableError(RuntimeError):
 
 
 class LostProcessError(ChannelError):
-    """Ray reports that the process of a call has died. A connection that ended without such a report
-    is a `ChannelError`.
+    """Ray reports that the process of a call has died. A connection that ended without such a
+    report is a `ChannelError`.
 
     Attributes:
         at_start: it died while it was being made.
@@ -89,9 +89,9 @@ class Ticket(ABC):
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether there is an answer or a failure. Returns at once. It may be True before the answer
-        has reached this process. After `Transport.wait` has returned the ticket, `result` returns
-        at once, too."""
+        """Whether there is an answer or a failure. Returns at once. It may be True before the
+        answer has reached this process. After `Transport.wait` has returned the ticket, `result`
+        returns at once, too."""
 
     @abstractmethod
     def result(self, timeout_s: float) -> Any:
