@@ -59,7 +59,7 @@ class ProcessGroup(ABC):
     """
 
     #: Where `WEIGHTS` comes from in calls to these processes; None: they take none.
-    weights: ClassVar[Any] = None
+    weights: Any = None
 
     def __init__(
         self, transport: Transport, options: RolloutConfig, who: str, meanwhile: str = ""

@@ -16,13 +16,13 @@ from faulty_envs import Spoiled
 from toy_envs import Drift
 
 from polopt.common.weights import Weights
-from polopt.optimizers.sync_samples import sample
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, CallsInterrupted, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
 from polopt.rollouts.workers.fault_log import WorkerFailure
+from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 

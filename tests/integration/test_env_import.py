@@ -12,7 +12,7 @@ import pytest
 from fakes import worker_config
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.optimizers.sync_samples import sample
+from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_set import WorkerSet
 

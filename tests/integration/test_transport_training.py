@@ -23,11 +23,12 @@ from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
-from polopt.optimizers.sync_samples import SyncSamples, sample
+from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport import listener
 from polopt.rollouts.transport.messages import AUTO_FRAME_BYTES
 from polopt.rollouts.transport.rpc_client import SMALL_MESSAGE_BYTES
 from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import Answer, RolloutWorker
 from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
