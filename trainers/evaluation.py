@@ -330,8 +330,8 @@ class Evaluation:
         """Takes the replies that have arrived; whether they complete the evaluation."""
         running = self._running
         assert running is not None
-        for reply in list(self._calls.kept):
-            reply = self._calls.take(reply)
+        while self._calls.kept:
+            reply = self._calls.first()
             if reply.value is None:
                 self._calls.send(reply.worker, play, WEIGHTS, reply.tag, tag=reply.tag)
             else:

@@ -140,7 +140,7 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
     )
 
 
-def check_batch(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
+def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
     """Marks a batch that holds non-finite values, and resets the environments that they came from:
     a policy that acts on NaN returns NaN.
 

@@ -294,18 +294,6 @@ class Calls:
             self.count([reply])
         return reply
 
-    def take(self, reply: Reply, count: bool = True) -> Reply:
-        """Takes one of `kept`.
-
-        Args:
-            reply: which.
-            count: add its counts now; False: the caller does so by `count`.
-        """
-        self._kept.remove(reply)
-        if count:
-            self.count([reply])
-        return reply
-
     def receive(self) -> None:
         """Waits for the next call to end, and keeps its reply. Errors as `first`."""
         self._keep(self.next(count=False))

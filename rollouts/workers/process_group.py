@@ -6,7 +6,7 @@ import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from polopt.common.progress import PROGRESS
 from polopt.metrics.record import Record
