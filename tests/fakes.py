@@ -239,7 +239,9 @@ def inside(worker: WorkerHandle, function: Callable[..., Any], *args: Any) -> An
 
 def pid_of(worker: WorkerHandle) -> int:
     """Returns the process id of a worker that is up and not a fake."""
-    return worker.channel.started.pid
+    pid = worker.channel.started.pid
+    assert pid > 0, "it is not up, and a signal to process 0 reaches the processes of the test"
+    return pid
 
 
 def connect_workers(workers: WorkerSet) -> None:

@@ -144,7 +144,10 @@ def unpack_tests(sdist: Path, folder: Path) -> Path:
         The folder that holds `tests`.
     """
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4, or 3.10.12, and later
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)
     (tree,) = folder.iterdir()
     for init in [*tree.glob("*/__init__.py"), *tree.glob("src/*/__init__.py")]:
         shutil.rmtree(init.parent)

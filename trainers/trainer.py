@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import ray
 from ray import tune
+from ray.train import Checkpoint
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.threads import limit_threads
@@ -85,7 +86,7 @@ class SavedCheckpoint:
         metrics: the last result before it; empty before the first.
     """
 
-    checkpoint: tune.Checkpoint
+    checkpoint: Checkpoint
     metrics: dict[str, Any]
 
     def __repr__(self) -> str:
@@ -186,7 +187,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             super()._setup_logdir()  # type: ignore[no-untyped-call]
             return
         name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
-        self._logdir: Any = f"{DEFAULT_STORAGE_PATH}/{name}"
+        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
@@ -313,6 +314,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self.evaluation is not None:
             with self.optimizer.timers[EVALUATION]:
                 self._evaluate(self.evaluation)
+        self._warn_without_return()
         result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
         if self.evaluation is not None:
             result["evaluation"] = {**self.evaluation.report(), **self._best.report()}
@@ -326,6 +328,20 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._callbacks.call("on_train_result", trainer=self, result=result)
         self._exporter.add(result, self.trial_id)
         return result
+
+    def _warn_without_return(self) -> None:
+        """In a trial of Tune, warns once if no episode has ended in the first iteration."""
+        metrics = self.optimizer.metrics
+        in_sweep = self._storage_of_trial is not None and self._run is None
+        if in_sweep and self.iteration == 0 and not metrics.episodes.lifetime:
+            logger.warning(
+                "no episode has ended in the first %d environment steps, so episode_return_mean is "
+                "NaN, and schedulers of Tune cannot rank this trial (MedianStoppingRule stops it, "
+                "whatever its later returns). Raise min_sample_timesteps_per_iteration to the "
+                "number of environments times the steps of the longest episode; "
+                "max_frames_per_traj bounds the length of episodes",
+                metrics.num_env_steps_sampled,
+            )
 
     def _check_runs(self, method: str) -> None:
         if self.optimizer is None:
@@ -405,8 +421,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ) from error
         if self._storage_of_trial is not None:
             return saved
-        checkpoint: Any = saved.checkpoint
-        return SavedCheckpoint(checkpoint, saved.metrics)
+        return SavedCheckpoint(tune.Checkpoint.from_directory(str(checkpoint_dir)), saved.metrics)
 
     def _next_directory(self) -> Path:
         """The first directory in `logdir` after all that have Tune's name for a checkpoint."""

@@ -163,11 +163,12 @@ class GradientWorker(RolloutWorker):
         self.collector.drain()
         update_algorithm_parameter(self.workers, name, value)
 
-    def remade(self, config: WorkerConfig, index: int, *, control: ControlPage) -> GradientWorker:
+    def remade(self, *args: Any, control: ControlPage) -> GradientWorker:
         """Another gradient worker in the same process, with the same processes below it."""
         self._end_collecting()
         super().stop()
-        return type(self)(config, index, control, below=self.workers)
+        kind: Any = type(self)
+        return kind(*args, control=control, below=self.workers)
 
     def _end_collecting(self) -> None:
         self._stopped.set()

@@ -23,9 +23,9 @@ from polopt.rollouts.transport.sockets import left_behind
 _PREFIX = "polopt-control-"
 #: Begins each page, so that no other file is taken for one.
 _MAGIC = b"polopt01"
-#: Requests that a page has room for. Calls that are pending in one process have numbers that differ
-#: by less.
-_SLOTS = 128
+#: Requests that a page has room for. A prime number: calls of a process are numbered at about equal
+#: distances, such as twice the number of processes, and need different slots.
+_SLOTS = 509
 _BYTES = 16 + 16 * _SLOTS
 
 

@@ -217,7 +217,8 @@ class SimulatedTransport(Transport):
                 self.clock.advance(timeout_s)
             else:
                 chosen.done = True
-        return [ticket for ticket in pending if ticket.done][:1]
+        done: list[Ticket] = [ticket for ticket in pending if ticket.done]
+        return done[:1]
 
     def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
         return [], 0

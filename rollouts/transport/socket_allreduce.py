@@ -152,7 +152,7 @@ class SocketAllReduce:
 
     def _send(self, array: np.ndarray, partner: int) -> None:
         try:
-            self._connection(partner).send_bytes(memoryview(array).cast("B"))
+            self._connection(partner).send_bytes(array.data.cast("B"))
         except BlockingIOError:
             raise self._timeout(partner, "took") from None
 
@@ -160,7 +160,7 @@ class SocketAllReduce:
         """The next array of a partner, of the same shape and type as `array`."""
         received = np.empty_like(array)
         try:
-            size = self._connection(partner).recv_bytes_into(memoryview(received).cast("B"))
+            size = self._connection(partner).recv_bytes_into(received.data.cast("B"))
         except BlockingIOError:
             raise self._timeout(partner, "sent") from None
         except BufferTooShort as error:

@@ -194,8 +194,9 @@ class SocketChannel(Channel):
     # ---- the connection -------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Has the process connect, unless it does so already, or cannot. Does not wait."""
-        if self._connecting is None and not self.refused:
+        """Has the process connect, unless it has done so, or does so already, or cannot. Does not
+        wait."""
+        if self._connection is None and self._connecting is None and not self.refused:
             self._endpoint = self._transport.endpoint_for(self)
             self._connecting = self._watch(self.through_ray.actor.connect.remote(self._endpoint))
 

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -171,7 +171,7 @@ def limit(connection: Connection, timeout_s: float, sending: bool = True) -> Non
     """
     seconds = min(timeout_s, 1e7)
     value = struct.pack("@ll", int(seconds), int(seconds % 1.0 * 1e6) or int(seconds < 1.0))
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with _as_socket(connection) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         if not sending:
             value = bytes(len(value))
@@ -180,7 +180,7 @@ def limit(connection: Connection, timeout_s: float, sending: bool = True) -> Non
 
 def buffer_bytes(connection: Connection) -> int:
     """Bytes that can be sent before the other side reads, at least."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with _as_socket(connection) as same:
         # The kernel counts its own overhead, at most about as much again for messages of 1 KB.
         return same.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 
@@ -193,11 +193,18 @@ def hang_up(connection: Connection) -> None:
 
 def shut_down(connection: Connection) -> None:
     """Ends a connection, but keeps its file descriptor, which another thread may be using."""
-    with (
-        contextlib.suppress(OSError),  # it has ended already
-        socket.socket(fileno=os.dup(connection.fileno())) as same,
-    ):
+    with contextlib.suppress(OSError), _as_socket(connection) as same:  # it may have ended already
         same.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _as_socket(connection: Connection) -> Iterator[socket.socket]:
+    """A connection as a socket, with the same file descriptor."""
+    same = socket.socket(fileno=connection.fileno())
+    try:
+        yield same
+    finally:
+        same.detach()
 
 
 def _register(connected: socket.socket) -> Connection:

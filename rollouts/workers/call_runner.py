@@ -134,7 +134,8 @@ class CallRunner:
             control: likewise.
         """
         self.stop()
-        return type(self)(*args, control=control)
+        kind: Any = type(self)  # subclasses have arguments of their own
+        return kind(*args, control=control)
 
     def stop(self) -> None:
         """Drops what a strategy keeps, and ends what this object has opened."""

@@ -345,8 +345,8 @@ class Calls:
     def num_pending(self) -> int:
         """Number of calls that were sent or wait here to be sent, and have not been answered."""
         self._drop_removed()
-        queues = [*self._queues.values(), *self._backlog.values(), self._lost]
-        return sum(map(len, queues))
+        sent = sum(len(queue) for queue in self._queues.values())
+        return sent + sum(len(works) for works in self._backlog.values()) + len(self._lost)
 
     @property
     def kept(self) -> deque[Reply]:
@@ -519,11 +519,15 @@ class Calls:
         return Reply(worker, answer.value, work.tag, answer.record, work.order)
 
     def _end(self, call: Pending) -> None:
-        """Removes the oldest call of a worker from what is pending."""
+        """Removes the oldest call of a worker from what is pending. Other workers come first next:
+        a transport that does not know the order of arrival looks at calls in this order."""
         queue = self._queues[call.worker]
         queue.popleft()
         if not queue:
             del self._queues[call.worker]
+        else:  # in one assignment: other threads look at all pending calls
+            others = {worker: own for worker, own in self._queues.items() if own is not queue}
+            self._queues = {**others, call.worker: queue}
 
     def _lose(self, call: Pending, failure: WorkerFailure) -> Reply:
         """Drops a call whose argument is lost, whatever the rule: another worker would not find the

@@ -56,6 +56,17 @@ def test_early_stop_applies_to_one_call() -> None:
     assert length(10) == 5
 
 
+def test_early_stops_of_all_calls_of_a_worker_are_kept() -> None:
+    """Calls take two numbers each, and those of a worker come at equal distances."""
+    for num_workers in range(1, 101):
+        calls = [1000 + 2 * num_workers * i for i in range(8)]
+        runner = CallRunner()
+        for call in calls:
+            runner.control.request_stop(EarlyStopRequest(call, call))
+        found = [runner.run(call, CallRunner.stop_after).value for call in calls]
+        assert found == calls, num_workers
+
+
 def two_fragments(worker: RolloutWorker) -> list[int]:
     return [worker.next_batch().shape[0] for _ in range(2)]
 

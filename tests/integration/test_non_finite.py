@@ -108,7 +108,7 @@ def test_environment_with_non_finite_data_is_reset(what: str, mode: str) -> None
     config = non_finite_config(what, rollout={"autoreset_mode": mode}, times=1, worker=7)
     made = RolloutWorker(config, 7)
     batches = [made.next_batch() for _ in range(6)]
-    counts = made.record.counts(0, None)
+    counts = made.record
     # Each of two environments returns one; without a reset, a non-finite observation would also be
     # the first one of the next fragment.
     assert 1 <= counts.num_non_finite <= 2

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fakes import make_optimizer, worker_config
 
-from polopt.metrics import optimizer_stats
+from polopt.common.clock import VirtualClock
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
@@ -94,10 +93,11 @@ def test_optimizer_block_has_one_shape_from_the_start(worker_pool: Pool, name: s
 def test_rates_and_lag_are_those_since_the_last_report(
     worker_pool: Pool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now_s=100.0)
-    clock.perf_counter = lambda: clock.now_s
-    monkeypatch.setattr(optimizer_stats, "time", clock)
-    optimizer = make(worker_pool, name)
+    clock = VirtualClock()
+    workers = worker_pool(worker_config("ppo"))
+    workers.up()
+    monkeypatch.setattr(workers, "clock", clock)
+    optimizer = make_optimizer(OPTIMIZERS[name], workers)
     for duration_s in (2.0, 5.0):
         results = [optimizer.step() for _ in range(2)]
         clock.now_s += duration_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 import subprocess
@@ -14,8 +16,10 @@ import gymnasium
 import pytest
 import ray
 import torch
+from fakes import pid_of
 from ray import tune
 from ray.tune.utils.util import validate_save_restore
+from toy_envs import Clock
 
 import polopt
 from polopt.trainers.presets import A2C, A3C, DDPPO, PRESETS, SyncPPO
@@ -200,13 +204,13 @@ def test_grid_search_over_optimizers_is_one_experiment(tmp_path: Path) -> None:
 def test_reset_config_reuses_processes(optimizer: str) -> None:
     trainer = PolicyOptimizerTrainer({**TINY, "optimizer": optimizer})
     trainer.train()
-    actors = [worker.actor for worker in trainer.workers.remote]
+    pids = [pid_of(worker) for worker in trainer.workers.remote]
     short = {"name": "async_gradients", "grads_per_step": 2}
     changed = {**TINY, "optimizer": short, "policy": "a2c", "lr": 0.5, "gamma": 0.5}
     assert trainer.reset_config(changed)
-    assert [worker.actor for worker in trainer.workers.remote] == actors
     assert trainer.experiment.policy.gamma == 0.5
     result = trainer.train()
+    assert [pid_of(worker) for worker in trainer.workers.remote] == pids
     assert result["training_iteration"] == 2
     assert 64 <= result["num_env_steps_sampled_lifetime"] < 128  # counts from 0 again
     assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] == 0.5
@@ -260,6 +264,121 @@ def test_population_based_training(tmp_path: Path) -> None:
     assert all(result.metrics["training_iteration"] == 3 for result in grid)  # type: ignore[index]
 
 
+class ClockOfLength(Clock):
+    """Its return is the option `length`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config["length"], longest=64)
+
+
+def sweep_of_lengths(
+    scheduler: tune.schedulers.TrialScheduler, first_steps: int, tmp_path: Path
+) -> dict[int, tuple[int, float]]:
+    """Trials whose return is the length of an episode, one after the other, the longest last.
+
+    Returns:
+        by length: the iterations and the last return.
+    """
+    lengths = tune.grid_search([{"length": length} for length in (4, 8, 16, 64)])
+    steps = {"min_sample_timesteps_per_iteration": first_steps, "rollout_fragment_length": 8}
+    grid = tune.Tuner(
+        SyncPPO,
+        param_space=tiny(SyncPPO, num_workers=0, env=ClockOfLength, env_config=lengths, **steps),
+        tune_config=tune.TuneConfig(
+            metric="episode_return_mean",
+            mode="max",
+            scheduler=scheduler,
+            reuse_actors=True,
+            max_concurrent_trials=1,
+        ),
+        run_config=run_config(tmp_path, 8),
+    ).fit()
+    assert not grid.errors
+    rows = [trial.metrics or {} for trial in grid]
+    last = [(row["training_iteration"], row["episode_return_mean"]) for row in rows]
+    return {row["config"]["env_config"]["length"]: one for row, one in zip(rows, last, strict=True)}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_trial_without_an_episode_in_its_first_result_and_schedulers(tmp_path: Path) -> None:
+    def median() -> tune.schedulers.MedianStoppingRule:
+        return tune.schedulers.MedianStoppingRule(
+            time_attr="training_iteration", grace_period=6, min_samples_required=2
+        )
+
+    asha = tune.schedulers.ASHAScheduler(
+        time_attr="training_iteration", max_t=8, grace_period=1, reduction_factor=2
+    )
+    # In results of 16 steps of each of 2 environments, the longest episode ends in the fourth one.
+    stopped = sweep_of_lengths(median(), 32, tmp_path / "median")
+    assert stopped[64] == (6, 64.0), "stopped by the rule although its return is the highest"
+    kept = sweep_of_lengths(asha, 32, tmp_path / "asha")
+    assert kept[64] == (8, 64.0)
+    # As the docs say: 2 environments times 64 steps.
+    first_has_a_return = sweep_of_lengths(median(), 2 * 64, tmp_path / "longer")
+    assert first_has_a_return[64] == (8, 64.0)
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("steps", "best"), [(32, 8.0), (2 * 64, 64.0)])
+def test_episodes_longer_than_the_perturbation_interval_never_end(
+    steps: int, best: float, tmp_path: Path
+) -> None:
+    # 32: trials are paused after 2 * 16 steps of each environment, of 64 in all.
+    lengths = tune.grid_search([{"length": length} for length in (8, 64)])
+    size = {"min_sample_timesteps_per_iteration": steps, "rollout_fragment_length": 8}
+    grid = tune.Tuner(
+        SyncPPO,
+        param_space=tiny(SyncPPO, num_workers=0, env=ClockOfLength, env_config=lengths, **size),
+        tune_config=tune.TuneConfig(
+            metric="episode_return_mean",
+            mode="max",
+            scheduler=tune.schedulers.PopulationBasedTraining(
+                time_attr="training_iteration",
+                perturbation_interval=2,
+                synch=True,
+                hyperparam_mutations={"lr": [1e-3, 1e-2]},
+            ),
+            reuse_actors=True,
+        ),
+        run_config=run_config(tmp_path, 4),
+    ).fit()
+    assert not grid.errors
+    assert (grid.get_best_result().metrics or {})["episode_return_mean"] == best
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("steps", "warned"), [(32, True), (128, False)])
+def test_first_result_without_a_return_says_what_to_set(
+    steps: int, warned: bool, tmp_path: Path
+) -> None:
+    said = tmp_path / "warnings"
+
+    class Logged(SyncPPO):
+        def setup(self, config: dict[str, Any], **options: Any) -> None:
+            logging.getLogger("polopt").addHandler(logging.FileHandler(said))
+            super().setup(config, **options)
+
+    (trial,) = tune.Tuner(
+        Logged,
+        param_space=tiny(
+            SyncPPO,
+            num_workers=0,
+            env=ClockOfLength,
+            env_config={"length": 64},
+            min_sample_timesteps_per_iteration=steps,
+        ),
+        run_config=run_config(tmp_path, 3),
+    ).fit()
+    assert trial.error is None
+    lines = said.read_text().splitlines()
+    assert len(lines) == warned
+    if warned:
+        assert f"no episode has ended in the first {steps} environment steps" in lines[0]
+        assert "min_sample_timesteps_per_iteration" in lines[0]
+        assert "max_frames_per_traj" in lines[0]
+
+
 class FailsOnce(A2C):
     """Fails in its third iteration until a file exists."""
 
@@ -309,6 +428,46 @@ def test_checkpoints_read_from_disk_have_their_results(tmp_path: Path) -> None:
     assert [m["training_iteration"] for _, m in read.best_checkpoints] == [2, 4]
     for checkpoint, metrics in read.best_checkpoints:
         assert metrics["checkpoint_dir_name"] == Path(checkpoint.path).name
+
+
+class KillsTrialOnce(tune.Callback):
+    """Kills the process of a trial after its fourth result."""
+
+    killed = False
+
+    def on_trial_result(self, result: dict[str, Any], **info: Any) -> None:
+        if result["training_iteration"] == 4 and not self.killed:
+            self.killed = True
+            os.kill(result["pid"], signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("setting", ["period", "num_to_keep"])
+def test_retry_by_tune_keeps_rows_that_were_copied(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With neither, Tune copies after the second checkpoint, and the retry, which continues from the
+    # third, loses row 3.
+    if setting == "period":
+        monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+    kept = 1 if setting == "num_to_keep" else 2
+    callback = KillsTrialOnce()
+    (trial,) = tune.Tuner(
+        SyncPPO,
+        param_space=tiny(SyncPPO, num_workers=0, min_time_s_per_iteration=0.5),
+        run_config=run_config(
+            tmp_path,
+            6,
+            callbacks=[callback],
+            failure_config=tune.FailureConfig(max_failures=1),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=kept),
+        ),
+    ).fit()
+    assert callback.killed
+    assert trial.error is None
+    lines = Path(trial.path, "result.json").read_text().splitlines()
+    iterations = [json.loads(line)["training_iteration"] for line in lines]
+    assert sorted(set(iterations)) == [1, 2, 3, 4, 5, 6]
 
 
 class ReadsLevel(gymnasium.Wrapper):  # type: ignore[type-arg]

@@ -119,6 +119,16 @@ def test_calls_go_through_ray_until_the_process_has_connected(lines: list[Line])
     assert transport.num_calls == before + 5
 
 
+def test_connected_process_does_not_connect_again(connected: list[Line]) -> None:
+    line = connected[0]
+    channel: Any = line.channel
+    connection = channel._connection
+    channel.connect()
+    assert line.call(note, 1) == 1
+    assert channel._connection is connection
+    assert channel._connecting is None
+
+
 def test_only_what_needs_ray_goes_through_ray(connected: list[Line]) -> None:
     """In between, and the connection stays the same."""
     line = connected[0]

@@ -97,7 +97,8 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)
-    assert before["driver"]["share"]["startup"] == pytest.approx(1.0)
+    # Of a few microseconds; the least training time is a nanosecond.
+    assert before["driver"]["share"]["startup"] == pytest.approx(1.0, abs=1e-3)
     optimizer.step()
     assert optimizer.stats()["driver"]["share"]["startup"] > 0.0
     for _ in range(8):
@@ -166,7 +167,7 @@ def test_local_worker_fills_the_same_keys() -> None:
     (own,) = stats["workers"]["per_worker"]
     assert own["memory_bytes"] == pytest.approx(stats["machine"]["driver_memory_bytes"], rel=0.2)
     assert stats["num_bytes_sent"] == stats["num_bytes_received"] == 0
-    assert stats["requests_in_flight"] == {"mean": 0.0, "max": 0}
+    assert stats["requests_in_flight"] == {"mean": 1.0, "max": 1}
 
 
 def steps_of_slow_worker(worker_pool: Pool, cls: Any) -> dict[int, dict[str, float]]:

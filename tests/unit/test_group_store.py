@@ -5,9 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-import zmq
 
-from polopt.common.config import ConfigError
 from polopt.rollouts.transport.collective import (
     SMALL_TENSOR_BYTES,
     AllReducer,
@@ -16,8 +14,6 @@ from polopt.rollouts.transport.collective import (
     resolve_backend,
     start_store,
 )
-from polopt.rollouts.transport.endpoint import Address
-from polopt.rollouts.transport.messages import MAX_FRAME_BYTES
 
 
 def test_store_listens_only_on_its_address() -> None:
@@ -34,11 +30,9 @@ def test_address_of_another_machine_is_refused() -> None:
 
 
 def test_unusable_address_of_a_rank_breaks_the_group() -> None:
-    own, other = (zmq.curve_keypair() for _ in range(2))
-    keys = {"public_keys": (own[0], other[0]), "secret_key": own[1], "passwords": ("", "secret")}
-    reducer = AllReducer(GroupSpec(1, 2, "zmq", 20.0, 0.3, **keys), 0, host="127.0.0.1")
-    with pytest.raises(GroupBroken, match=r"could not join group 1 \(zmq\)"):
-        reducer.join([reducer.address, Address("tcp://no port")])
+    reducer = AllReducer(GroupSpec(1, 2, "socket", 20.0, 0.3, key=b"key"), 1)
+    with pytest.raises(GroupBroken, match=r"could not join group 1 \(socket\)"):
+        reducer.join(["/no/such/socket", reducer.address])
 
 
 def test_group_of_another_prefix_is_not_joined() -> None:
@@ -48,35 +42,32 @@ def test_group_of_another_prefix_is_not_joined() -> None:
         AllReducer(spec, 0).join([])
 
 
+ONE, TWO = ["a", "a"], ["a", "b"]
+
+
 @pytest.mark.parametrize(
-    ("backend", "device", "num_gpus", "transport", "num_bytes", "expected"),
+    ("backend", "device", "num_gpus", "transport", "num_bytes", "nodes", "expected"),
     [
-        ("auto", "cpu", 0.0, "auto", SMALL_TENSOR_BYTES, "zmq"),
-        ("auto", "cpu", 0.0, "zmq", 4, "zmq"),
-        ("auto", "cpu", 0.0, "auto", SMALL_TENSOR_BYTES + 4, "gloo"),
-        ("auto", "cpu", 0.0, "ray", 4, "gloo"),
-        ("auto", "cuda:0", 1.0, "auto", 4, "nccl"),
-        ("auto", "cuda", 2.0, "ray", 4, "nccl"),
-        ("gloo", "cpu", 0.0, "auto", 4, "gloo"),
-        ("zmq", "cpu", 0.0, "ray", 4, "zmq"),
+        ("auto", "cpu", 0.0, "auto", SMALL_TENSOR_BYTES, ONE, "socket"),
+        ("auto", "cpu", 0.0, "auto", SMALL_TENSOR_BYTES, TWO, "gloo"),
+        ("auto", "cpu", 0.0, "socket", 4, ONE, "socket"),
+        ("auto", "cpu", 0.0, "auto", SMALL_TENSOR_BYTES + 4, ONE, "gloo"),
+        ("auto", "cpu", 0.0, "ray", 4, ONE, "gloo"),
+        ("auto", "cuda:0", 1.0, "auto", 4, ONE, "nccl"),
+        ("auto", "cuda", 2.0, "ray", 4, TWO, "nccl"),
+        ("auto", "cuda", 0.5, "auto", 4, ONE, "socket"),  # NCCL refuses ranks that share a GPU
+        ("auto", "cuda", 0.5, "auto", SMALL_TENSOR_BYTES + 4, ONE, "gloo"),
+        ("gloo", "cpu", 0.0, "auto", 4, ONE, "gloo"),
+        ("socket", "cpu", 0.0, "ray", 4, ONE, "socket"),
     ],
 )
 def test_auto_backend(
-    backend: str, device: str, num_gpus: float, transport: str, num_bytes: int, expected: str
+    backend: str,
+    device: str,
+    num_gpus: float,
+    transport: str,
+    num_bytes: int,
+    nodes: list[str],
+    expected: str,
 ) -> None:
-    assert resolve_backend(backend, device, num_gpus, transport, num_bytes) == expected
-
-
-@pytest.mark.parametrize(
-    ("transport", "num_bytes", "expected"),
-    [("auto", 4, "zmq"), ("auto", SMALL_TENSOR_BYTES + 4, "gloo"), ("ray", 4, "gloo")],
-)
-def test_auto_backend_of_shared_gpus_is_not_nccl(
-    transport: str, num_bytes: int, expected: str
-) -> None:
-    assert resolve_backend("auto", "cuda", 0.5, transport, num_bytes) == expected
-
-
-def test_zmq_with_too_large_gradients_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'backend': got 'zmq'.*Allowed: up to"):
-        resolve_backend("zmq", "cpu", 0.0, "auto", MAX_FRAME_BYTES + 4)
+    assert resolve_backend(backend, device, num_gpus, transport, num_bytes, nodes) == expected
