@@ -19,9 +19,9 @@ from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_central_gradients
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.workers.call_workers import call_each, set_up_each
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
-from polopt.rollouts.workers.set_up import call_each, set_up_each
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 

@@ -18,10 +18,10 @@ from polopt.rollouts.collectors.collector_config import CollectingConfig, Collec
 from polopt.rollouts.collectors.frame_budget import FrameBudget
 from polopt.rollouts.collectors.trajectories import pad_trajectories, split_trajectories
 from polopt.rollouts.collectors.weight_sync import WeightSync
+from polopt.rollouts.workers.call_workers import call_each, set_up_each
 from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.gathering import Fragments
-from polopt.rollouts.workers.set_up import call_each, set_up_each
 from polopt.rollouts.workers.supervisor import Pending
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet

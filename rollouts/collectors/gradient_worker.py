@@ -24,10 +24,10 @@ from polopt.rollouts.collectors.collector_arguments import resolve_policy
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.collective import TimedReducer
 from polopt.rollouts.transport.control_page import ControlPage
+from polopt.rollouts.workers.call_workers import begin_restored_run, update_algorithm_parameter
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.gathering import current_rollout
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.set_up import begin_restored_run, update_algorithm_parameter
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -277,10 +277,3 @@ class GradientWorkerSet(WorkerSet):
         keys = ("create_env_fn", "env_config", "num_envs_per_worker")
         config = make_worker_config(rollout, policy_class, policy_config, keys=keys)
         return lambda: cls(config)
-
-
-def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
-    """The workers of a config: gradient workers if `num_workers_below` is 1 or more, else rollout
-    workers, which compute gradients from their own samples."""
-    kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
-    return kind(config, learner_device)

@@ -16,13 +16,13 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import same_encoding
-from polopt.rollouts.envs.env_sources import EnvSource, env_name
-from polopt.rollouts.envs.errors import (
+from polopt.rollouts.envs.env_errors import (
     EnvironmentAPIError,
     EnvironmentFailedError,
     described,
     traceback_of,
 )
+from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.non_finite import find_non_finite

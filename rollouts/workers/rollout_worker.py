@@ -23,8 +23,8 @@ from polopt.metrics.machine import GpuReader, ProcessMeter
 from polopt.metrics.record import Record
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
+from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.envs.env_sources import env_name
-from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.envs.random_state import seed_global_generators
 from polopt.rollouts.sampling.non_finite import non_finite_gradient
 from polopt.rollouts.sampling.sample_request import SampleRequest

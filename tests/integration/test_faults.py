@@ -19,7 +19,7 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_arguments import resolve_policy
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.workers.counts import Counts
 from polopt.rollouts.workers.failures import (
     CallError,
