@@ -15,8 +15,6 @@ import tempfile
 import time
 from typing import NamedTuple
 
-import numpy as np
-
 from polopt.common.progress import PROGRESS
 from polopt.rollouts.transport.sockets import left_behind
 
@@ -55,7 +53,8 @@ class ControlPage:
 
     def __init__(self) -> None:
         self._at_s = PROGRESS.at_s  # [1] float64, of time.monotonic
-        self._requests = np.zeros((_SLOTS, 2), np.int64)  # call, steps to keep
+        # [2 * _SLOTS] int64: call and steps to keep, by slot
+        self._requests = memoryview(bytearray(16 * _SLOTS)).cast("q")
 
     def share(self) -> str:
         """Moves the page of this process into a file that only this user can open.
@@ -105,29 +104,30 @@ class ControlPage:
         return page
 
     def _map(self, memory: mmap.mmap) -> None:
-        self._at_s = np.frombuffer(memory, np.float64, 1, offset=8)
-        self._requests = np.frombuffer(memory, np.int64, offset=16).reshape(_SLOTS, 2)
+        view = memoryview(memory)
+        self._at_s = view[8:16].cast("d")
+        self._requests = view[16:].cast("q")
 
     def silent_s(self) -> float:
         """Seconds since the process last made progress."""
-        return max(0.0, time.monotonic() - float(self._at_s[0]))
+        return max(0.0, time.monotonic() - self._at_s[0])
 
     def request_stop(self, request: EarlyStopRequest) -> None:
         """Ends the fragments of a call early. Has no effect on another call."""
-        slot = self._requests[request.call % _SLOTS]
-        slot[0] = 0  # no call has this number: the process never sees half a request
-        slot[1] = request.keep_steps
-        slot[0] = request.call
+        requests, slot = self._requests, 2 * (request.call % _SLOTS)
+        requests[slot] = 0  # no call has this number: the process never sees half a request
+        requests[slot + 1] = request.keep_steps
+        requests[slot] = request.call
 
     def keep_steps(self, call: int) -> int | None:
         """Least number of steps that a request leaves to each fragment of a call; None: there is no
         request."""
-        slot = self._requests[call % _SLOTS]
-        if slot[0] != call:
+        requests, slot = self._requests, 2 * (call % _SLOTS)
+        if requests[slot] != call:
             return None
-        steps = int(slot[1])
+        steps = requests[slot + 1]
         # Another request may have come in between.
-        return steps if slot[0] == call else None
+        return steps if requests[slot] == call else None
 
 
 def remove(path: str) -> None:

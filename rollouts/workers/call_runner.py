@@ -114,8 +114,11 @@ class CallRunner:
     def stop_after(self) -> int | None:
         """Steps after which the fragments of the current call are to end; None: they are not to end
         early. Any thread may call this."""
-        requests = map(self.control.keep_steps, self._running)
-        return next((steps for steps in requests if steps is not None), None)
+        for number in self._running:
+            steps = self.control.keep_steps(number)
+            if steps is not None:
+                return steps
+        return None
 
     # ---- state and end --------------------------------------------------------------------------
 

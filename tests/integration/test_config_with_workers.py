@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from test_config_properties import SMALL, is_small, mutated, mutations, quietly
 
 from polopt.common.config import ConfigError
-from polopt.rollouts.workers.failures import WorkersFailedError
+from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
 

@@ -21,7 +21,6 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.workers.call_workers import foreach_worker
-from polopt.rollouts.workers.rollout_worker import STATISTICS_INTERVAL_S
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 
@@ -120,12 +119,12 @@ def test_replacement_begins_with_the_statistics_sent_last(
     worker_pool: Pool, transport: str
 ) -> None:
     optimizer = make(worker_pool, "async_gradients", transport=transport)
-    until_s = time.monotonic() + 2.5 * STATISTICS_INTERVAL_S
-    while time.monotonic() < until_s:  # replies carry them once in a while
+    workers, until_s, sent = optimizer.workers, time.monotonic() + 120.0, 0.0
+    while sent <= 10.0:  # replies carry them once in a while
         optimizer.step()
-    workers = optimizer.workers
-    sent = workers.env_statistics[1]["envs"][0][1]["count"]
-    assert sent > 10.0
+        assert time.monotonic() < until_s
+        if 1 in workers.env_statistics:
+            sent = workers.env_statistics[1]["envs"][0][1]["count"]
     os.kill(pid_of(workers.remote[0]), signal.SIGKILL)
     until_s = time.monotonic() + 120.0
     while workers.faults.num_restarts == 0 or not workers.remote[0].up:

@@ -14,27 +14,30 @@ from toy_envs import Drift
 
 from polopt.common.config import ConfigError
 from polopt.common.data_faults import DataFaults
+from polopt.metrics.record import Record
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_arguments import resolve_policy
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
-from polopt.rollouts.workers.counts import Counts
-from polopt.rollouts.workers.failures import (
-    CallError,
-    FaultLog,
-    FunctionError,
-    NonFiniteError,
-    WorkerFailure,
-    WorkersFailedError,
-)
+from polopt.rollouts.workers.answer import CallError
+from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
+from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import Experiment
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 every_optimizer = pytest.mark.parametrize("cls", [AsyncGradients, SyncSamples])
+
+
+def recorded(**fields: Any) -> Record:
+    """Returns a record with these counts."""
+    record = Record()
+    for name, value in fields.items():
+        setattr(record, name, value)
+    return record
 
 
 def test_each_kind_has_its_own_keys_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,8 +49,8 @@ def test_each_kind_has_its_own_keys_and_one_line(caplog: pytest.LogCaptureFixtur
         log.failure(WorkerFailure("exception", 3, "Traceback\n  ...\nKeyError: 'x'"))
         log.failure(WorkerFailure("environment", 4, "it fell\n  ...\nOSError: no display"))
         raised = DataFaults(2, 7, "environment 'E' in step():\n ...\nValueError: y")
-        log.add(5, Counts(faults=raised))
-        log.add(6, Counts(faults=DataFaults(non_finite="reward is nan"), num_non_finite=1))
+        log.add(5, recorded(faults=raised))
+        log.add(6, recorded(faults=DataFaults(non_finite="reward is nan"), num_non_finite=1))
     stats = log.stats()
     for plural, kind, worker, said in (
         ("deaths", "death", 1, "the process died"),

@@ -102,7 +102,7 @@ def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
     if not with_links:  # a checkout on a system without symbolic links
         for link in [path for path in (tree / "src/polopt").iterdir() if path.is_symlink()]:
             link.unlink()
-    expected = {"polopt/__init__.py", "polopt/py.typed"}
+    expected = {"polopt/__init__.py", "polopt/__main__.py", "polopt/py.typed"}
     for folder in {folder.split("/")[0] for folder in package_folders(ROOT).values()} - {"src"}:
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
         if folder == "tuned_examples":

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
-from fakes import FakeWorkerProcess
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from waiting import wait_until
 
-from polopt.rollouts.workers.placement import cluster_request, waiting_for_resources
-from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.transport.ray_channel import RayTransport
+from polopt.rollouts.transport.ray_resources import cluster_request
+from polopt.rollouts.workers.call_runner import CallRunner
 
 
-def test_actor_waits_for_missing_resources(ray_session: None) -> None:
+@pytest.fixture
+def transport(ray_session: None) -> Iterator[RayTransport]:
+    transport = RayTransport()
+    yield transport
+    transport.close()
+
+
+def test_actor_waits_for_missing_resources(transport: RayTransport) -> None:
     options: dict[str, Any] = {"num_cpus": 0.125, "resources": {"absent": 1.0}}
-    actor = ray.remote(FakeWorkerProcess).options(**options).remote()
-    pending = actor.pid.remote()
-    assert ray.wait([pending], timeout=2.0)[0] == []
-    worker = WorkerHandle(1, actor, request=cluster_request(options))
-    assert waiting_for_resources([worker]) == ([worker], 1)
-    reserved = WorkerHandle(1, actor, request=None)
-    assert waiting_for_resources([reserved]) == ([], 0)
-    ray.kill(actor)
+    channel = transport.start(CallRunner, (), options, "process 1")
+    assert transport.wait([channel.start], timeout_s=2.0) == []
+    assert transport.waiting([channel]) == ([channel], 1)
+    channel.request = None  # a placement group has reserved it
+    assert transport.waiting([channel]) == ([], 0)
+    transport.kill(channel)
 
 
-def test_started_actor_does_not_wait(ray_session: None) -> None:
-    actor = ray.remote(FakeWorkerProcess).options(num_cpus=0).remote()
-    ray.get(actor.pid.remote(), timeout=120.0)
-    worker = WorkerHandle(1, actor, request=cluster_request({"num_cpus": 0}))
-    assert waiting_for_resources([worker]) == ([], 0)
-    ray.kill(actor)
+def test_started_actor_does_not_wait(transport: RayTransport) -> None:
+    channel = transport.start(CallRunner, (), {"num_cpus": 0}, "process 1")
+    assert transport.wait([channel.start], timeout_s=120.0)
+    assert transport.waiting([channel]) == ([], 0)
+    transport.kill(channel)
 
 
-def test_placed_actors_that_boot_slowly_do_not_wait(ray_session: None, tmp_path: Path) -> None:
+def test_placed_actors_that_boot_slowly_do_not_wait(
+    transport: RayTransport, tmp_path: Path
+) -> None:
     """Two actors have all resources; Ray shows them as it shows the third, which has none."""
     code = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.1)\n"
     (tmp_path / "sitecustomize.py").write_text(code.format(str(tmp_path / "boot")))
@@ -45,17 +53,15 @@ def test_placed_actors_that_boot_slowly_do_not_wait(ray_session: None, tmp_path:
         "resources": {"seat": 4.0},
         "runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}},
     }
-    slow_class = ray.remote(FakeWorkerProcess).options(**options)
-    request = cluster_request(options)
-    workers = [WorkerHandle(i, slow_class.remote(), request=request) for i in (1, 2)]
+    channels = [transport.start(CallRunner, (), options, f"process {i}") for i in (1, 2)]
     wait_until(lambda: "seat" not in ray.available_resources())
     for _ in range(3):
-        assert waiting_for_resources(workers) == ([], 0)
+        assert transport.waiting(channels) == ([], 0)
         time.sleep(0.5)
-    workers.append(WorkerHandle(3, slow_class.remote(), request=request))
-    wait_until(lambda: waiting_for_resources(workers) == (workers, 1), interval_s=0.2)
-    for worker in workers:
-        ray.kill(worker.actor)
+    channels.append(transport.start(CallRunner, (), options, "process 3"))
+    wait_until(lambda: transport.waiting(channels) == (channels, 1), interval_s=0.2)
+    for channel in channels:
+        transport.kill(channel)
     (tmp_path / "boot").touch()  # else Ray waits for these processes before it starts others
 
 
