@@ -2,7 +2,7 @@
 
 from polopt.common.data_faults import DataFaults
 from polopt.common.episodes import EpisodeStats
-from polopt.metrics.episodes import EpisodeWindow
+from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.lag import LagHistogram
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.timers import PhaseTimer

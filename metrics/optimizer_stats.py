@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from polopt.common.tracer import TRACER
 from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
-from polopt.metrics.episodes import EpisodeWindow
+from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.lag import LagMeter, LearnedVersions
 from polopt.metrics.learner import LearnerStats
 from polopt.metrics.machine import GpuUse, MachineMeter

@@ -17,8 +17,8 @@ from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_collection
-from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.workers.gathering import current_rollout
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -69,10 +69,7 @@ def compute_gradient(
         the gradient, packed as `compress_gradients` says; None: it is not finite.
     """
     worker.set_weights(weights)
-    rollout: MinibatchGradients | None = worker.state.get("rollout")
-    if rollout is None or rollout.done:
-        rollout = MinibatchGradients(worker.policy, worker.next_batch())
-        worker.state["rollout"] = rollout
+    rollout = current_rollout(worker)
     with worker.phase("gradient"):
         gradients = rollout.next_gradients()
         return packer_of(worker).pack(gradients) if worker.is_finite(gradients) else None

@@ -20,13 +20,9 @@ from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_central_gradients
-from polopt.optimizers.sync_samples import (
-    check_batch,
-    num_fragments,
-    sample,
-)
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.calls import WEIGHTS, Reply
+from polopt.rollouts.workers.calls import Reply
+from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -82,6 +78,7 @@ class AsyncSamples(PolicyOptimizer):
         super().__init__(workers, config)
         self.calls.per_worker = self.config.max_requests_in_flight_per_worker
         self.calls.check = check_batch
+        self.fragments = Fragments(self.calls, workers)
         self._num_requested = 0
         self._requested: Counter[int] = Counter()  # number of its last request, by worker index
         self._num_batches = self._num_waiting = 0
@@ -100,7 +97,8 @@ class AsyncSamples(PolicyOptimizer):
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
-        size = num_fragments(self, default=1)
+        rows = self.config.train_batch_size
+        size = num_fragments(self.workers.config.rollout, rows, default=1)
         replies: list[Reply] = []
         with self.timers["sample"]:
             self.calls.receive_ended()
@@ -147,8 +145,7 @@ class AsyncSamples(PolicyOptimizer):
         bound, workers = self.config.max_rollout_lag, self.workers.up()
         ahead = taken + self.calls.num_pending + len(self.calls.kept)
         # Also those that have arrived and wait here, or each drain would leave more of them.
-        kept = Counter(reply.worker.index for reply in self.calls.kept)
-        work = {w: self.calls.num_work_of(w) + kept[w.index] for w in workers}
+        work = {worker: self.fragments.num_of(worker) for worker in workers}
         ends_s = self._ends_s(workers)
         # An answer that came while the driver learned is taken up to that time later, and what the
         # worker did since then seems to have begun later.
@@ -162,7 +159,7 @@ class AsyncSamples(PolicyOptimizer):
             if not free:
                 return
             worker = min(free, key=lambda w: (work[w], self._requested[w.index]))
-            self.calls.send(worker, sample, WEIGHTS)
+            self.fragments.request(worker)
             ahead += 1
             work[worker] += 1
             ends_s[worker] += self._sample_s.get(worker.index, 0.0)
@@ -188,12 +185,12 @@ class AsyncSamples(PolicyOptimizer):
             left: fragments that the batch still lacks.
             size: fragments in a batch.
         """
-        calls, bound = self.calls, self.config.max_rollout_lag
-        while True:
-            for reply in calls.kept:
-                if bound is None or _fits(self._ages_without(reply), left - 1, size, bound):
-                    return calls.take(reply, count=False)
-            calls.receive()
+        bound = self.config.max_rollout_lag
+
+        def may_take(reply: Reply) -> bool:
+            return bound is None or _fits(self._ages_without(reply), left - 1, size, bound)
+
+        return self.calls.first(may_take, count=False)
 
     def _ages_without(self, reply: Reply) -> list[int]:
         """Ages of all other fragments that have arrived or are pending; see `_age`."""

@@ -20,13 +20,13 @@ from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.metrics.tab import Tab
 from polopt.policies.policy import Policy
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
-from polopt.rollouts.workers.set_up import (
+from polopt.rollouts.workers.call_workers import (
     begin_restored_run,
     call_each,
     restore_statistics,
     update_algorithm_parameter,
 )
+from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 

@@ -31,6 +31,9 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 logger = logging.getLogger("polopt")
 #: After the all-reduce of one rank has timed out, time for the other ranks to answer.
 BREAK_GRACE_S = 1.5
+#: Rounds after which the weights of all ranks are compared. Each rank hashes its own, which takes
+#: some milliseconds for a million parameters.
+CHECKSUM_INTERVAL = 10
 #: Ranks on different processors may round differently. A larger relative difference of their
 #: weights than this has another cause.
 MAX_DIFFERENCE = 1e-4
@@ -50,7 +53,6 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
             early (the paper's preemption threshold). With 1 the round waits for all; then, and with
             two workers, results do not depend on timing.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
-        checksum_interval: rounds after which all workers' weights are compared; 0: never.
         allreduce_timeout_s: time limit of each all-reduce; after it, the group is broken.
     """
 
@@ -60,12 +62,15 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
     keep_local_weights_in_sync: bool = True
     fraction_workers: float = pydantic.Field(0.6, gt=0.0, le=1.0)
     fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
-    checksum_interval: int = pydantic.Field(10, ge=0)
     allreduce_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
 
     renamed: ClassVar[Mapping[str, str]] = {
         "preemption_threshold": "fraction_workers",
         "min_fragment_share": "fraction_samples",
+    }
+    removed: ClassVar[Mapping[str, str]] = {
+        "checksum_interval": f"the weights of all ranks are compared every {CHECKSUM_INTERVAL} "
+        "rounds, which costs too little to choose",
     }
 
 
@@ -202,8 +207,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         with self.timers["group"]:
             self.group.ensure()
             self.num_rounds += 1
-            every = self.config.checksum_interval
-            want_checksum = every > 0 and self.num_rounds % every == 0
+            want_checksum = self.num_rounds % CHECKSUM_INTERVAL == 0
             env_steps = self.metrics.num_env_steps_sampled
             limit_s = self.workers.config.rollout.worker_timeout_s
             for rank, worker in enumerate(self.group.ranks):

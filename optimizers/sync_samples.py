@@ -13,17 +13,15 @@ import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.common.weights import Weights
 from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_central_gradients
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.calls import WEIGHTS
+from polopt.rollouts.workers.call_workers import call_each, set_up_each
 from polopt.rollouts.workers.early_stop import Stragglers
-from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.set_up import call_each, set_up_each
+from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -44,30 +42,6 @@ class SyncSamplesConfig(OptimizerConfig):
     fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
 
     aliases: ClassVar[Mapping[str, str]] = {"train_batch_size_per_learner": "train_batch_size"}
-
-
-def sample(worker: RolloutWorker, weights: Weights | None) -> SampleBatch:
-    """Runs in a worker: takes over weights, and samples a fragment `[T, N]` with them."""
-    worker.set_weights(weights)
-    return worker.next_batch()
-
-
-def check_batch(value: Any) -> None:
-    """Refuses an answer that is no batch.
-
-    Raises:
-        TypeError: says what it is.
-    """
-    if not isinstance(value, SampleBatch):
-        raise TypeError(f"a SampleBatch was expected; got {type(value).__name__}")
-
-
-def num_fragments(optimizer: PolicyOptimizer, default: int) -> int:
-    """Number of fragments in a batch of `train_batch_size` rows; `default` where that is None."""
-    config: Any = optimizer.config
-    rollout = optimizer.workers.config.rollout
-    rows = rollout.num_envs_per_worker * rollout.rollout_fragment_length
-    return -(-config.train_batch_size // rows) if config.train_batch_size else default
 
 
 class SyncSamples(PolicyOptimizer):
@@ -95,7 +69,8 @@ class SyncSamples(PolicyOptimizer):
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
         self.calls.check = check_batch
-        self.stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
+        stragglers = Stragglers(self.config.fraction_workers, self.config.fraction_samples)
+        self.fragments = Fragments(self.calls, workers, stragglers)
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -108,15 +83,12 @@ class SyncSamples(PolicyOptimizer):
 
     def step(self) -> StepResult:
         before = self.metrics.counts()
-        rollout = self.workers.config.rollout
         with self.timers["broadcast"]:
             self._request()
         with self.timers["sample"]:
-            length = rollout.rollout_fragment_length
-            replies = self.calls.all(self.stragglers, steps=lambda _: length)
-            batch = SampleBatch.concat([reply.value for reply in replies])
+            batch = SampleBatch.concat([reply.value for reply in self.fragments.all()])
         self.timers["sample"].push_rows(batch.env_steps)
-        if rollout.collection == "overlapped":
+        if self.workers.config.rollout.collection == "overlapped":
             with self.timers["broadcast"]:
                 self._request()
         with self.timers["learn"]:
@@ -128,9 +100,9 @@ class SyncSamples(PolicyOptimizer):
         """Requests the fragments of a batch, of all workers in turn, unless that was done. A worker
         gets weights with the first."""
         if self.calls.idle:
-            workers = self.workers.up()
-            for i in range(num_fragments(self, default=len(workers))):
-                self.calls.send(workers[i % len(workers)], sample, WEIGHTS)
+            workers, rows = self.workers.up(), self.config.train_batch_size
+            count = num_fragments(self.workers.config.rollout, rows, default=len(workers))
+            self.fragments.request_in_turn(workers, count)
 
     def drain(self) -> None:
         """Waits for pending fragments, and keeps them for the next step."""

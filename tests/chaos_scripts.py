@@ -20,7 +20,7 @@ from chaos_runs import PacedCartPole, steps_until
 from fakes import make_optimizer, worker_config
 from gymnasium import spaces
 
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.saved_trainer import find_checkpoint

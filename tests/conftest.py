@@ -18,6 +18,7 @@ os.environ["HOME"] = (_home := tempfile.TemporaryDirectory(prefix="polopt-tests-
 
 import ray
 
+from polopt.optimizers import decentralized_allreduce
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -54,6 +55,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for module in list(sys.modules.values()):
         if folder in Path(getattr(module, "__file__", None) or "").parents:
             ray.cloudpickle.register_pickle_by_value(module)
+
+
+@pytest.fixture
+def compare_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`DecentralizedAllReduce` compares the weights of all ranks after each round."""
+    monkeypatch.setattr(decentralized_allreduce, "CHECKSUM_INTERVAL", 1)
 
 
 @pytest.fixture(scope="session")

@@ -323,7 +323,7 @@ def write_trial(
 @cache
 def _tab(optimizer: str) -> str:
     """What the optimizer declares, as the trainer writes it."""
-    from polopt.optimizers.registry import OPTIMIZERS
+    from polopt.optimizers.optimizer_registry import OPTIMIZERS
     from polopt.trainers.tab_file import tab_of
 
     numbers = _strategy_numbers(optimizer, 1, 1, random.Random(0))

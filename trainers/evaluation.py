@@ -18,7 +18,7 @@ from polopt.common.config import ConfigError
 from polopt.common.episodes import EpisodeStats
 from polopt.common.weights import Weights
 from polopt.metrics.custom_metrics import CustomMetrics
-from polopt.metrics.episodes import EpisodeWindow
+from polopt.metrics.episode_window import EpisodeWindow
 from polopt.rollouts.envs.env_api import same_encoding
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
@@ -330,8 +330,8 @@ class Evaluation:
         """Takes the replies that have arrived; whether they complete the evaluation."""
         running = self._running
         assert running is not None
-        for reply in list(self._calls.kept):
-            reply = self._calls.take(reply)
+        while self._calls.kept:
+            reply = self._calls.first()
             if reply.value is None:
                 self._calls.send(reply.worker, play, WEIGHTS, reply.tag, tag=reply.tag)
             else:

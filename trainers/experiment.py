@@ -23,7 +23,7 @@ from polopt.common.config import (
 from polopt.common.other_libraries import RLLIB_FIXED, instead_of
 from polopt.common.registry import Registry
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy

@@ -27,6 +27,24 @@ class NotebookProgress(TrialProgressCallback):
         super().display_result(trial, result, error, done)
 
 
+class ProgressMetrics:
+    """The attribute `_progress_metrics` of a trainable: keys of its results that Tune shows.
+
+    Tune asks for it just before it makes its callbacks. In a notebook, that is the moment to name
+    `NotebookProgress` as one of them.
+
+    Args:
+        keys: the keys, nested ones with `/`.
+    """
+
+    def __init__(self, *keys: str) -> None:
+        self._keys = keys
+
+    def __get__(self, trainable: Any, owner: type[Any]) -> tuple[str, ...]:
+        show_named_metrics()
+        return self._keys
+
+
 def show_named_metrics() -> None:
     """In a notebook, has each experiment of this process use `NotebookProgress`. Elsewhere Tune
     would warn about it."""

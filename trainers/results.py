@@ -7,7 +7,7 @@ from typing import Any
 
 from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics.custom_metrics import CustomMetrics
-from polopt.metrics.episodes import EpisodeWindow
+from polopt.metrics.episode_window import EpisodeWindow
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.scheme import scheme_of
 

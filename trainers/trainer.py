@@ -19,7 +19,7 @@ from ray.train.constants import DEFAULT_STORAGE_PATH
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
-from polopt.rollouts.collectors.gradient_worker import make_workers
+from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet
 from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
 from polopt.rollouts.envs.own_copy import OwnCopies
 from polopt.rollouts.envs.random_state import kept_global_generators
@@ -31,8 +31,8 @@ from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
-from polopt.trainers.notebooks import show_named_metrics
-from polopt.trainers.prometheus import PrometheusExporter
+from polopt.trainers.notebooks import ProgressMetrics
+from polopt.trainers.prometheus_exporter import PrometheusExporter
 from polopt.trainers.results import make_result
 from polopt.trainers.run_context import (
     RunContext,
@@ -131,7 +131,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     preset: ClassVar[dict[str, Any]] = {}
     #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
-    _progress_metrics = (
+    _progress_metrics = ProgressMetrics(
         "episode_return_mean",
         "num_env_steps_sampled_lifetime",
         "num_env_steps_sampled_per_second",
@@ -587,5 +587,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return action
 
 
-# Tune collects its callbacks before it calls any method of the class.
-show_named_metrics()
+def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
+    """The workers of a config: gradient workers if `num_workers_below` is 1 or more, else rollout
+    workers, which compute gradients from their own samples."""
+    kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
+    return kind(config, learner_device)

@@ -22,7 +22,7 @@ from polopt.dashboards.views.drawing import (
 )
 from polopt.dashboards.views.fault_marks import add_fault_marks
 from polopt.metrics.actions import MOST_CATEGORIES
-from polopt.metrics.episodes import HISTOGRAM_BINS, PERCENTILES
+from polopt.metrics.episode_window import HISTOGRAM_BINS, PERCENTILES
 from polopt.metrics.tab import Plot
 
 _BLOCK = "env_runners/"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
@@ -18,53 +18,16 @@ from polopt.rollouts.collectors.collector_config import CollectingConfig, Collec
 from polopt.rollouts.collectors.frame_budget import FrameBudget
 from polopt.rollouts.collectors.trajectories import pad_trajectories, split_trajectories
 from polopt.rollouts.collectors.weight_sync import WeightSync
-from polopt.rollouts.sampling.sample_request import SampleRequest
-from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
+from polopt.rollouts.workers.call_workers import call_each, set_up_each
+from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
-from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.set_up import call_each, set_up_each
-from polopt.rollouts.workers.supervisor import Work
+from polopt.rollouts.workers.gathering import Fragments
+from polopt.rollouts.workers.supervisor import Pending
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: End of TorchRL's range of seeds.
 _LARGEST_SEED = 2**32 - 1
-
-
-class Fragment(NamedTuple):
-    """One collector's part of a batch, or all of it.
-
-    Attributes:
-        batch: samples, postprocessed by the policy and by the user's `postproc`.
-        frames: environment steps in it, counted before `postproc`, which may drop or add rows.
-    """
-
-    batch: SampleBatch
-    frames: int
-
-
-def collect(worker: RolloutWorker, weights: Weights | None, request: SampleRequest) -> Fragment:
-    """Runs in a collector: takes over weights, samples a fragment, and applies `postproc`."""
-    worker.set_weights(weights)
-    batch = worker.sample(request)
-    frames, postproc = batch.env_steps, worker.config.postproc
-    if postproc is not None:
-        batch = postproc(batch)
-        if not isinstance(batch, SampleBatch):
-            raise TypeError(f"postproc must return a SampleBatch; got {type(batch).__name__}")
-    return Fragment(batch, frames)
-
-
-class Requested(NamedTuple):
-    """Tag of a pending fragment.
-
-    Attributes:
-        steps: T.
-        frames: environment steps in it, without rows lost to resets or an early stop.
-    """
-
-    steps: int
-    frames: int
 
 
 class Collector:
@@ -128,13 +91,14 @@ class Collector:
     ) -> None:
         self.config = config
         self.workers = workers
-        self.weight_sync = WeightSync(workers, config)
+        workers.weights = self.weight_sync = WeightSync(workers, config)
         self._budget = FrameBudget(config, workers)
-        self._stragglers = Stragglers(config.fraction_workers, config.fraction_samples)
         self._keep_steps: int | None = None
         self._waits = False  # for the fragments of a batch
         count = count or self._count
-        self.calls = Calls(workers, "Collector", count=count, weights=self.weight_sync)
+        self.calls = Calls(workers, "Collector", count=count)
+        stragglers = Stragglers(config.fraction_workers, config.fraction_samples)
+        self.fragments = Fragments(self.calls, workers, stragglers)
         self._turn = threading.Lock()
 
     def __repr__(self) -> str:
@@ -174,14 +138,14 @@ class Collector:
         self._request(ahead=False)
         self._waits = True
         self._stop_early()
-        fragments = self._all() if config.sync else [self._first()]
+        replies = self.fragments.all() if config.sync else [self.calls.first(self._may_return)]
         self._waits = False
-        self._budget.num_frames += sum(fragment.frames for fragment in fragments)
+        self._budget.num_frames += sum(reply.counts.env_steps for reply in replies)
         if not config.update_after_each_batch:
             self._request(ahead=True)
         if not config.sync:
             self._renew_old()
-        batch = SampleBatch.concat([fragment.batch for fragment in fragments])
+        batch = SampleBatch.concat([reply.value for reply in replies])
         self.weight_sync.num_batches += 1
         batch.device = config.storing_device
         if not config.split_trajs:
@@ -202,16 +166,16 @@ class Collector:
             if not self.calls.idle or self._budget.spent():
                 return  # a batch is pending, or none is needed
             self._budget.begin_fragments(0)
-            for worker in self.workers.remote or self._here(ahead):
-                self._send(worker)
+            workers = self.workers.remote or self._here(ahead)
+            self.fragments.request_in_turn(workers, len(workers), self._budget.request)
             return
         for worker in self.workers.remote or self._here(ahead):
-            expected = self._expected_frames()
+            expected = self.fragments.num_frames
             if self._budget.spent(expected):
                 return
-            if self._is_idle(worker):
+            if not self.fragments.num_of(worker):
                 self._budget.begin_fragments(expected)
-                self._send(worker)
+                self.fragments.request(worker, self._budget.request(worker))
 
     def _here(self, ahead: bool) -> list[WorkerHandle]:
         """The local worker, where there is no remote one; it does not sample ahead."""
@@ -221,51 +185,18 @@ class Collector:
             raise RuntimeError("there are no collectors left; add some with add_collectors")
         return [self.workers.here]
 
-    def _send(self, worker: WorkerHandle) -> None:
-        request = self._budget.request(worker.index)
-        steps = request.steps or self.workers.config.rollout.rollout_fragment_length
-        requested = Requested(steps, steps * self.workers.num_envs_of(worker.index))
-        self.calls.send(worker, collect, WEIGHTS, request, tag=requested)
+    def _may_return(self, reply: Reply) -> bool:
+        """Whether no fragment is pending or kept that was requested before an
+        `update_policy_weights_` which came before this one's request. Stops such fragments
+        early."""
 
-    def _is_idle(self, worker: WorkerHandle) -> bool:
-        """Whether no fragment of this worker is pending or kept."""
-        kept = any(reply.worker.index == worker.index for reply in self.calls.kept)
-        return not kept and not self.calls.num_work_of(worker)
+        def earlier(one: Reply | Pending) -> bool:
+            return update_of(one.worker) < update_of(reply.worker)
 
-    def _expected_frames(self) -> int:
-        """Frames in fragments that are kept or pending."""
-        kept = sum(reply.value.frames for reply in self.calls.kept)
-        return kept + sum(work.tag.frames for work in self.calls.pending_work())
-
-    def _all(self) -> list[Fragment]:
-        """A fragment of every worker, in order of index."""
-
-        def steps(work: Work) -> int:
-            requested: Requested = work.tag
-            return requested.steps
-
-        return [reply.value for reply in self.calls.all(self._stragglers, steps)]
-
-    def _first(self) -> Fragment:
-        """The first fragment that arrives. Fragments from before the last
-        `update_policy_weights_` come before newer ones: once a newer one has arrived, they are
-        stopped early."""
-        calls, is_old = self.calls, self.weight_sync.is_before_update
-        while True:
-            first = next((reply for reply in calls.kept if is_old(reply.worker.index)), None)
-            if first is None and calls.kept:
-                overtaken = [call for call in calls.pending() if is_old(call.worker.index)]
-                if not overtaken:
-                    first = calls.kept[0]
-                calls.stop_early(overtaken, 1)
-            if first is None:
-                calls.receive()
-                continue
-            calls.take(first)
-            if self.weight_sync.may_return(first.worker.index):
-                fragment: Fragment = first.value
-                return fragment
-            self._request(ahead=False)  # of a worker that was still starting: made again
+        update_of = self.weight_sync.update_of
+        overtaken = list(filter(earlier, self.calls.pending()))
+        self.calls.stop_early(overtaken, 1)
+        return not overtaken and not any(map(earlier, self.calls.kept))
 
     def _renew_old(self) -> None:
         """Stops fragments early that would continue on weights that are too old
@@ -330,7 +261,7 @@ class Collector:
         """
         if weights is not None:
             take_weights(self.policy, weights)
-        version = self.weight_sync.take_snapshot()
+        version = self.weight_sync.take().weights.version
         self.weight_sync.num_updates += 1
         return version
 
@@ -416,7 +347,7 @@ class Collector:
         self._budget.num_frames = int(state["num_frames"])
         self.weight_sync.num_batches = int(state["num_batches"])
         load_collector_state(self.workers, state)
-        self.weight_sync.take_snapshot()
+        self.weight_sync.take(force=True)
 
     def shutdown(self) -> None:
         """Stops the collectors, and Ray if this Collector started it. Workers that this Collector
@@ -488,5 +419,4 @@ def load_collector_state(workers: WorkerSet, state: Mapping[str, Any]) -> None:
     saved = {int(index): parts for index, parts in state["collectors"].items()}
     workers.local.policy.set_state(state["policy"])
     workers.local.set_state(saved[0])
-    workers.weights.take(force=True)
     set_up_each(workers, "set_state", {index: (parts,) for index, parts in saved.items()})

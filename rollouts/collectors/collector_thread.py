@@ -48,7 +48,7 @@ class CollectorThread:
         self._error: BaseException | None = None
         self._stopping = threading.Event()
         self._ended = threading.Event()
-        collector.weight_sync.take_snapshot()
+        collector.weight_sync.take()
         collector.weight_sync.by_consumer = True
         self._thread = threading.Thread(target=self._run, name="polopt-collector", daemon=True)
         self._thread.start()
@@ -82,7 +82,7 @@ class CollectorThread:
         """
         if self._error is None and not (self._ended.is_set() and self.queue.empty()):
             if self.collector.weight_sync.automatic and not self._ended.is_set():
-                self.collector.weight_sync.take_snapshot()
+                self.collector.weight_sync.take()
             batch = self.queue.get(timeout=timeout)
             if batch is not None and self._error is None:
                 return batch

@@ -24,9 +24,10 @@ from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.collective import TimedReducer
 from polopt.rollouts.transport.control_page import ControlPage
+from polopt.rollouts.workers.call_workers import begin_restored_run, update_algorithm_parameter
 from polopt.rollouts.workers.calls import Reply
+from polopt.rollouts.workers.gathering import current_rollout
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.set_up import begin_restored_run, update_algorithm_parameter
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -148,8 +149,7 @@ class GradientWorker(RolloutWorker):
     def _pass_on(self) -> None:
         # Other weights may have had this version, before a restore.
         if self.workers.remote:
-            self.workers.weights.take(force=True)
-            self.collector.weight_sync.take_snapshot()
+            self.collector.weight_sync.take(force=True)
 
     def begin_restored_run(self, restore_count: int) -> None:
         """As in `RolloutWorker`, also for the workers below. Drops their pending fragments."""
@@ -225,9 +225,7 @@ class GradientWorker(RolloutWorker):
             the gradient or None, and what the call has counted.
         """
         self.record = Record(self.clock)
-        rollout: MinibatchGradients | None = self.state.get("rollout")
-        if rollout is None or rollout.done:
-            self.state["rollout"] = MinibatchGradients(self.policy, self.next_batch())
+        current_rollout(self)
         gradients: Gradients | None = self.get_grads(distribute_gradients)
         if distribute_gradients:
             self.apply_gradients()
@@ -280,10 +278,3 @@ class GradientWorkerSet(WorkerSet):
         keys = ("create_env_fn", "env_config", "num_envs_per_worker")
         config = make_worker_config(rollout, policy_class, policy_config, keys=keys)
         return lambda: cls(config)
-
-
-def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
-    """The workers of a config: gradient workers if `num_workers_below` is 1 or more, else rollout
-    workers, which compute gradients from their own samples."""
-    kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
-    return kind(config, learner_device)

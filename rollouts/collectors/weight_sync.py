@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from polopt.rollouts.collectors.collector_config import CollectingConfig
+from polopt.rollouts.workers.snapshots import WeightSnapshot, WeightSnapshots
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
-class WeightSync:
+class WeightSync(WeightSnapshots):
     """Takes snapshots of the local policy's weights, and tracks the lag of the weights that each
     worker acts on.
 
@@ -28,28 +29,23 @@ class WeightSync:
 
     Attributes:
         num_batches: batches returned.
-        by_consumer: only explicit calls of `take_snapshot` take snapshots.
+        by_consumer: only explicit calls of `take` take snapshots.
         num_updates: explicit updates of the user (`update_policy_weights_`).
         ahead: fragments are requested before the current batch has been returned.
     """
 
     def __init__(self, workers: WorkerSet, config: CollectingConfig) -> None:
-        self._workers = workers
+        super().__init__(lambda: workers.local.policy, workers.transport.put)
+        self.last = workers.weights.last  # which workers may have already
         self._config = config
         self.num_batches = 0
         self.by_consumer = False
         self.num_updates = 0
         self.ahead = False
         self._stamp = 0  # `num_batches` when the snapshot was last the local policy's weights
-        workers.weights.take()
         self._stamps: dict[int, int] = {}  # `_stamp` of each worker's weights, by index
         self._updates: dict[int, int] = {}  # `num_updates` when its last fragment was launched
-        self._returned = 0  # highest of them of the fragments returned
-
-    @property
-    def version(self) -> int:
-        """Version of the local policy's weights now."""
-        return self._workers.weights.version
+        self.take()
 
     @property
     def automatic(self) -> bool:
@@ -58,51 +54,34 @@ class WeightSync:
         rules = (config.broadcast_interval, config.max_weight_update_interval)
         return config.update_after_each_batch or any(rule > 0 for rule in rules)
 
-    def take_snapshot(self) -> int:
-        """Takes a snapshot of the local policy's weights, and returns their version.
-
-        Weights that changed without a new version, because another optimizer than the policy's
-        trains them, get one.
-        """
-        policy, last = self._workers.local.policy, self._workers.weights.last
+    def take(self, force: bool = False) -> WeightSnapshot:
+        """As `WeightSnapshots.take`. Weights that changed without a new version, because another
+        optimizer than the policy's trains them, get one, unless `force`."""
+        policy, last = self._policy(), self.last
         if (
-            last is not None
+            not force
+            and last is not None
             and last.weights.version == policy.version
             and not np.array_equal(policy.get_weights().flat, last.weights.flat)
         ):
             policy.version += 1
-        version = self._workers.weights.take().weights.version
         self._stamp = self.num_batches
-        return version
+        return super().take(force)
 
     def for_call(self, worker: WorkerHandle) -> Any:
-        """Weights argument of a call that launches a fragment: the snapshot, or None if the worker
-        has it.
-
-        Args:
-            worker: the worker that is called.
-        """
+        """As `WeightSnapshots.for_call`, for the request of a fragment: with a new snapshot if a
+        rule says so, else with the last one."""
         if worker.shares_weights:
             return None
         if not self.by_consumer and self._due(self.ahead):
-            self.take_snapshot()
+            self.take()
         self._stamps[worker.index] = self._stamp
         self._updates[worker.index] = self.num_updates
-        return self._workers.weights.last_for(worker)
+        return self.last_for(worker)
 
-    def is_before_update(self, index: int) -> bool:
-        """Whether the last fragment of the worker with this index was launched before the last
-        explicit update."""
-        return self._updates.get(index, self.num_updates) < self.num_updates
-
-    def may_return(self, index: int) -> bool:
-        """Whether no fragment of a later update was returned before the last one of this worker;
-        if so, it counts as returned."""
-        updates = self._updates.get(index, self.num_updates)
-        if updates < self._returned:
-            return False
-        self._returned = updates
-        return True
+    def update_of(self, worker: WorkerHandle) -> int:
+        """`num_updates` when the last fragment of a worker was launched."""
+        return self._updates.get(worker.index, self.num_updates)
 
     def _due(self, ahead: bool) -> bool:
         config = self._config
@@ -123,10 +102,8 @@ class WeightSync:
         if not old:
             return []
         if not self.by_consumer:
-            self.take_snapshot()
-        snapshot = self._workers.weights.last
-        assert snapshot is not None
-        current = [w for w in old if w.sent_weights == snapshot.number]
+            self.take()
+        current = [w for w in old if self.last and w.sent_weights == self.last.number]
         for worker in current:  # the weights have not changed since
             self._stamps[worker.index] = self._stamp
         return [w for w in old if self.num_batches + 1 - self._stamps[w.index] > limit]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from polopt.rollouts.envs.errors import APIViolation
+from polopt.rollouts.envs.env_errors import APIViolation
 
 #: Concrete types first: a check against an abstract class is slow.
 _NUMBERS = (float, int, np.floating, numbers.Real)

@@ -30,7 +30,7 @@ import torch
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers import TimeLimit
 
-from polopt.rollouts.envs.errors import warn_without
+from polopt.rollouts.envs.env_errors import warn_without
 
 #: Running statistics of Gymnasium's wrappers, of the single and of the vector kind.
 _STATISTICS = ("obs_rms", "return_rms")

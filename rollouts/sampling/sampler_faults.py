@@ -13,7 +13,7 @@ from polopt.common.action_mask import MASK_KEY, ActionMask
 from polopt.common.data_faults import NO_FAULTS, DataFaults
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import check_observation
-from polopt.rollouts.envs.errors import (
+from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
     EnvironmentFailedError,

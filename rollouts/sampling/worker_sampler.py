@@ -16,13 +16,13 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.env_api import same_encoding
-from polopt.rollouts.envs.env_sources import EnvSource, env_name
-from polopt.rollouts.envs.errors import (
+from polopt.rollouts.envs.env_errors import (
     EnvironmentAPIError,
     EnvironmentFailedError,
     described,
     traceback_of,
 )
+from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.non_finite import find_non_finite
@@ -140,7 +140,7 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
     )
 
 
-def check_batch(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
+def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
     """Marks a batch that holds non-finite values, and resets the environments that they came from:
     a policy that acts on NaN returns NaN.
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from polopt.metrics.record import Record
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError, traceback_of
+from polopt.rollouts.envs.env_errors import (
+    EnvironmentAPIError,
+    EnvironmentFailedError,
+    traceback_of,
+)
 from polopt.rollouts.workers.callbacks import CallbackError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError
 

@@ -11,7 +11,7 @@ import numpy as np
 from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
 from polopt.common.registry import load_path
-from polopt.rollouts.envs.errors import traceback_of
+from polopt.rollouts.envs.env_errors import traceback_of
 
 _ALLOWED = "a subclass of polopt.Callbacks, 'module:Class' of one, or None"
 

@@ -218,8 +218,15 @@ class Calls:
 
     # ---- replies --------------------------------------------------------------------------------
 
-    def first(self) -> Reply:
-        """The first reply to arrive, counted; workers that fail meanwhile are replaced.
+    def first(
+        self, may_take: Callable[[Reply], bool] = lambda _: True, count: bool = True
+    ) -> Reply:
+        """The first reply to arrive that may be taken; workers that fail meanwhile are replaced.
+
+        Args:
+            may_take: asked for each reply that has arrived, again after each further arrival. A
+                reply that may not be taken yet is kept.
+            count: add its counts now; False: the caller does so by `count`.
 
         Raises:
             RuntimeError: nothing is pending: the wait would never end.
@@ -228,11 +235,14 @@ class Calls:
             WorkersFailedError: workers keep failing.
             CallsInterrupted: see `interrupt`.
         """
-        reply = self._kept.popleft() if self._kept else self.next(count=False)
-        while reply.failure is not None:
-            reply = self.next(count=False)
-        self.count([reply])
-        return reply
+        while True:
+            for i, reply in enumerate(self._kept):
+                if may_take(reply):
+                    del self._kept[i]
+                    if count:
+                        self.count([reply])
+                    return reply
+            self.receive()
 
     def all(
         self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
@@ -281,18 +291,6 @@ class Calls:
         if reply is None:
             raise RuntimeError("no call is pending: the wait would never end")
         if count and reply.failure is None:
-            self.count([reply])
-        return reply
-
-    def take(self, reply: Reply, count: bool = True) -> Reply:
-        """Takes one of `kept`.
-
-        Args:
-            reply: which.
-            count: add its counts now; False: the caller does so by `count`.
-        """
-        self._kept.remove(reply)
-        if count:
             self.count([reply])
         return reply
 

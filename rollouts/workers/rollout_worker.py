@@ -23,14 +23,14 @@ from polopt.metrics.machine import GpuReader, ProcessMeter
 from polopt.metrics.record import Record
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
+from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.envs.env_sources import env_name
-from polopt.rollouts.envs.errors import EnvironmentFailedError
 from polopt.rollouts.envs.random_state import seed_global_generators
 from polopt.rollouts.sampling.non_finite import non_finite_gradient
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeds import Seeds, seeds_from, worker_seeds
-from polopt.rollouts.sampling.worker_sampler import check_batch, make_sampler, sample_frames
+from polopt.rollouts.sampling.worker_sampler import make_sampler, mark_non_finite, sample_frames
 from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.call_runner import CallRunner
 from polopt.rollouts.workers.callbacks import CallbackCaller
@@ -227,7 +227,7 @@ class RolloutWorker(CallRunner):
         batch.compress = self.config.rollout.compress_data
         with np.errstate(all="ignore"):
             batch = self.policy.postprocess(batch)
-        return check_batch(batch, sampler, env_name(self.config.env))
+        return mark_non_finite(batch, sampler, env_name(self.config.env))
 
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
         """Learns from a batch with this worker's policy, and counts that. Learners that learn

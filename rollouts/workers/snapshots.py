@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,14 +13,16 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 #: Larger weights go through the object store once for all workers; smaller ones inside each call,
 #: which is what Ray does with arguments up to about this size anyway.
 INLINE_BYTES = 100_000
+#: Serial numbers of all snapshots of this process.
+_NUMBERS = itertools.count(1)
 
 
 class WeightSnapshot(NamedTuple):
     """A copy of the weights, as workers receive it.
 
     Attributes:
-        number: serial number. A version may come again with other weights, after a restore or when
-            a user sets older ones.
+        number: serial number in this process. A version may come again with other weights, after a
+            restore or when a user sets older ones.
         weights: the copy in this process.
         argument: argument of calls: the weights, or a reference to one object of them.
     """
@@ -44,7 +47,6 @@ class WeightSnapshots:
     def __init__(self, policy: Callable[[], Policy], put: Callable[[Any], Any]) -> None:
         self._policy = policy
         self._put = put
-        self._count = 0
         self.last: WeightSnapshot | None = None
         self.num_bytes_sent = 0
 
@@ -63,10 +65,8 @@ class WeightSnapshots:
         if force or self.last is None or self.last.weights.version != self.version:
             weights = self._policy().get_weights()
             large = weights.flat.nbytes > INLINE_BYTES
-            self._count += 1
-            self.last = WeightSnapshot(
-                self._count, weights, self._put(weights) if large else weights
-            )
+            argument = self._put(weights) if large else weights
+            self.last = WeightSnapshot(next(_NUMBERS), weights, argument)
         return self.last
 
     def for_call(self, worker: WorkerHandle) -> Any:

@@ -14,8 +14,8 @@ from gymnasium import Space
 
 from polopt.common.config import Config, ConfigError, shown, shown_options
 from polopt.common.sample_batch import SampleBatch
+from polopt.rollouts.envs.env_errors import EnvironmentFailedError, described
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
-from polopt.rollouts.envs.errors import EnvironmentFailedError, described
 from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from polopt.metrics.tab import Tab as Tab
     from polopt.optimizers.base import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
-    from polopt.optimizers.registry import register_optimizer as register_optimizer
+    from polopt.optimizers.optimizer_registry import register_optimizer as register_optimizer
     from polopt.optimizers.scheme import scheme_config as scheme_config
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
     from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from polopt.rollouts.collectors.gradient_worker import GradientWorker as GradientWorker
     from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet as GradientWorkerSet
     from polopt.rollouts.rollout_config import RolloutConfig as RolloutConfig
+    from polopt.rollouts.workers.call_workers import call_each as call_each
+    from polopt.rollouts.workers.call_workers import foreach_worker as foreach_worker
+    from polopt.rollouts.workers.call_workers import set_up_each as set_up_each
     from polopt.rollouts.workers.callbacks import CallbackError as CallbackError
     from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
     from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
@@ -52,9 +55,6 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.errors import NonFiniteError as NonFiniteError
     from polopt.rollouts.workers.errors import WorkersFailedError as WorkersFailedError
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
-    from polopt.rollouts.workers.set_up import call_each as call_each
-    from polopt.rollouts.workers.set_up import foreach_worker as foreach_worker
-    from polopt.rollouts.workers.set_up import set_up_each as set_up_each
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.presets import A2C as A2C
@@ -114,16 +114,16 @@ _MODULE_OF = {
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
     "WorkerSet": "polopt.rollouts.workers.worker_set",
     "WorkersFailedError": "polopt.rollouts.workers.errors",
-    "call_each": "polopt.rollouts.workers.set_up",
-    "foreach_worker": "polopt.rollouts.workers.set_up",
+    "call_each": "polopt.rollouts.workers.call_workers",
+    "foreach_worker": "polopt.rollouts.workers.call_workers",
     "load": "polopt.trainers.saved_policy",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
     "register_network": "polopt.policies.networks.registry",
-    "register_optimizer": "polopt.optimizers.registry",
+    "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.registry",
     "scheme_config": "polopt.optimizers.scheme",
-    "set_up_each": "polopt.rollouts.workers.set_up",
+    "set_up_each": "polopt.rollouts.workers.call_workers",
     "unpack": "polopt.common.compression",
     "unpack_gradients": "polopt.common.compression",
 }

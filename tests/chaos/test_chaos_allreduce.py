@@ -79,8 +79,9 @@ def whole(optimizer: DecentralizedAllReduce) -> bool:
     return ranks == optimizer.workers.remote and not optimizer.group.broken
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> None:
-    optimizer = make(worker_pool, HashingPPO, checksum_interval=1)
+    optimizer = make(worker_pool, HashingPPO)
     watch = FailureWatcher(optimizer)
     notice_s: list[float] = []
     going_on_s: list[float] = []
@@ -130,9 +131,10 @@ def test_twenty_kills_during_allreduce(worker_pool: Pool, report: Report) -> Non
     )
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_rank_that_hangs_in_allreduce(worker_pool: Pool, report: Report) -> None:
     timeout_s = 5.0
-    optimizer = make(worker_pool, HangingPPO, allreduce_timeout_s=timeout_s, checksum_interval=1)
+    optimizer = make(worker_pool, HangingPPO, allreduce_timeout_s=timeout_s)
     assert DecentralizedAllReduce.config_class().allreduce_timeout_s <= 60.0
     optimizer.drain()
     watch = FailureWatcher(optimizer)

@@ -23,7 +23,7 @@ from chaos_runs import (
 )
 from fakes import make_optimizer, worker_config
 
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

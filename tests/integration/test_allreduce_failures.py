@@ -41,10 +41,11 @@ def step_until_whole(optimizer: DecentralizedAllReduce, lost: list[WorkerHandle]
     assert optimizer.step().updates > 0
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_group_continues_without_killed_rank_until_replaced(
     worker_pool: Pool,
 ) -> None:
-    optimizer = make_decentralized(worker_pool, checksum_interval=1)
+    optimizer = make_decentralized(worker_pool)
     for _ in range(2):
         optimizer.step()
     victim, survivor = optimizer.group.ranks

@@ -16,13 +16,13 @@ from faulty_envs import Spoiled
 from toy_envs import Drift
 
 from polopt.common.weights import Weights
-from polopt.optimizers.sync_samples import sample
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, CallsInterrupted, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
 from polopt.rollouts.workers.fault_log import WorkerFailure
+from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
@@ -680,15 +680,23 @@ def test_reply_is_counted_once_when_it_is_taken(fake: FakeTransport, make: Any) 
     assert [reply.counts.env_steps for reply in counted] == [10, 10, 10]
 
 
-def test_kept_reply_can_be_taken_out_of_turn(make: Any) -> None:
+def test_a_rule_says_which_reply_may_be_taken_first(make: Any) -> None:
     counted: list[Reply] = []
-    workers, calls = make(2, count=counted.append)
+    workers, calls = make(3, count=counted.append)
     calls.fill(sample, workers.remote)
     calls.drain()
-    second = calls.kept[1]
-    assert calls.take(second) is second
+    first, second, third = calls.kept
+    assert calls.first(lambda reply: reply is second) is second
     assert counted == [second]
-    assert values(calls.all()) == [counted[1].value]
+    assert calls.first(lambda reply: reply is third, count=False) is third
+    assert counted == [second]
+    assert calls.all() == [first]
+    calls.fill(sample, [workers.remote[0], workers.remote[2]])
+    last = calls.first(lambda reply: reply.worker.index == 3)
+    assert last.worker.index == 3, "replies that may not be taken are kept meanwhile"
+    assert [reply.worker.index for reply in calls.kept] == [1]
+    with pytest.raises(RuntimeError, match="would never end"):
+        calls.first(lambda reply: False)
 
 
 def test_next_counts_unless_the_caller_does(make: Any) -> None:

@@ -22,7 +22,7 @@ from waiting import wait_until
 
 from polopt.rollouts.collectors.collector import Collector
 from polopt.rollouts.collectors.collector_thread import CollectorEnded, CollectorThread
-from polopt.rollouts.envs.errors import EnvironmentFailedError
+from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_set import WorkerSet
 

@@ -102,9 +102,10 @@ def test_wrong_reductions_give_other_weights(worker_pool: Pool, wrong: type[Poli
     assert distance_from_one_learner(worker_pool, wrong, rounds=1) > 1e-3
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_ranks_share_the_moments_of_all_their_samples(worker_pool: Pool) -> None:
     learning = {"normalize_observations": True, "normalize_rewards": True}
-    optimizer = make_decentralized(worker_pool, learning=learning, checksum_interval=1)
+    optimizer = make_decentralized(worker_pool, learning=learning)
     config = worker_config("ppo", **LEARNING, **learning)
     expected = Moments.zero(4)
     for worker in [CheckedWorker(config, index) for index in (1, 2)]:
@@ -146,8 +147,9 @@ def disturb_first_rank(optimizer: DecentralizedAllReduce, factor: float) -> None
     run_on(optimizer.group.ranks[:1], disturb)
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_all_ranks_stay_equal_and_unequal_ones_are_found(worker_pool: Pool) -> None:
-    optimizer = make_decentralized(worker_pool, checksum_interval=1)
+    optimizer = make_decentralized(worker_pool)
     for _ in range(5):
         optimizer.step()
     first, second = on_ranks(optimizer, learned_state)
@@ -159,10 +161,11 @@ def test_all_ranks_stay_equal_and_unequal_ones_are_found(worker_pool: Pool) -> N
         optimizer.step()
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_ranks_that_round_differently_get_the_weights_of_one(
     worker_pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    optimizer = make_decentralized(worker_pool, checksum_interval=1)
+    optimizer = make_decentralized(worker_pool)
     optimizer.step()
     with caplog.at_level(logging.WARNING, logger="polopt"):
         for round_index in range(2):
@@ -263,9 +266,7 @@ def with_slow_rank(pool: Pool, **options: Any) -> tuple[Any, list[int], float]:
     """Two rounds of four ranks, the fourth slow: the lengths of its fragments, and the seconds of
     the faster round."""
     rollout = {"num_workers": 4, "num_envs_per_worker": 1, "rollout_fragment_length": 40}
-    optimizer = make_decentralized(
-        pool, env=SlowFourthWorkerDrift, rollout=rollout, checksum_interval=1, **options
-    )
+    optimizer = make_decentralized(pool, env=SlowFourthWorkerDrift, rollout=rollout, **options)
     replies = spy_on_replies(optimizer)
     durations_s = []
     for _ in range(2):
@@ -283,12 +284,14 @@ def with_slow_rank(pool: Pool, **options: Any) -> tuple[Any, list[int], float]:
     return optimizer, steps[4], min(durations_s)
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_slow_rank_stops_early_and_its_rows_are_trained_on(worker_pool: Pool) -> None:
     optimizer, steps, _ = with_slow_rank(worker_pool, fraction_samples=0.25)
     assert all(10 <= count < 40 for count in steps)
     assert optimizer.metrics.num_early_stopped >= 2
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_no_rank_stops_early_by_default(worker_pool: Pool) -> None:
     optimizer, steps, duration_s = with_slow_rank(worker_pool, fraction_workers=1.0)
     assert steps == [40, 40]

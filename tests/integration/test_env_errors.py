@@ -13,7 +13,7 @@ from toy_envs import Clock
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.envs.errors import EnvironmentAPIError
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 

@@ -12,8 +12,8 @@ import pytest
 from fakes import worker_config
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.optimizers.sync_samples import sample
-from polopt.rollouts.workers.set_up import foreach_worker
+from polopt.rollouts.workers.call_workers import foreach_worker
+from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: An environment of the user's, whose numbers are those of the global generators.

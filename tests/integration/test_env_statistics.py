@@ -20,7 +20,7 @@ from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.rollouts.workers.set_up import foreach_worker
+from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 

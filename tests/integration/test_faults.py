@@ -20,7 +20,7 @@ from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.collectors.collector import Collector
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.workers.answer import CallError
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure

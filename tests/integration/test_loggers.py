@@ -18,7 +18,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 import polopt
 from polopt.metrics.prometheus import METRICS
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 #: Optimizers with a policy that a preset combines them with; A2C's block is that of SyncPPO.
 SCHEMES = {

@@ -280,9 +280,10 @@ def learned(worker: Any) -> tuple[str, int, bool]:
 
 
 def decentralized(pool: Pool, config: WorkerConfig) -> Any:
-    return make_optimizer(DecentralizedAllReduce, pool(config), checksum_interval=1)
+    return make_optimizer(DecentralizedAllReduce, pool(config))
 
 
+@pytest.mark.usefixtures("compare_every_round")
 @pytest.mark.parametrize("what", ["nan reward", "nan observation"])
 def test_nan_of_one_rank_reaches_no_other_rank_or_checkpoint(worker_pool: Pool, what: str) -> None:
     optimizer = decentralized(worker_pool, non_finite_config(what, "ppo", times=1))
@@ -313,6 +314,7 @@ def with_non_finite_gradient(pool: Pool, policy: type) -> tuple[Any, list[Any]]:
     return optimizer, seen
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_non_finite_gradient_of_one_rank_is_applied_by_none(worker_pool: Pool) -> None:
     optimizer, seen = with_non_finite_gradient(worker_pool, NonFiniteGradientPPO)
     assert len(set(seen)) == 1
@@ -328,11 +330,13 @@ def test_non_finite_gradient_of_one_rank_is_applied_by_none(worker_pool: Pool) -
     assert optimizer.metrics.num_updates > before
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_unchecked_gradient_reaches_all_ranks(worker_pool: Pool) -> None:
     _, seen = with_non_finite_gradient(worker_pool, UncheckedGradientPPO)
     assert [finite for _, _, finite in seen] == [False, False]
 
 
+@pytest.mark.usefixtures("compare_every_round")
 def test_five_non_finite_fragments_of_a_rank_end_the_run(worker_pool: Pool) -> None:
     optimizer = decentralized(worker_pool, non_finite_config("nan reward", "ppo"))
     with pytest.raises(NonFiniteError, match=r"worker 2.*in a row.*max_consecutive_non_finite=5"):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from polopt import Collector, PolicyOptimizerTrainer
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 WORKERS = 2
 

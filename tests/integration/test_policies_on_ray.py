@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.ppo import PPOPolicy
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 

@@ -24,7 +24,7 @@ import pytest
 from waiting import wait_until
 
 from polopt.dashboards.grafana import ALERTS, dashboards
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.trainers.tab_file import tab_of
 
 NAMES = OPTIMIZERS.names()

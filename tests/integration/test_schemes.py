@@ -11,8 +11,8 @@ from fakes import FakeWorkerSet, make_optimizer, worker_config
 from learning import train_cartpole
 
 from polopt.common.config import ConfigError
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.rank_group import checksum
-from polopt.optimizers.registry import OPTIMIZERS
 from polopt.optimizers.scheme import (
     COLLECTIONS,
     GRADIENTS,
@@ -21,12 +21,12 @@ from polopt.optimizers.scheme import (
     scheme_config,
     scheme_of,
 )
-from polopt.rollouts.collectors.gradient_worker import GradientWorker, make_workers
-from polopt.rollouts.workers.set_up import foreach_worker
+from polopt.rollouts.collectors.gradient_worker import GradientWorker
+from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.trainer import PolicyOptimizerTrainer
+from polopt.trainers.trainer import PolicyOptimizerTrainer, make_workers
 
 CELLS = [Scheme(*words) for words in itertools.product(COLLECTIONS, GRADIENTS, UPDATES)]
 

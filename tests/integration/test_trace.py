@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polopt.metrics.chrome_trace import self_times_s
-from polopt.rollouts.workers.set_up import foreach_worker
+from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.trainers.presets import A2C, A3C, DDPPO
 
 CONFIG: dict[str, Any] = {

@@ -20,13 +20,14 @@ from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
-from polopt.optimizers.sync_samples import SyncSamples, sample
+from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.socket_channel import SocketChannel
 from polopt.rollouts.workers.answer import Answer
+from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.calls import WEIGHTS, Calls
+from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet, call_method
 

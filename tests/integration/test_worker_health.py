@@ -23,16 +23,16 @@ from toy_envs import Drift
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.ray_channel import MAX_ARGUMENT_BYTES
 from polopt.rollouts.transport.simulated_channel import oldest_first
 from polopt.rollouts.workers import start_up
+from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
-from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.presets import PRESETS
 

@@ -19,12 +19,13 @@ from fakes import FakeTransport, FakeWorkerSet, make_optimizer, pid_of, worker_c
 from policy_helpers import fixed_gradient
 from toy_envs import Clock
 
-from polopt.optimizers.sync_samples import SyncSamples, sample
+from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.transport.channel import LostProcessError
+from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.fault_log import WorkerFailure
+from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.set_up import foreach_worker
 from polopt.rollouts.workers.snapshots import INLINE_BYTES
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -220,7 +221,7 @@ import contextlib, os, signal, threading, time
 from pathlib import Path
 import ray
 import polopt
-from polopt.rollouts.workers.set_up import foreach_worker
+from polopt.rollouts.workers.call_workers import foreach_worker
 
 if __name__ == "__main__":
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)

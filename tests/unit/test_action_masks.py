@@ -37,7 +37,7 @@ from polopt.policies.non_learning import (
     RandomPolicy,
 )
 from polopt.policies.policy import Policy
-from polopt.rollouts.envs.errors import EnvironmentFailedError
+from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
 
 every_kind = pytest.mark.parametrize("kind", ACTIONS)

@@ -33,7 +33,7 @@ def test_synchronous_batches_are_in_worker_order() -> None:
         assert [batch.shape for batch in batches] == [(5, 6)] * 3
         contents.append([content(batch) for batch in batches])
     assert contents[1:] == contents[:1] * 3
-    first = collector.workers.channels[0].values[0].batch
+    first = collector.workers.channels[0].values[0]
     np.testing.assert_array_equal(batches[0].obs[:, :2], first.obs)
 
 
@@ -246,6 +246,20 @@ def test_older_fragments_come_before_newer_ones() -> None:
     found += [next(collector).version for _ in range(4)]
     assert found == sorted(found)
     assert (found[0], found[-1]) == (0, 1)
+
+
+def test_fragments_are_returned_in_the_order_of_the_updates() -> None:
+    """Of three collectors, 1 samples with the weights of update 0 and is slow. The fragments of 3
+    and 2 with the weights of update 1 arrive before, and wait for it; it is not lost."""
+    collector = fake_collector(3, script=in_order([2, 2, 3, 3, 2, 1]))
+    batches = []
+    for i in range(6):
+        batches.append(next(collector))
+        if i in (0, 2):
+            update(collector)
+            collector.update_policy_weights_()
+    assert [batch.worker_index for batch in batches] == [2, 2, 3, 1, 3, 2]
+    assert [batch.version for batch in batches] == [0, 0, 0, 0, 1, 1]
 
 
 def test_broadcast_interval() -> None:

@@ -23,10 +23,10 @@ from typer.testing import CliRunner, Result
 
 import polopt as package
 from polopt.common.config import ConfigError
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.registry import POLICIES
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
-from polopt.trainers.command_line import evaluation, tune_run
+from polopt.trainers.command_line import evaluate_command, tune_run
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.examples import example_names
 from polopt.trainers.command_line.names import name_on_command_line
@@ -216,17 +216,17 @@ def test_evaluate_plays_episodes(checkpoint: Path) -> None:
 
 
 def test_evaluation_is_reproducible(checkpoint: Path) -> None:
-    state, experiment = evaluation.load(checkpoint)
+    state, experiment = evaluate_command.load(checkpoint)
     policy = policy_of(state, checkpoint)
-    with evaluation.environment(experiment) as env:
-        evaluation.check_spaces(policy, env)
-        played = evaluation.play(policy, env, 4, seed=0)
-        again = evaluation.play(policy, env, 4, seed=0)
+    with evaluate_command.environment(experiment) as env:
+        evaluate_command.check_spaces(policy, env)
+        played = evaluate_command.play(policy, env, 4, seed=0)
+        again = evaluate_command.play(policy, env, 4, seed=0)
     assert played == again
     assert [e.episode_return for e in played] == [
         e.episode_len for e in played
     ]  # CartPole gives 1 a step
-    assert evaluation.summary([1.0, 3.0]) == "mean 2.00  std 1.00  min 1.00  max 3.00"
+    assert evaluate_command.summary([1.0, 3.0]) == "mean 2.00  std 1.00  min 1.00  max 3.00"
 
 
 def normalized_cartpole(config: Any = None) -> Any:
@@ -239,13 +239,15 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
     trainer.save(str(tmp_path / "c"))
     [saved] = [one["statistics"] for one in trainer.optimizer.worker_states().values()]
     trainer.stop()
-    state, experiment = evaluation.load(tmp_path / "c", "test_command_line:normalized_cartpole")
-    with evaluation.environment(experiment) as env:
+    state, experiment = evaluate_command.load(
+        tmp_path / "c", "test_command_line:normalized_cartpole"
+    )
+    with evaluate_command.environment(experiment) as env:
         policy = policy_of(state, tmp_path / "c")
-        evaluation.check_spaces(policy, env)
+        evaluate_command.check_spaces(policy, env)
         restore_env_statistics(state, env)
         observation, _ = env.reset(seed=7)
-        evaluation.play(policy, env, 2, seed=0)
+        evaluate_command.play(policy, env, 2, seed=0)
         assert env.obs_rms.count == pytest.approx(sum(e[0]["count"] for e in saved["envs"]))
         again, _ = env.reset(seed=7)
     np.testing.assert_array_equal(observation, again)  # evaluation does not change them
@@ -310,7 +312,7 @@ def played_endless(folder: Path, *arguments: object, **options: Any) -> list[str
 
 def test_evaluate_prints_each_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr(evaluation, "time", seconds)
+    monkeypatch.setattr(evaluate_command, "time", seconds)
     lines = played_endless(tmp_path, "max_frames_per_traj=25")
     assert lines[:6] == [
         "episode 1   has not ended after 10 steps (10 s); max_frames_per_traj=STEPS bounds the "

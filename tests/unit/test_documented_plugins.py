@@ -20,7 +20,7 @@ from plugin_page import PAGE, PLUGINS, plugin
 import polopt
 from polopt import optimizers
 from polopt.metrics.record import Record
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import (
     SimulatedTicket,
@@ -333,7 +333,7 @@ def test_further_checks_of_a_plugin_are_made() -> None:
 STRATEGIES = [
     path
     for path in sorted(Path(optimizers.__path__[0]).glob("*.py"))
-    if path.name not in ("__init__.py", "base.py", "registry.py", "scheme.py")
+    if path.name not in ("__init__.py", "base.py", "optimizer_registry.py", "scheme.py")
 ]
 
 

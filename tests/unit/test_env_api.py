@@ -14,7 +14,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from test_env_faults import sample_often, worker
 from toy_envs import AUTORESET, Clock, Drift
 
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.vector_env import make_vector_env, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.rollout_worker import RolloutWorker

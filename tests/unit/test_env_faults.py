@@ -24,8 +24,8 @@ from toy_envs import AUTORESET, Clock, Drift, make_policy, make_sampler, set_val
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.policies.a2c import A2CPolicy
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.env_sources import resolve_env
-from polopt.rollouts.envs.errors import EnvironmentAPIError, EnvironmentFailedError
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.vector_env import make_vector_env, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig

@@ -16,7 +16,7 @@ from polopt.common.episodes import EpisodeStats
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
-from polopt.metrics.episodes import EpisodeWindow
+from polopt.metrics.episode_window import EpisodeWindow
 from polopt.optimizers.sync_gradients import mean_gradients
 from polopt.policies.gae import standardized
 from polopt.policies.impala import ImpalaPolicy

@@ -21,7 +21,7 @@ from test_evaluation import trainer
 from toy_envs import Drift, make_policy, make_sampler
 
 from polopt import Callbacks, Episode
-from polopt.rollouts.envs import errors
+from polopt.rollouts.envs import env_errors
 from polopt.rollouts.envs.env_state import (
     get_env_statistics,
     merge_env_statistics,
@@ -34,7 +34,7 @@ from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 
 @pytest.fixture(autouse=True)
 def _warn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "_warned", set())
+    monkeypatch.setattr(env_errors, "_warned", set())
 
 
 class Stateless(gymnasium.Env[np.ndarray, int]):

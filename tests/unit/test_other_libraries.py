@@ -23,7 +23,7 @@ from polopt.common.other_libraries import (
     instead_of,
     instead_of_algorithm,
 )
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig

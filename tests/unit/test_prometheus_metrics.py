@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from polopt.dashboards.grafana import ALERTS, VIEWS, dashboards, views_of, write_alerts
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, markdown_table
 from polopt.metrics.tab import OptimizerTab
-from polopt.optimizers.registry import OPTIMIZERS
-from polopt.trainers import prometheus
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.trainers import prometheus_exporter
 from polopt.trainers.command_line.cli import app
-from polopt.trainers.prometheus import PrometheusExporter
+from polopt.trainers.prometheus_exporter import PrometheusExporter
 from polopt.trainers.tab_file import tab_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -75,9 +75,9 @@ class Recorded:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[float]]:
     Recorded.values = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(prometheus, "PERIOD_S", 0.0)
+    monkeypatch.setattr(prometheus_exporter, "PERIOD_S", 0.0)
     for kind in ("Counter", "Gauge", "Histogram"):
-        monkeypatch.setattr(prometheus, kind, Recorded)
+        monkeypatch.setattr(prometheus_exporter, kind, Recorded)
     return Recorded.values
 
 
@@ -133,7 +133,7 @@ def test_histogram_is_bounded_and_keeps_shares(recorded: Any) -> None:
 def test_frequent_results_are_recorded_together(
     recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prometheus, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(prometheus_exporter, "PERIOD_S", 3600.0)
     exporter = PrometheusExporter()
     for updates, lags in ((1, [1, 0]), (3, [0, 2]), (6, [2, 1])):
         exporter.add(result(updates, policy_lag={"histogram": lags}), "t")
@@ -145,7 +145,7 @@ def test_frequent_results_are_recorded_together(
 
 
 def test_restart_keeps_what_is_not_recorded(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(prometheus_exporter, "PERIOD_S", 3600.0)
     exporter = PrometheusExporter()
     for updates in (1, 3):
         exporter.add(result(updates), "t")
@@ -181,7 +181,7 @@ def test_trainer_records_each_result_once(recorded: Any, tmp_path: Path) -> None
 
 
 def test_stop_records_the_last_results(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(prometheus_exporter, "PERIOD_S", 3600.0)
     trainer = PolicyOptimizerTrainer({**CONFIG, "optimizer": "sync_samples", "policy": "ppo"})
     results = [trainer.train() for _ in range(3)]
     trainer.stop()

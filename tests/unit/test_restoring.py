@@ -17,7 +17,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from polopt.rollouts.envs.errors import EnvironmentFailedError
+from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
 from polopt.trainers.checkpoints import CheckpointError, DamagedCheckpoint, write_checkpoint
 from polopt.trainers.command_line.cli import app

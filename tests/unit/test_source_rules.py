@@ -1,8 +1,10 @@
-"""Private names of dependencies are in one file each, which has a test for them."""
+"""Private names of dependencies are in one file each, which has a test for them. Each module has a
+name of its own."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -153,6 +155,14 @@ def test_private_name_has_a_test(test: str) -> None:
     path, _, name = test.partition("::")
     tree = ast.parse((ROOT / path).read_text())
     assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def test_each_module_name_occurs_once(package: Sequence[Module]) -> None:
+    """A reader who is told a name finds one file. The families in `policies/` each have a `base`, a
+    `factory` and a `registry`."""
+    paths = [module.path for module in package if module.path.parts[0] != "policies"]
+    counts = Counter(path.name for path in paths if path.name != "__init__.py")
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_only_conftest_sets_internal_options_of_ray() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from polopt.metrics import plots
 from polopt.metrics.tab import OptimizerTab
-from polopt.optimizers.registry import OPTIMIZERS
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.trainers.tab_file import tab_of
 
 

@@ -160,22 +160,22 @@ def evaluate(
 ) -> None:
     """Play episodes with a trained policy."""
     with bad_input():
-        from polopt.trainers.command_line import evaluation
+        from polopt.trainers.command_line import evaluate_command
         from polopt.trainers.command_line.names import named_classes
         from polopt.trainers.saved_policy import policy_of
         from polopt.trainers.saved_trainer import find_checkpoint, restore_env_statistics
 
         classes = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
-        state, experiment = evaluation.load(found, env, changes or [])
+        state, experiment = evaluate_command.load(found, env, changes or [])
         loaded = policy_of(state, found, *classes)
-        with evaluation.environment(experiment, video) as single_env:
-            evaluation.check_spaces(loaded, single_env)
+        with evaluate_command.environment(experiment, video) as single_env:
+            evaluate_command.check_spaces(loaded, single_env)
             restore_env_statistics(state, single_env)
             say(f"checkpoint  {found}")
-            played = evaluation.play(loaded, single_env, episodes, stochastic, seed, say)
+            played = evaluate_command.play(loaded, single_env, episodes, stochastic, seed, say)
     for name, key in (("return", "episode_return"), ("length", "episode_len")):
-        summary = evaluation.summary([getattr(episode, key) for episode in played])
+        summary = evaluate_command.summary([getattr(episode, key) for episode in played])
         say(f"{name:<11} {summary}  ({episodes} episodes)")
     if video is not None:
         say(f"video       {video}")
@@ -205,7 +205,7 @@ def export(
 def list_() -> None:
     """List presets, optimizers, policies and tuned examples."""
     with bad_input():
-        from polopt.optimizers.registry import OPTIMIZERS
+        from polopt.optimizers.optimizer_registry import OPTIMIZERS
         from polopt.policies.registry import POLICIES
         from polopt.trainers.command_line.examples import example_names, load_example
         from polopt.trainers.presets import PRESETS

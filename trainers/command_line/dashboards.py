@@ -68,7 +68,7 @@ def grafana(
     """Write Grafana dashboards of each policy optimizer, and alert rules."""
     with bad_input():
         from polopt.dashboards.grafana import metrics_folder, write_alerts, write_dashboards
-        from polopt.optimizers.registry import OPTIMIZERS
+        from polopt.optimizers.optimizer_registry import OPTIMIZERS
         from polopt.trainers.tab_file import tab_of
 
         metrics, session = metrics_folder()

@@ -30,7 +30,7 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.names import name_on_command_line
 from polopt.trainers.command_line.output import say, say_findings
 from polopt.trainers.command_line.plan import Plan, ray_address
-from polopt.trainers.command_line.progress import Progress
+from polopt.trainers.command_line.progress_table import Progress
 from polopt.trainers.command_line.ray_thread import ray_running
 from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.experiment import Experiment
