@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +231,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
             config: flat dict; see `Experiment.parse`.
             run: set by the command line.
         """
+        # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk that
+        # is full by then it would find none, and say nothing of the disk.
+        tempfile.gettempdir()
         self._exporter = PrometheusExporter()
         if run is not None:
             self._run = run

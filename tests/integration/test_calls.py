@@ -726,7 +726,7 @@ def test_call_that_fails_counts_what_it_did(make: Any) -> None:
     assert calls.next().failure is not None
     assert [reply.counts.env_steps for reply in counted] == [0, 10, 10]
     assert counted[2].failure is not None
-    assert counted[2].counts.seconds["sample"] > 0.0
+    assert "sample" in counted[2].counts.seconds
 
 
 def test_death_counts_nothing(make: Any) -> None:
