@@ -231,8 +231,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             config: flat dict; see `Experiment.parse`.
             run: set by the command line.
         """
-        # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk that
-        # is full by then it would find none, and say nothing of the disk.
+        # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk
+        # that is full by then it would find none, and say nothing of the disk.
         tempfile.gettempdir()
         self._exporter = PrometheusExporter()
         if run is not None:
