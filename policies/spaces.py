@@ -46,7 +46,6 @@ class ObservationEncoder:
             self.shape = (int(spaces.utils.flatdim(space)),)
             self.dtype = np.dtype(np.float32)
 
-    @np.errstate(all="ignore")  # what is not finite is found in batches
     def encode(self, observations: Any) -> np.ndarray:
         """Encoded observations `[N, *shape]` of a vector environment's batch.
 
@@ -57,9 +56,13 @@ class ObservationEncoder:
         Raises:
             ValueError: for a value outside a Discrete or MultiDiscrete space.
         """
-        if isinstance(self.space, spaces.Box):
-            return np.asarray(observations, dtype=self.dtype)
-        return _flatten_batch(self.space, observations)
+        is_box = isinstance(self.space, spaces.Box)
+        if is_box and isinstance(observations, np.ndarray) and observations.dtype == self.dtype:
+            return observations
+        with np.errstate(all="ignore"):  # what is not finite is found in batches
+            if is_box:
+                return np.asarray(observations, dtype=self.dtype)
+            return _flatten_batch(self.space, observations)
 
     def encode_one(self, observation: Any) -> np.ndarray:
         """The encoded observation `[*shape]` of one observation of the space.

@@ -171,7 +171,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raised = error  # handled below, where it is not the context of other exceptions
         else:
             self._steps += 1
-            PROGRESS.note()
+            if PROGRESS.by_environment:
+                PROGRESS.note()
             if terminated or truncated:
                 # The environment may change it when it is reset.
                 observation = observation.copy() if self._is_array else own_copy(observation)
@@ -319,8 +320,10 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return int(sequence.generate_state(1)[0] >> 1)
 
 
-@np.errstate(all="ignore")  # `np.seterr` of a user's program is for the environment alone
 def _cast(observation: Any, dtype: Any) -> np.ndarray:
     """An observation in the dtype of its space. Vectors would cast it where the user's settings for
     numbers that do not fit apply."""
-    return np.asarray(observation, dtype)
+    if isinstance(observation, np.ndarray) and observation.dtype == dtype:
+        return observation
+    with np.errstate(all="ignore"):  # `np.seterr` of a user's program is for the environment alone
+        return np.asarray(observation, dtype)

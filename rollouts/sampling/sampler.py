@@ -81,6 +81,7 @@ class VectorSampler:
         self._next_step = self._mode == AutoresetMode.NEXT_STEP
         self.stop_after: Callable[[], int | None] = lambda: None
         self.ended: list[Episode] | None = None
+        self._strict = True  # NumPy raises exceptions, as the user's program asks for
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
         self.restart(seeds)
@@ -137,6 +138,7 @@ class VectorSampler:
             EnvironmentFailedError: an environment fails repeatedly or breaks Gymnasium's API.
         """
         length, envs = steps or self.fragment_length, self.env.num_envs
+        self._strict = not {"ignore", "warn"}.issuperset(np.geterr().values())
         choose = action_chooser(self.policy, self._rng, explore, uniform, (length, envs))
         rows = FragmentColumns(length, self._obs, self.policy.dist)
         per_env = {"state": self._memory.copy()} if self.policy.state_size else {}
@@ -146,7 +148,7 @@ class VectorSampler:
             if keep_steps is not None and sampled >= max(1, keep_steps):
                 break
             raw = self._step(sampled, rows, choose)
-            PROGRESS.note()
+            PROGRESS.note_vector_step()
             sampled += 1
         self.faults.step += sampled
         self.faults.check(self.env, raw)
@@ -182,11 +184,17 @@ class VectorSampler:
         """Steps all environments once and records row `t` and the observations after it, which are
         returned as the environment returned them."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
-        actions = self._choose(t, rows, choose)
+        # `np.seterr` of a user's program is for the environments alone. Only where it asks for
+        # exceptions: a context takes as long as a step of a small environment.
+        choose_here = _quietly(self._choose) if self._strict else self._choose
+        actions = choose_here(t, rows, choose)
         ended: Any = ()
         try:  # only what environments do: an exception counts as theirs, and ends their episodes
             raw, given, terminated[t], truncated[t], infos = self.env.step(actions)
-            _copy_into(rewards[t], given)
+            if self._strict:
+                _copy_into(rewards[t], given)
+            else:
+                rewards[t] = given
             if not self._next_step:
                 over = terminated[t] | truncated[t]
                 if np.count_nonzero(over):
@@ -212,7 +220,6 @@ class VectorSampler:
             self._memory[self._begins(t + 1, rows)] = 0.0
         return raw
 
-    @np.errstate(all="ignore")  # `np.seterr` of a user's program is for the environments alone
     def _choose(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
         """Chooses and records the actions of row `t`, and returns them for the environment."""
         rows.params[t], actions, self._memory = choose(t, rows.all_obs[t], self._memory)
@@ -348,6 +355,9 @@ class VectorSampler:
         close_env(self.env, self.faults.place)
 
 
-@np.errstate(all="ignore")  # float64 may not fit float32
+_quietly = np.errstate(all="ignore")
+
+
+@_quietly  # float64 may not fit float32
 def _copy_into(row: np.ndarray, values: Any) -> None:
     row[:] = values
