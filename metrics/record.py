@@ -87,7 +87,7 @@ class Record:
         "use",
         "custom_metrics",
     )
-    __slots__ = (*FIELDS, "_clock", "_inner_s", "_started_s")
+    __slots__ = (*FIELDS, "_clock", "_episodes", "_inner_s", "_started_s")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -98,6 +98,7 @@ class Record:
         self.env_steps = 0
         self.env_steps_discarded = 0
         self.episodes = EpisodeStats()
+        self._episodes: list[EpisodeStats] = []  # of each fragment, until the call ends
         self.moments: Moments | None = None
         self.actions = _NO_ACTIONS
         self.lags: tuple[tuple[int, int], ...] = ()
@@ -160,7 +161,7 @@ class Record:
         """
         actions = batch.flat("actions")[batch.flat("valid")]
         self.env_steps += batch.env_steps
-        self.episodes = EpisodeStats.concat([self.episodes, batch.episodes])
+        self._episodes.append(batch.episodes)
         self.moments = merged(self.moments, moments)
         self.actions = self.actions.merge(ActionSums.of(actions, sizes, bounds))
         self.num_early_stopped += early_stopped
@@ -205,6 +206,7 @@ class Record:
         busy_s = self._clock() - self._started_s
         self.seconds["other"] = max(0.0, busy_s - sum(self.seconds.values()))
         self.version = version
+        self.episodes = EpisodeStats.concat(self._episodes)
         self.num_bytes = payload_bytes(value)
 
     # ---- where it is added ----------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Record:
         """Adds the record of a worker below this one. Its seconds and bytes are its own."""
         self.env_steps += record.env_steps
         self.env_steps_discarded += record.env_steps_discarded
-        self.episodes = EpisodeStats.concat([self.episodes, record.episodes])
+        self._episodes.append(record.episodes)
         self.moments = merged(self.moments, record.moments)
         self.actions = self.actions.merge(record.actions)
         self.num_non_finite += record.num_non_finite
