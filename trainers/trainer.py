@@ -42,6 +42,7 @@ from polopt.trainers.run_context import (
     finish_despite_sigterm,
     in_directory,
 )
+from polopt.trainers.run_record import RunRecord
 from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.saved_trainer import (
@@ -131,6 +132,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
     """
 
     preset: ClassVar[dict[str, Any]] = {}
+    #: The record that this trainer repeats; see `polopt.rerun`.
+    recorded: ClassVar[dict[str, Any] | None] = None
     #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
     _progress_metrics = ProgressMetrics(
         "episode_return_mean",
@@ -148,6 +151,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _run: RunContext | None = None
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
+    _record: RunRecord
     #: Identifiers of the runs that this one was restored from, and its own as the last.
     _runs: list[str]
     _has_warned = False
@@ -253,6 +257,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
         evaluation = evaluation_config(experiment.trainer, worker_config)
+        worker_config = dataclasses.replace(worker_config, arrivals=self.recorded)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_workers := experiment.num_remote_workers:
             cpus = experiment.rollout.num_cpus_per_worker
@@ -266,6 +271,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.workers.stop()
             raise
         self._trace = StepTrace(experiment.trainer, Path(self.logdir))
+        self._begin_record()
+
+    def _begin_record(self) -> None:
+        config = self.experiment.to_dict() | {"seed": self.workers.config.seed}
+        name, storage = type(self).__name__, self._storage_of_trial
+        self._record = RunRecord(self.workers, config, name, storage, self.logdir)
 
     def _make_optimizer(self) -> Any:
         cls = self.experiment.optimizer_class
@@ -295,9 +306,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
             return self._step()
 
     def _step(self) -> dict[str, Any]:
-        limits, metrics = self.experiment.trainer, self.optimizer.metrics
+        limits, metrics, record = self.experiment.trainer, self.optimizer.metrics, self._record
+        record.mark("train")
         metrics.begin_iteration()
-        started_s, sampled_before = time.perf_counter(), metrics.num_env_steps_sampled
+        clock = self.workers.clock
+        started_s, sampled_before = clock(), metrics.num_env_steps_sampled
         next_check_s, steps = _STOP_CHECK_S, 0
         while True:
             self._trace.before_step(self.optimizer)
@@ -305,7 +318,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._trace.after_step(self.optimizer)
             steps += 1
             sampled = metrics.num_env_steps_sampled - sampled_before
-            elapsed_s = time.perf_counter() - started_s
+            elapsed_s = clock() - started_s
             if (
                 sampled >= limits.min_sample_timesteps_per_iteration
                 and elapsed_s >= limits.min_time_s_per_iteration
@@ -313,7 +326,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 break
             if elapsed_s >= next_check_s:
                 next_check_s = elapsed_s + _STOP_CHECK_S
-                if self._is_stopped():
+                if record.decide(self._is_stopped, lambda: None):
                     break
         if self.evaluation is not None:
             with self.optimizer.timers[EVALUATION]:
@@ -330,6 +343,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         checkpoint = next_checkpoint(self)
         result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
         self._callbacks.call("on_train_result", trainer=self, result=result)
+        record.result(self.iteration + 1, self.get_policy())
         self._exporter.add(result, self.trial_id)
         return result
 
@@ -360,7 +374,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def _evaluate(self, evaluation: Evaluation) -> None:
         """Takes an evaluation that has ended beside training, and begins one that is due."""
-        if evaluation.poll():
+        if self._record.decide(evaluation.poll, evaluation.finish):
             self._offer_best(evaluation)
         iteration, optimizer = self.iteration + 1, self.optimizer
         if not evaluation.is_due(iteration):
@@ -369,8 +383,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         statistics = [one["statistics"] for one in driver_state["workers"].values()]
         state = self._state(driver_state, iteration)
         evaluation.begin(self.get_policy().get_weights(), state, statistics)
-        if evaluation.in_driver and evaluation.run(self._is_stopped):
-            self._offer_best(evaluation)
+        if evaluation.in_driver:
+            if self._record.decide(lambda: evaluation.run(self._is_stopped), evaluation.finish):
+                self._offer_best(evaluation)
+            else:
+                evaluation.drop()
 
     def _offer_best(self, evaluation: Evaluation) -> None:
         last = evaluation.last
@@ -435,6 +452,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
+        self._record.mark("save")
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
@@ -486,6 +504,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
+        self._record.mark("restore", str(found))
         policy, own = self.get_policy(), self._runs[-1]
         problem = misfit(state, policy)
         if not problem:
@@ -541,12 +560,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
             worker_config = self.experiment.make_worker_config()
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-            if not self.workers.reconfigure(worker_config, device):
+            recorded = worker_config.rollout.record_arrivals or self._record.log is not None
+            # A rerun begins with processes that are new.
+            if recorded or not self.workers.reconfigure(worker_config, device):
                 self.workers.stop()
                 self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
             self._make_evaluation(evaluation, device)
         self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
+        self._begin_record()
         return True
 
     def cleanup(self) -> None:
