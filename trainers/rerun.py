@@ -264,7 +264,7 @@ def _cause(departure: Departure, header: Mapping[str, Any], config: Mapping[str,
             f"another processor rounds differently: {own['processor']} (recorded with "
             f"{recorded.get('processor')})"
         )
-    if "answered with" in str(departure):
+    if "answered with" in str(departure) or "the weights of" in str(departure):
         return (
             f"the environment {env_name(config['env'])!r} is not deterministic: it depends on the "
             "clock, on other processes, or on random numbers that its seed does not set"

@@ -180,7 +180,7 @@ class Transport(ABC):
 
     @property
     def event(self) -> int | None:
-        """Number of the next event in the record of the run; None: the run is not recorded."""
+        """Number of the last event in the record of the run; None: the run is not recorded."""
         return None
 
     @abstractmethod

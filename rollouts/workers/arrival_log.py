@@ -389,7 +389,7 @@ class Rerun:
 
 
 def described(event: Event) -> str:
-    """An event as words."""
+    """An event as words, with the numbers of calls and processes."""
     match event:
         case ["start", name, *_]:
             return f"the start of {name}"
@@ -416,6 +416,35 @@ def described(event: Event) -> str:
         case ["restore", path, *_]:
             return f"the restore of {path}"
     return " ".join(map(str, event))
+
+
+def lines_of(events: list[Event], first: int, last: int) -> Iterator[str]:
+    """The events from `first` to `last` as text, with the names of processes."""
+    names: list[str] = []
+    tickets: list[tuple[int, int | None]] = []  # process, and version of the weights
+    for number, event in enumerate(events):
+        if number > last:
+            return
+        words = described(event)
+        match event:
+            case ["start", name]:
+                tickets.append((len(names), None))
+                names.append(name)
+            case ["remake", process]:
+                tickets.append((process, None))
+            case ["send", process, version]:
+                words = f"call {len(tickets)} to {names[process]}, weights {version}"
+                tickets.append((process, version))
+            case ["wait", *ended] if ended:
+                words += f" ({', '.join(names[tickets[one][0]] for one in ended)})"
+            case ["reply" | "up" | "fail", ticket, *_]:
+                process, version = tickets[ticket]
+                sent = "" if version is None else f", sent with weights {version}"
+                words = f"{words}: {names[process]}{sent}"
+            case ["kill", process]:
+                words = f"{names[process]} has failed and is ended (process {process})"
+        if number >= first:
+            yield f"{number:>8}  {words}"
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

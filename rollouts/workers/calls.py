@@ -512,7 +512,8 @@ class Calls:
             )
         if not isinstance(answer, Answer):
             return self._fail(call, *answer)
-        TRACER.span(f"request {worker.index}", "request", call.sent_s)
+        event = self._workers.transport.event
+        TRACER.span(f"request {worker.index}", "request", call.sent_s, event)
         self.load.add(sum(map(len, self._queues.values())))
         self._end(call)
         worker.last_answer_s = self._workers.clock()

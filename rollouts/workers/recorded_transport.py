@@ -279,7 +279,7 @@ class RecordedTransport(Transport):
 
     @property
     def event(self) -> int:
-        return self.log.num_events
+        return self.log.num_events - 1
 
     def ticket(self, inner: Ticket, channel: RecordedChannel, name: str) -> RecordedTicket:
         """Numbers a ticket."""

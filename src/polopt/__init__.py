@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from polopt.trainers.presets import IMPALA as IMPALA
     from polopt.trainers.presets import SyncPPO as SyncPPO
     from polopt.trainers.presets import register as register
+    from polopt.trainers.rerun import RerunDifference as RerunDifference
+    from polopt.trainers.rerun import rerun as rerun
     from polopt.trainers.saved_policy import load as load
     from polopt.trainers.trainer import PolicyOptimizerTrainer as PolicyOptimizerTrainer
 
@@ -101,6 +103,7 @@ _MODULE_OF = {
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
     "Reply": "polopt.rollouts.workers.calls",
+    "RerunDifference": "polopt.trainers.rerun",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "SampleBatch": "polopt.common.sample_batch",
@@ -122,6 +125,7 @@ _MODULE_OF = {
     "register_network": "polopt.policies.networks.registry",
     "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.registry",
+    "rerun": "polopt.trainers.rerun",
     "scheme_config": "polopt.optimizers.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
     "unpack": "polopt.common.compression",
