@@ -183,7 +183,7 @@ def _rerun_one(
     before: Callable[[int], None] | None,
 ) -> Iterator[PolicyOptimizerTrainer]:
     """Reruns what one process has trained."""
-    kind = type(str(header["trainer"]), (_Repeating,), {"recorded": recorded})
+    kind = type(str(header["trainer"]), (PolicyOptimizerTrainer,), {"recorded": recorded})
     trainer: PolicyOptimizerTrainer | None = None
     log: Rerun | None = None
     try:
@@ -221,13 +221,7 @@ def _rerun_one(
         if log is not None:
             log.finish()
         if trainer is not None:
-            trainer.stop()
-
-
-class _Repeating(PolicyOptimizerTrainer):
-    """A trainer that repeats a record."""
-
-    recorded: dict[str, Any]
+            trainer.stop()  # type: ignore[no-untyped-call]
 
 
 def _found(checkpoint: str, path: Path) -> str:
