@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
     from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.calls import Calls as Calls
+    from polopt.rollouts.workers.calls import CallsLostError as CallsLostError
     from polopt.rollouts.workers.calls import Reply as Reply
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
     from polopt.rollouts.workers.errors import FunctionError as FunctionError
@@ -78,6 +79,7 @@ _MODULE_OF = {
     "CallbackError": "polopt.rollouts.workers.callbacks",
     "Callbacks": "polopt.rollouts.workers.callbacks",
     "Calls": "polopt.rollouts.workers.calls",
+    "CallsLostError": "polopt.rollouts.workers.calls",
     "Collector": "polopt.rollouts.collectors.collector",
     "CollectorEnded": "polopt.rollouts.collectors.collector_thread",
     "CollectorThread": "polopt.rollouts.collectors.collector_thread",
