@@ -17,6 +17,7 @@ PACKAGE_FOLDERS = (
     "rollouts",
     "optimizers",
     "trainers",
+    "rllib",
     "dashboards",
     "tuned_examples",
 )

@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollouts/collectors": _BASE | _POLICIES | _ROLLOUTS,
     "optimizers": _BASE | _POLICIES | _ROLLOUTS,
     "trainers": _BASE | _POLICIES | _ROLLOUTS | {"optimizers"},
+    "rllib": _BASE | _POLICIES | _ROLLOUTS | {"optimizers", "trainers"},
     "trainers/command_line": {
         *_BASE,
         *_POLICIES,
