@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
+    from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
+    from polopt.trainers.command_line.train_function import train as train
     from polopt.trainers.presets import A2C as A2C
     from polopt.trainers.presets import A3C as A3C
     from polopt.trainers.presets import APPO as APPO
@@ -109,6 +111,7 @@ _MODULE_OF = {
     "SyncPPO": "polopt.trainers.presets",
     "Tab": "polopt.metrics.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
+    "TrainingResult": "polopt.trainers.command_line.train_function",
     "WEIGHTS": "polopt.rollouts.workers.calls",
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
@@ -124,6 +127,7 @@ _MODULE_OF = {
     "register_policy": "polopt.policies.registry",
     "scheme_config": "polopt.optimizers.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
+    "train": "polopt.trainers.command_line.train_function",
     "unpack": "polopt.common.compression",
     "unpack_gradients": "polopt.common.compression",
 }
