@@ -58,7 +58,9 @@ class Policy(ActingPolicy):
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
-    config: PolicyConfig
+    #: Any, because a subclass declares its own config class, and type checkers refuse a variable
+    #: that narrows the type of another one.
+    config: Any
 
     def __init__(
         self,

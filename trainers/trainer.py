@@ -32,6 +32,7 @@ from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import ProgressMetrics
+from polopt.trainers.preset_help import PresetDoc, PresetSignature
 from polopt.trainers.prometheus_exporter import PrometheusExporter
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
@@ -118,6 +119,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     """
 
     preset: ClassVar[dict[str, Any]] = {}
+    __signature__ = PresetSignature()
     #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
     _progress_metrics = ProgressMetrics(
         "episode_return_mean",
@@ -208,6 +210,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
         # calls before it starts an actor. The subclass still has to refuse bad configs there.
         super().__init_subclass__(**kwargs)
+        text = cls.__dict__.get("__doc__")
+        if isinstance(text, str):
+            cls.__doc__ = PresetDoc(text)  # type: ignore[assignment]
         request = cls.__dict__.get("default_resource_request")
         if request is not None:
             cls.default_resource_request = _checked(request.__func__)  # type: ignore[method-assign]
@@ -589,6 +594,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._make_evaluation(evaluation, device)
         self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
         return True
+
+    def stop(self) -> None:
+        """Stops the workers and closes the environments. The policy can still be used."""
+        super().stop()  # type: ignore[no-untyped-call]
 
     def cleanup(self) -> None:
         """Stops the workers, and releases the handles of their actors while Ray is still up."""

@@ -208,7 +208,7 @@ def _run(
                     save()
             checkpoint, best = save(), Path(trainer.logdir, BEST)
     finally:
-        trainer.stop()  # type: ignore[no-untyped-call]
+        trainer.stop()
     return TrainingResult(
         metrics=result,
         path=trainer.logdir,
