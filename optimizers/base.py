@@ -61,6 +61,7 @@ class PolicyOptimizer(ABC):
     """
 
     name: ClassVar[str] = ""
+    config: Any  # an instance of `config_class`; a subclass declares its own
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     phases: ClassVar[tuple[str, ...]] = ()
     #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.

@@ -47,17 +47,17 @@ class ActorCriticConfig(PolicyConfig):
         clip_rewards: bound of normalised rewards.
     """
 
-    gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
-    lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
-    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0, le=1e6)
+    gamma: float = pydantic.Field(default=0.99, ge=0.0, le=1.0)
+    lambda_: float = pydantic.Field(default=1.0, ge=0.0, le=1.0, alias="lambda")
+    vf_loss_coeff: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
     entropy_coeff: ScheduleValue = 0.01
-    num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
-    sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
+    num_sgd_iter: int = pydantic.Field(default=1, ge=1, le=10**6)
+    sgd_minibatch_size: Automatic = pydantic.Field(default=None, ge=0)
     standardize_advantages: bool = False
     normalize_observations: bool = False
-    clip_observations: float = pydantic.Field(10.0, gt=0.0, le=1e6)
+    clip_observations: float = pydantic.Field(default=10.0, gt=0.0, le=1e6)
     normalize_rewards: bool = False
-    clip_rewards: float = pydantic.Field(10.0, gt=0.0, le=1e6)
+    clip_rewards: float = pydantic.Field(default=10.0, gt=0.0, le=1e6)
 
     aliases: ClassVar[Mapping[str, str]] = {
         **PolicyConfig.aliases,
@@ -97,7 +97,7 @@ class ActorCriticPolicy(NetworkPolicy):
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
-    config: ActorCriticConfig
+    config: Any  # see Policy
     #: Columns of a prepared batch that `loss` reads, besides `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
     #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right

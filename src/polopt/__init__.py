@@ -58,15 +58,17 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
-    from polopt.trainers.presets import A2C as A2C
-    from polopt.trainers.presets import A3C as A3C
-    from polopt.trainers.presets import APPO as APPO
-    from polopt.trainers.presets import DDPPO as DDPPO
-    from polopt.trainers.presets import IMPALA as IMPALA
-    from polopt.trainers.presets import SyncPPO as SyncPPO
+    from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
     from polopt.trainers.presets import register as register
     from polopt.trainers.saved_policy import load as load
-    from polopt.trainers.trainer import PolicyOptimizerTrainer as PolicyOptimizerTrainer
+    from polopt.trainers.typed_presets import A2C as A2C
+    from polopt.trainers.typed_presets import A3C as A3C
+    from polopt.trainers.typed_presets import APPO as APPO
+    from polopt.trainers.typed_presets import DDPPO as DDPPO
+    from polopt.trainers.typed_presets import IMPALA as IMPALA
+    from polopt.trainers.typed_presets import PolicyOptimizerTrainer as PolicyOptimizerTrainer
+    from polopt.trainers.typed_presets import SyncPPO as SyncPPO
+    from polopt.trainers.typed_presets import train as train
 
 __version__ = "0.2.0"
 
@@ -111,6 +113,7 @@ _MODULE_OF = {
     "SyncPPO": "polopt.trainers.presets",
     "Tab": "polopt.metrics.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
+    "TrainingResult": "polopt.trainers.command_line.train_function",
     "WEIGHTS": "polopt.rollouts.workers.calls",
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
@@ -126,6 +129,7 @@ _MODULE_OF = {
     "register_policy": "polopt.policies.registry",
     "scheme_config": "polopt.optimizers.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
+    "train": "polopt.trainers.command_line.train_function",
     "unpack": "polopt.common.compression",
     "unpack_gradients": "polopt.common.compression",
 }
@@ -133,18 +137,21 @@ _MODULE_OF = {
 __all__ = ["__version__", *_MODULE_OF]
 
 
-def __getattr__(name: str) -> object:
-    """Imports a public name on first use and keeps it."""
-    if name not in _MODULE_OF:
-        from polopt.common.other_libraries import instead_of_algorithm
+if not TYPE_CHECKING:  # type checkers would accept any name
 
-        instead = instead_of_algorithm(name)
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}" + (f". {instead}" if instead else "")
-        )
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Imports a public name on first use and keeps it."""
+        if name not in _MODULE_OF:
+            from polopt.common.other_libraries import instead_of_algorithm
+
+            instead = instead_of_algorithm(name)
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}"
+                + (f". {instead}" if instead else "")
+            )
+        value = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
