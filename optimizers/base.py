@@ -63,6 +63,8 @@ class PolicyOptimizer(ABC):
 
     name: ClassVar[str] = ""
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
+    #: What its policies learn from, as `Policy.learns_from`.
+    learns_from: ClassVar[type] = SampleBatch
     phases: ClassVar[tuple[str, ...]] = ()
     #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
