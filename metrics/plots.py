@@ -246,3 +246,6 @@ PRIORITY_METRIC = Metric(
     "of the rows in the replay buffer: mean and maximum",
     "over",
 )
+#: Of all optimizers with a replay buffer.
+REPLAY = (INTENSITY, WHO_WAITS, BUFFER_FILL, ROW_AGE, PRIORITIES, POLICY_LAG)
+REPLAY_METRICS = (INTENSITY_METRIC, BLOCKED_METRIC, FILL_METRIC, ROW_AGE_METRIC, PRIORITY_METRIC)

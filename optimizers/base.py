@@ -28,6 +28,7 @@ from polopt.rollouts.workers.call_workers import (
     update_algorithm_parameter,
 )
 from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -120,6 +121,19 @@ class PolicyOptimizer(ABC):
                 "num_workers of 1 or more, or optimizer 'sync_samples'"
             )
         cls.check(rollout, config)
+
+    @classmethod
+    def check_spaces(cls, workers: WorkerConfig, config: Any) -> None:
+        """Refuses what does not fit the spaces of the environment, before any actor starts.
+
+        Args:
+            workers: what workers are made from.
+            config: an instance of `config_class`.
+
+        Raises:
+            ConfigError: names the option and the reason.
+        """
+        return
 
     @classmethod
     def check_evaluation(cls, config: Any) -> None:

@@ -252,6 +252,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
+        experiment.optimizer_class.check_spaces(worker_config, experiment.optimizer)
         evaluation = evaluation_config(experiment.trainer, worker_config)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_workers := experiment.num_remote_workers:
@@ -542,6 +543,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._stop_evaluation()
         with in_directory(self._users_directory):
             worker_config = self.experiment.make_worker_config()
+            self.experiment.optimizer_class.check_spaces(worker_config, self.experiment.optimizer)
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
             if not self.workers.reconfigure(worker_config, device):
