@@ -129,13 +129,9 @@ class DQNPolicy(ReplayPolicy):
         return bootstrapped(rows, torch.where(best > 0.5 * MASKED_LOGIT, best, 0.0))
 
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        self.model.train()
-        try:
+        with self.training():
             loss, errors, stats = self.loss(self.tensors(rows))
-            loss.backward()
-        finally:
-            self.model.eval()
-        stats = {name: value.detach() for name, value in stats.items()}
+            loss.backward()  # type: ignore[no-untyped-call]
         return as_floats(stats), errors.detach().abs().cpu().numpy()
 
     @torch.inference_mode()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,8 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.common.weights import Gradients
+from polopt.policies.fast_cpu.numpy_backend import is_supported
+from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.networks.backend import aligned, as_tensor
@@ -78,6 +81,11 @@ class ReplayPolicy(Policy):
     config: ReplayConfig
     model: Network
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        fast = self.config.fast_cpu and is_supported(self.model)
+        self._acts_fast = NumpyMLP(self.model) if fast else None
+
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
         if not config.normalize_observations:
@@ -93,14 +101,25 @@ class ReplayPolicy(Policy):
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         if self.normalizer is not None:
             obs = self.normalizer.observations(obs)
+        return self.network_params(obs)
+
+    def network_params(self, obs: np.ndarray) -> np.ndarray:
+        """Distribution parameters `[N, P]` float32 of normalised observations `[N, ...]`."""
+        if self._acts_fast is not None:
+            return self._acts_fast.action_params(obs)
         with torch.inference_mode():
-            params: Tensor = self.model.action_params(as_tensor(aligned(obs), self.device))
+            params = self.model.action_params(as_tensor(aligned(obs), self.device))
         return params.cpu().numpy()
+
+    def params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
+        """As `network_params`, of tensors and another network of the same shape, with gradients."""
+        params: Tensor = network.action_params(obs)
+        return params
 
     def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if self.normalizer is not None:
             obs = self.normalizer.in_torch()(obs)
-        return network.action_params(obs), state
+        return self.params_in_torch(network, obs), state
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -160,6 +179,18 @@ class ReplayPolicy(Policy):
         """The rows with tensors on the device of the networks in place of arrays."""
         return Transitions._make(as_tensor(array, self.device) for array in rows)
 
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Networks with a gradient are in training mode meanwhile, and else in evaluation mode."""
+        modules = [self.segments[name].module for name in self.flat.trained]
+        for module in modules:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.eval()
+
     def on_update(self) -> None:
         """Moves target networks, every `target_network_update_freq` updates."""
         if self.version % self.config.target_network_update_freq == 0:
@@ -201,7 +232,8 @@ def value_stats(values: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 def as_floats(stats: Mapping[str, Tensor]) -> dict[str, float]:
     """Statistics `[]` as numbers, with one transfer from the device."""
-    return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
+    numbers = torch.stack([value.detach() for value in stats.values()]).tolist()
+    return dict(zip(stats, numbers, strict=True))
 
 
 def _finite(errors: np.ndarray) -> np.ndarray:

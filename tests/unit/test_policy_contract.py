@@ -136,9 +136,9 @@ ACTS = {
 }  # fmt: skip
 #: What strategies need besides.
 LEARNS = {
-    "config_class", "learns_from", "count_parameters", "make_segments", "act_as", "export_onnx", "add_moments",
-    "compute_gradients", "minibatch_gradients", "check_gradients", "learn_on_batch",
-    "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
+    "config_class", "learns_from", "count_parameters", "make_segments", "act_as", "export_onnx",
+    "add_moments", "resting", "compute_gradients", "minibatch_gradients", "check_gradients",
+    "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
 
 
