@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +13,6 @@ import pydantic
 import torch
 from torch import Tensor
 
-from polopt.common.config import ConfigError
-from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.common.weights import Gradients
 from polopt.policies.fast_cpu.numpy_backend import is_supported
@@ -23,7 +22,7 @@ from polopt.policies.learning.reducer import Reducer
 from polopt.policies.networks.backend import aligned, as_tensor
 from polopt.policies.networks.base import Network
 from polopt.policies.normalization import Normalizer
-from polopt.policies.policy import Policy
+from polopt.policies.policy import Policy, reduce_gradient
 
 
 class ReplayConfig(NormalizingConfig):
@@ -83,8 +82,9 @@ class ReplayPolicy(Policy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        fast = self.config.fast_cpu and is_supported(self.model)
-        self._acts_fast = NumpyMLP(self.model) if fast else None
+        self._acts_fast: NumpyMLP | None = None
+        if self.config.fast_cpu and is_supported(self.model):
+            self._acts_fast = NumpyMLP(self.model)
 
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
@@ -145,8 +145,14 @@ class ReplayPolicy(Policy):
         return _finite(self.errors_of(self.normalized(rows)))
 
     @np.errstate(all="ignore")
-    def learn_on_transitions(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
+    def learn_on_transitions(
+        self, rows: Transitions, reducer: Reducer | None = None
+    ) -> tuple[dict[str, float], np.ndarray]:
         """Makes one update, with the gradient of the weighted mean loss of B rows.
+
+        Args:
+            rows: of this learner.
+            reducer: sums over all learners, which make the same update; None for one learner.
 
         Returns:
             learner statistics, means over the rows; and the absolute TD errors `[B]` before the
@@ -156,17 +162,22 @@ class ReplayPolicy(Policy):
         self.flat.zero_grads()
         stats, errors = self.backward(self.normalized(rows))
         self.progress.gradient_rows = rows.num_rows
+        if reducer is not None and reducer.world_size > 1:
+            stats = reduce_gradient(self, rows.num_rows, stats, reducer)
         return stats | self.apply_flat(), _finite(errors)
 
+    def learn_on_batch(
+        self, batch: Transitions, reducer: Reducer | None = None
+    ) -> dict[str, float]:
+        return self.learn_on_transitions(batch, reducer)[0]
+
     @np.errstate(all="ignore")
-    def transition_gradients(self, rows: Transitions) -> tuple[Gradients, np.ndarray]:
-        """The gradient that `learn_on_transitions` would apply, and the absolute TD errors `[B]`.
-        `apply_gradients` applies it."""
+    def compute_gradients(self, batch: Transitions) -> Gradients:
+        """The gradient that `learn_on_transitions` would apply; `apply_gradients` applies it."""
         self.flat.zero_grads()
-        stats, errors = self.backward(self.normalized(rows))
-        count = rows.num_rows
-        gradients = Gradients(self.flat.get_grads(), self.version, count, stats, count)
-        return gradients, _finite(errors)
+        stats, _ = self.backward(self.normalized(batch))
+        count = batch.num_rows
+        return Gradients(self.flat.get_grads(), self.version, count, stats, count)
 
     def normalized(self, rows: Transitions) -> Transitions:
         """The rows with observations as the networks use them."""
@@ -196,22 +207,6 @@ class ReplayPolicy(Policy):
         if self.version % self.config.target_network_update_freq == 0:
             self.flat.refresh_copies(self.config.tau)
 
-    # ---- what only policies that learn from rollouts do -----------------------------------------
-
-    def compute_gradients(self, batch: SampleBatch) -> Gradients:
-        raise ConfigError(self._needs_transitions())
-
-    def learn_on_batch(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, float]:
-        raise ConfigError(self._needs_transitions())
-
-    def _needs_transitions(self) -> str:
-        return (
-            f"{type(self).__name__} does not learn from a SampleBatch. Allowed: "
-            "learn_on_transitions, with Transitions of a replay buffer"
-        )
-
 
 def bootstrapped(rows: Any, values: Tensor) -> Tensor:
     """Targets `[B]`: the rewards of rows, and discounted values `[B]` of their next observations.
@@ -237,4 +232,7 @@ def as_floats(stats: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _finite(errors: np.ndarray) -> np.ndarray:
-    return np.nan_to_num(errors, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+    """Errors `[B]`, with 0 in place of what is not finite."""
+    if math.isfinite(float(np.add.reduce(errors))):
+        return errors
+    return np.nan_to_num(errors, nan=0.0, posinf=0.0, neginf=0.0)

@@ -94,7 +94,7 @@ class SACPolicy(ReplayPolicy):
         return SquashedGaussian(self.action_space)  # type: ignore[arg-type]
 
     def make_segments(self) -> dict[str, Segment]:
-        spaces: Any = (self.encoder.space, self.action_space)
+        spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
         actor = make_actor(*spaces, self.dist.num_params, True, self.config.model)
         critics = make_critics(*spaces, 2, self.config.model)
         return {

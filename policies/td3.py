@@ -88,7 +88,7 @@ class TD3Policy(ReplayPolicy):
         return ClippedGaussian(self.action_space)  # type: ignore[arg-type]
 
     def make_segments(self) -> dict[str, Segment]:
-        spaces: Any = (self.encoder.space, self.action_space)
+        spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
         actor = make_actor(*spaces, self.dist.num_params // 2, False, self.config.model)
         critics = make_critics(*spaces, 2, self.config.model)
         return {
@@ -141,7 +141,7 @@ class TD3Policy(ReplayPolicy):
     def actor_loss(self, rows: Any) -> Tensor:
         """The loss `[]`. Its gradient with respect to the critics is not used."""
         actions = torch.tanh(self.model.action_params(rows.obs))
-        return -self.critics.first(rows.obs, actions).mean()
+        return -self.critics(rows.obs, actions, count=1).mean()
 
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
         tensors = self.tensors(rows)

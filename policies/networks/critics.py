@@ -40,16 +40,12 @@ class Critics(nn.Module):
         super().__init__()
         self.networks = nn.ModuleList(networks)
 
-    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """Q-values `[K, B]` of encoded observations `[B, ...]` and actions `[B, A]`."""
+    def forward(self, obs: Tensor, actions: Tensor, count: int | None = None) -> Tensor:
+        """Q-values `[K, B]` of encoded observations `[B, ...]` and actions `[B, A]`, of the first
+        `count` networks; None: of all."""
         inputs = torch.cat([flattened(obs).float(), actions], dim=1)
-        return torch.stack([network.value(inputs) for network in self.networks])
-
-    def first(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """`[B]` of the first network; arguments as `forward`."""
-        inputs = torch.cat([flattened(obs).float(), actions], dim=1)
-        values: Tensor = self.networks[0].value(inputs)
-        return values
+        values = [network.value(inputs) for network in self.networks[:count]]  # type: ignore[operator]
+        return torch.stack(values)
 
 
 def make_actor(

@@ -133,7 +133,7 @@ def test_gradients_are_those_of_the_losses(name: str) -> None:
     targets = expected_target(policy, rows, policy.shuffle.standard_normal((32, 2), np.float32))
     noise = policy.shuffle.standard_normal((32, 2), np.float32)
     policy.shuffle.bit_generator.state = state
-    gradients, _ = policy.transition_gradients(rows)
+    gradients = policy.compute_gradients(rows)
     flat, step = policy.flat.get_params(), 3e-3
     for segment, part in policy.flat.trained.items():
         largest = float(np.abs(gradients.flat[part]).max())
