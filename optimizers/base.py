@@ -296,7 +296,7 @@ class PolicyOptimizer(ABC):
         begin_restored_run(self.workers, int(state["restore_count"]) + 1)
         restore_statistics(self.workers, state.get("workers", {}))
 
-    def write_files(self, directory: Path) -> dict[str, str]:
+    def write_files(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Writes what of the state is too large for `get_state`, a replay buffer for example. By
         default nothing.
 
@@ -304,15 +304,17 @@ class PolicyOptimizer(ABC):
             directory: does not exist yet.
 
         Returns:
-            the SHA-256 of each file in it, by name.
+            what `read_files` needs besides the files, as `get_state`; and the SHA-256 of each file
+            in the directory, by name.
         """
-        return {}
+        return {}, {}
 
-    def read_files(self, directory: Path) -> None:
+    def read_files(self, directory: Path, state: Mapping[str, Any]) -> None:
         """Restores what `write_files` of any optimizer wrote, after `set_state`.
 
         Args:
             directory: does not exist if nothing was written.
+            state: what `write_files` returned; empty if nothing was written.
 
         Raises:
             ValueError: the files do not fit.

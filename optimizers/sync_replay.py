@@ -7,7 +7,6 @@ be saved. Results do not depend on the order in which samples arrive.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -166,14 +165,30 @@ class SyncReplay(ReplayOptimizer):
         return sampler_states(self.workers)
 
     def get_driver_state(self) -> dict[str, Any]:
-        """With the limiter's counts. `write_files` writes the buffer."""
-        return {**super().get_driver_state(), "limiter": self.limiter.get_state()}
+        """With the counts of limiter and buffer, without rows."""
+        replay = {"limiter": self.limiter.get_state(), "buffer": self.buffer.get_state()}
+        return {**super().get_driver_state(), "replay": replay}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with an empty buffer, which `read_files` fills. Without that, the buffer is
-        filled to `learning_starts` before learning goes on, at the same intensity as before."""
+        """Continues with an empty buffer, which `read_files` fills. Otherwise `learning_starts`
+        rows are sampled before learning goes on, at the same intensity as before."""
         super().set_state(state)
         restore_samplers(self.workers, state.get("workers", {}))
         self._begin_buffer()
-        if "limiter" in state:
-            self.limiter.set_state(state["limiter"], rows=0)
+        if replay := state.get("replay"):
+            self.buffer.set_state(replay["buffer"])
+            self.limiter.set_state(replay["limiter"], rows=0)
+
+    def write_files(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """Writes the rows of the buffer, with `save_replay_buffer`. Files whose rows have not
+        changed since the last time are linked."""
+        if not self.config.save_replay_buffer:
+            return {}, {}
+        rows = self.buffer.save(directory)
+        state = {"rows": rows, "limiter": self.limiter.get_state()}
+        return state, self.buffer.checksums(rows)
+
+    def read_files(self, directory: Path, state: Mapping[str, Any]) -> None:
+        if state:
+            self.buffer.load(directory, state["rows"])
+            self.limiter.set_state(state["limiter"])

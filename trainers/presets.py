@@ -6,12 +6,11 @@ from typing import Any, ClassVar
 
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-
 #: One update with 256 rows for each environment step.
 _CONTINUOUS: dict[str, Any] = {
     "num_workers": 0,
     "num_envs_per_worker": 1,
-    "rollout_fragment_length": 4,
+    "rollout_fragment_length": 8,
     "buffer_size": 1_000_000,
     "train_batch_size": 256,
     "training_intensity": 256.0,
@@ -82,7 +81,7 @@ class DQN(PolicyOptimizerTrainer):
         "optimizer": "sync_replay",
         "policy": "dqn",
         "num_workers": 0,
-        "num_envs_per_worker": 1,
+        "num_envs_per_worker": 8,
         "rollout_fragment_length": 4,
         "min_sample_timesteps_per_iteration": 1000,
     }
@@ -109,7 +108,8 @@ class TD3(PolicyOptimizerTrainer):
 
 
 PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
-    cls.__name__: cls for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, DQN, SAC, TD3, PolicyOptimizerTrainer)
+    cls.__name__: cls
+    for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, DQN, SAC, TD3, PolicyOptimizerTrainer)
 }
 
 

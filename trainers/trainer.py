@@ -439,7 +439,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
-        write_checkpoint(checkpoint_dir, state, self.optimizer.write_files)
+
+        def add_files(directory: Path) -> dict[str, str]:
+            checksums: dict[str, str]
+            state["optimizer"]["files"], checksums = self.optimizer.write_files(directory)
+            return checksums
+
+        write_checkpoint(checkpoint_dir, state, add_files)
 
     def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
         """What a checkpoint holds besides evaluation."""
@@ -494,7 +500,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
             def restore_rest() -> None:
                 self.optimizer.set_state(state["optimizer"])
-                self.optimizer.read_files(found / REPLAY)
+                self.optimizer.read_files(found / REPLAY, state["optimizer"].get("files") or {})
 
             problem = restore_state(state, policy, restore_rest)
         if problem:
