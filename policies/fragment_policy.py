@@ -12,9 +12,14 @@ from torch import Tensor
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
-from polopt.metrics.learner import LEARNER_KEYS
+from polopt.metrics.learner import LEARNER_KEYS, mean_stats
 from polopt.policies import gae
-from polopt.policies.learning.minibatches import Minibatches, num_minibatches, valid_rows
+from polopt.policies.learning.minibatches import (
+    Minibatches,
+    microbatches,
+    num_minibatches,
+    valid_rows,
+)
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.value_statistics import value_statistics, value_sums
@@ -33,6 +38,10 @@ class FragmentConfig(NormalizingConfig):
         num_sgd_iter: epochs over each batch.
         sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
             all rows.
+        microbatch_size: rows whose gradient is computed at once; the gradient of a minibatch is the
+            mean of those of its microbatches, weighted by their rows. It bounds the memory that a
+            gradient takes, and changes nothing else. None: all rows of a minibatch. (RLlib 0.8's
+            MicrobatchOptimizer adds gradients up instead.)
         normalize_rewards: divide rewards by the running standard deviation of the discounted
             return; values and value targets are those of these rewards. Returns in results are not
             divided.
@@ -43,6 +52,7 @@ class FragmentConfig(NormalizingConfig):
     lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
     num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
     sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
+    microbatch_size: Automatic = pydantic.Field(None, ge=0)
     normalize_rewards: bool = False
     clip_rewards: float = pydantic.Field(10.0, gt=0.0, le=1e6)
 
@@ -145,7 +155,17 @@ class FragmentPolicy(NetworkPolicy):
         """Writes the gradient of the mean loss of `rows`, from `training_rows`, to `flat.grads`;
         returns statistics."""
         self.flat.zero_grads()
-        return self.backend.backward(rows)
+        size, total = self.config.microbatch_size, len(rows["actions"])
+        if size is None:
+            return self.backend.backward(rows)
+        stats = []
+        for part in microbatches(rows, size, sequences=bool(self.state_size)):
+            if count := len(part["actions"]):
+                self.flat.scale(1.0 / count)  # `backward` adds the gradient of a mean
+                stats.append((self.backend.backward(part), count))
+                self.flat.scale(count)
+        self.flat.scale(1.0 / total)
+        return mean_stats(stats)
 
     @np.errstate(all="ignore")
     def compute_gradients(self, batch: SampleBatch) -> Gradients:
