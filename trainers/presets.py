@@ -107,9 +107,20 @@ class TD3(PolicyOptimizerTrainer):
     }
 
 
+class PQN(PolicyOptimizerTrainer):
+    """Parallelised Q-network (Gallici et al., 2024): Q(lambda) on synchronous samples, without a
+    replay buffer and a target network."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_samples",
+        "policy": "pqn",
+        "rollout_fragment_length": 32,
+    }
+
+
 PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
     cls.__name__: cls
-    for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, DQN, SAC, TD3, PolicyOptimizerTrainer)
+    for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, DQN, SAC, TD3, PQN, PolicyOptimizerTrainer)
 }
 
 

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from polopt.trainers.presets import DDPPO as DDPPO
     from polopt.trainers.presets import DQN as DQN
     from polopt.trainers.presets import IMPALA as IMPALA
+    from polopt.trainers.presets import PQN as PQN
     from polopt.trainers.presets import SAC as SAC
     from polopt.trainers.presets import TD3 as TD3
     from polopt.trainers.presets import SyncPPO as SyncPPO
@@ -98,6 +99,7 @@ _MODULE_OF = {
     "Metric": "polopt.metrics.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
     "OptimizerConfig": "polopt.optimizers.base",
+    "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
     "Plot": "polopt.metrics.tab",
     "Policy": "polopt.policies.policy",
