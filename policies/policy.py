@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -229,12 +229,17 @@ class Policy(ActingPolicy):
         Returns `grad_norm` (before clipping) and `default_optimizer_learning_rate`; without
         `grad_norm` if the gradient was not finite and was skipped.
         """
-        applied, stats = self._updater.apply(self.env_steps, lr_scale)
+        applied, stats = self._updater.apply(self.env_steps, lr_scale, self.resting)
         self.progress.count_update(applied)
         if applied:
             self.version += 1
             self.on_update()
         return stats
+
+    @property
+    def resting(self) -> Collection[str]:
+        """Segments that the next update leaves as they are; their gradient is 0."""
+        return ()
 
     def on_update(self) -> None:
         """Called after each update of the weights, to refresh what is computed from them."""

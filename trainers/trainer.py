@@ -28,7 +28,7 @@ from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
-from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
+from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import ProgressMetrics
@@ -260,6 +260,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
+        experiment.optimizer_class.check_spaces(worker_config, experiment.optimizer)
         evaluation = evaluation_config(experiment.trainer, worker_config)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_workers := experiment.num_remote_workers:
@@ -484,7 +485,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
-        write_checkpoint(checkpoint_dir, state)
+
+        def add_files(directory: Path) -> dict[str, str]:
+            checksums: dict[str, str]
+            state["optimizer"]["files"], checksums = self.optimizer.write_files(directory)
+            return checksums
+
+        write_checkpoint(checkpoint_dir, state, add_files)
 
     def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
         """What a checkpoint holds besides evaluation."""
@@ -536,9 +543,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
         problem = misfit(state, policy)
         if not problem:
             self.optimizer.drain()  # errors of pending calls are not the checkpoint's
-            problem = restore_state(
-                state, policy, lambda: self.optimizer.set_state(state["optimizer"])
-            )
+
+            def restore_rest() -> None:
+                self.optimizer.set_state(state["optimizer"])
+                self.optimizer.read_files(found / REPLAY, state["optimizer"].get("files") or {})
+
+            problem = restore_state(state, policy, restore_rest)
         if problem:
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}")
         earlier = [run for run in state.get("runs", []) if run != own]
@@ -585,6 +595,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._stop_evaluation()
         with in_directory(self._users_directory):
             worker_config = self.experiment.make_worker_config()
+            self.experiment.optimizer_class.check_spaces(worker_config, self.experiment.optimizer)
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
             if not self.workers.reconfigure(worker_config, device):

@@ -65,9 +65,13 @@ if TYPE_CHECKING:
     from polopt.trainers.typed_presets import A3C as A3C
     from polopt.trainers.typed_presets import APPO as APPO
     from polopt.trainers.typed_presets import DDPPO as DDPPO
+    from polopt.trainers.typed_presets import DQN as DQN
     from polopt.trainers.typed_presets import IMPALA as IMPALA
+    from polopt.trainers.typed_presets import PQN as PQN
+    from polopt.trainers.typed_presets import SAC as SAC
     from polopt.trainers.typed_presets import PolicyOptimizerTrainer as PolicyOptimizerTrainer
     from polopt.trainers.typed_presets import SyncPPO as SyncPPO
+    from polopt.trainers.typed_presets import TD3 as TD3
     from polopt.trainers.typed_presets import train as train
 
 __version__ = "0.2.0"
@@ -88,6 +92,7 @@ _MODULE_OF = {
     "Config": "polopt.common.config",
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
+    "DQN": "polopt.trainers.presets",
     "Episode": "polopt.common.episodes",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
@@ -98,6 +103,7 @@ _MODULE_OF = {
     "Metric": "polopt.metrics.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
     "OptimizerConfig": "polopt.optimizers.base",
+    "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
     "Plot": "polopt.metrics.tab",
     "Policy": "polopt.policies.policy",
@@ -107,10 +113,12 @@ _MODULE_OF = {
     "Reply": "polopt.rollouts.workers.calls",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
+    "SAC": "polopt.trainers.presets",
     "SampleBatch": "polopt.common.sample_batch",
     "StepResult": "polopt.metrics.optimizer_stats",
     "Stragglers": "polopt.rollouts.workers.early_stop",
     "SyncPPO": "polopt.trainers.presets",
+    "TD3": "polopt.trainers.presets",
     "Tab": "polopt.metrics.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
     "TrainingResult": "polopt.trainers.command_line.train_function",

@@ -193,14 +193,13 @@ def test_policy_says_what_the_gradients_of_a_batch_are() -> None:
 ACTS = {
     "make_distribution", "make_normalizer", "action_params", "act", "compute_actions", "predict",
     "act_in_torch", "postprocess", "get_weights", "set_weights", "get_state", "set_state",
-    "state_size",
+    "state_size", "samples_uniformly",
 }  # fmt: skip
 #: What strategies need besides.
 LEARNS = {
     "config_class", "learns_from", "count_parameters", "make_segments", "act_as", "export_onnx",
-    "add_moments",
-    "compute_gradients", "minibatch_gradients", "check_gradients", "learn_on_batch",
-    "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
+    "add_moments", "resting", "compute_gradients", "minibatch_gradients", "check_gradients",
+    "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
 #: What a policy has besides that acts with a network of polopt. Nothing of it is about values.
 NETWORK = {
