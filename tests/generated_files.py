@@ -240,7 +240,7 @@ def _page_lines() -> Iterator[str]:
         yield "| key | default | allowed | meaning | other names, RLlib's names |"
         yield "|---|---|---|---|---|"
         for option in options:
-            names = ", ".join(f"`{name}`" for name in dict.fromkeys(option.aliases + option.rllib))
+            names = ", ".join(f"`{name}`" for name in option.other_names)
             cells = (
                 f"`{option.key}`",
                 f"`{shown_default(option.default)}`",

@@ -422,7 +422,8 @@ def _owner(
             )
     if key in _keys(ModelConfig):
         raise ConfigError(f"key {key!r} is an option of the network: model={{{key!r}: ...}}")
-    raise ConfigError(unknown_key(key, _known(owners)))
+    listed = "" if instead_of(key) else "; `polopt list PRESET` lists them"
+    raise ConfigError(f"{unknown_key(key, _known(owners))}{listed}")
 
 
 def _known(owners: Mapping[str, type[Config]]) -> list[str]:

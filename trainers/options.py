@@ -59,6 +59,11 @@ class Option:
     owner: type[Config] | None
 
     @property
+    def other_names(self) -> list[str]:
+        """Aliases and names in RLlib."""
+        return list(dict.fromkeys([*self.aliases, *self.rllib]))
+
+    @property
     def names(self) -> list[str]:
         """Names that a keyword argument may have."""
         return [name for name in (self.key, *self.aliases) if not keyword.iskeyword(name)]

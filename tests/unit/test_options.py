@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import generated_files
 import pydantic
 import pytest
+import typer
 
 import polopt
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.ppo import PPOConfig
 from polopt.policies.registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.trainers.command_line.cli import list_
 from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.options import nested_options, options_of, own_options
 from polopt.trainers.presets import PRESETS
@@ -147,6 +149,33 @@ def test_defaults_are_named_in_pydantic_fields() -> None:
         assert " = pydantic.Field( None" not in text, path
         for call in text.split(" = pydantic.Field(")[1:]:
             assert call.strip().startswith(("default", "ge=", "gt=", "alias")), path
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("SyncPPO", "rollout_fragment_length = 128"),
+        ("SyncPPO", "RLlib's included: num_env_runners, num_rollout_workers."),
+        ("SyncPPO", "model.use_lstm = False"),
+        ("async_samples", "max_rollout_lag = None"),
+        ("appo", "target_network_update_freq = 2"),
+    ],
+)
+def test_command_lists_options(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    list_(name)
+    out = capsys.readouterr().out
+    assert said in out
+    assert "    Allowed: " in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(("name", "said"), [("SyncPP0", "SyncPPO"), ("SAC", "SAC")])
+def test_command_refuses_other_names(
+    name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        list_(name)
+    assert said in capsys.readouterr().err
 
 
 def test_config_classes_of_every_plugin_are_listed() -> None:
