@@ -34,7 +34,7 @@ LOG_STD_BOUNDS = (-20.0, 2.0)
 
 
 class SACConfig(ReplayConfig):
-    """Options of `SACPolicy`, in addition to those of `ReplayConfig`.
+    """Options of `SACPolicy`, in addition to the options of `ReplayConfig`.
 
     Attributes:
         lr: learning rate of actor, critics and temperature.
@@ -74,8 +74,8 @@ class SACPolicy(ReplayPolicy):
         actor:   mean of alpha log pi(a|s) - min_k Q_k(s, a)
         alpha:   mean of -log alpha (log pi(a|s) + target_entropy)
 
-    All gradients are of the same weights. Actions are squashed by tanh; densities are those of
-    actions in [-1, 1], whatever the bounds of the Box. Batches and replay buffers hold actions
+    All gradients are of the same weights. Actions are squashed by tanh. Densities are of actions
+    in [-1, 1], whatever the bounds of the Box. Batches and replay buffers hold actions
     before tanh.
     """
 

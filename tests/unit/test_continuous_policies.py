@@ -10,8 +10,10 @@ import pytest
 import torch
 from gymnasium import spaces
 from replay_helpers import BOX, replay_policy, shaken, transitions
+from torch import nn
 
 from polopt.common.config import ConfigError
+from polopt.common.moments import Moments
 
 every_name = pytest.mark.parametrize("name", ["sac", "td3"])
 Heads = tuple[np.ndarray, np.ndarray]
@@ -317,3 +319,47 @@ def test_actions_are_uniform_at_the_beginning(name: str) -> None:
     assert policy.samples_uniformly
     policy.env_steps = 10
     assert not policy.samples_uniformly
+
+
+class Pair(nn.Module):
+    """Reads whatever parts an observation has: of an actor a dict, of a critic also the action."""
+
+    def __init__(self, observation_space: Any, action_space: Any, num_params: int) -> None:
+        super().__init__()
+        self.layers = nn.Linear(int(spaces.utils.flatdim(observation_space)), num_params + 1)
+
+    def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [*obs[0].values(), obs[1]] if isinstance(obs, tuple) else [*obs.values()]
+        outputs = self.layers(torch.cat([part.flatten(1) for part in parts], dim=1))
+        return outputs[:, 1:], outputs[:, 0]
+
+
+@every_name
+def test_own_networks_are_actor_and_critics(name: str) -> None:
+    space = spaces.Dict({"x": BOX, "kind": spaces.Discrete(4)})
+    policy = replay_policy(name, space, model={"custom": Pair})
+    rows = transitions(policy)
+    before = policy.flat.get_params()
+    for _ in range(2):
+        policy.learn_on_transitions(rows)
+    for part in policy.flat.trained.values():
+        assert (policy.flat.get_params()[part] != before[part]).any()
+    assert [network.module.layers.in_features for network in policy.critics.networks] == [9, 9]
+
+
+@every_name
+def test_observations_are_normalised_in_acting_and_learning(name: str) -> None:
+    policy = shaken(replay_policy(name, normalize_observations=True))
+    plain = shaken(replay_policy(name))
+    rows = transitions(policy)
+    shifted = rows._replace(obs=3.0 * rows.obs + 5.0, next_obs=3.0 * rows.next_obs + 5.0)
+    policy.add_moments(Moments(1000, np.full(3, 5.0), np.full(3, 9000.0)))
+    np.testing.assert_allclose(
+        policy.action_params(shifted.obs), plain.action_params(rows.obs), rtol=1e-3, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        policy.td_errors(shifted), plain.td_errors(rows), rtol=1e-3, atol=1e-3
+    )
+    np.testing.assert_allclose(
+        policy.compute_gradients(shifted).flat, plain.compute_gradients(rows).flat, atol=2e-3
+    )
