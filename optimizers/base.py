@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -62,6 +63,8 @@ class PolicyOptimizer(ABC):
 
     name: ClassVar[str] = ""
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
+    #: What its policies learn from, as `Policy.learns_from`.
+    learns_from: ClassVar[type] = SampleBatch
     phases: ClassVar[tuple[str, ...]] = ()
     #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
@@ -278,6 +281,29 @@ class PolicyOptimizer(ABC):
             self.workers.up()
         begin_restored_run(self.workers, int(state["restore_count"]) + 1)
         restore_statistics(self.workers, state.get("workers", {}))
+
+    def write_files(self, directory: Path) -> dict[str, str]:
+        """Writes what of the state is too large for `get_state`, a replay buffer for example. By
+        default nothing.
+
+        Args:
+            directory: does not exist yet.
+
+        Returns:
+            the SHA-256 of each file in it, by name.
+        """
+        return {}
+
+    def read_files(self, directory: Path) -> None:
+        """Restores what `write_files` of any optimizer wrote, after `set_state`.
+
+        Args:
+            directory: does not exist if nothing was written.
+
+        Raises:
+            ValueError: the files do not fit.
+        """
+        return
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in this process, in all workers and in the workers below

@@ -21,7 +21,7 @@ from polopt.policies.distributions.diag_gaussian import DiagGaussian
 from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.minibatches import Minibatches, num_minibatches, valid_rows
-from polopt.policies.learning.policy_config import PolicyConfig
+from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
 from polopt.policies.learning.value_statistics import value_statistics, value_sums
@@ -33,8 +33,8 @@ from polopt.policies.normalization import Normalizer
 from polopt.policies.policy import Policy, reduce_gradient
 
 
-class ActorCriticConfig(PolicyConfig):
-    """Options of actor-critic policies, in addition to those of `PolicyConfig`.
+class ActorCriticConfig(NormalizingConfig):
+    """Options of actor-critic policies, in addition to those of `NormalizingConfig`.
 
     Attributes:
         gamma: discount factor.
@@ -46,9 +46,6 @@ class ActorCriticConfig(PolicyConfig):
         sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
             all rows.
         standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
-        normalize_observations: each element of an observation by its running mean and standard
-            deviation over all samples so far; see `Normalizer`.
-        clip_observations: bound of normalised observations.
         normalize_rewards: divide rewards by the running standard deviation of the discounted
             return; values and value targets are those of these rewards. Returns in results are not
             divided.
@@ -62,36 +59,21 @@ class ActorCriticConfig(PolicyConfig):
     num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
     sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
     standardize_advantages: bool = False
-    normalize_observations: bool = False
-    clip_observations: float = pydantic.Field(10.0, gt=0.0, le=1e6)
     normalize_rewards: bool = False
     clip_rewards: float = pydantic.Field(10.0, gt=0.0, le=1e6)
 
     aliases: ClassVar[Mapping[str, str]] = {
-        **PolicyConfig.aliases,
+        **NormalizingConfig.aliases,
         "lambda_": "lambda",
         "num_epochs": "num_sgd_iter",
         "minibatch_size": "sgd_minibatch_size",
         "entropy_coeff_schedule": "entropy_coeff",
     }
     fixed: ClassVar[tuple[str, ...]] = (
-        *PolicyConfig.fixed,
-        "normalize_observations",
-        "clip_observations",
+        *NormalizingConfig.fixed,
         "normalize_rewards",
         "clip_rewards",
     )
-
-    @pydantic.model_validator(mode="after")
-    def _refuse_bound_of_nothing(self) -> ActorCriticConfig:
-        for what in ("observations", "rewards"):
-            bound, default = f"clip_{what}", type(self).model_fields[f"clip_{what}"].default
-            if getattr(self, bound) != default and not getattr(self, f"normalize_{what}"):
-                raise ValueError(
-                    f"key {bound!r}: got {getattr(self, bound)} with normalize_{what}=False. "
-                    f"Allowed: {default}, or normalize_{what}=True"
-                )
-        return self
 
 
 class ActorCriticPolicy(Policy):

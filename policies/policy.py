@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,12 +52,16 @@ class Policy(ActingPolicy):
         coefficients: scalars that learning adapts, which start from the options of the same names;
             they are sent with the weights.
         progress: counts of the updates that this object has made.
+        resting: segments that the next update leaves as they are.
 
     Raises:
         ConfigError: for spaces that are not supported.
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
+    #: What the policy learns from: `SampleBatch`, or `Transitions` of a replay buffer. An optimizer
+    #: of the same kind can use it.
+    learns_from: ClassVar[type] = SampleBatch
     config: PolicyConfig
 
     def __init__(
@@ -82,6 +86,7 @@ class Policy(ActingPolicy):
         self._updater = WeightUpdater(self.flat, config)
         self.coefficients: dict[str, float] = {}
         self.progress = LearningProgress()
+        self.resting: Collection[str] = ()
 
     def __repr__(self) -> str:
         """Spaces, number of parameters that are trained, and version."""
@@ -207,7 +212,7 @@ class Policy(ActingPolicy):
         Returns `grad_norm` (before clipping) and `default_optimizer_learning_rate`; without
         `grad_norm` if the gradient was not finite and was skipped.
         """
-        applied, stats = self._updater.apply(self.env_steps, lr_scale)
+        applied, stats = self._updater.apply(self.env_steps, lr_scale, self.resting)
         self.progress.count_update(applied)
         if applied:
             self.version += 1

@@ -255,6 +255,7 @@ class Experiment:
                 "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
+        _check_fit(self.optimizer_name, self.optimizer_class, self.policy_name, self.policy_class)
         self.optimizer_class.check_options(self.rollout, self.optimizer)
         if self.trainer.evaluation_interval is not None:
             self.optimizer_class.check_evaluation(self.optimizer)
@@ -297,6 +298,32 @@ def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     optimizer_name, _ = _plugin("optimizer", options, preset)
     policy_name, _ = _plugin("policy", options, preset)
     return _aliases(_owners(OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)))
+
+
+def _check_fit(
+    optimizer_name: str,
+    optimizer_class: type[PolicyOptimizer],
+    policy_name: str,
+    policy_class: type[Policy],
+) -> None:
+    """Refuses a policy that does not learn from what the optimizer gives it.
+
+    Raises:
+        ConfigError: names the optimizers and the policies that fit.
+    """
+    given, needed = optimizer_class.learns_from, policy_class.learns_from
+    if given is needed:
+        return
+    optimizers, policies = (
+        [repr(name) for name in registry.names() if registry.get(name).learns_from is kind]
+        for registry, kind in ((OPTIMIZERS, needed), (POLICIES, given))
+    )
+    raise ConfigError(
+        f"policy {policy_name!r} with optimizer {optimizer_name!r}: the policy learns from "
+        f"{needed.__name__}, and the optimizer gives it {given.__name__}. Allowed: optimizer "
+        f"{', '.join(optimizers) or 'of your own'}, or policy "
+        f"{', '.join(policies) or 'of your own'}"
+    )
 
 
 def _owners(

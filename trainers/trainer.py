@@ -29,7 +29,7 @@ from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
-from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
+from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import ProgressMetrics
@@ -438,7 +438,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
-        write_checkpoint(checkpoint_dir, state)
+        write_checkpoint(checkpoint_dir, state, self.optimizer.write_files)
 
     def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
         """What a checkpoint holds besides evaluation."""
@@ -490,9 +490,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
         problem = misfit(state, policy)
         if not problem:
             self.optimizer.drain()  # errors of pending calls are not the checkpoint's
-            problem = restore_state(
-                state, policy, lambda: self.optimizer.set_state(state["optimizer"])
-            )
+
+            def restore_rest() -> None:
+                self.optimizer.set_state(state["optimizer"])
+                self.optimizer.read_files(found / REPLAY)
+
+            problem = restore_state(state, policy, restore_rest)
         if problem:
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}")
         earlier = [run for run in state.get("runs", []) if run != own]

@@ -63,3 +63,36 @@ class PolicyConfig(Config):
         """The options of a checkpoint. Those of an older version, which lack `normalize_actions`,
         become options with present names and meanings that say how its policy was trained."""
         return {"normalize_actions": False, **options}
+
+
+class NormalizingConfig(PolicyConfig):
+    """Options of policies that normalise observations, in addition to those of `PolicyConfig`.
+
+    Attributes:
+        normalize_observations: each element of an observation by its running mean and standard
+            deviation over all samples so far; see `Normalizer`.
+        clip_observations: bound of normalised observations.
+    """
+
+    normalize_observations: bool = False
+    clip_observations: float = pydantic.Field(10.0, gt=0.0, le=1e6)
+
+    fixed: ClassVar[tuple[str, ...]] = (
+        *PolicyConfig.fixed,
+        "normalize_observations",
+        "clip_observations",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_bound_of_nothing(self) -> NormalizingConfig:
+        for what in ("observations", "rewards"):
+            bound = f"clip_{what}"
+            field = type(self).model_fields.get(bound)
+            if field is None or getattr(self, f"normalize_{what}"):
+                continue
+            if getattr(self, bound) != field.default:
+                raise ValueError(
+                    f"key {bound!r}: got {getattr(self, bound)} with normalize_{what}=False. "
+                    f"Allowed: {field.default}, or normalize_{what}=True"
+                )
+        return self

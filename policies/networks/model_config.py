@@ -18,6 +18,8 @@ _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
 _Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
 _ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100"
 _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
+#: Names of `polopt.policies.networks.layers.ACTIVATIONS`.
+Activation = Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
 #: Channels, kernel size and stride of one convolution, and its padding if it is not 0.
 ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
 
@@ -82,7 +84,7 @@ class ModelConfig(Config):
     """
 
     fcnet_hiddens: _Widths = pydantic.Field((64, 64), description=_ALLOWED_WIDTHS)
-    fcnet_activation: Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"] = "tanh"
+    fcnet_activation: Activation = "tanh"
     conv_filters: tuple[ConvFilter, ...] | None = pydantic.Field(
         None, description="a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]"
     )

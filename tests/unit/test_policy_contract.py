@@ -132,11 +132,11 @@ def test_policy_says_what_the_gradients_of_a_batch_are() -> None:
 ACTS = {
     "make_distribution", "make_normalizer", "action_params", "act", "compute_actions", "predict",
     "act_in_torch", "postprocess", "get_weights", "set_weights", "get_state", "set_state",
-    "state_size",
+    "state_size", "samples_uniformly",
 }  # fmt: skip
 #: What strategies need besides.
 LEARNS = {
-    "config_class", "count_parameters", "make_segments", "act_as", "export_onnx", "add_moments",
+    "config_class", "learns_from", "count_parameters", "make_segments", "act_as", "export_onnx", "add_moments",
     "compute_gradients", "minibatch_gradients", "check_gradients", "learn_on_batch",
     "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
