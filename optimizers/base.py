@@ -122,6 +122,16 @@ class PolicyOptimizer(ABC):
         cls.check(rollout, config)
 
     @classmethod
+    def further_processes(cls, config: Any) -> list[dict[str, float]]:
+        """The resources of each process that the strategy starts besides the workers, by Ray's
+        names: `[{"CPU": 1.0}]`. A trial reserves them. By default there are none.
+
+        Args:
+            config: an instance of `config_class`.
+        """
+        return []
+
+    @classmethod
     def check_evaluation(cls, config: Any) -> None:
         """Refuses options with which `policy` does not have the weights to evaluate during
         training; arguments and errors as `check_options`."""

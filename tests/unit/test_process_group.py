@@ -91,6 +91,9 @@ def test_call_whose_argument_is_lost_is_dropped(
     calls.send(two, count, "next")
     assert calls.first().value == ("next", 2, 3)
     assert shards.faults.num_restarts == 0
+    stats = shards.stats()
+    assert (stats["num_worker_lost_arguments"], stats["last_reference_worker"]) == (2, 2)
+    assert said in stats["last_reference"]
     assert calls.idle
 
 

@@ -81,7 +81,7 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
         check_stop_key(key)
     if ray_address() == "local":
         experiment.learner_device()
-        check_memory(experiment.num_remote_workers)
+        check_memory(experiment.num_remote_processes)
     else:  # the trial may run on another machine
         check_address(ray_address())
     worker_config = experiment.make_worker_config()
