@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
-import torch
-from gymnasium import Space
 from torch import Tensor
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.common.weights import Acting, Gradients
+from polopt.common.weights import Gradients
 from polopt.metrics.learner import LEARNER_KEYS
 from polopt.policies import gae
-from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
-from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.minibatches import Minibatches, num_minibatches, valid_rows
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
 from polopt.policies.learning.value_statistics import value_statistics, value_sums
-from polopt.policies.networks.backend import Backend, Rows, as_tensor
-from polopt.policies.networks.base import ActorCriticNetwork, Network
-from polopt.policies.networks.factory import make_network
-from polopt.policies.networks.masked import MaskedNetwork
+from polopt.policies.network_policy import NetworkPolicy
+from polopt.policies.networks.backend import Rows
 from polopt.policies.normalization import Normalizer
-from polopt.policies.policy import Policy, reduce_gradient
+from polopt.policies.policy import reduce_gradient
 
 
 class ActorCriticConfig(NormalizingConfig):
@@ -76,51 +68,23 @@ class ActorCriticConfig(NormalizingConfig):
     )
 
 
-class ActorCriticPolicy(Policy):
-    """Learns by minibatch SGD on advantages and value targets.
+class ActorCriticPolicy(NetworkPolicy):
+    """Learns from fragments by minibatch SGD on advantages and value targets.
 
     A subclass provides `loss`, and optionally `config_class`, `loss_columns`, `whole_columns`,
-    `make_network`, `postprocess`, `prepare_batch`, `on_epoch` and `on_learned`.
-    Where it reads `obs` or `rewards` of a batch itself, it reads those of `normalized(batch)`.
-
-    Args:
-        observation_space: observation space of one environment.
-        action_space: action space of one environment.
-        config: an instance of `config_class`.
-        seed: seed of the initial weights and of the shuffling of minibatches.
-        device: torch device of the network.
-
-    Attributes:
-        backend: computes outputs and gradients of `model`; what it takes rows as, see
-            `Backend.rows`.
-
-    Raises:
-        ConfigError: for spaces that are not supported.
+    `make_network`, `postprocess`, `prepare_batch`, `on_epoch` and `on_learned`. The rows of its
+    `loss` are each of `loss_columns` `[B, ...]`, and what `outputs` reads. Where it reads `obs` or
+    `rewards` of a batch itself, it takes the batch of `normalized(batch)`.
+    Arguments, attributes and errors are described in `NetworkPolicy`, which acts.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
     config: ActorCriticConfig
-    model: Network
     #: Columns of a prepared batch that `loss` reads, besides `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
     #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right
     #: before its gradient, instead of the whole batch once.
     whole_columns: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
-        config: ActorCriticConfig,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(observation_space, action_space, config, seed, device)
-        self.state_size = self.model.state_size
-        self.backend = self.make_backend(self.model)
-
-    def make_segments(self) -> dict[str, Segment]:
-        return {"network": Segment(self.masked(self.make_network()))}
 
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
@@ -130,77 +94,17 @@ class ActorCriticPolicy(Policy):
             return None
         return Normalizer(self.encoder, observations, rewards, config.gamma)
 
-    def act_as(self, acting: Acting) -> None:
-        super().act_as(acting)
-        for segment in self.segments.values():
-            for module in segment.module.modules():
-                if isinstance(module, ActorCriticNetwork):
-                    for part in module.parts:
-                        part.scale_bytes(acting.scale_by_high)
-
     def set_option(self, name: str, value: Any) -> None:
         super().set_option(name, value)
         if self.normalizer is not None:
             self.normalizer.gamma = self.config.gamma
-
-    def make_network(self) -> Network:
-        """A new network for `encoder`, `mask`, `dist` and `config.model`, with random weights."""
-        gaussian = isinstance(self.dist, DiagGaussian)
-        spaces = self.encoder.space, self.action_space
-        num_params = self.dist.num_params
-        return make_network(*spaces, self.mask, num_params, gaussian, self.config.model)
-
-    def masked(self, network: Network) -> Network:
-        """The network with the action mask of the observations, if there is one. A network of a
-        subclass's `make_network` may have no mask of its own; it sees whole observations."""
-        if self.mask is None or isinstance(network, MaskedNetwork):
-            return network
-        return MaskedNetwork(network, self.mask, seen=True)
-
-    def make_backend(self, network: Network) -> Backend:
-        """Computes the outputs of a network of `make_network`, whose parameters are in `flat`, and
-        the gradients of `loss`. It computes in NumPy where `fast_cpu` allows it."""
-        if self.config.fast_cpu and is_supported(network):
-            return NumpyBackend(network, self)
-        return Backend(network, self.device, self.loss)
-
-    # ---- acting ---------------------------------------------------------------------------------
-
-    def action_params(self, obs: np.ndarray) -> np.ndarray:
-        if self.state_size:
-            return self.act(obs, np.zeros((len(obs), self.state_size), np.float32))[0]
-        return self.backend.action_params(self._normalized_obs(obs))
-
-    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        obs = self._normalized_obs(obs)
-        if not self.state_size:
-            return self.backend.action_params(obs), state
-        params, _, states = self.backend.unroll(obs[None], state)
-        return params[0], states[0]
-
-    def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        if self.normalizer is not None:
-            obs = self.normalizer.in_torch()(obs)
-        if not self.state_size:
-            return network.action_params(obs), state
-        params, _, states = network.unroll(obs[None], state)
-        return params[0], states[0]
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory; see
         `state_values`. Where the policy normalises rewards, they are those of normalised ones."""
         return self.backend.value(self._normalized_obs(obs))
 
-    def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
-        return obs if self.normalizer is None else self.normalizer.observations(obs)
-
     # ---- preparing samples ----------------------------------------------------------------------
-
-    def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """The batch with observations and rewards as network and loss use them: normalised as when
-        its actions were chosen. A batch that is normalised already, and any batch of a policy that
-        does not normalise, is returned itself."""
-        return batch if self.normalizer is None else self.normalizer.normalized(batch)
 
     @np.errstate(all="ignore")
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
@@ -228,38 +132,7 @@ class ActorCriticPolicy(Policy):
             successors = self.backend.unroll(batch.successor_obs[None], after)[1][0]
         return values[:-1], gae.next_values(batch, values, successors)
 
-    def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
-        """Distribution parameters `[T, N, P]` of a batch's observations.
-
-        Args:
-            batch: `[T, N]`; N may be 0.
-            backend: of another network than `model`.
-        """
-        batch, backend = self.normalized(batch), backend or self.backend
-        if self.state_size:
-            starts = gae.episode_starts(batch)[:-1]
-            return backend.unroll(batch.obs, batch.per_env["state"], starts)[0]
-        params = backend.action_params(batch.flat("obs"))
-        return params.reshape(*batch.shape, self.dist.num_params)
-
-    def log_prob(self, batch: SampleBatch, params: np.ndarray) -> np.ndarray:
-        """Log-probabilities `[T, N]` of a batch's actions under distribution parameters `[T, N,
-        P]`. One call for the whole batch costs less than one per step."""
-        with torch.inference_mode():
-            log_prob = self.dist.log_prob(as_tensor(params), as_tensor(batch["actions"]))
-        return log_prob.numpy()
-
     # ---- the loss, and hooks of learning --------------------------------------------------------
-
-    @abstractmethod
-    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, a mean over rows, so that its gradient does not grow with the batch.
-
-        Args:
-            rows: each of `loss_columns` `[B, ...]`, valid rows only, and what `outputs` reads.
-
-        Returns: the loss `[]` and learner statistics `[]` (means over the same rows).
-        """
 
     def outputs(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch, which the

@@ -34,8 +34,9 @@ from polopt.policies.onnx_export import write_onnx
 class Policy(ActingPolicy):
     """Chooses actions, and learns from batches. It knows neither Ray nor the strategy.
 
-    A subclass provides `make_segments`, `action_params`, `compute_gradients` and `learn_on_batch`.
-    `ActorCriticPolicy` provides them for algorithms with a policy, a value function and a loss.
+    A subclass provides `make_segments` and `action_params`. It says in `learns_from` what a batch
+    is, and provides `compute_gradients` of it, or `learn_on_batch`, or both. `NetworkPolicy` acts
+    with a network of polopt, and `ActorCriticPolicy` also learns: it leaves the loss to a subclass.
 
     Args:
         observation_space: observation space of one environment.
@@ -153,15 +154,25 @@ class Policy(ActingPolicy):
 
     # ---- learning -------------------------------------------------------------------------------
 
-    @abstractmethod
-    def compute_gradients(self, batch: SampleBatch) -> Gradients:
-        """The gradient of a postprocessed batch, not clipped, not applied."""
+    def compute_gradients(self, batch: Any) -> Gradients:
+        """The gradient of a batch, not clipped, not applied. Optimizers whose workers compute
+        gradients need it (`async_gradients`, `sync_gradients`), and `learn_on_batch` as it is here.
 
-    def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
-        """The gradients that a postprocessed batch is learned with, one after the other; by default
-        one, of the whole batch. Each is computed when it is asked for, with the weights of that
-        moment. Its `new_rows` are the rows that no gradient before it was of, and the last one has
-        `ends_rollout`."""
+        Args:
+            batch: an object of `learns_from`. A `SampleBatch` is postprocessed.
+
+        Raises:
+            NotImplementedError: the policy does not have it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} gives no gradients: it does not define compute_gradients"
+        )
+
+    def minibatch_gradients(self, batch: Any) -> Iterator[Gradients]:
+        """The gradients that a batch is learned with, one after the other; by default one, of the
+        whole batch. Each is computed when it is asked for, with the weights of that moment. Its
+        `new_rows` are the rows that no gradient before it was of, and the last one has
+        `ends_rollout`. Argument and errors as `compute_gradients`."""
         gradients = self.compute_gradients(batch)
         yield gradients._replace(new_rows=gradients.rows, ends_rollout=True)
 
@@ -184,19 +195,25 @@ class Policy(ActingPolicy):
             size = len(self.flat.grads)
             raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")
 
-    @abstractmethod
-    def learn_on_batch(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, float]:
-        """Learns from a postprocessed batch of this learner: applies updates to the weights.
+    @np.errstate(all="ignore")
+    def learn_on_batch(self, batch: Any, reducer: Reducer | None = None) -> dict[str, float]:
+        """Learns from a batch of this learner: applies updates to the weights. By default one
+        update, by the mean gradient of all learners.
 
         Args:
-            batch: postprocessed.
+            batch: an object of `learns_from`. A `SampleBatch` is postprocessed.
             reducer: sums over all learners, which make the same updates; None for one learner.
 
         Returns: learner statistics, means over rows (of all learners) and minibatches; empty if no
             learner has a valid row.
         """
+        gradients = self.compute_gradients(batch)
+        self.flat.set_grads(gradients.flat)
+        self.progress.gradient_rows = gradients.rows
+        stats = gradients.stats
+        if reducer is not None and reducer.world_size > 1:
+            stats = reduce_gradient(self, gradients.rows, stats, reducer)
+        return {**stats, **self.apply_flat()} if self.progress.gradient_rows else {}
 
     @np.errstate(all="ignore")
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
