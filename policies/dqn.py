@@ -17,6 +17,8 @@ from polopt.common.config import ConfigError
 from polopt.common.transitions import Transitions
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.epsilon_greedy import EpsilonGreedy
+from polopt.policies.fast_cpu.closed_forms import find_closed_form
+from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, learns_in_numpy, numpy_q_network
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate, Schedule, ScheduleValue
 from polopt.policies.networks.q_network import QModelConfig, make_q_network
@@ -74,6 +76,14 @@ class DQNPolicy(ReplayPolicy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.target: Any = self.segments["target"].module
+        self._online = self._numpy(self.model)
+        self._closed_form = find_closed_form(type(self))
+        self._fast_target: NumpyQNetwork | None = None
+        if self._closed_form is not None and learns_in_numpy(self.model):
+            self._fast_target = self._numpy(self.target)
+
+    def _numpy(self, network: Any) -> NumpyQNetwork | None:
+        return numpy_q_network(network) if self.config.fast_cpu else None
 
     def make_distribution(self) -> ActionDistribution:
         space = self.action_space
@@ -105,6 +115,12 @@ class DQNPolicy(ReplayPolicy):
         target = Segment(copy.deepcopy(network), copy_of="network")
         return {"network": Segment(network), "target": target}
 
+    def network_params(self, obs: np.ndarray) -> np.ndarray:
+        """Q-values `[N, n]` float32 of normalised observations `[N, ...]`."""
+        if self._online is not None:
+            return self._online.action_params(obs)
+        return super().network_params(obs)
+
     # ---- learning -------------------------------------------------------------------------------
 
     def loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -129,13 +145,12 @@ class DQNPolicy(ReplayPolicy):
         return bootstrapped(rows, torch.where(best > 0.5 * MASKED_LOGIT, best, 0.0))
 
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
-        self.model.train()
-        try:
+        if self._closed_form and self._online and self._fast_target:
+            fast_stats, fast_errors = self._closed_form(self, self._online, self._fast_target, rows)
+            return fast_stats, np.abs(fast_errors)
+        with self.training():
             loss, errors, stats = self.loss(self.tensors(rows))
             loss.backward()
-        finally:
-            self.model.eval()
-        stats = {name: value.detach() for name, value in stats.items()}
         return as_floats(stats), errors.detach().abs().cpu().numpy()
 
     @torch.inference_mode()

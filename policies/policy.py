@@ -53,7 +53,6 @@ class Policy(ActingPolicy):
         coefficients: scalars that learning adapts, which start from the options of the same names;
             they are sent with the weights.
         progress: counts of the updates that this object has made.
-        resting: segments that the next update leaves as they are.
 
     Raises:
         ConfigError: for spaces that are not supported.
@@ -87,7 +86,6 @@ class Policy(ActingPolicy):
         self._updater = WeightUpdater(self.flat, config)
         self.coefficients: dict[str, float] = {}
         self.progress = LearningProgress()
-        self.resting: Collection[str] = ()
 
     def __repr__(self) -> str:
         """Spaces, number of parameters that are trained, and version."""
@@ -235,6 +233,11 @@ class Policy(ActingPolicy):
             self.version += 1
             self.on_update()
         return stats
+
+    @property
+    def resting(self) -> Collection[str]:
+        """Segments that the next update leaves as they are; their gradient is 0."""
+        return ()
 
     def on_update(self) -> None:
         """Called after each update of the weights, to refresh what is computed from them."""

@@ -16,6 +16,8 @@ POLICIES = Registry(
         "dqn": "polopt.policies.dqn:DQNPolicy",
         "impala": "polopt.policies.impala:ImpalaPolicy",
         "ppo": "polopt.policies.ppo:PPOPolicy",
+        "sac": "polopt.policies.sac:SACPolicy",
+        "td3": "polopt.policies.td3:TD3Policy",
     },
 )
 

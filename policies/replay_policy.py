@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,16 +13,16 @@ import pydantic
 import torch
 from torch import Tensor
 
-from polopt.common.config import ConfigError
-from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.common.weights import Gradients
+from polopt.policies.fast_cpu.numpy_backend import is_supported
+from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.networks.backend import aligned, as_tensor
 from polopt.policies.networks.base import Network
 from polopt.policies.normalization import Normalizer
-from polopt.policies.policy import Policy
+from polopt.policies.policy import Policy, reduce_gradient
 
 
 class ReplayConfig(NormalizingConfig):
@@ -78,6 +80,12 @@ class ReplayPolicy(Policy):
     config: ReplayConfig
     model: Network
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._acts_fast: NumpyMLP | None = None
+        if self.config.fast_cpu and is_supported(self.model):
+            self._acts_fast = NumpyMLP(self.model)
+
     def make_normalizer(self) -> Normalizer | None:
         config = self.config
         if not config.normalize_observations:
@@ -93,14 +101,25 @@ class ReplayPolicy(Policy):
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         if self.normalizer is not None:
             obs = self.normalizer.observations(obs)
+        return self.network_params(obs)
+
+    def network_params(self, obs: np.ndarray) -> np.ndarray:
+        """Distribution parameters `[N, P]` float32 of normalised observations `[N, ...]`."""
+        if self._acts_fast is not None:
+            return self._acts_fast.action_params(obs)
         with torch.inference_mode():
-            params: Tensor = self.model.action_params(as_tensor(aligned(obs), self.device))
+            params = self.model.action_params(as_tensor(aligned(obs), self.device))
         return params.cpu().numpy()
+
+    def params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
+        """As `network_params`, of tensors and another network of the same shape, with gradients."""
+        params: Tensor = network.action_params(obs)
+        return params
 
     def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if self.normalizer is not None:
             obs = self.normalizer.in_torch()(obs)
-        return network.action_params(obs), state
+        return self.params_in_torch(network, obs), state
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -126,8 +145,14 @@ class ReplayPolicy(Policy):
         return _finite(self.errors_of(self.normalized(rows)))
 
     @np.errstate(all="ignore")
-    def learn_on_transitions(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
+    def learn_on_transitions(
+        self, rows: Transitions, reducer: Reducer | None = None
+    ) -> tuple[dict[str, float], np.ndarray]:
         """Makes one update, with the gradient of the weighted mean loss of B rows.
+
+        Args:
+            rows: of this learner.
+            reducer: sums over all learners, which make the same update; None for one learner.
 
         Returns:
             learner statistics, means over the rows; and the absolute TD errors `[B]` before the
@@ -137,17 +162,22 @@ class ReplayPolicy(Policy):
         self.flat.zero_grads()
         stats, errors = self.backward(self.normalized(rows))
         self.progress.gradient_rows = rows.num_rows
+        if reducer is not None and reducer.world_size > 1:
+            stats = reduce_gradient(self, rows.num_rows, stats, reducer)
         return stats | self.apply_flat(), _finite(errors)
 
+    def learn_on_batch(
+        self, batch: Transitions, reducer: Reducer | None = None
+    ) -> dict[str, float]:
+        return self.learn_on_transitions(batch, reducer)[0]
+
     @np.errstate(all="ignore")
-    def transition_gradients(self, rows: Transitions) -> tuple[Gradients, np.ndarray]:
-        """The gradient that `learn_on_transitions` would apply, and the absolute TD errors `[B]`.
-        `apply_gradients` applies it."""
+    def compute_gradients(self, batch: Transitions) -> Gradients:
+        """The gradient that `learn_on_transitions` would apply; `apply_gradients` applies it."""
         self.flat.zero_grads()
-        stats, errors = self.backward(self.normalized(rows))
-        count = rows.num_rows
-        gradients = Gradients(self.flat.get_grads(), self.version, count, stats, count)
-        return gradients, _finite(errors)
+        stats, _ = self.backward(self.normalized(batch))
+        count = batch.num_rows
+        return Gradients(self.flat.get_grads(), self.version, count, stats, count)
 
     def normalized(self, rows: Transitions) -> Transitions:
         """The rows with observations as the networks use them."""
@@ -160,26 +190,22 @@ class ReplayPolicy(Policy):
         """The rows with tensors on the device of the networks in place of arrays."""
         return Transitions._make(as_tensor(array, self.device) for array in rows)
 
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Networks with a gradient are in training mode meanwhile, and else in evaluation mode."""
+        modules = [self.segments[name].module for name in self.flat.trained]
+        for module in modules:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.eval()
+
     def on_update(self) -> None:
         """Moves target networks, every `target_network_update_freq` updates."""
         if self.version % self.config.target_network_update_freq == 0:
             self.flat.refresh_copies(self.config.tau)
-
-    # ---- what only policies that learn from rollouts do -----------------------------------------
-
-    def compute_gradients(self, batch: SampleBatch) -> Gradients:
-        raise ConfigError(self._needs_transitions())
-
-    def learn_on_batch(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, float]:
-        raise ConfigError(self._needs_transitions())
-
-    def _needs_transitions(self) -> str:
-        return (
-            f"{type(self).__name__} does not learn from a SampleBatch. Allowed: "
-            "learn_on_transitions, with Transitions of a replay buffer"
-        )
 
 
 def bootstrapped(rows: Any, values: Tensor) -> Tensor:
@@ -201,8 +227,12 @@ def value_stats(values: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 def as_floats(stats: Mapping[str, Tensor]) -> dict[str, float]:
     """Statistics `[]` as numbers, with one transfer from the device."""
-    return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
+    numbers = torch.stack([value.detach() for value in stats.values()]).tolist()
+    return dict(zip(stats, numbers, strict=True))
 
 
 def _finite(errors: np.ndarray) -> np.ndarray:
-    return np.nan_to_num(errors, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+    """Errors `[B]`, with 0 in place of what is not finite."""
+    if math.isfinite(float(np.add.reduce(errors))):
+        return errors
+    return np.nan_to_num(errors, nan=0.0, posinf=0.0, neginf=0.0)

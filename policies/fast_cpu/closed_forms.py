@@ -36,13 +36,13 @@ class LossGradients(NamedTuple):
 ClosedForm = Callable[
     [Any, LossTerms, np.ndarray, Mapping[str, np.ndarray]], tuple[LossGradients, dict[str, float]]
 ]
-_Form = TypeVar("_Form", bound=ClosedForm)
+_Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 class _Registered(NamedTuple):
     """A closed form, and the members of the policy class that the loss is computed with."""
 
-    compute: ClosedForm
+    compute: Callable[..., Any]
     members: tuple[str, ...]
 
 
@@ -60,7 +60,8 @@ def closed_form_of(policy_class: type | str, *parts: str) -> Callable[[_Form], _
     closed form of its own.
 
     Args:
-        policy_class: a subclass of `ActorCriticPolicy`; one of polopt's own as `module:Class`.
+        policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or of
+            another class that calls `find_closed_form`; one of polopt's own as `module:Class`.
         parts: names of further methods of the class that its `loss` calls.
     """
 
@@ -75,13 +76,16 @@ def closed_form_of(policy_class: type | str, *parts: str) -> Callable[[_Form], _
     return register
 
 
-def find_closed_form(policy_class: type) -> ClosedForm | None:
+def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
     """The closed form of `policy_class.loss`; None if it has none."""
     for base in policy_class.__mro__:
         path = f"{base.__module__}:{base.__qualname__}"
         found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))
         if found is not None:
-            same = (getattr(policy_class, n) is getattr(base, n) for n in found.members)
+            same = (
+                getattr(policy_class, name, None) is getattr(base, name, None)
+                for name in found.members
+            )
             return found.compute if all(same) else None
     return None
 

@@ -15,7 +15,7 @@ from polopt.common.registry import load_path
 from polopt.policies.networks.registry import NETWORKS
 
 _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
-_Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
+Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
 _ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100"
 _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
 #: Names of `polopt.policies.networks.layers.ACTIVATIONS`.
@@ -83,12 +83,12 @@ class ModelConfig(Config):
         custom_options: keyword arguments of its constructor.
     """
 
-    fcnet_hiddens: _Widths = pydantic.Field((64, 64), description=_ALLOWED_WIDTHS)
+    fcnet_hiddens: Widths = pydantic.Field((64, 64), description=_ALLOWED_WIDTHS)
     fcnet_activation: Activation = "tanh"
     conv_filters: tuple[ConvFilter, ...] | None = pydantic.Field(
         None, description="a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]"
     )
-    post_fcnet_hiddens: _Widths | None = pydantic.Field(None, description=_ALLOWED_WIDTHS)
+    post_fcnet_hiddens: Widths | None = pydantic.Field(None, description=_ALLOWED_WIDTHS)
     use_lstm: bool = False
     lstm_cell_size: _Width = 256
     vf_share_layers: bool | None = None

@@ -13,8 +13,10 @@ from replay_helpers import BOX, replay_policy, shaken, transitions
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
 from polopt.policies.distributions.epsilon_greedy import EpsilonGreedy
+from polopt.policies.dqn import DQNConfig, DQNPolicy
 from polopt.trainers.experiment import Experiment
 
+every_backend = pytest.mark.parametrize("fast", [True, False])
 MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "x": BOX})
 
 
@@ -41,8 +43,12 @@ def expected_errors(policy: Any, rows: Any) -> np.ndarray:
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("double_q", [True, False])
 @pytest.mark.parametrize("loss", ["huber", "mse"])
-def test_errors_and_loss_in_closed_form(dueling: bool, double_q: bool, loss: str) -> None:
+@every_backend
+def test_errors_and_loss_in_closed_form(
+    dueling: bool, double_q: bool, loss: str, fast: bool
+) -> None:
     options = {"dueling": dueling, "double_q": double_q, "td_error_loss_fn": loss}
+    options["fast_cpu"] = fast
     policy = shaken(replay_policy("dqn", **options))
     rows = transitions(policy, 64)
     errors = expected_errors(policy, rows)
@@ -57,8 +63,9 @@ def test_errors_and_loss_in_closed_form(dueling: bool, double_q: bool, loss: str
     np.testing.assert_allclose(priorities, np.abs(errors), rtol=1e-4, atol=1e-5)
 
 
-def test_next_observation_of_a_terminated_row_is_not_read() -> None:
-    policy = shaken(replay_policy("dqn"))
+@every_backend
+def test_next_observation_of_a_terminated_row_is_not_read(fast: bool) -> None:
+    policy = shaken(replay_policy("dqn", fast_cpu=fast))
     rows = transitions(policy)
     rows.next_obs[rows.discounts == 0.0] = np.nan
     errors = policy.td_errors(rows)
@@ -69,11 +76,13 @@ def test_next_observation_of_a_terminated_row_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("dueling", [True, False])
-def test_gradient_is_that_of_the_weighted_mean(dueling: bool) -> None:
+@every_backend
+def test_gradient_is_that_of_the_weighted_mean(dueling: bool, fast: bool) -> None:
     """By finite differences of the loss in closed form; targets have no gradient."""
-    policy = shaken(replay_policy("dqn", dueling=dueling, td_error_loss_fn="mse"))
+    options = {"dueling": dueling, "td_error_loss_fn": "mse", "fast_cpu": fast}
+    policy = shaken(replay_policy("dqn", **options))
     rows = transitions(policy)
-    gradients, _ = policy.transition_gradients(rows)
+    gradients = policy.compute_gradients(rows)
     assert gradients.rows == gradients.new_rows == 16
     targets = q_values(policy, rows.obs)[np.arange(16), rows.actions] - expected_errors(
         policy, rows
@@ -96,9 +105,63 @@ def test_gradient_can_be_applied_elsewhere() -> None:
     one, other = (shaken(replay_policy("dqn")) for _ in range(2))
     rows = transitions(one)
     one.learn_on_transitions(rows)
-    other.apply_gradients(other.transition_gradients(rows)[0])
+    other.apply_gradients(other.compute_gradients(rows))
     np.testing.assert_array_equal(one.get_weights().flat, other.get_weights().flat)
     assert one.version == other.version == 1
+
+
+def forwards(policy: Any) -> list[Any]:
+    """What the networks return to torch from now on."""
+    calls: list[Any] = []
+    for segment in policy.segments.values():
+        segment.module.network.register_forward_hook(lambda _module, _args, out: calls.append(out))
+    return calls
+
+
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+@pytest.mark.parametrize("dueling", [True, False])
+def test_updates_in_numpy_are_those_of_torch(dueling: bool, loss: str) -> None:
+    options = {"dueling": dueling, "td_error_loss_fn": loss, "target_network_update_freq": 2}
+    fast, slow = (shaken(replay_policy("dqn", fast_cpu=fast, **options)) for fast in (True, False))
+    calls = forwards(fast)
+    for seed in range(5):
+        rows = transitions(fast, 32, seed)
+        (stats, errors), (expected, others) = (p.learn_on_transitions(rows) for p in (fast, slow))
+        np.testing.assert_allclose(errors, others, rtol=1e-3, atol=1e-4)
+        assert stats == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        np.testing.assert_allclose(fast.flat.get_grads(), slow.flat.get_grads(), atol=1e-4)
+    assert calls == []
+    moved = np.abs(fast.get_weights().flat - shaken(replay_policy("dqn")).get_weights().flat)
+    assert moved.max() > 1e-3
+    np.testing.assert_allclose(fast.get_weights().flat, slow.get_weights().flat, atol=2e-4)
+    np.testing.assert_allclose(
+        fast.action_params(rows.obs), slow.action_params(rows.obs), rtol=1e-3, atol=1e-3
+    )
+
+
+class Pessimist(DQNPolicy):
+    """Another target: the closed form of the loss does not belong to it."""
+
+    def targets(self, rows: Any) -> torch.Tensor:
+        return super().targets(rows) - 1.0
+
+
+class HalfLoss(DQNPolicy):
+    """Another loss."""
+
+    def loss(self, rows: Any) -> Any:
+        loss, errors, stats = super().loss(rows)
+        return 0.5 * loss, errors, stats
+
+
+@pytest.mark.parametrize("cls", [Pessimist, HalfLoss])
+def test_overridden_loss_is_the_one_that_is_learned(cls: type[DQNPolicy]) -> None:
+    config = DQNConfig.parse({"model": {"fcnet_hiddens": [8]}})
+    policy, plain = (made(BOX, spaces.Discrete(3), config) for made in (cls, DQNPolicy))
+    rows, calls = transitions(policy), forwards(policy)
+    gradient = policy.compute_gradients(rows).flat
+    assert calls
+    assert np.abs(gradient - plain.compute_gradients(rows).flat).max() > 1e-3
 
 
 @pytest.mark.parametrize(("tau", "freq"), [(1.0, 3), (0.25, 1), (0.5, 2)])
