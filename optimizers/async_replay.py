@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pydantic
 
 from polopt.common.config import Automatic, ConfigError
@@ -28,16 +29,16 @@ from polopt.optimizers.replay_shards import (
     add,
     draw,
     forget,
-    prioritized,
     set_priorities,
 )
+from polopt.replay.n_step import windows_of
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.rollouts.resources import Amount
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.sampling.worker_sampler import join_in_time
 from polopt.rollouts.transport.channel import ChannelError
 from polopt.rollouts.workers.calls import WEIGHTS, Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: A larger batch stays with its shard until the learner takes it. The kernel would not buffer the
@@ -78,21 +79,29 @@ class AsyncReplayConfig(ReplayOptions):
         "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
     }
 
-    def limiter(self, rollout: RolloutConfig, **options: Any) -> RateLimiter:
+    def limiter(self, rollout: RolloutConfig, policy: Any = None, **options: Any) -> RateLimiter:
         """The limiter of a run.
 
         Raises:
             ConfigError: `error_buffer` is so small that samplers and learner block each other.
         """
-        rows = rollout.rollout_fragment_length * rollout.num_envs_per_worker
+        rows = self.rows_of_fragment(rollout)
         most = self.most_fragments * rollout.num_workers * rows
         bound = self.error_buffer or (
             math.ceil(self.training_intensity * most)
             + self.learner_queue_size * self.train_batch_size
         )
-        limiter = RateLimiter(self.training_intensity, self.learning_starts, bound, **options)
+        # With so many rows, one environment has more steps than a window: a row can be drawn.
+        window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
+        start = max(self.learning_starts, window + 1)
+        limiter = RateLimiter(self.training_intensity, start, bound, **options)
         limiter.check(self.train_batch_size, rows)
         return limiter
+
+    @staticmethod
+    def rows_of_fragment(rollout: RolloutConfig) -> int:
+        """T * N."""
+        return rollout.rollout_fragment_length * rollout.num_envs_per_worker
 
     @property
     def most_fragments(self) -> int:
@@ -115,13 +124,30 @@ class Task(NamedTuple):
     rows: int = 0
 
 
-def sample(worker: RolloutWorker, weights: Any, options: Any) -> Fragment:
-    """Runs in a sampler: samples a fragment, and computes the priorities of the rows that have all
-    their steps with it."""
+def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
+    """Runs in a sampler: samples a fragment, and computes priorities with its own weights.
+
+    A row gets its priority from its whole n-step window. The windows of the last `n_step - 1` steps
+    go on in the next fragment, so these steps are kept, and the next fragment brings their
+    priorities. Where the stream is interrupted, nothing does.
+    """
     worker.set_weights(weights)
     batch = worker.next_batch()
+    if not with_priorities:
+        return Fragment(batch, None)
     with worker.phase("prioritize"):
-        return prioritized(worker, batch, options)
+        options: Any = worker.policy.config
+        before = worker.state.get("last_steps")
+        joined = batch
+        if before is not None and before.next_place == batch.place:
+            joined = join_in_time(before, batch)
+        windows = windows_of(joined, options.gamma, options.n_step)
+        priorities = np.full(joined.shape, np.nan)
+        policy: Any = worker.policy
+        priorities[windows.complete] = policy.td_errors(windows.rows)
+        length = joined.shape[0]
+        worker.state["last_steps"] = joined.steps(max(0, length - options.n_step + 1), length)
+    return Fragment(batch, priorities)
 
 
 class AsyncReplay(ReplayOptimizer):
@@ -139,24 +165,26 @@ class AsyncReplay(ReplayOptimizer):
     worker_phases: ClassVar[tuple[str, ...]] = ("prioritize",)
     after_failure = "drop"
     tab: ClassVar[Tab] = Tab(
-        "Wait: the driver has no batch, or the training intensity allows none. Fetch: a large batch "
-        "is taken from the memory of its shard.",
+        "Wait: the driver has no batch, or the training intensity allows none. Fetch: a batch is "
+        "taken from the memory of its shard.",
         (*plots.REPLAY, plots.PRIORITY_LAG, plots.SHARDS),
         (*plots.REPLAY_METRICS, plots.SHARDS_METRIC),
     )
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        self.limiter = self.config.limiter(workers.config.rollout, clock=workers.clock)
-        self.calls.per_worker = _MOST_CALLS
+        rollout, policy = workers.config.rollout, workers.config.policy
+        self.limiter = self.config.limiter(rollout, policy, clock=workers.clock)
         self.shards = ReplayShards(workers, self.config)
         self.calls.include(self.shards)
+        self.calls.per_worker = _MOST_CALLS
         self.priority_lag = DoublingHistogram()
+        self.num_bytes_by_reference = 0
+        self._num_draws = self._num_learned = 0  # batches that were requested, and learned from
+        self._batch_bytes = 0  # of the last batch
         self._num_requests = 0
         self._requested: Counter[int] = Counter()  # number of its last request, by sampler
-        self._num_drawing = 0  # batches that the limiter has counted, and that were not learned
-        self._batch_bytes = 0  # of the last batch
-        self._blocked_s = Counter[str]()
+        self._blocked_s = dict.fromkeys(("learner", "samplers", "learner_by_shards"), 0.0)
         self._idle = 0.0, workers.clock()  # share of the samplers that wait, and since when
 
     @classmethod
@@ -185,19 +213,185 @@ class AsyncReplay(ReplayOptimizer):
             self._request_fragments()
             self._request_batches()
         with self.timers["wait"]:
-            reply = self._first()
-        if reply.tag.kind == "fragment":
+            kind, reply = self._first()  # of any sampler or shard
+        if kind == "fragment":
             with self.timers["request"]:
                 self._store(reply)
-        elif reply.tag.kind == "stored":
-            self.limiter.inserted(reply.value)
-        elif reply.tag.kind == "batch":
+        elif kind == "stored":
+            self.limiter.inserted(reply.value.num_rows)
+            self.shards.note(reply.worker, reply.value.report)
+        elif kind == "updated":
+            self.shards.note(reply.worker, reply.value)
+        elif kind == "batch":
             with self.timers["fetch"]:
                 batch = self._fetch(reply)
             if batch is not None:
                 with self.timers["learn"]:
                     errors = self.learn_transitions(batch.rows)
+                self.limiter.learned(batch.rows.num_rows)
                 with self.timers["request"]:
                     new = batch.rows.indices, errors, self.policy.version
                     self.calls.send(reply.worker, set_priorities, *new, tag=Task("updated"))
         return self.metrics.counts_since(before)
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def _request_fragments(self) -> None:
+        """Requests fragments of the samplers with the fewest, in turn, as far as the limiter
+        allows. A sampler whose shard does not keep up waits, too."""
+        if not self.shards.started:
+            self.shards.up()  # waits for all of them, once
+        tasks = self._tasks()
+        samplers, rows = (
+            self.workers.up(),
+            self.config.rows_of_fragment(self.workers.config.rollout),
+        )
+        requested = Counter(task.sampler for task in tasks if task.kind == "fragment")
+        under_way = requested + Counter(task.sampler for task in tasks if task.kind == "stored")
+        ahead = sum(task.rows for task in tasks)
+        while free := [
+            sampler
+            for sampler in samplers
+            if requested[sampler.index] < self.config.max_requests_in_flight_per_worker
+            and under_way[sampler.index] < self.config.most_fragments
+        ]:
+            if not self.limiter.can_insert(ahead + rows):
+                break
+            sampler = min(free, key=lambda s: (under_way[s.index], self._requested[s.index]))
+            task = Task("fragment", sampler.index, rows)
+            prioritized = self.config.prioritized_replay
+            self.calls.send(sampler, sample, WEIGHTS, prioritized, tag=task, by_reference=True)
+            self._num_requests += 1
+            self._requested[sampler.index] = self._num_requests
+            requested[sampler.index] += 1
+            under_way[sampler.index] += 1
+            ahead += rows
+        idle = sum(requested[sampler.index] == 0 for sampler in samplers)
+        self._note_idle(idle / len(samplers))
+
+    def _request_batches(self) -> None:
+        """Draws batches ahead, as many as the queue of the learner takes and the limiter allows."""
+        size = self.config.train_batch_size
+        if self.shards.drop_lost():
+            self.limiter.set_size(self.shards.num_rows)
+        drawing = self._num_drawing
+        while drawing < self.config.learner_queue_size:
+            if not self.limiter.can_learn((drawing + 1) * size):
+                break
+            shard = self.shards.next_to_draw()
+            if shard is None:
+                break
+            large = self._batch_bytes > REFERENCE_BYTES
+            task = Task("batch")
+            self.calls.send(shard, draw, size, self.beta, tag=task, by_reference=large)
+            self._num_draws += 1
+            drawing += 1
+
+    @property
+    def _num_drawing(self) -> int:
+        """Batches that are on their way, or wait for the learner."""
+        return sum(task.kind == "batch" for task in self._tasks())
+
+    def _tasks(self) -> list[Task]:
+        """What is pending, or has arrived and waits here."""
+        pending = [work.tag for work in self.calls.pending_work()]
+        return pending + [reply.tag for reply in self.calls.kept]
+
+    # ---- replies --------------------------------------------------------------------------------
+
+    def _first(self) -> tuple[str, Reply]:
+        """The first reply, and what it is: the kind of its task, or a `failure`. Its process is
+        being replaced then, and what it was to do is requested again by the next step."""
+        drawing, began_s = self._num_drawing, self.workers.clock()
+        reply = self.calls.first() if self.calls.kept else self.calls.next()
+        if not drawing:
+            self._blocked_s["learner"] += self.workers.clock() - began_s
+        elif reply.tag.kind != "batch":
+            self._blocked_s["learner_by_shards"] += self.workers.clock() - began_s
+        if reply.failure is not None:
+            return "failure", reply
+        return reply.tag.kind, reply
+
+    def _store(self, reply: Reply) -> None:
+        """Has the shard of a sampler store its fragment, which stays where it is until then."""
+        metrics, sampler = self.metrics, reply.worker.index
+        metrics.add_lag(reply.counts.version, self.policy.version)
+        metrics.rollouts.end_rollout(self.policy.version)
+        task = Task("stored", sampler, reply.counts.env_steps)
+        self.calls.send(self.shards.of_sampler(sampler), add, reply.value, tag=task)
+
+    def _fetch(self, reply: Reply) -> Batch | None:
+        """The batch of a reply; None if it was lost with its shard."""
+        self._batch_bytes = reply.counts.num_bytes
+        try:
+            batch: Batch = self.workers.transport.get(reply.value)
+        except ChannelError:  # its shard has died, which the next call to it tells
+            return None
+        self._num_learned += 1
+        self.shards.note(reply.worker, batch.report)
+        self.row_ages.add(batch.ages * self.config.num_replay_shards)
+        self.priority_lag.add(np.maximum(self.policy.version - batch.priority_versions, 0))
+        return batch
+
+    def _note_idle(self, share: float) -> None:
+        """Notes that this share of the samplers has nothing to do from now on."""
+        now_s = self.workers.clock()
+        before, since_s = self._idle
+        self._blocked_s["samplers"] += before * (now_s - since_s)
+        self._idle = share, now_s
+
+    def _count(self, reply: Reply) -> None:
+        if reply.worker.who != self.shards.who:
+            super()._count(reply)
+            self.num_bytes_by_reference += reply.counts.num_bytes
+            self.metrics.num_bytes_received -= (
+                reply.counts.num_bytes
+            )  # they stayed with the sampler
+            return
+        self.shards.count(reply)
+        self.metrics.num_bytes_received += reply.counts.num_bytes
+
+    # ---- results and state ----------------------------------------------------------------------
+
+    def extra_stats(self) -> dict[str, Any]:
+        waiting, reports = self._num_drawing, self.shards.reports.values()
+        return {
+            "training_intensity": self.limiter.delivered,
+            "training_credit": float(self.limiter.credit),
+            "error_buffer": self.limiter.error_buffer,
+            "buffer_fill": sum(r.fill for r in reports) / self.config.num_replay_shards,
+            "buffer_rows": self.shards.num_rows,
+            "buffer_bytes": sum(report.buffer_bytes for report in reports),
+            "row_age": self.row_ages.report(),
+            "priority_lag": self.priority_lag.report(),
+            "priority_mean": self.shards.priority_mean,
+            "priority_max": max((report.priority_max for report in reports), default=0.0),
+            "learner_blocked_s": self._blocked_s["learner"],
+            "samplers_blocked_s": self._blocked_s["samplers"],
+            "learner_blocked_by_shards_s": self._blocked_s["learner_by_shards"],
+            "num_batches_waiting": waiting,
+            "num_batches_lost": self._num_draws - self._num_learned - waiting,
+            "num_bytes_by_reference": self.num_bytes_by_reference,
+            **self.shards.extra_stats(),
+        }
+
+    def get_driver_state(self) -> dict[str, Any]:
+        """As every optimizer's, with the limiter. The rows of the shards are not saved."""
+        return {**super().get_driver_state(), "limiter": self.limiter.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `get_state` of any optimizer returned, with empty shards. Learning
+        goes on once they hold `learning_starts` rows again, which give no credit."""
+        super().set_state(state)
+        self._num_draws = self._num_learned = 0
+        if "limiter" in state:
+            self.limiter.set_state(state["limiter"], rows=0)
+        for shard, seed in self.shards.forget_all().items():
+            self.calls.send(shard, forget, seed, tag=Task("updated"))
+        self.calls.wait()
+        self.calls.clear()
+
+    def stop(self) -> None:
+        """Stops the shards, and drops pending calls."""
+        super().stop()
+        self.shards.stop()
