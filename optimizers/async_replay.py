@@ -16,7 +16,7 @@ import pydantic
 
 from polopt.common.config import Automatic, ConfigError
 from polopt.metrics import plots
-from polopt.metrics.lag import DoublingHistogram
+from polopt.metrics.lag import AgeHistogram, DoublingHistogram
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig
@@ -163,6 +163,7 @@ class AsyncReplay(ReplayOptimizer):
     config: AsyncReplayConfig
     phases: ClassVar[tuple[str, ...]] = ("request", "wait", "fetch", "learn")
     worker_phases: ClassVar[tuple[str, ...]] = ("prioritize",)
+    in_process_instead = "sync_replay"
     after_failure = "drop"
     tab: ClassVar[Tab] = Tab(
         "Wait: the driver has no batch, or the training intensity allows none. Fetch: a batch is "
@@ -178,6 +179,7 @@ class AsyncReplay(ReplayOptimizer):
         self.shards = ReplayShards(workers, self.config)
         self.calls.include(self.shards)
         self.calls.per_worker = _MOST_CALLS
+        self.row_ages = AgeHistogram(self.config.buffer_size)
         self.priority_lag = DoublingHistogram()
         self.num_bytes_by_reference = 0
         self._num_draws = self._num_learned = 0  # batches that were requested, and learned from
@@ -192,8 +194,8 @@ class AsyncReplay(ReplayOptimizer):
         check_central_gradients(rollout.model_copy(update={"collection": "async"}))
         if rollout.collection != "sync":
             raise ConfigError(
-                f"key 'collection': got {rollout.collection!r} with optimizer 'async_replay', which "
-                "always samples while it learns. Allowed: 'sync'"
+                f"key 'collection': got {rollout.collection!r} with optimizer 'async_replay', "
+                "which always samples while it learns. Allowed: 'sync'"
             )
         if config.num_replay_shards > rollout.num_workers:
             raise ConfigError(
@@ -291,6 +293,15 @@ class AsyncReplay(ReplayOptimizer):
     def _num_drawing(self) -> int:
         """Batches that are on their way, or wait for the learner."""
         return sum(task.kind == "batch" for task in self._tasks())
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights at this moment. It rises with the environment steps of
+        the whole run, which no shard knows."""
+        config = self.config
+        first, last = config.prioritized_replay_beta, config.final_prioritized_replay_beta
+        over = config.prioritized_replay_beta_annealing_timesteps
+        return first + min(1.0, self.metrics.num_env_steps_sampled / over) * (last - first)
 
     def _tasks(self) -> list[Task]:
         """What is pending, or has arrived and waits here."""

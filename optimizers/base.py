@@ -28,6 +28,7 @@ from polopt.rollouts.workers.call_workers import (
     update_algorithm_parameter,
 )
 from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -70,6 +71,8 @@ class PolicyOptimizer(ABC):
     worker_phases: ClassVar[tuple[str, ...]] = ()
     #: Whether the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False
+    #: The optimizer to use then.
+    in_process_instead: ClassVar[str] = "sync_samples"
     #: What becomes of the work of a worker that fails; see `Calls`.
     after_failure: ClassVar[AfterFailure] = "send again"
     #: What dashboards show besides the panels that all optimizers have.
@@ -117,7 +120,7 @@ class PolicyOptimizer(ABC):
         if rollout.num_workers == 0 and not cls.runs_in_process:
             raise ConfigError(
                 f"optimizer {cls.title()!r} with num_workers=0: it needs remote workers. Allowed: "
-                "num_workers of 1 or more, or optimizer 'sync_samples'"
+                f"num_workers of 1 or more, or optimizer {cls.in_process_instead!r}"
             )
         cls.check(rollout, config)
 
@@ -130,6 +133,19 @@ class PolicyOptimizer(ABC):
             config: an instance of `config_class`.
         """
         return []
+
+    @classmethod
+    def check_spaces(cls, workers: WorkerConfig, config: Any) -> None:
+        """Refuses what does not fit the spaces of the environment, before any actor starts.
+
+        Args:
+            workers: what workers are made from.
+            config: an instance of `config_class`.
+
+        Raises:
+            ConfigError: names the option and the reason.
+        """
+        return
 
     @classmethod
     def check_evaluation(cls, config: Any) -> None:
@@ -292,7 +308,7 @@ class PolicyOptimizer(ABC):
         begin_restored_run(self.workers, int(state["restore_count"]) + 1)
         restore_statistics(self.workers, state.get("workers", {}))
 
-    def write_files(self, directory: Path) -> dict[str, str]:
+    def write_files(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Writes what of the state is too large for `get_state`, a replay buffer for example. By
         default nothing.
 
@@ -300,15 +316,17 @@ class PolicyOptimizer(ABC):
             directory: does not exist yet.
 
         Returns:
-            the SHA-256 of each file in it, by name.
+            what `read_files` needs besides the files, as `get_state`; and the SHA-256 of each file
+            in the directory, by name.
         """
-        return {}
+        return {}, {}
 
-    def read_files(self, directory: Path) -> None:
+    def read_files(self, directory: Path, state: Mapping[str, Any]) -> None:
         """Restores what `write_files` of any optimizer wrote, after `set_state`.
 
         Args:
             directory: does not exist if nothing was written.
+            state: what `write_files` returned; empty if nothing was written.
 
         Raises:
             ValueError: the files do not fit.

@@ -9,10 +9,10 @@ import numpy as np
 import pydantic
 
 from polopt.common.transitions import Transitions
-from polopt.metrics.lag import AgeHistogram
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
-from polopt.policies.learning.schedules import Schedule, ScheduleValue
-from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.replay.replay_buffer import ReplayBuffer
+from polopt.replay.row_store import ColumnSpec
+from polopt.rollouts.workers.worker_config import WorkerConfig
 
 
 class ReplayOptions(OptimizerConfig):
@@ -29,8 +29,9 @@ class ReplayOptions(OptimizerConfig):
         prioritized_replay: draw rows in proportion to `|TD error|^alpha` (Schaul et al., 2016).
             False: all rows with the same probability.
         prioritized_replay_alpha: see there; 0 would be uniform.
-        prioritized_replay_beta: exponent of the importance-sampling weights, a number or
-            `[[environment steps, value], ...]`. 1 corrects the whole bias.
+        prioritized_replay_beta: exponent of the importance-sampling weights at the start.
+        final_prioritized_replay_beta: the exponent at the end; 1 corrects the whole bias.
+        prioritized_replay_beta_annealing_timesteps: environment steps until it is reached.
         prioritized_replay_eps: added to each absolute TD error, so that every row can be drawn.
     """
 
@@ -40,7 +41,9 @@ class ReplayOptions(OptimizerConfig):
     training_intensity: float = pydantic.Field(8.0, gt=0.0, le=1e6)
     prioritized_replay: bool = False
     prioritized_replay_alpha: float = pydantic.Field(0.6, gt=0.0, le=10.0)
-    prioritized_replay_beta: ScheduleValue = 0.4
+    prioritized_replay_beta: float = pydantic.Field(0.4, ge=0.0, le=10.0)
+    final_prioritized_replay_beta: float = pydantic.Field(1.0, ge=0.0, le=10.0)
+    prioritized_replay_beta_annealing_timesteps: int = pydantic.Field(10**6, ge=1, le=2**62)
     prioritized_replay_eps: float = pydantic.Field(1e-6, gt=0.0, le=1e6)
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -57,39 +60,79 @@ class ReplayOptions(OptimizerConfig):
                     "most buffer_size"
                 )
         if not self.prioritized_replay:
-            for key in ("alpha", "beta", "eps"):
-                key = f"prioritized_replay_{key}"
-                if (given := getattr(self, key)) != type(self).model_fields[key].default:
+            for key, field in ReplayOptions.model_fields.items():
+                given = getattr(self, key)
+                if "prioritized_replay_" in key and given != field.default:
                     raise ValueError(
                         f"key {key!r}: got {given} with prioritized_replay=False; allowed: "
-                        f"{type(self).model_fields[key].default}, or prioritized_replay=True"
+                        f"{field.default}, or prioritized_replay=True"
                     )
         return self
+
+    def new_buffer(
+        self, policy: Any, seed: int | np.random.SeedSequence, num_shards: int = 1
+    ) -> ReplayBuffer:
+        """An empty buffer, or one of several that share `buffer_size`.
+
+        Args:
+            policy: config of a `ReplayPolicy`.
+            seed: of the draws.
+            num_shards: number of these buffers.
+        """
+        return ReplayBuffer(
+            self.buffer_size // num_shards,
+            policy.gamma,
+            policy.n_step,
+            seed=seed,
+            alpha=self.prioritized_replay_alpha if self.prioritized_replay else None,
+            beta=self.prioritized_replay_beta,
+            final_beta=self.final_prioritized_replay_beta,
+            beta_rows=self.prioritized_replay_beta_annealing_timesteps,
+            priority_epsilon=self.prioritized_replay_eps,
+            capacity_key="buffer_size",
+        )
 
 
 class ReplayOptimizer(PolicyOptimizer):
     """A strategy whose driver learns from rows that it draws from a replay buffer.
 
-    Attributes:
-        row_ages: environment steps between sampling a row and drawing it.
+    `policy` is a `ReplayPolicy`.
     """
 
     config_class = ReplayOptions
     config: ReplayOptions
     learns_from: ClassVar[type] = Transitions
 
-    def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
-        super().__init__(workers, config)
-        self.row_ages = AgeHistogram(self.config.buffer_size)
-        self._beta = Schedule(self.config.prioritized_replay_beta)
+    @classmethod
+    def check_spaces(cls, workers: WorkerConfig, config: Any) -> None:
+        """Refuses a buffer that is larger than the free memory."""
+        policy = workers.policy_class(
+            workers.observation_space, workers.action_space, workers.policy
+        )
+        cls.make_buffer(policy, config)
 
-    @property
-    def beta(self) -> float:
-        """Exponent of the importance-sampling weights at this moment; 0 where drawing is
-        uniform."""
-        if not self.config.prioritized_replay:
-            return 0.0
-        return self._beta(self.metrics.num_env_steps_sampled)
+    @classmethod
+    def make_buffer(
+        cls, policy: Any, config: Any, seed: int | np.random.SeedSequence = 0
+    ) -> ReplayBuffer:
+        """An empty buffer for the transitions of a policy. Memory is taken as it fills.
+
+        Args:
+            policy: a `ReplayPolicy`.
+            config: an instance of `config_class`.
+            seed: of the draws.
+
+        Raises:
+            ConfigError: the full buffer is larger than the free memory.
+        """
+        buffer: ReplayBuffer = config.new_buffer(policy.config, seed)
+        dist = policy.dist
+        action = dist.random(np.random.default_rng(0), 1)
+        buffer.allocate(
+            ColumnSpec(policy.encoder.shape, policy.encoder.dtype),
+            ColumnSpec(action.shape[1:], action.dtype),
+        )
+        return buffer
 
     def learn_transitions(self, rows: Transitions) -> np.ndarray:
         """Makes one update of the driver's policy with B rows; counts the update and the rows, each
@@ -103,10 +146,25 @@ class ReplayOptimizer(PolicyOptimizer):
         """
         metrics, policy = self.metrics, self.policy
         version = policy.version
-        learn: Any = policy
-        stats, errors = learn.learn_on_transitions(rows)
+        learner: Any = policy
+        stats, errors = learner.learn_on_transitions(rows)
         updates = policy.version - version
         self.workers.faults.note_update(updates > 0, why="gradient of the batch")
         metrics.add_training(updates * rows.num_rows, updates, stats, rows.num_rows)
         metrics.add_update_rows(updates, updates * rows.num_rows)
-        return errors  # type: ignore[no-any-return]
+        new_priorities: np.ndarray = errors
+        return new_priorities
+
+    def buffer_stats(self, buffer: Mapping[str, Any]) -> dict[str, Any]:
+        """The numbers of results that a buffer's `stats` has, or those of several buffers
+        together."""
+        priority = buffer.get("priority", {"mean": 0.0, "max": 0.0})
+        return {
+            "buffer_rows": buffer["num_rows"],
+            "buffer_fill": buffer["fill"],
+            "buffer_bytes": buffer["nbytes"],
+            "row_age": buffer["row_age"],
+            "num_gaps": buffer["num_gaps"],
+            "priority_mean": priority["mean"],
+            "priority_max": priority["max"],
+        }

@@ -23,7 +23,6 @@ from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-
 #: Kinds of failures, as keys of results have them.
 _FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments")
 
@@ -128,27 +127,6 @@ class ReplayShard(CallRunner):
         )
 
 
-def make_buffer(config: Any, num_shards: int, gamma: float, n_step: int, seed: Any) -> ReplayBuffer:
-    """The buffer of one of several shards.
-
-    Args:
-        config: `ReplayOptions`.
-        num_shards: shards that share `buffer_size`.
-        gamma: discount of a step.
-        n_step: largest number of steps of a return.
-        seed: of the draws.
-    """
-    return ReplayBuffer(
-        config.buffer_size // num_shards,
-        gamma,
-        n_step,
-        seed=seed,
-        alpha=config.prioritized_replay_alpha if config.prioritized_replay else None,
-        priority_epsilon=config.prioritized_replay_eps,
-        capacity_key="buffer_size",
-    )
-
-
 def add(shard: ReplayShard, fragment: Fragment) -> Stored:
     """Runs in a shard: stores a fragment. Its rows begin with the priorities that the sampler has
     computed. A row whose window ends with a gap in the stream has the largest priority so far."""
@@ -162,10 +140,11 @@ def add(shard: ReplayShard, fragment: Fragment) -> Stored:
 
 
 def draw(shard: ReplayShard, num_rows: int, beta: float) -> Batch:
-    """Runs in a shard: draws a batch."""
+    """Runs in a shard: draws a batch, with importance weights of the exponent `beta`."""
     buffer = shard.buffer
     with shard.phase("draw"):
-        rows = buffer.sample(num_rows, beta)
+        buffer.beta = buffer.final_beta = beta
+        rows = buffer.sample(num_rows)
         versions = shard.priority_versions[rows.indices % buffer.capacity]
     return Batch(rows, buffer.end - 1 - rows.indices, versions, shard.report())
 
@@ -216,7 +195,7 @@ class ReplayShards(ProcessGroup):
         super().__init__(workers.transport, options, "replay shard")
         policy: Any = workers.config.policy
         self._make = functools.partial(
-            make_buffer, config, config.num_replay_shards, policy.gamma, policy.n_step
+            config.new_buffer, policy, num_shards=config.num_replay_shards
         )
         self._run_seed = workers.config.seed
         self._num_forgotten = 0

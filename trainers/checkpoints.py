@@ -74,14 +74,37 @@ def write_checkpoint(
     Args:
         directory: of the checkpoint.
         state: what `read_checkpoint` returns.
-        add_files: writes what is too large for `state`. It gets a directory that does not exist,
-            and returns the SHA-256 of each file that it has written there, by name.
+        add_files: called first. Writes what is too large for `state`, and may add to `state`. It
+            gets a directory that does not exist, and returns the SHA-256 of each file that it has
+            written there, by name.
 
     Raises:
         TypeError: `state` holds anything else.
         CheckpointError: a file is too large, or cannot be written; no temporary file is left.
     """
     directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Until the new manifest exists, the directory counts as incomplete.
+        (directory / "manifest.json").unlink(missing_ok=True)
+        if (directory / REPLAY).exists():  # of a checkpoint that was here before
+            shutil.rmtree(directory / REPLAY)
+        further = add_files(directory / REPLAY)
+        files = _files(directory, state)
+        for name, data in files.items():
+            _write(directory / name, data)
+        sums = {name: _sha256(data) for name, data in files.items()}
+        sums |= {f"{REPLAY}/{name}": checksum for name, checksum in further.items()}
+        manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
+        _write(directory / "manifest.json", json.dumps(manifest).encode())
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {directory} cannot be written: {error.strerror or error}"
+        ) from error
+
+
+def _files(directory: Path, state: Mapping[str, Any]) -> dict[str, bytes | memoryview]:
+    """The content of the files that hold `state`, by name."""
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, tensors, "")
     packed = io.BytesIO()  # torch reports a full disk without the reason
@@ -99,23 +122,7 @@ def write_checkpoint(
                 f"checkpoint {directory} cannot be written: {name} would have {size:,} bytes. "
                 f"Allowed: {_MOST_BYTES[name]:,}"
             )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        # Until the new manifest exists, the directory counts as incomplete.
-        (directory / "manifest.json").unlink(missing_ok=True)
-        if (directory / REPLAY).exists():  # of a checkpoint that was here before
-            shutil.rmtree(directory / REPLAY)
-        further = add_files(directory / REPLAY)
-        for name, data in files.items():
-            _write(directory / name, data)
-        sums = {name: _sha256(data) for name, data in files.items()}
-        sums |= {f"{REPLAY}/{name}": checksum for name, checksum in further.items()}
-        manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
-        _write(directory / "manifest.json", json.dumps(manifest).encode())
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoint {directory} cannot be written: {error.strerror or error}"
-        ) from error
+    return files
 
 
 def read_checkpoint(directory: str | Path) -> dict[str, Any]:

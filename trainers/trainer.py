@@ -252,6 +252,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
+        experiment.optimizer_class.check_spaces(worker_config, experiment.optimizer)
         evaluation = evaluation_config(experiment.trainer, worker_config)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_processes := experiment.num_remote_processes:
@@ -438,7 +439,13 @@ class PolicyOptimizerTrainer(tune.Trainable):
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
-        write_checkpoint(checkpoint_dir, state, self.optimizer.write_files)
+
+        def add_files(directory: Path) -> dict[str, str]:
+            checksums: dict[str, str]
+            state["optimizer"]["files"], checksums = self.optimizer.write_files(directory)
+            return checksums
+
+        write_checkpoint(checkpoint_dir, state, add_files)
 
     def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
         """What a checkpoint holds besides evaluation."""
@@ -493,7 +500,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
             def restore_rest() -> None:
                 self.optimizer.set_state(state["optimizer"])
-                self.optimizer.read_files(found / REPLAY)
+                self.optimizer.read_files(found / REPLAY, state["optimizer"].get("files") or {})
 
             problem = restore_state(state, policy, restore_rest)
         if problem:
@@ -542,6 +549,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._stop_evaluation()
         with in_directory(self._users_directory):
             worker_config = self.experiment.make_worker_config()
+            self.experiment.optimizer_class.check_spaces(worker_config, self.experiment.optimizer)
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
             if not self.workers.reconfigure(worker_config, device):

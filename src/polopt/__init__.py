@@ -61,7 +61,10 @@ if TYPE_CHECKING:
     from polopt.trainers.presets import A3C as A3C
     from polopt.trainers.presets import APPO as APPO
     from polopt.trainers.presets import DDPPO as DDPPO
+    from polopt.trainers.presets import DQN as DQN
     from polopt.trainers.presets import IMPALA as IMPALA
+    from polopt.trainers.presets import SAC as SAC
+    from polopt.trainers.presets import TD3 as TD3
     from polopt.trainers.presets import SyncPPO as SyncPPO
     from polopt.trainers.presets import register as register
     from polopt.trainers.saved_policy import load as load
@@ -84,6 +87,7 @@ _MODULE_OF = {
     "Config": "polopt.common.config",
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
+    "DQN": "polopt.trainers.presets",
     "Episode": "polopt.common.episodes",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
@@ -103,10 +107,12 @@ _MODULE_OF = {
     "Reply": "polopt.rollouts.workers.calls",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
+    "SAC": "polopt.trainers.presets",
     "SampleBatch": "polopt.common.sample_batch",
     "StepResult": "polopt.metrics.optimizer_stats",
     "Stragglers": "polopt.rollouts.workers.early_stop",
     "SyncPPO": "polopt.trainers.presets",
+    "TD3": "polopt.trainers.presets",
     "Tab": "polopt.metrics.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
     "WEIGHTS": "polopt.rollouts.workers.calls",

@@ -38,6 +38,7 @@ _ROLLOUTS = {
 MAY_IMPORT: dict[str, set[str]] = {
     "common": set(),
     "metrics": {"common"},
+    "replay": _BASE,
     "policies/distributions": _BASE,
     "policies/networks": _BASE,
     "policies/fast_cpu": _BASE | {"policies/distributions", "policies/networks"},
@@ -49,12 +50,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollouts/transport": {"common"},
     "rollouts/workers": _BASE | _POLICIES | (_ROLLOUTS - {"rollouts/collectors"}),
     "rollouts/collectors": _BASE | _POLICIES | _ROLLOUTS,
-    "optimizers": _BASE | _POLICIES | _ROLLOUTS,
-    "trainers": _BASE | _POLICIES | _ROLLOUTS | {"optimizers"},
+    "optimizers": _BASE | _POLICIES | _ROLLOUTS | {"replay"},
+    "trainers": _BASE | _POLICIES | _ROLLOUTS | {"replay", "optimizers"},
     "trainers/command_line": {
         *_BASE,
         *_POLICIES,
         *_ROLLOUTS,
+        "replay",
         "optimizers",
         "trainers",
         "dashboards",
