@@ -243,11 +243,11 @@ class AsyncReplay(ReplayOptimizer):
         allows. A sampler whose shard does not keep up waits, too."""
         if not self.shards.started:
             self.shards.up()  # waits for all of them, once
+        if self.shards.drop_lost():
+            self.limiter.set_size(self.shards.num_rows)
         tasks = self._tasks()
-        samplers, rows = (
-            self.workers.up(),
-            self.config.rows_of_fragment(self.workers.config.rollout),
-        )
+        samplers = self.workers.up()
+        rows = self.config.rows_of_fragment(self.workers.config.rollout)
         requested = Counter(task.sampler for task in tasks if task.kind == "fragment")
         under_way = requested + Counter(task.sampler for task in tasks if task.kind == "stored")
         ahead = sum(task.rows for task in tasks)
@@ -274,8 +274,6 @@ class AsyncReplay(ReplayOptimizer):
     def _request_batches(self) -> None:
         """Draws batches ahead, as many as the queue of the learner takes and the limiter allows."""
         size = self.config.train_batch_size
-        if self.shards.drop_lost():
-            self.limiter.set_size(self.shards.num_rows)
         drawing = self._num_drawing
         while drawing < self.config.learner_queue_size:
             if not self.limiter.can_learn((drawing + 1) * size):
@@ -315,10 +313,8 @@ class AsyncReplay(ReplayOptimizer):
         being replaced then, and what it was to do is requested again by the next step."""
         drawing, began_s = self._num_drawing, self.workers.clock()
         reply = self.calls.first() if self.calls.kept else self.calls.next()
-        if not drawing:
-            self._blocked_s["learner"] += self.workers.clock() - began_s
-        elif reply.tag.kind != "batch":
-            self._blocked_s["learner_by_shards"] += self.workers.clock() - began_s
+        by = "learner_by_shards" if drawing else "learner"
+        self._blocked_s[by] += self.workers.clock() - began_s
         if reply.failure is not None:
             return "failure", reply
         return reply.tag.kind, reply
