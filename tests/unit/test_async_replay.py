@@ -253,7 +253,7 @@ def test_large_batches_stay_with_the_shard_until_they_are_learned_from(
     values = [value for c in channels(optimizer, "replay shard") for value in c.values]
     by_value = sum(isinstance(value, replay_shards.Batch) for value in values)
     assert by_value <= optimizer.config.learner_queue_size, "until one has told its size"
-    assert sum(isinstance(value, Reference) for value in values) > 100
+    assert sum(isinstance(value, Reference) for value in values) > 50
     assert optimizer.metrics.num_updates > 100
 
 
