@@ -251,7 +251,7 @@ RLLIB_FIXED = (
         "polopt uses PyTorch",
     ),
     Fixed(
-        {"explore": True, "exploration_config": {}},
+        {"explore": True, "exploration_config": ({}, {"type": "StochasticSampling"})},
         "training samples actions of the policy's distribution. In evaluation "
         '`evaluation_config={"explore": ...}` decides',
     ),
@@ -504,12 +504,77 @@ RLLIB_FIXED = (
         "returns are of the last 100 episodes. [Results](results.md) lists all keys",
     ),
     Fixed(
+        {"microbatch_size": None, "vtrace_drop_last_ts": (True, False), "after_train_step": ()}
+        | {"_enable_new_api_stack": (True, False), "dataset_num_iters_per_offline_eval_runner": ()},
+        "a policy of your own learns from a batch as it likes",
+    ),
+    Fixed(
+        {"torch_distributed_backend": ("gloo", "nccl")},
+        "ranks sum their gradients over sockets or gloo: `optimizer/allreduce_backend`",
+    ),
+    Fixed(
+        {"hiddens": (), "sigma0": (), "before_learn_on_batch": None, "td_error_loss_fn": ()}
+        | {"categorical_distribution_temperature": (), "burn_in_len": 0, "q_model_config": ()}
+        | {"policy_model_config": (), "optimization_config": (), "actor_lr": (), "critic_lr": ()}
+        | {"alpha_lr": (), "_deterministic_loss": False, "_use_beta_distribution": False}
+        | {"replay_mode": "independent"},
+        "an option of RLlib's DQN or SAC that no policy of polopt has",
+    ),
+    Fixed(
         {"export_native_model_files": False, "checkpoint_trainable_policies_only": False}
         | {"_use_msgpack_checkpoints": (True, False), "_is_online": True, "_fake_gpus": False}
         | {"_validate_config": True},
         "`trainer.save(path)` writes a checkpoint, `polopt export` an ONNX model",
     ),
 )
+
+#: Options of RLlib that change how fast a run is, how it reports or how it fails, and not what it
+#: learns. The builders of `polopt.rllib` ignore other values of them with a warning.
+# fmt: off
+RLLIB_IGNORED = frozenset((
+    "_evaluation_parallel_to_training_wo_thread", "_fake_gpus",
+    "_run_training_always_in_thread", "_use_msgpack_checkpoints",
+    "always_attach_evaluation_results", "auto_wrap_old_gym_envs",
+    "broadcast_env_runner_states", "broadcast_interval", "checkpoint_trainable_policies_only",
+    "compress_observations", "create_local_env_runner", "custom_resources_per_learner",
+    "custom_stats_cls_lookup", "delay_between_env_runner_restarts_s",
+    "delay_between_worker_restarts_s", "disable_env_checking", "enable_async_evaluation",
+    "env_runner_health_probe_timeout_s", "env_runner_restore_timeout_s",
+    "env_runner_state_server_max_concurrency", "episodes_to_numpy",
+    "evaluation_auto_duration_max_env_steps_per_sample",
+    "evaluation_auto_duration_min_env_steps_per_sample",
+    "evaluation_error_after_n_consecutive_skips",
+    "evaluation_force_reset_envs_before_iteration", "evaluation_sample_timeout_s",
+    "evaluation_unhealthy_workers_timeout_s", "export_native_model_files",
+    "ignore_env_runner_failures", "ignore_worker_failures", "keep_per_episode_custom_metrics",
+    "learner_queue_size", "learner_queue_timeout", "local_gpu_idx", "log_gradients",
+    "log_level", "log_sys_usage", "logger_config", "logger_creator",
+    "max_num_env_runner_restarts", "max_num_worker_restarts",
+    "max_requests_in_flight_per_aggregator_actor",
+    "max_requests_in_flight_per_aggregator_worker", "max_requests_in_flight_per_env_runner",
+    "max_requests_in_flight_per_learner", "max_requests_in_flight_per_replay_worker",
+    "max_requests_in_flight_per_sampler_worker", "max_sample_requests_in_flight_per_worker",
+    "merge_env_runner_states", "metrics_episode_collection_timeout_s",
+    "metrics_num_episodes_for_smoothing", "min_train_timesteps_per_iteration",
+    "num_aggregation_workers", "num_aggregator_actors_per_learner",
+    "num_consecutive_env_runner_failures_tolerance",
+    "num_consecutive_worker_failures_tolerance", "num_cpus_per_learner",
+    "num_data_loader_buffers", "num_gpu_loader_threads", "num_learners",
+    "num_multi_gpu_tower_stacks", "placement_strategy", "recreate_failed_env_runners",
+    "recreate_failed_workers", "restart_failed_env_runners",
+    "restart_failed_sub_environments", "sample_async", "sampler_perf_stats_ema_coef",
+    "simple_optimizer", "stats_cls_lookup", "sync_filters_on_rollout_workers_timeout_s",
+    "synchronize_filters", "timeout_s_aggregator_manager", "timeout_s_replay_manager",
+    "timeout_s_sampler_manager", "torch_compile_learner",
+    "torch_compile_learner_dynamo_backend", "torch_compile_learner_dynamo_mode",
+    "torch_compile_learner_what_to_compile", "torch_compile_worker",
+    "torch_compile_worker_dynamo_backend", "torch_compile_worker_dynamo_mode",
+    "torch_ddp_kwargs", "torch_distributed_backend", "update_worker_filter_stats",
+    "use_env_runner_state_server", "use_worker_filter_stats",
+    "validate_env_runners_after_construction", "validate_workers_after_construction",
+    "worker_health_probe_timeout_s", "worker_restore_timeout_s",
+))
+# fmt: on
 
 #: The same for the keys of RLlib's `model`.
 RLLIB_MODEL_FIXED = (

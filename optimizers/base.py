@@ -63,6 +63,7 @@ class PolicyOptimizer(ABC):
     """
 
     name: ClassVar[str] = ""
+    config: Any  # an instance of `config_class`; a subclass declares its own
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     #: What its policies learn from, as `Policy.learns_from`.
     learns_from: ClassVar[type] = SampleBatch

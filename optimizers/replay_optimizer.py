@@ -35,16 +35,16 @@ class ReplayOptions(OptimizerConfig):
         prioritized_replay_eps: added to each absolute TD error, so that every row can be drawn.
     """
 
-    buffer_size: int = pydantic.Field(50_000, ge=1, le=10**10)
-    learning_starts: int = pydantic.Field(1000, ge=0, le=10**10)
-    train_batch_size: int = pydantic.Field(32, ge=1, le=10**8)
-    training_intensity: float = pydantic.Field(8.0, gt=0.0, le=1e6)
+    buffer_size: int = pydantic.Field(default=50_000, ge=1, le=10**10)
+    learning_starts: int = pydantic.Field(default=1000, ge=0, le=10**10)
+    train_batch_size: int = pydantic.Field(default=32, ge=1, le=10**8)
+    training_intensity: float = pydantic.Field(default=8.0, gt=0.0, le=1e6)
     prioritized_replay: bool = False
-    prioritized_replay_alpha: float = pydantic.Field(0.6, gt=0.0, le=10.0)
-    prioritized_replay_beta: float = pydantic.Field(0.4, ge=0.0, le=10.0)
-    final_prioritized_replay_beta: float = pydantic.Field(1.0, ge=0.0, le=10.0)
-    prioritized_replay_beta_annealing_timesteps: int = pydantic.Field(10**6, ge=1, le=2**62)
-    prioritized_replay_eps: float = pydantic.Field(1e-6, gt=0.0, le=1e6)
+    prioritized_replay_alpha: float = pydantic.Field(default=0.6, gt=0.0, le=10.0)
+    prioritized_replay_beta: float = pydantic.Field(default=0.4, ge=0.0, le=10.0)
+    final_prioritized_replay_beta: float = pydantic.Field(default=1.0, ge=0.0, le=10.0)
+    prioritized_replay_beta_annealing_timesteps: int = pydantic.Field(default=10**6, ge=1, le=2**62)
+    prioritized_replay_eps: float = pydantic.Field(default=1e-6, gt=0.0, le=1e6)
 
     aliases: ClassVar[Mapping[str, str]] = {
         "num_steps_sampled_before_learning_starts": "learning_starts",

@@ -7,6 +7,7 @@ be saved. Results do not depend on the order in which samples arrive.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np

@@ -37,9 +37,9 @@ class SyncSamplesConfig(OptimizerConfig):
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
-    train_batch_size: Automatic = pydantic.Field(None, ge=0, le=10**8)
-    fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
-    fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
+    train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
+    fraction_workers: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
+    fraction_samples: float = pydantic.Field(default=0.25, ge=0.0, le=1.0)
 
     aliases: ClassVar[Mapping[str, str]] = {"train_batch_size_per_learner": "train_batch_size"}
 

@@ -8,20 +8,17 @@ from typing import Any, Literal
 import numpy as np
 import pydantic
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
 from polopt.common.action_mask import MASKED_LOGIT
-from polopt.common.config import ConfigError
 from polopt.common.transitions import Transitions
-from polopt.policies.distributions.base import ActionDistribution
-from polopt.policies.distributions.epsilon_greedy import EpsilonGreedy
+from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, learns_in_numpy, numpy_q_network
 from polopt.policies.learning.flat_parameters import Segment
-from polopt.policies.learning.schedules import LearningRate, Schedule, ScheduleValue
-from polopt.policies.networks.q_network import QModelConfig, make_q_network
+from polopt.policies.learning.schedules import LearningRate
+from polopt.policies.networks.q_network import QModelConfig
 from polopt.policies.replay_policy import (
     ReplayConfig,
     ReplayPolicy,
@@ -30,12 +27,9 @@ from polopt.policies.replay_policy import (
     value_stats,
 )
 
-#: Epsilon of the actor that explores most, and the exponent's range (Horgan et al., 2018).
-_APEX_EPSILON, _APEX_ALPHA = 0.4, 7.0
 
-
-class DQNConfig(ReplayConfig):
-    """Options of `DQNPolicy`, in addition to those of `ReplayConfig`.
+class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
+    """Options of `DQNPolicy`, in addition to those of `ReplayConfig` and `EpsilonGreedyConfig`.
 
     Attributes:
         double_q: the network chooses the action that the target network evaluates (van Hasselt et
@@ -43,31 +37,24 @@ class DQNConfig(ReplayConfig):
         dueling: the network has a state value and advantages; see `QNetwork`.
         td_error_loss_fn: `huber` or `mse`. The Huber loss is the half square of errors up to 1, and
             linear beyond.
-        epsilon: probability of a random action, a number or `[[environment steps, value], ...]`.
-        per_worker_epsilon: each environment of the workers has an epsilon of its own that does not
-            change, `0.4^(1 + 7 i / (n - 1))` for environment i of n (Horgan et al., 2018).
-            Without remote workers `epsilon` is used.
     """
 
     lr: LearningRate = 5e-4
-    target_network_update_freq: int = pydantic.Field(250, ge=1, le=10**9)
+    target_network_update_freq: int = pydantic.Field(default=250, ge=1, le=10**9)
     model: QModelConfig = QModelConfig()
     double_q: bool = True
     dueling: bool = True
     td_error_loss_fn: Literal["huber", "mse"] = "huber"
-    epsilon: ScheduleValue = pydantic.Field([(0, 1.0), (10_000, 0.05)])
-    per_worker_epsilon: bool = False
 
     fixed = (*ReplayConfig.fixed, "dueling")
 
 
-class DQNPolicy(ReplayPolicy):
+class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
     """Q-learning with a target network: the loss is the weighted mean of
     `huber(Q(s, a) - (r + discount * Q_target(s', argmax_a Q(s', a))))`.
 
-    Acts greedily, except for actions that are random with probability epsilon. Actions that a mask
-    does not allow are neither chosen nor bootstrapped from. The value of an observation that allows
-    no action is 0.
+    Actions that a mask does not allow are not bootstrapped from. The value of an observation that
+    allows no action is 0.
     """
 
     config_class = DQNConfig
@@ -85,33 +72,8 @@ class DQNPolicy(ReplayPolicy):
     def _numpy(self, network: Any) -> NumpyQNetwork | None:
         return numpy_q_network(network) if self.config.fast_cpu else None
 
-    def make_distribution(self) -> ActionDistribution:
-        space = self.action_space
-        if not isinstance(space, spaces.Discrete):
-            raise ConfigError(
-                f"action space {space} with policy {type(self).__name__}. Allowed: Discrete, "
-                "because it computes a value for each action. Policies for other spaces: 'sac' and "
-                "'td3' (Box), 'ppo' (any)"
-            )
-        return EpsilonGreedy(space, self.epsilons)
-
-    def epsilons(self, envs: int) -> float | np.ndarray:
-        """Epsilon of N environments `[N]`, or of all of them."""
-        if self.config.per_worker_epsilon and self.worker_index:
-            first, all_envs = (self.worker_index - 1) * envs, self.num_workers * envs
-            place = np.arange(first, first + envs) / max(all_envs - 1, 1)
-            return _APEX_EPSILON ** (1.0 + _APEX_ALPHA * place)
-        return Schedule(self.config.epsilon)(self.env_steps)
-
     def make_segments(self) -> dict[str, Segment]:
-        network = make_q_network(
-            self.encoder.space,
-            self.action_space,
-            self.mask,
-            self.dist.num_params,
-            self.config.dueling,
-            self.config.model,
-        )
+        network = self.make_q_network(self.config.dueling)
         target = Segment(copy.deepcopy(network), copy_of="network")
         return {"network": Segment(network), "target": target}
 

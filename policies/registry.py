@@ -16,6 +16,7 @@ POLICIES = Registry(
         "dqn": "polopt.policies.dqn:DQNPolicy",
         "impala": "polopt.policies.impala:ImpalaPolicy",
         "ppo": "polopt.policies.ppo:PPOPolicy",
+        "pqn": "polopt.policies.pqn:PQNPolicy",
         "sac": "polopt.policies.sac:SACPolicy",
         "td3": "polopt.policies.td3:TD3Policy",
     },

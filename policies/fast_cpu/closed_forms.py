@@ -48,25 +48,30 @@ class _Registered(NamedTuple):
 
 #: Closed forms of polopt's own policies, by `module:Class`: their files import this folder.
 _BUILT_IN: dict[str, _Registered] = {}
+#: What losses of actor-critic policies call.
+_OF_ACTOR_CRITICS = ("outputs", "entropy_coeff")
 #: Where a class of a plugin holds its closed form: it has it in every process that gets the class.
 _ATTRIBUTE = "_closed_form"
 
 
-def closed_form_of(policy_class: type | str, *parts: str) -> Callable[[_Form], _Form]:
+def closed_form_of(
+    policy_class: type | str, *parts: str, of_family: tuple[str, ...] = _OF_ACTOR_CRITICS
+) -> Callable[[_Form], _Form]:
     """Decorator that registers a function as the closed form of the loss of a policy class.
 
     A subclass has the closed form, too, unless it overrides what the loss is computed with: `loss`,
-    `outputs`, `entropy_coeff` or one of `parts`. It then learns through torch, until it registers a
+    one of `parts`, or one of `of_family`. It then learns through torch, until it registers a
     closed form of its own.
 
     Args:
         policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or of
             another class that calls `find_closed_form`; one of polopt's own as `module:Class`.
         parts: names of further methods of the class that its `loss` calls.
+        of_family: names of methods that the losses of its family call.
     """
 
     def register(compute: _Form) -> _Form:
-        registered = _Registered(compute, ("loss", "outputs", "entropy_coeff", *parts))
+        registered = _Registered(compute, ("loss", *of_family, *parts))
         if isinstance(policy_class, str):
             _BUILT_IN[policy_class] = registered
         else:
@@ -82,10 +87,7 @@ def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
         path = f"{base.__module__}:{base.__qualname__}"
         found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))
         if found is not None:
-            same = (
-                getattr(policy_class, name, None) is getattr(base, name, None)
-                for name in found.members
-            )
+            same = (getattr(policy_class, n) is getattr(base, n) for n in found.members)
             return found.compute if all(same) else None
     return None
 

@@ -67,7 +67,7 @@ def learns_in_numpy(network: nn.Module) -> bool:
     return size <= MAX_PARAMETERS and blas_threads() == 1
 
 
-@closed_form_of("polopt.policies.dqn:DQNPolicy", "targets")
+@closed_form_of("polopt.policies.dqn:DQNPolicy", "targets", of_family=())
 def dqn(
     policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows: Any
 ) -> tuple[dict[str, float], np.ndarray]:
