@@ -184,6 +184,7 @@ class AsyncReplay(ReplayOptimizer):
         self.num_bytes_by_reference = 0
         self._num_draws = self._num_learned = 0  # batches that were requested, and learned from
         self._batch_bytes = 0  # of the last batch
+        self._priorities: list[tuple[float, float]] = []  # mean and maximum of each batch
         self._num_requests = 0
         self._requested: Counter[int] = Counter()  # number of its last request, by sampler
         self._blocked_s = dict.fromkeys(("learner", "samplers", "learner_by_shards"), 0.0)
@@ -231,6 +232,7 @@ class AsyncReplay(ReplayOptimizer):
                 with self.timers["learn"]:
                     errors = self.learn_transitions(batch.rows)
                 self.limiter.learned(batch.rows.num_rows)
+                self._priorities.append((float(errors.mean()), float(errors.max())))
                 with self.timers["request"]:
                     new = batch.rows.indices, errors, self.policy.version
                     self.calls.send(reply.worker, set_priorities, *new, tag=Task("updated"))
@@ -362,6 +364,8 @@ class AsyncReplay(ReplayOptimizer):
 
     def extra_stats(self) -> dict[str, Any]:
         waiting, reports = self._num_drawing, self.shards.reports.values()
+        priorities = np.array(self._priorities or [(0.0, 0.0)])
+        self._priorities.clear()
         return {
             "training_intensity": self.limiter.delivered,
             "training_credit": float(self.limiter.credit),
@@ -371,8 +375,9 @@ class AsyncReplay(ReplayOptimizer):
             "buffer_bytes": sum(report.buffer_bytes for report in reports),
             "row_age": self.row_ages.report(),
             "priority_lag": self.priority_lag.report(),
-            "priority_mean": self.shards.priority_mean,
-            "priority_max": max((report.priority_max for report in reports), default=0.0),
+            "num_gaps": sum(report.num_gaps for report in reports),
+            "priority_mean": float(priorities[:, 0].mean()),
+            "priority_max": float(priorities[:, 1].max()),
             "learner_blocked_s": self._blocked_s["learner"],
             "samplers_blocked_s": self._blocked_s["samplers"],
             "learner_blocked_by_shards_s": self._blocked_s["learner_by_shards"],
@@ -391,8 +396,8 @@ class AsyncReplay(ReplayOptimizer):
         goes on once they hold `learning_starts` rows again, which give no credit."""
         super().set_state(state)
         self._num_draws = self._num_learned = 0
-        if "limiter" in state:
-            self.limiter.set_state(state["limiter"], rows=0)
+        if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):
+            self.limiter.set_state(limiter, rows=0)
         for shard, seed in self.shards.forget_all().items():
             self.calls.send(shard, forget, seed, tag=Task("updated"))
         self.calls.wait()

@@ -16,7 +16,6 @@ import numpy as np
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.replay.replay_buffer import ReplayBuffer
-from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.call_runner import CallRunner
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.process_group import ProcessGroup
@@ -49,7 +48,6 @@ class Report(NamedTuple):
         buffer_bytes: memory of the full buffer.
         weight: by which shards are drawn from: the sum of the priorities of its rows, or their
             number where drawing is uniform.
-        priority_max: the largest priority that a row was given.
         num_gaps: streams of fragments that were interrupted.
     """
 
@@ -57,7 +55,6 @@ class Report(NamedTuple):
     fill: float = 0.0
     buffer_bytes: int = 0
     weight: float = 0.0
-    priority_max: float = 0.0
     num_gaps: int = 0
 
 
@@ -102,7 +99,7 @@ class ReplayShard(CallRunner):
         self,
         make: Callable[[Any], ReplayBuffer],
         seed: list[int],
-        control: ControlPage | None = None,
+        control: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(control, clock)
@@ -122,7 +119,6 @@ class ReplayShard(CallRunner):
             min(buffer.end, buffer.capacity) / buffer.capacity,
             buffer.nbytes,
             buffer.total_weight,
-            buffer.max_priority,
             buffer.num_gaps,
         )
 
@@ -271,12 +267,6 @@ class ReplayShards(ProcessGroup):
         chosen = max(weights, key=lambda shard: (self._turn[shard.index], -shard.index))
         self._turn[chosen.index] -= 1
         return chosen
-
-    @property
-    def priority_mean(self) -> float:
-        """Mean weight of the rows by which they are drawn; 1 where drawing is uniform."""
-        weights = sum(report.weight for report in self.reports.values())
-        return weights / max(self.num_rows, 1)
 
     def extra_stats(self) -> dict[str, Any]:
         """Numbers of all shards together, and of each."""

@@ -200,11 +200,6 @@ class ReplayBuffer:
         return self._tree.total
 
     @property
-    def max_priority(self) -> float:
-        """The largest priority that was given so far; 1 before."""
-        return self._max_priority
-
-    @property
     def num_gaps(self) -> int:
         """Streams of fragments that were interrupted."""
         return self._num_gaps
