@@ -105,7 +105,7 @@ def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> No
     sampled = optimizer.metrics.num_env_steps_sampled
     updates = optimizer.metrics.num_updates
     next_s = time.monotonic() + 1.0
-    while sum(killed.values()) < 10:
+    while sum(killed.values()) < 8:
         before = optimizer.metrics.counts()
         result = optimizer.step()
         assert optimizer.metrics.counts_since(before) == result
@@ -131,9 +131,9 @@ def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> No
         optimizer.step()
         assert time.monotonic() < until_s
     stats = optimizer.stats()
-    assert optimizer.workers.faults.num_restarts == killed["sampler"] > 2
+    assert optimizer.workers.faults.num_restarts == killed["sampler"] > 1
     assert stats["num_replay_shard_restarts"] == stats["num_replay_shard_deaths"]
-    assert stats["num_replay_shard_deaths"] == killed["shard"] > 2
+    assert stats["num_replay_shard_deaths"] == killed["shard"] > 1
     assert stats["num_rows_lost"] > 0
     run(optimizer, 200)
 
