@@ -50,7 +50,7 @@ _MOST_CALLS = 10_000
 
 
 class AsyncReplayConfig(ReplayOptions):
-    """Options of `AsyncReplay`, in addition to those of `ReplayOptions`.
+    """Options of `AsyncReplay`, in addition to the ones of `ReplayOptions`.
 
     Attributes:
         num_replay_shards: processes that hold the rows, each `buffer_size / num_replay_shards` of
@@ -110,11 +110,11 @@ class AsyncReplayConfig(ReplayOptions):
 
 
 class Task(NamedTuple):
-    """What a call is for: its tag.
+    """Tag of a call.
 
     Attributes:
-        kind: `fragment` is sampled, `stored` in a shard, a `batch` is drawn, its new priorities are
-            `updated`.
+        kind: why it is made. A `fragment` is sampled, and then `stored` in a shard. A `batch` is
+            drawn, and its new priorities are `updated`.
         sampler: index of the worker that samples the fragment.
         rows: of the fragment: the most that it can have, or as many as it has.
     """

@@ -46,8 +46,8 @@ class Report(NamedTuple):
         num_rows: rows that it holds.
         fill: share of its buffer that is in use.
         buffer_bytes: memory of the full buffer.
-        weight: by which shards are drawn from: the sum of the priorities of its rows, or their
-            number where drawing is uniform.
+        weight: its part in the draws: the sum of the priorities of its rows, or their number where
+            drawing is uniform.
         num_gaps: streams of fragments that were interrupted.
     """
 
@@ -210,7 +210,7 @@ class ReplayShards(ProcessGroup):
         return WorkerHandle(index, channel, self.clock())
 
     def seed_of(self, index: int) -> list[int]:
-        """Seed of a shard's draws. Those of a replacement, and after a restore, are others."""
+        """Seed of a shard's draws. A replacement has another one, and a restored run, too."""
         restarts = self.restart_counts.get(index, 0)
         return [self._run_seed, index, restarts, self._num_forgotten]
 

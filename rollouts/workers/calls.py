@@ -551,7 +551,8 @@ class Calls:
             )
         if not isinstance(answer, Answer):
             return self._fail(call, *answer)
-        TRACER.span(f"request {worker.index}", "request", call.sent_s)
+        of = "" if worker.who == self._workers.who else f"{worker.who} "
+        TRACER.span(f"request {of}{worker.index}", "request", call.sent_s)
         self.load.add(sum(map(len, self._queues.values())))
         self._end(call)
         worker.last_answer_s = self._workers.clock()
