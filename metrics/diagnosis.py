@@ -438,6 +438,22 @@ def _learner_waits(run: RunResults) -> Found:
 
 
 @_rule(
+    "learner-waits-for-shards",
+    "the learner waits in more than half of its time for batches that replay shards were asked for",
+)
+def _learner_waits_for_shards(run: RunResults) -> Found:
+    waits = run.rise_per_s("learner_blocked_by_shards_s")
+    if not run.lasts or waits < 0.5:
+        return None
+    return (
+        f"The learner waits for replay shards: {waits:.0%} of its time",
+        "more num_replay_shards if cores are free, a larger train_batch_size, or a larger "
+        "learner_queue_size",
+        waits,
+    )
+
+
+@_rule(
     "samplers-wait",
     "the samplers of a replay buffer stand still in more than half of the time, until the learner"
     " has caught up",

@@ -174,6 +174,25 @@ PRIORITIES = Plot(
     "priority",
     {"mean": _OPT + "priority_mean", "max": _OPT + "priority_max"},
 )
+PRIORITY_LAG = Plot(
+    "priority-lag",
+    "Lag of priorities",
+    "Updates between the weights that the priority of a row was computed with and its use. Bin 0 "
+    "is no lag, bin i is 2^(i-1) to 2^i - 1. Mass that moves up: rows are drawn by priorities that "
+    "say little about the present network.",
+    "log2 of updates",
+    {"lag": _OPT + "priority_lag/histogram"},
+    kind="heatmap",
+)
+SHARDS = Plot(
+    "shards",
+    "Replay shards",
+    "Shards that are up, of all runs. A shard that is replaced begins without rows.",
+    "shards",
+    {"shards": _OPT + "num_replay_shards_up"},
+    kind="runs",
+    steps=True,
+)
 
 GRADIENTS_METRIC = Metric(
     "counter",
@@ -245,6 +264,9 @@ PRIORITY_METRIC = Metric(
     _OPT + "priority_*",
     "of the rows in the replay buffer: mean and maximum",
     "over",
+)
+SHARDS_METRIC = Metric(
+    "gauge", "polopt_replay_shards", "shards", _OPT + "num_replay_shards_up", "that are up"
 )
 #: Of all optimizers with a replay buffer.
 REPLAY = (INTENSITY, WHO_WAITS, BUFFER_FILL, ROW_AGE, PRIORITIES, POLICY_LAG)

@@ -45,6 +45,7 @@ COLUMNS = {
     "num_gradients_stale": "optimizer/num_gradients_stale",
     "learner_blocked_s": "optimizer/learner_blocked_s",
     "samplers_blocked_s": "optimizer/samplers_blocked_s",
+    "learner_blocked_by_shards_s": "optimizer/learner_blocked_by_shards_s",
     "driver_startup": "optimizer/driver/share/startup",
     "driver_wait": "optimizer/driver/share/wait",
     "driver_sample": "optimizer/driver/share/sample",

@@ -72,6 +72,8 @@ class PolicyOptimizer(ABC):
     worker_phases: ClassVar[tuple[str, ...]] = ()
     #: Whether the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False
+    #: The optimizer to use then.
+    in_process_instead: ClassVar[str] = "sync_samples"
     #: What becomes of the work of a worker that fails; see `Calls`.
     after_failure: ClassVar[AfterFailure] = "send again"
     #: What dashboards show besides the panels that all optimizers have.
@@ -119,9 +121,19 @@ class PolicyOptimizer(ABC):
         if rollout.num_workers == 0 and not cls.runs_in_process:
             raise ConfigError(
                 f"optimizer {cls.title()!r} with num_workers=0: it needs remote workers. Allowed: "
-                "num_workers of 1 or more, or optimizer 'sync_samples'"
+                f"num_workers of 1 or more, or optimizer {cls.in_process_instead!r}"
             )
         cls.check(rollout, config)
+
+    @classmethod
+    def further_processes(cls, config: Any) -> list[dict[str, float]]:
+        """The resources of each process that the strategy starts besides the workers, by Ray's
+        names: `[{"CPU": 1.0}]`. A trial reserves them. By default there are none.
+
+        Args:
+            config: an instance of `config_class`.
+        """
+        return []
 
     @classmethod
     def check_spaces(cls, workers: WorkerConfig, config: Any) -> None:

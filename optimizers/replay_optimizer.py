@@ -69,6 +69,29 @@ class ReplayOptions(OptimizerConfig):
                     )
         return self
 
+    def new_buffer(
+        self, policy: Any, seed: int | np.random.SeedSequence, num_shards: int = 1
+    ) -> ReplayBuffer:
+        """An empty buffer, or one of several that share `buffer_size`.
+
+        Args:
+            policy: config of a `ReplayPolicy`.
+            seed: of the draws.
+            num_shards: number of these buffers.
+        """
+        return ReplayBuffer(
+            self.buffer_size // num_shards,
+            policy.gamma,
+            policy.n_step,
+            seed=seed,
+            alpha=self.prioritized_replay_alpha if self.prioritized_replay else None,
+            beta=self.prioritized_replay_beta,
+            final_beta=self.final_prioritized_replay_beta,
+            beta_rows=self.prioritized_replay_beta_annealing_timesteps,
+            priority_epsilon=self.prioritized_replay_eps,
+            capacity_key="buffer_size",
+        )
+
 
 class ReplayOptimizer(PolicyOptimizer):
     """A strategy whose driver learns from rows that it draws from a replay buffer.
@@ -102,18 +125,7 @@ class ReplayOptimizer(PolicyOptimizer):
         Raises:
             ConfigError: the full buffer is larger than the free memory.
         """
-        buffer = ReplayBuffer(
-            config.buffer_size,
-            policy.config.gamma,
-            policy.config.n_step,
-            seed=seed,
-            alpha=config.prioritized_replay_alpha if config.prioritized_replay else None,
-            beta=config.prioritized_replay_beta,
-            final_beta=config.final_prioritized_replay_beta,
-            beta_rows=config.prioritized_replay_beta_annealing_timesteps,
-            priority_epsilon=config.prioritized_replay_eps,
-            capacity_key="buffer_size",
-        )
+        buffer: ReplayBuffer = config.new_buffer(policy.config, seed)
         dist = policy.dist
         action = dist.random(np.random.default_rng(0), 1)
         buffer.allocate(

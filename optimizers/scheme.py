@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_replay import AsyncReplay
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
@@ -139,7 +140,7 @@ def scheme_of(optimizer: PolicyOptimizer) -> Scheme:
         return Scheme(below, f"{place} sync", "central")
     if isinstance(optimizer, SyncSamples):
         return Scheme(collection_of(workers, how), "central sync", "central")
-    if isinstance(optimizer, AsyncSamples):
+    if isinstance(optimizer, AsyncSamples | AsyncReplay):
         return Scheme(collection_of(workers, "async"), "central sync", "central")
     if isinstance(optimizer, DecentralizedAllReduce):
         return Scheme(below, "parallel sync", "decentralized")

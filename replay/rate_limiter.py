@@ -126,10 +126,10 @@ class RateLimiter:
         """Whether a fragment of `rows` rows may be inserted. The time until the next True counts as
         time in which samplers were blocked."""
         allowed = (
-            self._missing > 0
-            or self._intensity is None
+            self._intensity is None
             or self.error_buffer is None
-            or self._credit + self._intensity * rows <= self.error_buffer
+            or rows <= self._missing
+            or self._credit + self._intensity * (rows - self._missing) <= self.error_buffer
         )
         return self._note(SAMPLERS, allowed)
 

@@ -187,6 +187,24 @@ class ReplayBuffer:
         return self._num_drawable
 
     @property
+    def end(self) -> int:
+        """The index of the next row. Rows have indices that count up and never come again."""
+        return self._end
+
+    @property
+    def total_weight(self) -> float:
+        """The sum by which rows are drawn: of the priorities to the power of alpha; the number of
+        drawable rows where drawing is uniform."""
+        if self._tree is None or self.alpha is None:
+            return float(self._num_drawable)
+        return self._tree.total
+
+    @property
+    def num_gaps(self) -> int:
+        """Streams of fragments that were interrupted."""
+        return self._num_gaps
+
+    @property
     def rows_added(self) -> int:
         """Transitions added since the start."""
         return self._rows_added
@@ -237,7 +255,9 @@ class ReplayBuffer:
 
         Args:
             batch: `[T, N]`, with observations and rewards as the environment returned them.
-            priorities: `[T, N]`, of sequences `[N]`; None: the largest one that was ever given.
+            priorities: `[K + T, N]`, of sequences `[N]`. NaN and None: the largest one that was
+                ever given. The first K steps are the last ones of the fragment before, whose
+                windows are complete only now. They have no effect unless this one continues it.
             follows: whether the fragment continues the last one of the same `worker_index`; None:
                 as `batch.place` says, and False without one.
 
@@ -311,7 +331,7 @@ class ReplayBuffer:
             place=batch.next_place,
             steps=(tail.steps if tail else []) + serials[:, 0].tolist(),
             starts=(tail.starts if tail else []) + [True] + [False] * (steps - 1),
-            priorities=np.concatenate([tail.priorities, given]) if tail else given,
+            priorities=self._joined(tail, given, steps),
             open=~(terminated[-1] | own[-1]),
             nodes=nodes[-1],
             next_obs=batch.bootstrap_obs.copy(),
@@ -319,6 +339,16 @@ class ReplayBuffer:
         self._complete(new)
         self._tails[source] = new
         return num_valid
+
+    def _joined(self, tail: _Tail | None, given: np.ndarray, steps: int) -> np.ndarray:
+        """Priorities of the steps of a tail, and of the `steps` of a new fragment."""
+        if tail is None:
+            return given[-steps:]
+        before = tail.priorities.copy()
+        again = min(len(given) - steps, len(before))
+        if again > 0:
+            before[-again:] = given[-steps - again : -steps]
+        return np.concatenate([before, given[-steps:]])
 
     def cut(self, source: int) -> None:
         """Ends the stream of a source: its next fragment does not continue the last one. Its last
@@ -352,16 +382,20 @@ class ReplayBuffer:
         return store
 
     def _given_priorities(self, priorities: np.ndarray | None, steps: int, envs: int) -> np.ndarray:
-        """`[T, N]` float64; -1 where none was given."""
-        given = np.full((steps, envs), -1.0)
-        if priorities is not None:
-            rows = given[0] if self.unit == "sequence" else given
-            if np.shape(priorities) != rows.shape:
-                raise ValueError(
-                    f"priorities must have shape {list(rows.shape)}; got "
-                    f"{list(np.shape(priorities))}"
-                )
-            rows[...] = _checked(np.asarray(priorities, dtype=np.float64))
+        """`[K + T, N]` float64; -1 where none was given."""
+        if priorities is None:
+            return np.full((steps, envs), -1.0)
+        given = np.array(priorities, dtype=np.float64, ndmin=2)
+        if self.unit == "sequence":
+            given = np.concatenate([given, np.full((steps - 1, envs), np.nan)])
+        if given.ndim != 2 or len(given) < steps or given.shape[1] != envs:
+            raise ValueError(
+                f"priorities must have shape [K + T, N] with T = {steps} and N = {envs}; got "
+                f"{list(np.shape(priorities))}"
+            )
+        missing = np.isnan(given)
+        _checked(given[~missing])
+        given[missing] = -1.0
         return given
 
     def _reserve(self, count: int) -> int:

@@ -231,8 +231,24 @@ class Experiment:
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)
 
     @property
-    def num_remote_workers(self) -> int:
-        """Worker processes of the run: rollout workers, those below them, evaluation workers."""
+    def further_processes(self) -> list[dict[str, float]]:
+        """The resources of each process that the optimizer starts besides the workers."""
+        return self.optimizer_class.further_processes(self.optimizer)
+
+    @property
+    def num_remote_processes(self) -> int:
+        """Processes of the run: rollout workers, those below them, evaluation workers, and those
+        that the optimizer starts."""
+        return self._num_remote_workers + len(self.further_processes)
+
+    @property
+    def remote_cpus(self) -> float:
+        """Ray CPUs of these processes."""
+        further = sum(process.get("CPU", 0.0) for process in self.further_processes)
+        return self._num_remote_workers * self.rollout.num_cpus_per_worker + further
+
+    @property
+    def _num_remote_workers(self) -> int:
         places = self.rollout.num_workers * (1 + self.rollout.num_workers_below)
         return places + self.trainer.evaluation_num_workers
 

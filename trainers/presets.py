@@ -91,6 +91,29 @@ class DQN(PolicyOptimizerTrainer):
     }
 
 
+class ApexDQN(PolicyOptimizerTrainer):
+    """Ape-X (Horgan et al., 2018): DQN whose samplers, replay shards and learner run at the same
+    time. Each environment explores with an epsilon of its own."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "async_replay",
+        "policy": "dqn",
+        "num_workers": 4,
+        "num_replay_shards": 2,
+        "num_envs_per_worker": 1,
+        "rollout_fragment_length": 50,
+        "per_worker_epsilon": True,
+        "n_step": 3,
+        "prioritized_replay": True,
+        "final_prioritized_replay_beta": 0.4,
+        "buffer_size": 1_000_000,
+        "learning_starts": 10_000,
+        "train_batch_size": 512,
+        "training_intensity": 2.0,
+        "target_network_update_freq": 500,
+    }
+
+
 class SAC(PolicyOptimizerTrainer):
     """Soft actor-critic (Haarnoja et al., 2018)."""
 
@@ -124,7 +147,10 @@ class PQN(PolicyOptimizerTrainer):
 
 PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
     cls.__name__: cls
-    for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, DQN, SAC, TD3, PQN, PolicyOptimizerTrainer)
+    for cls in (
+        *(A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, DQN, ApexDQN, SAC, TD3, PQN),
+        PolicyOptimizerTrainer,
+    )
 }
 
 

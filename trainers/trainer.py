@@ -219,9 +219,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Returns one bundle for the driver and one for each worker that the run cannot start
-        without, the workers below them and those of evaluation included. Warns if the cluster has
-        less.
+        """Returns one bundle for the driver and one for each process that the run cannot start
+        without: workers, the workers below them, processes of the optimizer and workers of
+        evaluation. Warns if the cluster has less.
 
         Raises:
             ConfigError: see `Experiment.parse`.
@@ -263,10 +263,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         experiment.optimizer_class.check_spaces(worker_config, experiment.optimizer)
         evaluation = evaluation_config(experiment.trainer, worker_config)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-        if num_workers := experiment.num_remote_workers:
-            cpus = experiment.rollout.num_cpus_per_worker
-            evaluation_cpus = experiment.trainer.evaluation_num_workers * cpus
-            attach_or_start(num_workers * cpus, num_workers, evaluation_cpus=evaluation_cpus)
+        if num_processes := experiment.num_remote_processes:
+            workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
+            evaluation_cpus = workers * experiment.rollout.num_cpus_per_worker
+            attach_or_start(cpus, num_processes, evaluation_cpus=evaluation_cpus)
         self.workers = make_workers(worker_config, device)
         try:
             self.optimizer = self._make_optimizer()

@@ -8,8 +8,8 @@ from polopt.trainers.experiment import Experiment
 
 
 def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
-    """One bundle for the driver, and one for each worker that the run cannot start without, the
-    workers below them and the evaluation workers included."""
+    """One bundle for the driver, and one for each process that the run cannot start without:
+    workers, the workers below them, processes that the optimizer starts, evaluation workers."""
     driver, rollout = experiment.trainer, experiment.rollout
     head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
     worker = {
@@ -22,7 +22,7 @@ def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
     evaluation = [{**worker, "GPU": 0.0}] * driver.evaluation_num_workers
     nonzero = [
         {key: amount for key, amount in bundle.items() if amount}
-        for bundle in [head, *([worker] * places), *evaluation]
+        for bundle in [head, *([worker] * places), *experiment.further_processes, *evaluation]
     ]
     if not any(nonzero):
         nonzero = [{"CPU": 0.001}]  # Tune does not accept an empty request

@@ -115,6 +115,7 @@ class ProcessGroup(ABC):
 
     def _start(self, index: int) -> WorkerHandle:
         worker = self._start_process(index)
+        worker.who = self.who
         self.starting[worker.channel.start] = worker
         return worker
 

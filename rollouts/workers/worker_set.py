@@ -95,7 +95,8 @@ class WorkerSet(ProcessGroup):
 
     def _handle_of_local(self) -> WorkerHandle:
         channel = LocalChannel(self.local, self.transport)
-        return WorkerHandle(0, channel, shares_weights=True, last_answer_s=self.clock())
+        now_s = self.clock()
+        return WorkerHandle(0, channel, shares_weights=True, last_answer_s=now_s, who=self.who)
 
     def config_of(self, index: int) -> WorkerConfig:
         """The config of the worker with this index."""

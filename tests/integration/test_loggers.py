@@ -28,6 +28,7 @@ SCHEMES = {
     "async_samples": "ppo",
     "decentralized_allreduce": "ppo",
     "sync_replay": "dqn",
+    "async_replay": "dqn",
 }
 every_optimizer = pytest.mark.parametrize("optimizer", SCHEMES)
 

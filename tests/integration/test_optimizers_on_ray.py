@@ -20,7 +20,10 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 WORKERS = 2
 _REPLAY = {"learning_starts": 20, "train_batch_size": 8}
 #: Of optimizers that do not learn from fragments.
-OPTIONS = {"sync_replay": {"optimizer": {"name": "sync_replay", **_REPLAY}, "policy": "dqn"}}
+OPTIONS = {
+    name: {"optimizer": {"name": name, **_REPLAY}, "policy": "dqn"}
+    for name in ("async_replay", "sync_replay")
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())

@@ -332,6 +332,12 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("The learner waits for samples: 80%", "num_workers=8"),
     ),
     (
+        "learner-waits-for-shards",
+        replay,
+        {"optimizer/learner_blocked_by_shards_s": lambda i: 0.4 * (i + 1)},
+        ("The learner waits for replay shards: 80%", "num_replay_shards"),
+    ),
+    (
         "samplers-wait",
         replay,
         {"optimizer/samplers_blocked_s": lambda i: 0.45 * (i + 1)},

@@ -605,7 +605,7 @@ def test_workers_of_evaluation_are_requested_of_tune() -> None:
     }
     request = PolicyOptimizerTrainer.default_resource_request(config)
     assert request.required_resources == {"CPU": 1.0 + 2 * 0.5 + 3 * 0.5, "GPU": 0.5}
-    assert Experiment.parse(config, {}).num_remote_workers == 5
+    assert Experiment.parse(config, {}).num_remote_processes == 5
 
 
 # ---- what shapes acting -----------------------------------------------------------------------

@@ -119,7 +119,7 @@ def plan_of(
         check_stop_key(key)
     if ray_address() == "local":
         experiment.learner_device()
-        check_memory(experiment.num_remote_workers)
+        check_memory(experiment.num_remote_processes)
     else:  # the trial may run on another machine
         check_address(ray_address())
     worker_config = experiment.make_worker_config()

@@ -261,8 +261,7 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
         "logging_level": logging.INFO if verbose else logging.CRITICAL,
     }
     if ray_address() == "local":
-        workers = experiment.num_remote_workers * experiment.rollout.num_cpus_per_worker
-        needed = math.ceil(experiment.trainer.num_cpus_for_driver + workers)
+        needed = math.ceil(experiment.trainer.num_cpus_for_driver + experiment.remote_cpus)
         options |= {"num_cpus": max(os.cpu_count() or 1, needed), "include_dashboard": False}
     if planned.folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
         paths = [str(planned.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
