@@ -17,6 +17,7 @@ from ray import tune
 from ray.train import Checkpoint
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
+from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
@@ -234,6 +235,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk
         # that is full by then it would find none, and say nothing of the disk.
         tempfile.gettempdir()
+        warn_of_untested_versions()
         self._exporter = PrometheusExporter()
         if run is not None:
             self._run = run
