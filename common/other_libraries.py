@@ -235,7 +235,7 @@ _NO_RAINBOW = "`dqn` has double Q-learning, a dueling network, n-step returns an
 _IN_DRIVER = "the driver learns. Optimizer `decentralized_allreduce` learns in all workers"
 _CALLBACKS = "`callbacks`, a class with `on_episode_end` and `on_train_result`"
 _WRAP = "wrap the environment"
-_CONNECTORS = f"polopt has no connectors: {_WRAP}, or write a policy"
+_CONNECTORS = f"polopt has no connectors: {_WRAP} ([wrappers](wrappers.md)), or write a policy"
 _RESTARTS = (
     "workers that fail are always replaced: `max_consecutive_failures`, `worker_timeout_s` and "
     "`worker_startup_timeout_s`"

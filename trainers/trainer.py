@@ -16,6 +16,7 @@ import ray
 from ray import tune
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
+from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
@@ -238,6 +239,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk
         # that is full by then it would find none, and say nothing of the disk.
         tempfile.gettempdir()
+        warn_of_untested_versions()
         self._exporter = PrometheusExporter()
         if run is not None:
             self._run = run
