@@ -13,6 +13,7 @@ import numpy as np
 from polopt.common.config import ConfigError, shown
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Sequences, Transitions
+from polopt.metrics.lag import AgeHistogram
 from polopt.replay.row_store import (
     ColumnSpec,
     RowFilesError,
@@ -170,7 +171,7 @@ class ReplayBuffer:
         self._rows_added = 0
         self._num_gaps = 0
         self._num_stale_priorities = 0
-        self._ages = _Range()
+        self._ages = AgeHistogram(capacity)
         self._given = _Range()
 
     # ---- size ---------------------------------------------------------------------------------
@@ -718,6 +719,18 @@ class ReplayBuffer:
             state["states"] = np.stack([self._states[serial] for serial in self._state_order])
         return state
 
+    @staticmethod
+    def checksums(state: Mapping[str, Any]) -> dict[str, str]:
+        """SHA-256 of each file that a `save` wrote, by name.
+
+        Args:
+            state: what `save` returned.
+        """
+        sums = {} if state["rows"] is None else RowStore.checksums(state["rows"])
+        if "priorities_sha256" in state:
+            sums["priorities.bin"] = state["priorities_sha256"]
+        return sums
+
     def load(self, directory: str | Path, state: Mapping[str, Any]) -> None:
         """Restores what `save` wrote. The buffer then draws the same rows as the saved one.
 
@@ -781,7 +794,7 @@ class ReplayBuffer:
     def _kind(self) -> dict[str, Any]:
         """What a saved buffer must share with the one that it is loaded into."""
         prioritized = self.alpha is not None
-        kind = {"replay_capacity": self.capacity, "replay_unit": self.unit}
+        kind = {self._capacity_key: self.capacity, "replay_unit": self.unit}
         if self.unit == "sequence":
             kind |= {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
         else:
@@ -795,7 +808,7 @@ class ReplayBuffer:
         if self._tree is not None:
             self._tree = SumTree(self.capacity)
         self._end = self._num_valid = self._num_drawable = 0
-        self._ages, self._given = _Range(), _Range()
+        self._ages, self._given = AgeHistogram(self.capacity), _Range()
 
     # ---- reports ------------------------------------------------------------------------------
 
@@ -805,9 +818,9 @@ class ReplayBuffer:
 
         Returns:
             `num_rows`, `capacity`, `fill` (share of `capacity` that is used), `nbytes` of the full
-            buffer, `rows_added`, `row_age` `{mean, max}` of the rows drawn, in rows that arrived
-            after them, `num_gaps`, and with priorities `priority` `{mean, max}` of those that were
-            set, `max_priority` ever, `beta` and `num_stale_priorities`, of rows that had been
+            buffer, `rows_added`, `row_age` of the rows drawn, in rows that arrived after them
+            (`AgeHistogram`), `num_gaps`, and with priorities `priority` `{mean, max}` of those that
+            were set, `max_priority` ever, `beta` and `num_stale_priorities`, of rows that had been
             overwritten.
         """
         stats: dict[str, Any] = {
@@ -816,7 +829,7 @@ class ReplayBuffer:
             "fill": min(self._end, self.capacity) / self.capacity,
             "nbytes": self.nbytes,
             "rows_added": self._rows_added,
-            "row_age": self._ages.take(),
+            "row_age": self._ages.report(),
             "num_gaps": self._num_gaps,
         }
         if self.alpha is not None:

@@ -153,7 +153,7 @@ class RowStore:
         files = []
         for part, start in enumerate(range(0, filled, self._part)):
             stop = min(filled, start + self._part)
-            path = directory / f"rows-{part:06d}.bin"
+            path = directory / _name(part)
             saved_path, entry = self._saved.get(part, (path, {}))
             unchanged = not self._changed[part] and entry.get("rows") == stop - start
             if not (unchanged and _link(saved_path, path)):
@@ -164,6 +164,15 @@ class RowStore:
             files.append(entry)
         columns = {n: [list(spec.shape), spec.dtype.str] for n, spec in self.specs.items()}
         return {"columns": columns, "rows_per_file": self._part, "files": files}
+
+    @staticmethod
+    def checksums(saved: Mapping[str, Any]) -> dict[str, str]:
+        """SHA-256 of the files of a `save`, by name.
+
+        Args:
+            saved: what `save` returned.
+        """
+        return {_name(part): entry["sha256"] for part, entry in enumerate(saved["files"])}
 
     def load(self, directory: Path, saved: Mapping[str, Any]) -> int:
         """Reads what `save` wrote, straight into the arrays.
@@ -183,7 +192,7 @@ class RowStore:
         self._saved.clear()
         start = 0
         for part, entry in enumerate(saved["files"]):
-            path, rows = directory / f"rows-{part:06d}.bin", int(entry["rows"])
+            path, rows = directory / _name(part), int(entry["rows"])
             if not (start == part * self._part and 0 < rows <= self._part):
                 raise RowFilesError(f"{path}: got {rows} rows from {start}")
             if start + rows > self.capacity:
@@ -193,6 +202,10 @@ class RowStore:
             self._saved[part] = path, dict(entry)
             start += rows
         return start
+
+
+def _name(part: int) -> str:
+    return f"rows-{part:06d}.bin"
 
 
 def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:

@@ -18,6 +18,7 @@ PACKAGE_FOLDERS = (
     "rollouts",
     "optimizers",
     "trainers",
+    "rllib",
     "dashboards",
     "tuned_examples",
 )

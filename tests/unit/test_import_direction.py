@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollouts/collectors": _BASE | _POLICIES | _ROLLOUTS,
     "optimizers": _BASE | _POLICIES | _ROLLOUTS | {"replay"},
     "trainers": _BASE | _POLICIES | _ROLLOUTS | {"replay", "optimizers"},
+    "rllib": _BASE | _POLICIES | _ROLLOUTS | {"replay", "optimizers", "trainers"},
     "trainers/command_line": {
         *_BASE,
         *_POLICIES,
