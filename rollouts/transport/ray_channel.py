@@ -141,7 +141,7 @@ class RayChannel(Channel):
             self._control = self._transport.open_control(started)
 
     def send(self, message: Message) -> Ticket:
-        number, _, function, args, by_reference = message
+        number, _, function, args, by_reference, _ = message
         if any(isinstance(arg, ray.ObjectRef) for arg in args):
             # Ray replaces those that are arguments themselves.
             encoded = cloudpickle.dumps(function)

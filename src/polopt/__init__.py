@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
     from polopt.trainers.presets import register as register
+    from polopt.trainers.rerun import RerunDifference as RerunDifference
+    from polopt.trainers.rerun import rerun as rerun
     from polopt.trainers.saved_policy import load as load
     from polopt.trainers.typed_presets import A2C as A2C
     from polopt.trainers.typed_presets import A3C as A3C
@@ -111,6 +113,7 @@ _MODULE_OF = {
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
     "Reply": "polopt.rollouts.workers.calls",
+    "RerunDifference": "polopt.trainers.rerun",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "SAC": "polopt.trainers.presets",
@@ -135,6 +138,7 @@ _MODULE_OF = {
     "register_network": "polopt.policies.networks.registry",
     "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.registry",
+    "rerun": "polopt.trainers.rerun",
     "scheme_config": "polopt.optimizers.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
     "train": "polopt.trainers.command_line.train_function",
