@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pydantic
@@ -26,7 +26,7 @@ class ActorCriticConfig(FragmentConfig):
         standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
     """
 
-    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0, le=1e6)
+    vf_loss_coeff: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
     entropy_coeff: ScheduleValue = 0.01
     standardize_advantages: bool = False
 
@@ -44,7 +44,7 @@ class ActorCriticPolicy(FragmentPolicy):
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
-    config: ActorCriticConfig
+    config: Any  # see Policy
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
 
     def value(self, obs: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
     """
 
     lr: LearningRate = 5e-4
-    target_network_update_freq: int = pydantic.Field(250, ge=1, le=10**9)
+    target_network_update_freq: int = pydantic.Field(default=250, ge=1, le=10**9)
     model: QModelConfig = QModelConfig()
     double_q: bool = True
     dueling: bool = True

@@ -48,13 +48,13 @@ class FragmentConfig(NormalizingConfig):
         clip_rewards: bound of normalised rewards.
     """
 
-    gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
-    lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
-    num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
-    sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
-    microbatch_size: Automatic = pydantic.Field(None, ge=0)
+    gamma: float = pydantic.Field(default=0.99, ge=0.0, le=1.0)
+    lambda_: float = pydantic.Field(default=1.0, ge=0.0, le=1.0, alias="lambda")
+    num_sgd_iter: int = pydantic.Field(default=1, ge=1, le=10**6)
+    sgd_minibatch_size: Automatic = pydantic.Field(default=None, ge=0)
+    microbatch_size: Automatic = pydantic.Field(default=None, ge=0)
     normalize_rewards: bool = False
-    clip_rewards: float = pydantic.Field(10.0, gt=0.0, le=1e6)
+    clip_rewards: float = pydantic.Field(default=10.0, gt=0.0, le=1e6)
 
     aliases: ClassVar[Mapping[str, str]] = {
         **NormalizingConfig.aliases,
@@ -81,7 +81,7 @@ class FragmentPolicy(NetworkPolicy):
     """
 
     config_class: ClassVar[type[FragmentConfig]] = FragmentConfig
-    config: FragmentConfig
+    config: Any  # see Policy
     #: Columns of a prepared batch that `loss` reads, besides `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
     #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right

@@ -62,7 +62,9 @@ class Policy(ActingPolicy):
     #: What the policy learns from: `SampleBatch`, or `Transitions` of a replay buffer. An optimizer
     #: of the same kind can use it.
     learns_from: ClassVar[type] = SampleBatch
-    config: PolicyConfig
+    #: Any, because a subclass declares its own config class, and type checkers refuse a variable
+    #: that narrows the type of another one.
+    config: Any
 
     def __init__(
         self,

@@ -32,11 +32,11 @@ class PQNConfig(EpsilonGreedyConfig, FragmentConfig):
     """
 
     lr: LearningRate = 1e-3
-    lambda_: float = pydantic.Field(0.65, ge=0.0, le=1.0, alias="lambda")
-    grad_clip: float | None = pydantic.Field(10.0, gt=0.0)
-    num_sgd_iter: int = pydantic.Field(4, ge=1, le=10**6)
-    sgd_minibatch_size: Automatic = pydantic.Field(128, ge=0)
-    epsilon: ScheduleValue = pydantic.Field([(0, 1.0), (100_000, 0.05)])
+    lambda_: float = pydantic.Field(default=0.65, ge=0.0, le=1.0, alias="lambda")
+    grad_clip: float | None = pydantic.Field(default=10.0, gt=0.0)
+    num_sgd_iter: int = pydantic.Field(default=4, ge=1, le=10**6)
+    sgd_minibatch_size: Automatic = pydantic.Field(default=128, ge=0)
+    epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (100_000, 0.05)])
     model: PQNModelConfig = PQNModelConfig()
 
 

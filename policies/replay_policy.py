@@ -41,12 +41,12 @@ class ReplayConfig(NormalizingConfig):
             over the action space, whatever the policy is.
     """
 
-    adam_epsilon: float = pydantic.Field(1e-8, ge=1e-30, le=1e6)
-    gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
-    n_step: int = pydantic.Field(1, ge=1, le=10_000)
-    tau: float = pydantic.Field(1.0, gt=0.0, le=1.0)
-    target_network_update_freq: int = pydantic.Field(1, ge=1, le=10**9)
-    random_timesteps: int = pydantic.Field(0, ge=0, le=2**62)
+    adam_epsilon: float = pydantic.Field(default=1e-8, ge=1e-30, le=1e6)
+    gamma: float = pydantic.Field(default=0.99, ge=0.0, le=1.0)
+    n_step: int = pydantic.Field(default=1, ge=1, le=10_000)
+    tau: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
+    target_network_update_freq: int = pydantic.Field(default=1, ge=1, le=10**9)
+    random_timesteps: int = pydantic.Field(default=0, ge=0, le=2**62)
 
     fixed: ClassVar[tuple[str, ...]] = (*NormalizingConfig.fixed, "gamma", "n_step")
 
@@ -77,7 +77,7 @@ class ReplayPolicy(Policy):
 
     config_class: ClassVar[type[ReplayConfig]] = ReplayConfig
     learns_from: ClassVar[type] = Transitions
-    config: ReplayConfig
+    config: Any  # see Policy
     model: Network
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -48,14 +48,14 @@ class SACConfig(ReplayConfig):
     """
 
     lr: LearningRate = 3e-4
-    grad_clip: float | None = pydantic.Field(None, gt=0.0)
-    tau: float = pydantic.Field(0.005, gt=0.0, le=1.0)
-    random_timesteps: int = pydantic.Field(1000, ge=0, le=2**62)
+    grad_clip: float | None = pydantic.Field(default=None, gt=0.0)
+    tau: float = pydantic.Field(default=0.005, gt=0.0, le=1.0)
+    random_timesteps: int = pydantic.Field(default=1000, ge=0, le=2**62)
     model: CriticModelConfig = CriticModelConfig()
     actor_lr: LearningRate | None = None
     critic_lr: LearningRate | None = None
     alpha_lr: LearningRate | None = None
-    initial_alpha: float = pydantic.Field(1.0, gt=0.0, le=1e6)
+    initial_alpha: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
     target_entropy: float | Literal["auto"] | None = "auto"
 
     fixed = (*ReplayConfig.fixed, "initial_alpha")

@@ -52,17 +52,17 @@ class TD3Config(ReplayConfig):
     """
 
     lr: LearningRate = 1e-3
-    grad_clip: float | None = pydantic.Field(None, gt=0.0)
-    tau: float = pydantic.Field(0.005, gt=0.0, le=1.0)
-    target_network_update_freq: int = pydantic.Field(2, ge=1, le=10**9)
-    random_timesteps: int = pydantic.Field(1000, ge=0, le=2**62)
+    grad_clip: float | None = pydantic.Field(default=None, gt=0.0)
+    tau: float = pydantic.Field(default=0.005, gt=0.0, le=1.0)
+    target_network_update_freq: int = pydantic.Field(default=2, ge=1, le=10**9)
+    random_timesteps: int = pydantic.Field(default=1000, ge=0, le=2**62)
     model: CriticModelConfig = CriticModelConfig()
     actor_lr: LearningRate | None = None
     critic_lr: LearningRate | None = None
-    policy_delay: int = pydantic.Field(2, ge=1, le=10**9)
+    policy_delay: int = pydantic.Field(default=2, ge=1, le=10**9)
     exploration_noise: ScheduleValue = 0.1
-    target_noise: float = pydantic.Field(0.2, ge=0.0, le=1e6)
-    target_noise_clip: float = pydantic.Field(0.5, ge=0.0, le=1e6)
+    target_noise: float = pydantic.Field(default=0.2, ge=0.0, le=1e6)
+    target_noise_clip: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
 
 
 class TD3Policy(ReplayPolicy):

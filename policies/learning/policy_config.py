@@ -39,10 +39,12 @@ class PolicyConfig(Config):
 
     lr: LearningRate = 1e-3
     torch_optimizer: Literal["adam", "rmsprop"] = "adam"
-    adam_epsilon: float = pydantic.Field(1e-5, ge=1e-30, le=1e6)  # smaller values are 0 in float32
-    rmsprop_alpha: float = pydantic.Field(0.99, ge=0.0, lt=1.0)
-    rmsprop_epsilon: float = pydantic.Field(1e-5, ge=1e-30, le=1e6)
-    grad_clip: float | None = pydantic.Field(40.0, gt=0.0)
+    adam_epsilon: float = pydantic.Field(
+        default=1e-5, ge=1e-30, le=1e6
+    )  # smaller values are 0 in float32
+    rmsprop_alpha: float = pydantic.Field(default=0.99, ge=0.0, lt=1.0)
+    rmsprop_epsilon: float = pydantic.Field(default=1e-5, ge=1e-30, le=1e6)
+    grad_clip: float | None = pydantic.Field(default=40.0, gt=0.0)
     fast_cpu: bool = True
     normalize_actions: bool = True
     clip_actions: bool = True
@@ -75,7 +77,7 @@ class NormalizingConfig(PolicyConfig):
     """
 
     normalize_observations: bool = False
-    clip_observations: float = pydantic.Field(10.0, gt=0.0, le=1e6)
+    clip_observations: float = pydantic.Field(default=10.0, gt=0.0, le=1e6)
 
     fixed: ClassVar[tuple[str, ...]] = (
         *PolicyConfig.fixed,

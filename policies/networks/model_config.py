@@ -85,18 +85,19 @@ class ModelConfig(Config):
         custom_options: keyword arguments of its constructor.
     """
 
-    fcnet_hiddens: Widths = pydantic.Field((64, 64), description=_ALLOWED_WIDTHS)
+    fcnet_hiddens: Widths = pydantic.Field(default=(64, 64), description=_ALLOWED_WIDTHS)
     fcnet_activation: Activation = "tanh"
     conv_filters: tuple[ConvFilter, ...] | None = pydantic.Field(
-        None, description="a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]"
+        default=None,
+        description="a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]",
     )
-    post_fcnet_hiddens: Widths | None = pydantic.Field(None, description=_ALLOWED_WIDTHS)
+    post_fcnet_hiddens: Widths | None = pydantic.Field(default=None, description=_ALLOWED_WIDTHS)
     layer_norm: bool = False
     use_lstm: bool = False
     lstm_cell_size: _Width = 256
     vf_share_layers: bool | None = None
     free_log_std: bool = True
-    initial_log_std: float = pydantic.Field(0.0, ge=-20.0, le=10.0)
+    initial_log_std: float = pydantic.Field(default=0.0, ge=-20.0, le=10.0)
     squash_actions: bool = False
     custom: Annotated[Any, pydantic.AfterValidator(_network_class)] = None
     custom_options: Annotated[dict[str, Any], pydantic.AfterValidator(_json_options)] = (
