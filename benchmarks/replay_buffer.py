@@ -1,5 +1,5 @@
-"""Bytes a row and batches per processor second of replay buffers, for rows like those of HalfCheetah-v5:
-17 floats of observation and 6 of action.
+"""Bytes a row and batches per processor second of replay buffers. Rows are as those of
+HalfCheetah-v5: 17 floats of observation and 6 of action.
 
     python benchmarks/replay_buffer.py
 
