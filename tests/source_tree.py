@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE_FOLDERS = (
     "common",
     "metrics",
+    "replay",
     "policies",
     "rollouts",
     "optimizers",

@@ -10,6 +10,16 @@ from polopt.common.tune_registry import registered_trainable, rllib_is_imported
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 logger = logging.getLogger("polopt")
+#: One update with 256 rows for each environment step.
+_CONTINUOUS: dict[str, Any] = {
+    "num_workers": 0,
+    "num_envs_per_worker": 1,
+    "rollout_fragment_length": 8,
+    "buffer_size": 1_000_000,
+    "train_batch_size": 256,
+    "training_intensity": 256.0,
+    "min_sample_timesteps_per_iteration": 1000,
+}
 
 
 class A3C(PolicyOptimizerTrainer):
@@ -68,8 +78,53 @@ class APPO(PolicyOptimizerTrainer):
     }
 
 
+class DQN(PolicyOptimizerTrainer):
+    """Deep Q-learning (Mnih et al., 2015), with double Q-learning and a dueling network."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_replay",
+        "policy": "dqn",
+        "num_workers": 0,
+        "num_envs_per_worker": 8,
+        "rollout_fragment_length": 4,
+        "min_sample_timesteps_per_iteration": 1000,
+    }
+
+
+class SAC(PolicyOptimizerTrainer):
+    """Soft actor-critic (Haarnoja et al., 2018)."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_replay",
+        "policy": "sac",
+        **_CONTINUOUS,
+    }
+
+
+class TD3(PolicyOptimizerTrainer):
+    """Twin delayed deterministic policy gradients (Fujimoto et al., 2018)."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_replay",
+        "policy": "td3",
+        **_CONTINUOUS,
+    }
+
+
+class PQN(PolicyOptimizerTrainer):
+    """Parallelised Q-network (Gallici et al., 2024): Q(lambda) on synchronous samples, without a
+    replay buffer and a target network."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_samples",
+        "policy": "pqn",
+        "rollout_fragment_length": 32,
+    }
+
+
 PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
-    cls.__name__: cls for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, PolicyOptimizerTrainer)
+    cls.__name__: cls
+    for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, DQN, SAC, TD3, PQN, PolicyOptimizerTrainer)
 }
 
 

@@ -61,13 +61,15 @@ class NumpyMLP:
         done = Activations(shared, policy, value)
         return self._with_log_std(policy[-1]), value[-1][:, 0], done
 
-    def backward(self, done: Activations, by_params: np.ndarray, by_values: np.ndarray) -> None:
+    def backward(
+        self, done: Activations, by_params: np.ndarray, by_values: np.ndarray | None
+    ) -> None:
         """Adds the gradients of all weights to their `.grad`.
 
         Args:
             done: activations from `forward`.
             by_params: gradient of the loss with respect to the distribution parameters, `[B, P]`.
-            by_values: gradient with respect to the values, `[B]`.
+            by_values: gradient with respect to the values, `[B]`; None: they are not used.
         """
         if self._log_std is not None:
             size = len(self._log_std)
@@ -75,9 +77,11 @@ class NumpyMLP:
             by_params = by_params[:, :size]
         needed = bool(self._shared.weights)
         by_policy = self._policy.backward(done.policy, by_params, needed)
-        by_value = self._value.backward(done.value, by_values[:, None], needed)
+        if by_values is not None:
+            by_value = self._value.backward(done.value, by_values[:, None], needed)
+            by_policy = by_policy + by_value if needed else by_policy
         if needed:
-            self._shared.backward(done.shared, by_policy + by_value, needed=False)
+            self._shared.backward(done.shared, by_policy, needed=False)
 
     def _flat(self, obs: np.ndarray) -> np.ndarray:
         if obs.ndim != 2:

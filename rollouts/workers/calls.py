@@ -39,6 +39,11 @@ class _Weights:
 WEIGHTS: Any = _Weights()
 
 
+class CallsLostError(RuntimeError):
+    """The last calls that were pending have failed, and are not sent again. `ProcessGroup.up` waits
+    for the replacements of their processes, which can be given other work."""
+
+
 class CallsInterrupted(RuntimeError):
     """`Calls.interrupt` was called while a thread waited."""
 
@@ -229,12 +234,15 @@ class Calls:
             count: add its counts now; False: the caller does so by `count`.
 
         Raises:
+            CallsLostError: all that was pending has failed, and is not sent again: because of the
+                rule `drop`, or because its argument is lost.
             RuntimeError: nothing is pending: the wait would never end.
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: another worker would
                 fail the same.
             WorkersFailedError: workers keep failing.
             CallsInterrupted: see `interrupt`.
         """
+        failure: WorkerFailure | None = None
         while True:
             for i, reply in enumerate(self._kept):
                 if may_take(reply):
@@ -242,7 +250,14 @@ class Calls:
                     if count:
                         self.count([reply])
                     return reply
-            self.receive()
+            if failure is not None and not self.num_pending:
+                raise CallsLostError(
+                    f"all pending calls are lost, and none is sent again (after_failure="
+                    f"{self._after_failure!r}). The last failure: {failure.message}"
+                )
+            arrived = self.next(count=False)
+            failure = arrived.failure or failure
+            self._keep(arrived)
 
     def all(
         self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1

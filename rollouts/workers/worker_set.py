@@ -48,7 +48,8 @@ class WorkerSet(ProcessGroup):
         specs: differences of the first workers from `config`, in order of index. A local worker
             that is the only one is made from the first.
         local: the local worker, if it exists already; the set does not stop it.
-        transport: starts the processes; None: the one that `config` asks for.
+        transport: starts the processes. None: the set opens the one that `config` asks for, and
+            closes it when it stops.
         meanwhile: see `StartUp`.
 
     Attributes:
@@ -73,6 +74,7 @@ class WorkerSet(ProcessGroup):
         meanwhile: str = "",
     ) -> None:
         rollout = config.rollout
+        self._opened_transport = transport is None
         if transport is None:
             kind = rollout.transport if rollout.num_workers else "ray"
             transport = open_transport(kind, rollout.worker_timeout_s)
@@ -266,8 +268,11 @@ class WorkerSet(ProcessGroup):
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
-        """Stops all workers."""
+        """Stops all workers, and closes what this set has opened. Groups that share its transport
+        stop before."""
         super().stop()
+        if self._opened_transport:
+            self.transport.close()
         if self.owns_local:
             self.local.stop()
 

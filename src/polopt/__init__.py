@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
     from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.calls import Calls as Calls
+    from polopt.rollouts.workers.calls import CallsLostError as CallsLostError
     from polopt.rollouts.workers.calls import Reply as Reply
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
     from polopt.rollouts.workers.errors import FunctionError as FunctionError
@@ -57,15 +58,21 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
-    from polopt.trainers.presets import A2C as A2C
-    from polopt.trainers.presets import A3C as A3C
-    from polopt.trainers.presets import APPO as APPO
-    from polopt.trainers.presets import DDPPO as DDPPO
-    from polopt.trainers.presets import IMPALA as IMPALA
-    from polopt.trainers.presets import SyncPPO as SyncPPO
+    from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
     from polopt.trainers.presets import register as register
     from polopt.trainers.saved_policy import load as load
-    from polopt.trainers.trainer import PolicyOptimizerTrainer as PolicyOptimizerTrainer
+    from polopt.trainers.typed_presets import A2C as A2C
+    from polopt.trainers.typed_presets import A3C as A3C
+    from polopt.trainers.typed_presets import APPO as APPO
+    from polopt.trainers.typed_presets import DDPPO as DDPPO
+    from polopt.trainers.typed_presets import DQN as DQN
+    from polopt.trainers.typed_presets import IMPALA as IMPALA
+    from polopt.trainers.typed_presets import PQN as PQN
+    from polopt.trainers.typed_presets import SAC as SAC
+    from polopt.trainers.typed_presets import TD3 as TD3
+    from polopt.trainers.typed_presets import PolicyOptimizerTrainer as PolicyOptimizerTrainer
+    from polopt.trainers.typed_presets import SyncPPO as SyncPPO
+    from polopt.trainers.typed_presets import train as train
 
 __version__ = "0.2.0"
 
@@ -78,12 +85,14 @@ _MODULE_OF = {
     "CallbackError": "polopt.rollouts.workers.callbacks",
     "Callbacks": "polopt.rollouts.workers.callbacks",
     "Calls": "polopt.rollouts.workers.calls",
+    "CallsLostError": "polopt.rollouts.workers.calls",
     "Collector": "polopt.rollouts.collectors.collector",
     "CollectorEnded": "polopt.rollouts.collectors.collector_thread",
     "CollectorThread": "polopt.rollouts.collectors.collector_thread",
     "Config": "polopt.common.config",
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
+    "DQN": "polopt.trainers.presets",
     "Episode": "polopt.common.episodes",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
@@ -94,6 +103,7 @@ _MODULE_OF = {
     "Metric": "polopt.metrics.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
     "OptimizerConfig": "polopt.optimizers.base",
+    "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
     "Plot": "polopt.metrics.tab",
     "Policy": "polopt.policies.policy",
@@ -103,12 +113,15 @@ _MODULE_OF = {
     "Reply": "polopt.rollouts.workers.calls",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
+    "SAC": "polopt.trainers.presets",
     "SampleBatch": "polopt.common.sample_batch",
     "StepResult": "polopt.metrics.optimizer_stats",
     "Stragglers": "polopt.rollouts.workers.early_stop",
     "SyncPPO": "polopt.trainers.presets",
+    "TD3": "polopt.trainers.presets",
     "Tab": "polopt.metrics.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
+    "TrainingResult": "polopt.trainers.command_line.train_function",
     "WEIGHTS": "polopt.rollouts.workers.calls",
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
@@ -124,6 +137,7 @@ _MODULE_OF = {
     "register_policy": "polopt.policies.registry",
     "scheme_config": "polopt.optimizers.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
+    "train": "polopt.trainers.command_line.train_function",
     "unpack": "polopt.common.compression",
     "unpack_gradients": "polopt.common.compression",
 }
@@ -131,18 +145,21 @@ _MODULE_OF = {
 __all__ = ["__version__", *_MODULE_OF]
 
 
-def __getattr__(name: str) -> object:
-    """Imports a public name on first use and keeps it."""
-    if name not in _MODULE_OF:
-        from polopt.common.other_libraries import instead_of_algorithm
+if not TYPE_CHECKING:  # type checkers would accept any name
 
-        instead = instead_of_algorithm(name)
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}" + (f". {instead}" if instead else "")
-        )
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Imports a public name on first use and keeps it."""
+        if name not in _MODULE_OF:
+            from polopt.common.other_libraries import instead_of_algorithm
+
+            instead = instead_of_algorithm(name)
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}"
+                + (f". {instead}" if instead else "")
+            )
+        value = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

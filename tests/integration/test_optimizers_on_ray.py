@@ -18,6 +18,9 @@ from polopt import Collector, PolicyOptimizerTrainer
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 WORKERS = 2
+_REPLAY = {"learning_starts": 20, "train_batch_size": 8}
+#: Of optimizers that do not learn from fragments.
+OPTIONS = {"sync_replay": {"optimizer": {"name": "sync_replay", **_REPLAY}, "policy": "dqn"}}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
@@ -28,8 +31,7 @@ def test_optimizer_trains_on_ray(ray_session: None, tmp_path: Path, name: str) -
 
     trainer = PolicyOptimizerTrainer(
         config={
-            "optimizer": name,
-            "policy": "a2c",
+            **OPTIONS.get(name, {"optimizer": name, "policy": "a2c"}),
             "env": make_env,
             "env_config": {"folder": str(tmp_path)},
             "num_workers": WORKERS,

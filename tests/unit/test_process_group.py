@@ -18,6 +18,7 @@ from polopt.rollouts.transport.simulated_channel import (
     none_ready,
     oldest_first,
 )
+from polopt.rollouts.workers import worker_set
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -164,3 +165,30 @@ def test_shards_get_weights_from_where_their_owner_says(transport: SimulatedTran
     without = Calls(shards, "test")
     with pytest.raises(FunctionError, match=r"version_of .* shard 1: shards take no weights"):
         without.send(shard, version_of, WEIGHTS)
+
+
+class NotesClose(SimulatedTransport):
+    """Notes how many of its processes were alive when it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive_at_close: list[int] = []
+
+    def close(self) -> None:
+        self.alive_at_close.append(sum(channel.alive for channel in self.channels))
+
+
+def test_transport_is_closed_by_who_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = worker_config(rollout={"num_workers": 2})
+    given, opened = NotesClose(), NotesClose()
+    workers, shards = WorkerSet(config, transport=given), Shards(given, 2)
+    shards.stop()
+    assert [channel.alive for channel in given.channels] == [True, True, False, False]
+    calls = Calls(workers, "test")
+    calls.send(workers.up()[0], version_of, WEIGHTS)
+    assert calls.first().value == 0
+    workers.stop()
+    assert given.alive_at_close == []
+    monkeypatch.setattr(worker_set, "open_transport", lambda *_: opened)
+    WorkerSet(config).stop()
+    assert opened.alive_at_close == [0], "once, after its processes have ended"
