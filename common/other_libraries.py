@@ -338,7 +338,7 @@ RLLIB_FIXED = (
         "shuffled minibatches, unless a policy of your own does otherwise",
     ),
     Fixed(
-        {"opt_type": (), "decay": (), "momentum": (), "epsilon": ()},
+        {"opt_type": (), "decay": (), "momentum": ()},
         "`torch_optimizer`, `rmsprop_alpha`, `rmsprop_epsilon`, `adam_epsilon`",
     ),
     Fixed(
@@ -422,7 +422,7 @@ RLLIB_FIXED = (
         "are `actor_lr`, `critic_lr` and `alpha_lr`",
     ),
     Fixed(
-        {"tau": 1.0, "target_worker_clipping": (), "target_update_frequency": ()},
+        {"target_worker_clipping": (), "target_update_frequency": ()},
         "policy `appo`: after `target_network_update_freq` updates the target network becomes a "
         "copy of the network",
     ),
@@ -504,7 +504,7 @@ RLLIB_FIXED = (
         "returns are of the last 100 episodes. [Results](results.md) lists all keys",
     ),
     Fixed(
-        {"microbatch_size": None, "vtrace_drop_last_ts": (True, False), "after_train_step": ()}
+        {"vtrace_drop_last_ts": (True, False), "after_train_step": ()}
         | {"_enable_new_api_stack": (True, False), "dataset_num_iters_per_offline_eval_runner": ()},
         "a policy of your own learns from a batch as it likes",
     ),
@@ -513,11 +513,12 @@ RLLIB_FIXED = (
         "ranks sum their gradients over sockets or gloo: `optimizer/allreduce_backend`",
     ),
     Fixed(
-        {"hiddens": (), "sigma0": (), "before_learn_on_batch": None, "td_error_loss_fn": ()}
-        | {"categorical_distribution_temperature": (), "burn_in_len": 0, "q_model_config": ()}
-        | {"policy_model_config": (), "optimization_config": (), "actor_lr": (), "critic_lr": ()}
-        | {"alpha_lr": (), "_deterministic_loss": False, "_use_beta_distribution": False}
-        | {"replay_mode": "independent"},
+        {
+            "burn_in_len": 0,
+            "optimization_config": (),
+            "replay_mode": "independent",
+            "replay_sequence_length": None,
+        },
         "an option of RLlib's DQN or SAC that no policy of polopt has",
     ),
     Fixed(

@@ -33,14 +33,14 @@ def from_rllib(algorithm_config: Any, verbose: bool = True) -> AlgorithmConfig:
     builder = _builder_for(algorithm_config)
     lines: dict[str, list[str]] = {"kept": [], "renamed": [], "dropped": []}
     for name, value in _changes(algorithm_config).items():
-        before = dict(builder._given)
+        before = builder.given
         try:
             builder.update_from_dict({name: value})
         except (ConfigError, TypeError) as error:
             lines["dropped"].append(f"{name}={shown(value)}: {error}")
             continue
         key = key_of(name, PRESETS[builder.preset_name])
-        if builder._given == before and key not in before:
+        if builder.given == before and key not in before:
             lines["dropped"].append(f"{name}={shown(value)}: polopt does the same, or ignores it")
         elif key == name:
             lines["kept"].append(f"{name}={shown(value)}")

@@ -27,7 +27,7 @@ _OPTIONS = (
     "lstm_cell_size",
 )
 #: Options that must have these values, because the network of polopt has no others.
-_PLAIN = {
+_PLAIN: dict[str, Any] = {
     "conv_filters": None,
     "head_fcnet_hiddens": [],
     "fcnet_use_layernorm": False,
@@ -85,11 +85,14 @@ def to_rl_module(policy: Policy) -> Any:
     """
     network = _network(policy)
     config: Any = getattr(policy.config, "model", None)
-    if not isinstance(network, MLPNetwork) or network.image is not None or policy.normalizer:
+    # RLlib's own forward pass of an LSTM with `free_log_std` raises (2.60).
+    free_memory = policy.state_size and getattr(network, "log_std", None) is not None
+    normalizer = getattr(policy, "normalizer", None)
+    if not isinstance(network, MLPNetwork) or network.image or normalizer or free_memory:
         raise ConfigError(
             f"{type(policy).__name__} with {type(network).__name__} has no counterpart among the "
-            "default modules of RLlib. Allowed: linear layers, with or without an LSTM, for "
-            "observations of floats without normalisation"
+            "default modules of RLlib. Allowed: linear layers for observations of floats without "
+            "normalisation; an LSTM with Box actions needs free_log_std=False"
         )
     make = _rllib(
         "ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module", "DefaultPPOTorchRLModule"
@@ -101,7 +104,7 @@ def to_rl_module(policy: Policy) -> Any:
     options["vf_share_layers"] = network.shared
     options["free_log_std"] = network.log_std is not None
     module = make(
-        observation_space=policy.observation_space,
+        observation_space=policy.encoder.space,
         action_space=policy.action_space,
         model_config=vars(defaults(**options)),
         catalog_class=catalog,

@@ -96,7 +96,10 @@ def test_policy_of_a_module_has_its_outputs(network: str, actions: str, tmp_path
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_module_of_a_policy_has_its_outputs(network: str, actions: str) -> None:
-    config = PPOConfig.parse({"model": NETWORKS[network]})
+    model = NETWORKS[network]
+    if "use_lstm" in model:
+        model = {**model, "free_log_std": False}
+    config = PPOConfig.parse({"model": model})
     policy = PPOPolicy(OBSERVATIONS, ACTIONS[actions], config, seed=3)
     module = to_rl_module(policy)
     assert_equal_outputs(module, policy)
@@ -116,10 +119,11 @@ def test_module_that_polopt_cannot_have_is_refused(options: dict[str, Any], said
         policy_of(make_module("shared", **options))
 
 
-def test_policy_that_rllib_cannot_have_is_refused() -> None:
-    config = PPOConfig.parse({"normalize_observations": True})
+@pytest.mark.parametrize("given", [{"normalize_observations": True}, {"model": NETWORKS["lstm"]}])
+def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None:
+    """RLlib's own forward pass of an LSTM with `free_log_std` raises (2.60)."""
     with pytest.raises(ConfigError, match="no counterpart among the default modules"):
-        to_rl_module(PPOPolicy(OBSERVATIONS, Discrete(2), config))
+        to_rl_module(PPOPolicy(OBSERVATIONS, ACTIONS["box"], PPOConfig.parse(given)))
 
 
 # ---- configs ----------------------------------------------------------------------------------
