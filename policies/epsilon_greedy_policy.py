@@ -40,7 +40,7 @@ class EpsilonGreedyPolicy(Policy):
     """Acts with the values of all actions, for Discrete actions: greedily, except for actions that
     are random with probability epsilon. Actions that a mask does not allow are never chosen."""
 
-    config: EpsilonGreedyConfig
+    config: Any  # see Policy
 
     def make_distribution(self) -> ActionDistribution:
         space = self.action_space

@@ -81,7 +81,7 @@ class FragmentPolicy(NetworkPolicy):
     """
 
     config_class: ClassVar[type[FragmentConfig]] = FragmentConfig
-    config: FragmentConfig
+    config: Any  # see Policy
     #: Columns of a prepared batch that `loss` reads, besides `obs`.
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
     #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right

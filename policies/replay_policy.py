@@ -77,7 +77,7 @@ class ReplayPolicy(Policy):
 
     config_class: ClassVar[type[ReplayConfig]] = ReplayConfig
     learns_from: ClassVar[type] = Transitions
-    config: ReplayConfig
+    config: Any  # see Policy
     model: Network
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

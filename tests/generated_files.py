@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -77,8 +77,7 @@ def stub() -> str:
         parts.append(_typed_dict(name, own_options(nested)))
     parts.append(_PLUGIN_KEYS)
     parts += [_typed_dict(name, options) for name, options in blocks.items()]
-    every = _bases(builtin_configs())
-    parts.append(_combined("AnyOptions", ["PluginOptions", *every]))
+    parts.append(_any_options(blocks.values()))
     parts.append(_base_class())
     for name, preset in PRESETS.items():
         if preset is PolicyOptimizerTrainer:
@@ -109,6 +108,29 @@ def _typed_dict(name: str, options: Sequence[Option]) -> str:
             if not keyword.iskeyword(key)
         ]
     return "\n".join(lines)
+
+
+def _any_options(blocks: Iterable[Sequence[Option]]) -> str:
+    """The options of all classes. Where two classes have the same key, either type is allowed,
+    which a class that inherits from both could not say."""
+    types_of: dict[str, dict[str, None]] = {}
+    for options in blocks:
+        for option in options:
+            for key in (option.key, *option.aliases):
+                if not keyword.iskeyword(key):
+                    types_of.setdefault(key, {}).update(dict.fromkeys(_parts(option.annotation)))
+    lines = ["class AnyOptions(PluginOptions, total=False):"]
+    for key, texts in types_of.items():
+        none = ["None"] if "None" in texts else []
+        lines.append(f"    {key}: {' | '.join([*(t for t in texts if t != 'None'), *none])}")
+    return "\n".join(lines)
+
+
+def _parts(annotation: Any) -> list[str]:
+    """The types of a union, or the one type of another annotation."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return [type_text(annotation)]
+    return ["None" if one is type(None) else type_text(one) for one in get_args(annotation)]
 
 
 def _combined(name: str, bases: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ class ModelOptions(TypedDict, total=False):
     fcnet_activation: Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
     conv_filters: Sequence[Sequence[int]] | None
     post_fcnet_hiddens: Sequence[int] | None
+    layer_norm: bool
     use_lstm: bool
     lstm_cell_size: int
     vf_share_layers: bool | None
@@ -96,21 +97,26 @@ class _PolicyConfig(TypedDict, total=False):
     clip_actions: bool
     model: ModelOptions
 
-class _ActorCriticConfig(TypedDict, total=False):
+class _NormalizingConfig(TypedDict, total=False):
+    normalize_observations: bool
+    clip_observations: float
+
+class _FragmentConfig(TypedDict, total=False):
     gamma: float
     lambda_: float
-    vf_loss_coeff: float
-    entropy_coeff: float | Sequence[Sequence[int | float]]
-    entropy_coeff_schedule: float | Sequence[Sequence[int | float]]
     num_sgd_iter: int
     num_epochs: int
     sgd_minibatch_size: int | None
     minibatch_size: int | None
-    standardize_advantages: bool
-    normalize_observations: bool
-    clip_observations: float
+    microbatch_size: int | None
     normalize_rewards: bool
     clip_rewards: float
+
+class _ActorCriticConfig(TypedDict, total=False):
+    vf_loss_coeff: float
+    entropy_coeff: float | Sequence[Sequence[int | float]]
+    entropy_coeff_schedule: float | Sequence[Sequence[int | float]]
+    standardize_advantages: bool
 
 class _PPOConfig(TypedDict, total=False):
     clip_param: float
@@ -126,6 +132,37 @@ class _VTraceConfig(TypedDict, total=False):
 
 class _AppoConfig(TypedDict, total=False):
     target_network_update_freq: int
+
+class _ReplayConfig(TypedDict, total=False):
+    gamma: float
+    n_step: int
+    tau: float
+    target_network_update_freq: int
+    random_timesteps: int
+
+class _EpsilonGreedyConfig(TypedDict, total=False):
+    epsilon: float | Sequence[Sequence[int | float]]
+    per_worker_epsilon: bool
+
+class _DQNConfig(TypedDict, total=False):
+    double_q: bool
+    dueling: bool
+    td_error_loss_fn: Literal["huber", "mse"]
+
+class _SACConfig(TypedDict, total=False):
+    actor_lr: float | Sequence[Sequence[int | float]] | None
+    critic_lr: float | Sequence[Sequence[int | float]] | None
+    alpha_lr: float | Sequence[Sequence[int | float]] | None
+    initial_alpha: float
+    target_entropy: float | Literal["auto"] | None
+
+class _TD3Config(TypedDict, total=False):
+    actor_lr: float | Sequence[Sequence[int | float]] | None
+    critic_lr: float | Sequence[Sequence[int | float]] | None
+    policy_delay: int
+    exploration_noise: float | Sequence[Sequence[int | float]]
+    target_noise: float
+    target_noise_clip: float
 
 class _GradientsConfig(TypedDict, total=False):
     grads_per_step: int
@@ -148,6 +185,24 @@ class _DecentralizedAllReduceConfig(TypedDict, total=False):
     fraction_workers: float
     fraction_samples: float
     allreduce_timeout_s: float
+
+class _ReplayOptions(TypedDict, total=False):
+    buffer_size: int
+    learning_starts: int
+    num_steps_sampled_before_learning_starts: int
+    train_batch_size: int
+    train_batch_size_per_learner: int
+    training_intensity: float
+    prioritized_replay: bool
+    prioritized_replay_alpha: float
+    prioritized_replay_beta: float
+    final_prioritized_replay_beta: float
+    prioritized_replay_beta_annealing_timesteps: int
+    prioritized_replay_eps: float
+
+class _SyncReplayConfig(TypedDict, total=False):
+    save_replay_buffer: bool
+    store_buffer_in_checkpoints: bool
 
 class _SyncSamplesConfig(TypedDict, total=False):
     train_batch_size: int | None
@@ -174,22 +229,136 @@ class _TrainerConfig(TypedDict, total=False):
     trace_first_step: int
     trace_num_steps: int
 
-class AnyOptions(
-    PluginOptions,
-    _RolloutConfig,
-    _PolicyConfig,
-    _ActorCriticConfig,
-    _PPOConfig,
-    _VTraceConfig,
-    _AppoConfig,
-    _GradientsConfig,
-    _AsyncGradientsConfig,
-    _AsyncSamplesConfig,
-    _DecentralizedAllReduceConfig,
-    _SyncSamplesConfig,
-    _TrainerConfig,
-    total=False,
-): ...
+class AnyOptions(PluginOptions, total=False):
+    env: Any
+    env_config: Mapping[str, Any]
+    num_workers: int
+    num_env_runners: int
+    num_rollout_workers: int
+    min_workers: int | None
+    num_workers_below: int
+    collection: Literal["sync", "overlapped", "async"]
+    fraction_workers_below: float
+    fraction_samples_below: float
+    compress_data: Literal["none", "fp16", "bf16", "lz4"]
+    compress_gradients: Literal["none", "fp16", "bf16", "topk"]
+    topk_share: float
+    num_envs_per_worker: int
+    num_envs_per_env_runner: int
+    rollout_fragment_length: int
+    sample_batch_size: int
+    vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None
+    gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] | None
+    autoreset_mode: Literal["next_step", "same_step", "disabled"] | None
+    max_frames_per_traj: int | None
+    num_cpus_per_worker: float
+    num_cpus_per_env_runner: float
+    num_gpus_per_worker: float
+    num_gpus_per_env_runner: float
+    custom_resources_per_worker: Mapping[str, float]
+    custom_resources_per_env_runner: Mapping[str, float]
+    memory_per_worker: int
+    transport: Literal["ray", "socket", "auto"]
+    worker_timeout_s: float
+    worker_startup_timeout_s: float
+    max_consecutive_failures: int
+    max_consecutive_env_faults: int
+    max_consecutive_non_finite: int
+    seed: int | None
+    lr: float | Sequence[Sequence[int | float]]
+    lr_schedule: float | Sequence[Sequence[int | float]]
+    torch_optimizer: Literal["adam", "rmsprop"]
+    adam_epsilon: float
+    rmsprop_alpha: float
+    rmsprop_epsilon: float
+    grad_clip: float | None
+    fast_cpu: bool
+    normalize_actions: bool
+    clip_actions: bool
+    model: ModelOptions
+    normalize_observations: bool
+    clip_observations: float
+    gamma: float
+    lambda_: float
+    num_sgd_iter: int
+    num_epochs: int
+    sgd_minibatch_size: int | None
+    minibatch_size: int | None
+    microbatch_size: int | None
+    normalize_rewards: bool
+    clip_rewards: float
+    vf_loss_coeff: float
+    entropy_coeff: float | Sequence[Sequence[int | float]]
+    entropy_coeff_schedule: float | Sequence[Sequence[int | float]]
+    standardize_advantages: bool
+    clip_param: float
+    vf_clip_param: float | None
+    vf_clip_range: float | None
+    kl_coeff: float
+    kl_target: float
+    kl_stop: float | None
+    vtrace_clip_rho_threshold: float
+    vtrace_clip_pg_rho_threshold: float
+    target_network_update_freq: int
+    n_step: int
+    tau: float
+    random_timesteps: int
+    epsilon: float | Sequence[Sequence[int | float]]
+    per_worker_epsilon: bool
+    double_q: bool
+    dueling: bool
+    td_error_loss_fn: Literal["huber", "mse"]
+    actor_lr: float | Sequence[Sequence[int | float]] | None
+    critic_lr: float | Sequence[Sequence[int | float]] | None
+    alpha_lr: float | Sequence[Sequence[int | float]] | None
+    initial_alpha: float
+    target_entropy: float | Literal["auto"] | None
+    policy_delay: int
+    exploration_noise: float | Sequence[Sequence[int | float]]
+    target_noise: float
+    target_noise_clip: float
+    grads_per_step: int
+    max_requests_in_flight_per_worker: int
+    max_requests_in_flight_per_env_runner: int
+    max_policy_lag: int | None
+    stale_gradients: Literal["drop", "scale"]
+    train_batch_size: int | None
+    max_rollout_lag: int | None
+    backend: Literal["auto", "socket", "gloo", "nccl"]
+    keep_local_weights_in_sync: bool
+    fraction_workers: float
+    fraction_samples: float
+    allreduce_timeout_s: float
+    buffer_size: int
+    learning_starts: int
+    num_steps_sampled_before_learning_starts: int
+    train_batch_size_per_learner: int | None
+    training_intensity: float
+    prioritized_replay: bool
+    prioritized_replay_alpha: float
+    prioritized_replay_beta: float
+    final_prioritized_replay_beta: float
+    prioritized_replay_beta_annealing_timesteps: int
+    prioritized_replay_eps: float
+    save_replay_buffer: bool
+    store_buffer_in_checkpoints: bool
+    min_sample_timesteps_per_iteration: int
+    timesteps_per_iteration: int
+    min_time_s_per_iteration: float
+    min_iter_time_s: float
+    num_cpus_for_driver: float
+    num_cpus_for_main_process: float
+    num_gpus: float
+    num_gpus_per_learner: float
+    evaluation_interval: int | None
+    evaluation_duration: int
+    evaluation_num_workers: int
+    evaluation_num_env_runners: int
+    evaluation_config: EvaluationOptions
+    callbacks: Any
+    trace: bool
+    trace_first_step: int
+    trace_num_steps: int
 
 class PolicyOptimizerTrainer(_Trainer):
     # The second form accepts the options of plugins, which are not known here.
@@ -214,6 +383,8 @@ class A3COptions(
     PluginOptions,
     _RolloutConfig,
     _PolicyConfig,
+    _NormalizingConfig,
+    _FragmentConfig,
     _ActorCriticConfig,
     _GradientsConfig,
     _AsyncGradientsConfig,
@@ -234,6 +405,8 @@ class A2COptions(
     PluginOptions,
     _RolloutConfig,
     _PolicyConfig,
+    _NormalizingConfig,
+    _FragmentConfig,
     _ActorCriticConfig,
     _SyncSamplesConfig,
     _TrainerConfig,
@@ -253,6 +426,8 @@ class SyncPPOOptions(
     PluginOptions,
     _RolloutConfig,
     _PolicyConfig,
+    _NormalizingConfig,
+    _FragmentConfig,
     _ActorCriticConfig,
     _PPOConfig,
     _SyncSamplesConfig,
@@ -273,6 +448,8 @@ class DDPPOOptions(
     PluginOptions,
     _RolloutConfig,
     _PolicyConfig,
+    _NormalizingConfig,
+    _FragmentConfig,
     _ActorCriticConfig,
     _PPOConfig,
     _DecentralizedAllReduceConfig,
@@ -293,6 +470,8 @@ class IMPALAOptions(
     PluginOptions,
     _RolloutConfig,
     _PolicyConfig,
+    _NormalizingConfig,
+    _FragmentConfig,
     _ActorCriticConfig,
     _VTraceConfig,
     _AsyncSamplesConfig,
@@ -313,6 +492,8 @@ class APPOOptions(
     PluginOptions,
     _RolloutConfig,
     _PolicyConfig,
+    _NormalizingConfig,
+    _FragmentConfig,
     _ActorCriticConfig,
     _PPOConfig,
     _VTraceConfig,
@@ -329,6 +510,94 @@ class APPO(PolicyOptimizerTrainer):
         *,
         log_dir: _Path | None = None,
         **options: Unpack[APPOOptions],
+    ) -> None: ...
+
+class DQNOptions(
+    PluginOptions,
+    _RolloutConfig,
+    _PolicyConfig,
+    _NormalizingConfig,
+    _ReplayConfig,
+    _EpsilonGreedyConfig,
+    _DQNConfig,
+    _ReplayOptions,
+    _SyncReplayConfig,
+    _TrainerConfig,
+    total=False,
+): ...
+
+class DQN(PolicyOptimizerTrainer):
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        log_dir: _Path | None = None,
+        **options: Unpack[DQNOptions],
+    ) -> None: ...
+
+class SACOptions(
+    PluginOptions,
+    _RolloutConfig,
+    _PolicyConfig,
+    _NormalizingConfig,
+    _ReplayConfig,
+    _SACConfig,
+    _ReplayOptions,
+    _SyncReplayConfig,
+    _TrainerConfig,
+    total=False,
+): ...
+
+class SAC(PolicyOptimizerTrainer):
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        log_dir: _Path | None = None,
+        **options: Unpack[SACOptions],
+    ) -> None: ...
+
+class TD3Options(
+    PluginOptions,
+    _RolloutConfig,
+    _PolicyConfig,
+    _NormalizingConfig,
+    _ReplayConfig,
+    _TD3Config,
+    _ReplayOptions,
+    _SyncReplayConfig,
+    _TrainerConfig,
+    total=False,
+): ...
+
+class TD3(PolicyOptimizerTrainer):
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        log_dir: _Path | None = None,
+        **options: Unpack[TD3Options],
+    ) -> None: ...
+
+class PQNOptions(
+    PluginOptions,
+    _RolloutConfig,
+    _PolicyConfig,
+    _NormalizingConfig,
+    _FragmentConfig,
+    _EpsilonGreedyConfig,
+    _SyncSamplesConfig,
+    _TrainerConfig,
+    total=False,
+): ...
+
+class PQN(PolicyOptimizerTrainer):
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        log_dir: _Path | None = None,
+        **options: Unpack[PQNOptions],
     ) -> None: ...
 
 @overload
@@ -402,6 +671,54 @@ def train(
     restore: _Path | None = None,
     verbose: int = 1,
     **options: Unpack[APPOOptions],
+) -> TrainingResult: ...
+@overload
+def train(
+    experiment: Literal["DQN"] | type[DQN],
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: _Path | None = None,
+    checkpoint_every: int = 20,
+    restore: _Path | None = None,
+    verbose: int = 1,
+    **options: Unpack[DQNOptions],
+) -> TrainingResult: ...
+@overload
+def train(
+    experiment: Literal["SAC"] | type[SAC],
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: _Path | None = None,
+    checkpoint_every: int = 20,
+    restore: _Path | None = None,
+    verbose: int = 1,
+    **options: Unpack[SACOptions],
+) -> TrainingResult: ...
+@overload
+def train(
+    experiment: Literal["TD3"] | type[TD3],
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: _Path | None = None,
+    checkpoint_every: int = 20,
+    restore: _Path | None = None,
+    verbose: int = 1,
+    **options: Unpack[TD3Options],
+) -> TrainingResult: ...
+@overload
+def train(
+    experiment: Literal["PQN"] | type[PQN],
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: _Path | None = None,
+    checkpoint_every: int = 20,
+    restore: _Path | None = None,
+    verbose: int = 1,
+    **options: Unpack[PQNOptions],
 ) -> TrainingResult: ...
 @overload
 def train(

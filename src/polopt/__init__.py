@@ -69,9 +69,9 @@ if TYPE_CHECKING:
     from polopt.trainers.typed_presets import IMPALA as IMPALA
     from polopt.trainers.typed_presets import PQN as PQN
     from polopt.trainers.typed_presets import SAC as SAC
+    from polopt.trainers.typed_presets import TD3 as TD3
     from polopt.trainers.typed_presets import PolicyOptimizerTrainer as PolicyOptimizerTrainer
     from polopt.trainers.typed_presets import SyncPPO as SyncPPO
-    from polopt.trainers.typed_presets import TD3 as TD3
     from polopt.trainers.typed_presets import train as train
 
 __version__ = "0.2.0"
