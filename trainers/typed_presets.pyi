@@ -173,19 +173,6 @@ class _AsyncGradientsConfig(TypedDict, total=False):
     max_policy_lag: int | None
     stale_gradients: Literal["drop", "scale"]
 
-class _AsyncSamplesConfig(TypedDict, total=False):
-    train_batch_size: int | None
-    max_rollout_lag: int | None
-    max_requests_in_flight_per_worker: int
-    max_requests_in_flight_per_env_runner: int
-
-class _DecentralizedAllReduceConfig(TypedDict, total=False):
-    backend: Literal["auto", "socket", "gloo", "nccl"]
-    keep_local_weights_in_sync: bool
-    fraction_workers: float
-    fraction_samples: float
-    allreduce_timeout_s: float
-
 class _ReplayOptions(TypedDict, total=False):
     buffer_size: int
     learning_starts: int
@@ -199,6 +186,28 @@ class _ReplayOptions(TypedDict, total=False):
     final_prioritized_replay_beta: float
     prioritized_replay_beta_annealing_timesteps: int
     prioritized_replay_eps: float
+
+class _AsyncReplayConfig(TypedDict, total=False):
+    num_replay_shards: int
+    num_replay_buffer_shards: int
+    num_cpus_per_replay_shard: float
+    learner_queue_size: int
+    max_requests_in_flight_per_worker: int
+    max_requests_in_flight_per_env_runner: int
+    error_buffer: int | None
+
+class _AsyncSamplesConfig(TypedDict, total=False):
+    train_batch_size: int | None
+    max_rollout_lag: int | None
+    max_requests_in_flight_per_worker: int
+    max_requests_in_flight_per_env_runner: int
+
+class _DecentralizedAllReduceConfig(TypedDict, total=False):
+    backend: Literal["auto", "socket", "gloo", "nccl"]
+    keep_local_weights_in_sync: bool
+    fraction_workers: float
+    fraction_samples: float
+    allreduce_timeout_s: float
 
 class _SyncReplayConfig(TypedDict, total=False):
     save_replay_buffer: bool
@@ -322,16 +331,10 @@ class AnyOptions(PluginOptions, total=False):
     max_requests_in_flight_per_env_runner: int
     max_policy_lag: int | None
     stale_gradients: Literal["drop", "scale"]
-    train_batch_size: int | None
-    max_rollout_lag: int | None
-    backend: Literal["auto", "socket", "gloo", "nccl"]
-    keep_local_weights_in_sync: bool
-    fraction_workers: float
-    fraction_samples: float
-    allreduce_timeout_s: float
     buffer_size: int
     learning_starts: int
     num_steps_sampled_before_learning_starts: int
+    train_batch_size: int | None
     train_batch_size_per_learner: int | None
     training_intensity: float
     prioritized_replay: bool
@@ -340,6 +343,17 @@ class AnyOptions(PluginOptions, total=False):
     final_prioritized_replay_beta: float
     prioritized_replay_beta_annealing_timesteps: int
     prioritized_replay_eps: float
+    num_replay_shards: int
+    num_replay_buffer_shards: int
+    num_cpus_per_replay_shard: float
+    learner_queue_size: int
+    error_buffer: int | None
+    max_rollout_lag: int | None
+    backend: Literal["auto", "socket", "gloo", "nccl"]
+    keep_local_weights_in_sync: bool
+    fraction_workers: float
+    fraction_samples: float
+    allreduce_timeout_s: float
     save_replay_buffer: bool
     store_buffer_in_checkpoints: bool
     min_sample_timesteps_per_iteration: int
@@ -535,6 +549,29 @@ class DQN(PolicyOptimizerTrainer):
         **options: Unpack[DQNOptions],
     ) -> None: ...
 
+class ApexDQNOptions(
+    PluginOptions,
+    _RolloutConfig,
+    _PolicyConfig,
+    _NormalizingConfig,
+    _ReplayConfig,
+    _EpsilonGreedyConfig,
+    _DQNConfig,
+    _ReplayOptions,
+    _AsyncReplayConfig,
+    _TrainerConfig,
+    total=False,
+): ...
+
+class ApexDQN(PolicyOptimizerTrainer):
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        log_dir: _Path | None = None,
+        **options: Unpack[ApexDQNOptions],
+    ) -> None: ...
+
 class SACOptions(
     PluginOptions,
     _RolloutConfig,
@@ -683,6 +720,18 @@ def train(
     restore: _Path | None = None,
     verbose: int = 1,
     **options: Unpack[DQNOptions],
+) -> TrainingResult: ...
+@overload
+def train(
+    experiment: Literal["ApexDQN"] | type[ApexDQN],
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: _Path | None = None,
+    checkpoint_every: int = 20,
+    restore: _Path | None = None,
+    verbose: int = 1,
+    **options: Unpack[ApexDQNOptions],
 ) -> TrainingResult: ...
 @overload
 def train(

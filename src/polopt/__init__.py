@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from polopt.trainers.typed_presets import PQN as PQN
     from polopt.trainers.typed_presets import SAC as SAC
     from polopt.trainers.typed_presets import TD3 as TD3
+    from polopt.trainers.typed_presets import ApexDQN as ApexDQN
     from polopt.trainers.typed_presets import PolicyOptimizerTrainer as PolicyOptimizerTrainer
     from polopt.trainers.typed_presets import SyncPPO as SyncPPO
     from polopt.trainers.typed_presets import train as train
@@ -113,6 +114,7 @@ _MODULE_OF = {
     "Reply": "polopt.rollouts.workers.calls",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
+    "ApexDQN": "polopt.trainers.presets",
     "SAC": "polopt.trainers.presets",
     "SampleBatch": "polopt.common.sample_batch",
     "StepResult": "polopt.metrics.optimizer_stats",
