@@ -370,9 +370,8 @@ class AsyncReplay(ReplayOptimizer):
         if reply.worker.who != self.shards.who:
             super()._count(reply)
             self.num_bytes_by_reference += reply.counts.num_bytes
-            self.metrics.num_bytes_received -= (
-                reply.counts.num_bytes
-            )  # they stayed with the sampler
+            # The fragment stayed with its sampler.
+            self.metrics.num_bytes_received -= reply.counts.num_bytes
             return
         self.shards.count(reply)
         self.metrics.num_bytes_received += reply.counts.num_bytes

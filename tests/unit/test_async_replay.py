@@ -255,7 +255,7 @@ def test_large_batches_stay_with_the_shard_until_they_are_learned_from(
     by_value = sum(isinstance(value, replay_shards.Batch) for value in values)
     assert by_value <= optimizer.config.learner_queue_size, "until one has told its size"
     assert sum(isinstance(value, Reference) for value in values) > 50
-    assert optimizer.metrics.num_updates > 100
+    assert optimizer.metrics.num_updates > 50
 
 
 def test_priorities_flow_back_to_the_shard_they_came_from() -> None:
@@ -379,8 +379,10 @@ def test_shards_and_samplers_die_and_counters_stay_exact(
         steps += result.env_steps_sampled
         trained += result.env_steps_trained
         assert 0 <= credit(optimizer) <= optimizer.limiter.error_buffer
-        if i % 40 == 39 and i < 900:
-            who = rng.choice(["worker", "replay shard"])
+        if i % 40 >= 20 and i < 900:  # each in turn, as soon as one has a call
+            who = "worker" if i % 80 < 40 else "replay shard"
+            if kills[who] > i // 80:
+                continue
             busy = [one for one in channels(optimizer, who) if one.under_way]
             if busy:
                 victim = rng.choice(busy)
