@@ -338,7 +338,7 @@ RLLIB_FIXED = (
         "shuffled minibatches, unless a policy of your own does otherwise",
     ),
     Fixed(
-        {"opt_type": (), "decay": (), "momentum": (), "epsilon": ()},
+        {"opt_type": (), "decay": (), "momentum": ()},
         "`torch_optimizer`, `rmsprop_alpha`, `rmsprop_epsilon`, `adam_epsilon`",
     ),
     Fixed(
@@ -400,6 +400,10 @@ RLLIB_FIXED = (
         "optimizers `sync_replay` and `async_replay` have replay buffers. IMPALA learns from each "
         "sample once",
     ),
+    Fixed(
+        {"burn_in_len": 0, "replay_sequence_length": None},
+        "policies with a replay buffer have no memory, and learn from single transitions",
+    ),
     Fixed({"before_learn_on_batch": None}, "a policy of your own changes batches"),
     Fixed(
         {"use_circular_buffer": False, "circular_buffer_num_batches": ()}
@@ -422,7 +426,7 @@ RLLIB_FIXED = (
         "are `actor_lr`, `critic_lr` and `alpha_lr`",
     ),
     Fixed(
-        {"tau": 1.0, "target_worker_clipping": (), "target_update_frequency": ()},
+        {"target_worker_clipping": (), "target_update_frequency": ()},
         "policy `appo`: after `target_network_update_freq` updates the target network becomes a "
         "copy of the network",
     ),

@@ -29,7 +29,7 @@ from polopt.policies.replay_policy import (
 
 
 class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
-    """Options of `DQNPolicy`, in addition to those of `ReplayConfig` and `EpsilonGreedyConfig`.
+    """Options of `DQNPolicy`, besides the options of `ReplayConfig` and `EpsilonGreedyConfig`.
 
     Attributes:
         double_q: the network chooses the action that the target network evaluates (van Hasselt et

@@ -23,7 +23,7 @@ _APEX_EPSILON, _APEX_ALPHA = 0.4, 7.0
 
 
 class EpsilonGreedyConfig(NormalizingConfig):
-    """Options of policies with Q-values, in addition to those of `NormalizingConfig`.
+    """Options of policies with Q-values, in addition to the options of `NormalizingConfig`.
 
     Attributes:
         epsilon: probability of a random action, a number or `[[environment steps, value], ...]`.

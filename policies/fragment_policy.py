@@ -30,7 +30,7 @@ from polopt.policies.policy import reduce_gradient
 
 
 class FragmentConfig(NormalizingConfig):
-    """Options of policies that learn from fragments, in addition to those of `NormalizingConfig`.
+    """Options of policies that learn from fragments, besides the options of `NormalizingConfig`.
 
     Attributes:
         gamma: discount factor.
@@ -38,10 +38,10 @@ class FragmentConfig(NormalizingConfig):
         num_sgd_iter: epochs over each batch.
         sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
             all rows.
-        microbatch_size: rows whose gradient is computed at once; the gradient of a minibatch is the
-            mean of those of its microbatches, weighted by their rows. It bounds the memory that a
-            gradient takes, and changes nothing else. None: all rows of a minibatch. (RLlib 0.8's
-            MicrobatchOptimizer adds gradients up instead.)
+        microbatch_size: rows whose gradient is computed at once. The gradient of a minibatch is the
+            mean of the gradients of its microbatches, weighted by their rows. The option bounds the
+            memory that a gradient takes, and changes nothing else. None: all rows of a minibatch.
+            (RLlib 0.8's MicrobatchOptimizer adds gradients up instead.)
         normalize_rewards: divide rewards by the running standard deviation of the discounted
             return; values and value targets are those of these rewards. Returns in results are not
             divided.

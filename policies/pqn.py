@@ -20,14 +20,15 @@ from polopt.policies.networks.q_network import QModelConfig
 
 
 class PQNModelConfig(QModelConfig):
-    """Options of PQN's network: those of `QModelConfig`, with layer normalisation."""
+    """Options of PQN's network: the options of `QModelConfig`, with layer normalisation."""
 
     layer_norm: bool = True
 
 
 class PQNConfig(EpsilonGreedyConfig, FragmentConfig):
-    """Options of `PQNPolicy`, in addition to those of `FragmentConfig` and `EpsilonGreedyConfig`.
-    `lambda` is that of Q(lambda). Defaults are those of CleanRL's PQN, where it has them.
+    """Options of `PQNPolicy`, besides the options of `FragmentConfig` and `EpsilonGreedyConfig`.
+    `lambda` is the lambda of Q(lambda). CleanRL's PQN has the same defaults for `lambda`,
+    `grad_clip` and `num_sgd_iter`.
     """
 
     lr: LearningRate = 1e-3
@@ -65,7 +66,7 @@ class PQNPolicy(EpsilonGreedyPolicy, FragmentPolicy):
         """Adds `values` `[T, N]`, the Q-values of the actions, and `value_targets` `[T, N]`."""
         used, config = self.normalized(batch), self.config
         best, following = gae.state_values(used, self.best_values)
-        # The recursion of GAE, with the value of the best action as that of the state.
+        # The recursion of GAE, where the value of a state is the value of its best action.
         surplus = gae.advantages(used, best, following, config.gamma, config.lambda_)
         q, actions = batch["action_dist_inputs"], batch["actions"][..., None]
         batch["values"] = np.take_along_axis(q, actions, axis=-1)[..., 0]

@@ -26,7 +26,7 @@ from polopt.policies.policy import Policy, reduce_gradient
 
 
 class ReplayConfig(NormalizingConfig):
-    """Options of policies that learn from replayed transitions, in addition to those of
+    """Options of policies that learn from replayed transitions, in addition to the options of
     `NormalizingConfig`.
 
     Attributes:
@@ -58,9 +58,9 @@ class ReplayPolicy(Policy):
         stats, errors = policy.learn_on_transitions(rows)      # one update
         buffer.update_priorities(rows.indices, errors)         # [B]
 
-    Rewards and discounts of the rows are those of `config.gamma` and `config.n_step`. Observations
-    are as the environment returned them: the policy normalises them with the moments that it has
-    when it learns.
+    Whoever makes the rows uses `config.gamma` and `config.n_step` for their rewards and discounts.
+    Observations are as the environment returned them: the policy normalises them with the moments
+    that it has when it learns.
 
     A subclass provides `make_segments`, `backward` and `errors_of`.
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polopt.common.transitions import Transitions
 from polopt.policies.distributions.base import ActionDistribution
 from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
+from polopt.policies.fast_cpu.closed_forms import find_closed_form
+from polopt.policies.fast_cpu.numpy_sac import SACLayers, sac_layers
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.networks.critics import (
@@ -29,12 +33,11 @@ from polopt.policies.replay_policy import (
     value_stats,
 )
 
-#: Bounds of log standard deviations, as in the authors' code, RLlib and Stable-Baselines3.
-LOG_STD_BOUNDS = (-20.0, 2.0)
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SACConfig(ReplayConfig):
-    """Options of `SACPolicy`, in addition to those of `ReplayConfig`.
+    """Options of `SACPolicy`, in addition to the options of `ReplayConfig`.
 
     Attributes:
         lr: learning rate of actor, critics and temperature.
@@ -74,19 +77,25 @@ class SACPolicy(ReplayPolicy):
         actor:   mean of alpha log pi(a|s) - min_k Q_k(s, a)
         alpha:   mean of -log alpha (log pi(a|s) + target_entropy)
 
-    All gradients are of the same weights. Actions are squashed by tanh; densities are those of
-    actions in [-1, 1], whatever the bounds of the Box. Batches and replay buffers hold actions
+    All gradients are of the same weights. Actions are squashed by tanh. Densities are of actions
+    in [-1, 1], whatever the bounds of the Box. Batches and replay buffers hold actions
     before tanh.
     """
 
     config_class = SACConfig
     config: SACConfig
     dist: SquashedGaussian
+    #: Bounds of log standard deviations, as in the authors' code, RLlib and Stable-Baselines3.
+    log_std_bounds: ClassVar[tuple[float, float]] = (-20.0, 2.0)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.critics: Any = self.segments["critics"].module
         self.target_critics: Any = self.segments["target_critics"].module
+        self._closed_form = find_closed_form(type(self))
+        self._layers: SACLayers | None = None
+        if self.config.fast_cpu and self._closed_form is not None:
+            self._layers = sac_layers(self.model, self.critics, self.target_critics)
         self.log_alpha: Tensor = self.segments["temperature"].module.log_alpha  # type: ignore[assignment]
 
     def make_distribution(self) -> ActionDistribution:
@@ -115,21 +124,26 @@ class SACPolicy(ReplayPolicy):
     def network_params(self, obs: np.ndarray) -> np.ndarray:
         params = super().network_params(obs)
         log_std = params[:, params.shape[1] // 2 :]
-        np.clip(log_std, *LOG_STD_BOUNDS, out=log_std)
+        np.clip(log_std, *self.log_std_bounds, out=log_std)
         return params
 
     def params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
         mean, log_std = network.action_params(obs).chunk(2, dim=-1)
-        return torch.cat([mean, log_std.clamp(*LOG_STD_BOUNDS)], dim=-1)
+        return torch.cat([mean, log_std.clamp(*self.log_std_bounds)], dim=-1)
 
     def sampled(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """New actions `[B, A]` in [-1, 1] and their log-probabilities `[B]`, with gradients."""
         params = self.params_in_torch(self.model, obs)
         mean, log_std = params.chunk(2, dim=-1)
-        noise = self.shuffle.standard_normal(tuple(mean.shape), dtype=np.float32)
-        raw = mean + log_std.exp() * torch.from_numpy(noise).to(mean.device)
-        log_prob = self.dist.log_prob(params, raw) + self.dist.log_half_width
-        return torch.tanh(raw), log_prob
+        normal = self.shuffle.standard_normal(tuple(mean.shape), dtype=np.float32)
+        noise = torch.from_numpy(normal).to(mean.device)
+        raw = mean + log_std.exp() * noise
+        # The density of the Gaussian at `raw`, from the noise itself: the difference of `raw` and
+        # the mean has no digits left where the standard deviation is small.
+        log_prob = -(0.5 * noise.square() + log_std + _HALF_LOG_2PI)
+        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not overflow.
+        log_slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
+        return torch.tanh(raw), (log_prob - log_slope).sum(-1)
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -163,6 +177,9 @@ class SACPolicy(ReplayPolicy):
         return -(self.log_alpha * (log_prob.detach() + target)).mean()
 
     def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
+        if self._closed_form is not None and self._layers is not None:
+            fast: tuple[dict[str, float], np.ndarray] = self._closed_form(self, self._layers, rows)
+            return fast
         tensors = self.tensors(rows)
         with self.training():
             critic_loss, errors, stats = self.critic_loss(tensors)

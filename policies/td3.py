@@ -36,9 +36,9 @@ _NO_NOISE = 1e-8
 
 
 class TD3Config(ReplayConfig):
-    """Options of `TD3Policy`, in addition to those of `ReplayConfig`.
+    """Options of `TD3Policy`, in addition to the options of `ReplayConfig`.
 
-    Noise is that of actions in [-1, 1].
+    Standard deviations of noise are for actions in [-1, 1].
 
     Attributes:
         lr: learning rate of actor and critics.

@@ -14,15 +14,15 @@ from torch.nn import functional as F
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.policies.distributions.categorical import Categorical
 
-#: Values below this are those of actions that a mask does not allow.
+#: Values below this belong to actions that a mask does not allow.
 _ALLOWED = 0.5 * MASKED_LOGIT
 
 
 class EpsilonGreedy(Categorical):
     """Discrete actions; `params` are Q-values `[B, n]`.
 
-    With probability epsilon the action is uniform over those that are allowed, which includes the
-    best one. Else it is the best one.
+    With probability epsilon the action is uniform over the allowed actions, the best one
+    included. Else it is the best one.
 
     Args:
         space: action space of one environment.
@@ -38,7 +38,7 @@ class EpsilonGreedy(Categorical):
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
         """`[*leading, 2]`: whether the action is random (1 or 0), and which one it is then, as a
-        fraction of those that are allowed."""
+        fraction of the allowed actions."""
         noise = rng.random((*leading, 2), dtype=np.float32)
         noise[..., 0] = noise[..., 0] < self._epsilon(leading[-1])
         return noise

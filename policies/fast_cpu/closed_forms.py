@@ -48,8 +48,8 @@ class _Registered(NamedTuple):
 
 #: Closed forms of polopt's own policies, by `module:Class`: their files import this folder.
 _BUILT_IN: dict[str, _Registered] = {}
-#: What losses of actor-critic policies call.
-_OF_ACTOR_CRITICS = ("outputs", "entropy_coeff")
+#: The loss of actor-critic policies, and what it calls.
+_OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
 #: Where a class of a plugin holds its closed form: it has it in every process that gets the class.
 _ATTRIBUTE = "_closed_form"
 
@@ -59,19 +59,19 @@ def closed_form_of(
 ) -> Callable[[_Form], _Form]:
     """Decorator that registers a function as the closed form of the loss of a policy class.
 
-    A subclass has the closed form, too, unless it overrides what the loss is computed with: `loss`,
-    one of `parts`, or one of `of_family`. It then learns through torch, until it registers a
+    A subclass has the closed form, too, unless it overrides what the loss is computed with: one of
+    `of_family` or of `parts`. It then learns through torch, until it registers a
     closed form of its own.
 
     Args:
         policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or of
             another class that calls `find_closed_form`; one of polopt's own as `module:Class`.
         parts: names of further methods of the class that its `loss` calls.
-        of_family: names of methods that the losses of its family call.
+        of_family: names of the loss, and of what the losses of its family call.
     """
 
     def register(compute: _Form) -> _Form:
-        registered = _Registered(compute, ("loss", *of_family, *parts))
+        registered = _Registered(compute, (*of_family, *parts))
         if isinstance(policy_class, str):
             _BUILT_IN[policy_class] = registered
         else:

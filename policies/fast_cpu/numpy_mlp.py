@@ -34,11 +34,11 @@ class NumpyMLP:
     def __init__(self, network: MLPNetwork) -> None:
         relu = any(isinstance(module, nn.ReLU) for module in network.policy_trunk)
         policy, value = _linears(network.policy_trunk), _linears(network.value_trunk)
-        self._shared = _Layers(policy if network.shared else [], relu, activate_last=True)
-        self._acting = _Layers([*policy, network.policy_head], relu)
+        self._shared = Layers(policy if network.shared else [], relu, activate_last=True)
+        self._acting = Layers([*policy, network.policy_head], relu)
         own = slice(len(policy) if network.shared else 0, None)
-        self._policy = _Layers([*policy[own], network.policy_head], relu)
-        self._value = _Layers([*value[own], network.value_head], relu)
+        self._policy = Layers([*policy[own], network.policy_head], relu)
+        self._value = Layers([*value[own], network.value_head], relu)
         self._image = network.image
         self._log_std: np.ndarray | None = None
         if network.log_std is not None:
@@ -101,7 +101,7 @@ class NumpyMLP:
         return params
 
 
-class _Layers:
+class Layers:
     """A sequence of linear layers, with an activation after each except the last.
 
     Args:
@@ -144,13 +144,16 @@ class _Layers:
             done.append(x)
         return done
 
-    def backward(self, done: list[np.ndarray], gradient: np.ndarray, needed: bool) -> np.ndarray:
+    def backward(
+        self, done: list[np.ndarray], gradient: np.ndarray, needed: bool, learn: bool = True
+    ) -> np.ndarray:
         """Adds to the gradients of weights and biases.
 
         Args:
             done: from `forward`.
             gradient: of the loss with respect to the outputs, `[B, out]`.
             needed: also compute the gradient with respect to the inputs.
+            learn: False computes nothing else.
 
         Returns:
             the gradient with respect to the inputs, `[B, in]`; undefined if it is not needed.
@@ -160,12 +163,25 @@ class _Layers:
                 out = done[i + 1]
                 # In terms of the output, tanh' is 1 - out^2 and relu' is 1 where out > 0.
                 gradient = gradient * (out > 0.0 if self._relu else 1.0 - out * out)
-            weight, bias = self._grads[i]
-            weight += gradient.T.dot(done[i])
-            bias += np.add.reduce(gradient, axis=0)
+            if learn:
+                weight, bias = self._grads[i]
+                weight += gradient.T.dot(done[i])
+                bias += np.add.reduce(gradient, axis=0)
             if needed or i > 0:
                 gradient = gradient.dot(self.weights[i])
         return gradient
+
+
+def acting_layers(network: MLPNetwork) -> Layers:
+    """The layers that compute the distribution parameters, without free log standard deviations."""
+    relu = any(isinstance(module, nn.ReLU) for module in network.policy_trunk)
+    return Layers([*_linears(network.policy_trunk), network.policy_head], relu)
+
+
+def value_layers(network: MLPNetwork) -> Layers:
+    """The layers that compute the values."""
+    relu = any(isinstance(module, nn.ReLU) for module in network.value_trunk)
+    return Layers([*_linears(network.value_trunk), network.value_head], relu)
 
 
 def _linears(trunk: nn.Sequential) -> list[nn.Linear]:

@@ -11,6 +11,7 @@ from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.closed_forms import closed_form_of
 from polopt.policies.fast_cpu.numpy_backend import MAX_PARAMETERS, is_supported
 from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
+from polopt.policies.fast_cpu.value_stats import value_stats_of
 from polopt.policies.networks.q_network import QNetwork
 
 
@@ -67,7 +68,7 @@ def learns_in_numpy(network: nn.Module) -> bool:
     return size <= MAX_PARAMETERS and blas_threads() == 1
 
 
-@closed_form_of("polopt.policies.dqn:DQNPolicy", "targets", of_family=())
+@closed_form_of("polopt.policies.dqn:DQNPolicy", "targets", of_family=("loss",))
 def dqn(
     policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows: Any
 ) -> tuple[dict[str, float], np.ndarray]:
@@ -96,7 +97,7 @@ def dqn(
     by_q = np.zeros_like(q)
     by_q[places] = rows.weights * slopes / np.float32(count)
     online.backward(done, by_q)
-    return {"vf_loss": loss, "total_loss": loss, **_value_stats(errors, targets)}, errors
+    return {"vf_loss": loss, "total_loss": loss, **value_stats_of(errors, targets)}, errors
 
 
 def dqn_targets(policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows: Any) -> np.ndarray:
@@ -112,17 +113,3 @@ def dqn_targets(policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows:
         following = np.where(rows.discounts > 0.0, following, np.float32(0.0))
     targets: np.ndarray = rows.rewards + following
     return targets
-
-
-def _value_stats(errors: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """`value_stats` of errors `[B]` of values and targets `[B]`."""
-    count = len(errors)
-    target, error = float(np.add.reduce(targets)) / count, float(np.add.reduce(errors)) / count
-    centred = targets - np.float32(target)
-    variance = float(np.dot(centred, centred)) / count
-    unexplained = float(np.dot(errors, errors)) / count - error * error
-    return {
-        "vf_explained_var": 1.0 - unexplained / variance if variance > 1e-12 else 0.0,
-        "vf_predicted_mean": target + error,
-        "vf_target_mean": target,
-    }

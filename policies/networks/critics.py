@@ -17,7 +17,7 @@ from polopt.policies.networks.observations import flattened
 
 
 class CriticModelConfig(ModelConfig):
-    """Options of the networks of actor and critics: those of `ModelConfig` with other defaults.
+    """Options of the networks of actor and critics: as `ModelConfig`, with other defaults.
 
     Actor and critics are networks of their own, and each has these options. `vf_share_layers`,
     `free_log_std` and `squash_actions` have no effect.

@@ -16,7 +16,7 @@ from polopt.policies.networks.model_config import Activation, ModelConfig
 
 
 class QModelConfig(ModelConfig):
-    """Options of a Q-network: those of `ModelConfig` with other defaults.
+    """Options of a Q-network: the options of `ModelConfig` with other defaults.
 
     The state value and the advantages of a dueling network share the hidden layers, unless
     `vf_share_layers` is False.
@@ -65,7 +65,7 @@ def make_q_network(
     config: ModelConfig,
 ) -> QNetwork | MaskedNetwork:
     """A new Q-network of encoded observations. An action that a mask does not allow has the value
-    `MASKED_LOGIT`, which is below that of any other action.
+    `MASKED_LOGIT`, which is below the value of any other action.
 
     Args:
         observation_space: of one environment.

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 from gymnasium import spaces
 from replay_helpers import BOX, replay_policy, shaken, transitions
+from torch import nn
 
 from polopt.common.config import ConfigError
+from polopt.common.moments import Moments
+from polopt.policies.sac import SACPolicy
 
+every_backend = pytest.mark.parametrize("fast", [True, False])
 every_name = pytest.mark.parametrize("name", ["sac", "td3"])
 Heads = tuple[np.ndarray, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Closed forms learn where BLAS has one thread, as in a trainer and in workers."""
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def outputs(network: Any, inputs: np.ndarray) -> Heads:
@@ -76,8 +89,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @every_name
-def test_targets_and_critic_loss_in_closed_form(name: str) -> None:
-    policy = shaken(replay_policy(name, **OPTIONS[name]))
+@every_backend
+def test_targets_and_critic_loss_in_closed_form(name: str, fast: bool) -> None:
+    policy = shaken(replay_policy(name, fast_cpu=fast, **OPTIONS[name]))
     rows = transitions(policy, 64)
     noise = noise_of(policy, 64, 2)
     targets = expected_target(policy, rows, noise)
@@ -98,8 +112,9 @@ def test_targets_and_critic_loss_in_closed_form(name: str) -> None:
 
 
 @every_name
-def test_next_observation_of_a_terminated_row_is_not_read(name: str) -> None:
-    policy = shaken(replay_policy(name))
+@every_backend
+def test_next_observation_of_a_terminated_row_is_not_read(name: str, fast: bool) -> None:
+    policy = shaken(replay_policy(name, fast_cpu=fast))
     rows = transitions(policy)
     rows.next_obs[rows.discounts == 0.0] = np.nan
     assert np.isfinite(policy.td_errors(rows)).all()
@@ -123,10 +138,11 @@ def total_loss(policy: Any, rows: Any, targets: np.ndarray, noise: np.ndarray) -
 
 
 @every_name
-def test_gradients_are_those_of_the_losses(name: str) -> None:
+@every_backend
+def test_gradients_are_those_of_the_losses(name: str, fast: bool) -> None:
     """By finite differences of the losses in NumPy. The gradient of each segment is that of its own
     loss: the critics have none of the actor's, and the temperature none of either."""
-    policy = shaken(replay_policy(name, **OPTIONS[name]))
+    policy = shaken(replay_policy(name, fast_cpu=fast, **OPTIONS[name]))
     policy.version = 1  # the next update of TD3 is one of its actor
     rows = transitions(policy, 32)
     state = policy.shuffle.bit_generator.state
@@ -218,6 +234,58 @@ def test_segments_have_learning_rates_of_their_own() -> None:
             if (before[part] != policy.flat.get_params()[part]).any()
         }
         assert changed == moved
+
+
+def forwards(policy: Any) -> list[Any]:
+    """What the networks return to torch from now on."""
+    calls: list[Any] = []
+    for module in policy.critics.modules():
+        module.register_forward_hook(lambda _module, _args, out: calls.append(out))
+    return calls
+
+
+@pytest.mark.parametrize("target", ["auto", None])
+def test_updates_in_numpy_are_those_of_torch(target: Any) -> None:
+    """Of networks with two layers, with log standard deviations beyond both bounds."""
+    options = {"model": {"fcnet_hiddens": [9, 7]}, "target_entropy": target, "initial_alpha": 0.3}
+    fast, slow = (shaken(replay_policy("sac", fast_cpu=fast, **options)) for fast in (True, False))
+    bias = np.float32([0.0, 0.0, 2.0, -20.0])
+    for policy in (fast, slow):
+        with torch.no_grad():
+            policy.model.policy_head.bias.copy_(torch.from_numpy(bias))
+    calls = forwards(fast)
+    for seed in range(5):
+        rows = transitions(fast, 48, seed)
+        log_std = slow.model.action_params(torch.as_tensor(rows.obs))[:, 2:]
+        assert ((log_std > 2.0) | (log_std < -20.0)).any()
+        assert ((log_std < 2.0) & (log_std > -20.0)).any()
+        (stats, errors), (expected, others) = (p.learn_on_transitions(rows) for p in (fast, slow))
+        np.testing.assert_allclose(errors, others, rtol=1e-3, atol=1e-3)
+        assert stats == pytest.approx(expected, rel=1e-3, abs=1e-3)
+        found, wanted = fast.flat.get_grads(), slow.flat.get_grads()
+        for part in fast.flat.trained.values():
+            limit = 2e-3 * float(np.abs(wanted[part]).max()) + 1e-6
+            np.testing.assert_allclose(found[part], wanted[part], atol=limit)
+    assert calls == []
+    assert fast.shuffle.bit_generator.state == slow.shuffle.bit_generator.state
+    np.testing.assert_allclose(fast.get_weights().flat, slow.get_weights().flat, atol=2e-3)
+
+
+class Cautious(SACPolicy):
+    """Another loss of the actor: the closed form does not belong to it."""
+
+    def actor_loss(self, rows: Any) -> Any:
+        loss, log_prob = super().actor_loss(rows)
+        return 0.5 * loss, log_prob
+
+
+def test_overridden_loss_is_the_one_that_is_learned() -> None:
+    plain = replay_policy("sac")
+    policy = Cautious(BOX, plain.action_space, plain.config)
+    calls, rows = forwards(policy), transitions(plain)
+    gradients = [p.compute_gradients(rows).flat[p.flat.trained["network"]] for p in (policy, plain)]
+    assert calls
+    np.testing.assert_allclose(gradients[0], 0.5 * gradients[1], atol=1e-4)
 
 
 # ---- TD3 --------------------------------------------------------------------------------------
@@ -317,3 +385,47 @@ def test_actions_are_uniform_at_the_beginning(name: str) -> None:
     assert policy.samples_uniformly
     policy.env_steps = 10
     assert not policy.samples_uniformly
+
+
+class Pair(nn.Module):
+    """Reads whatever parts an observation has: of an actor a dict, of a critic also the action."""
+
+    def __init__(self, observation_space: Any, action_space: Any, num_params: int) -> None:
+        super().__init__()
+        self.layers = nn.Linear(int(spaces.utils.flatdim(observation_space)), num_params + 1)
+
+    def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [*obs[0].values(), obs[1]] if isinstance(obs, tuple) else [*obs.values()]
+        outputs = self.layers(torch.cat([part.flatten(1) for part in parts], dim=1))
+        return outputs[:, 1:], outputs[:, 0]
+
+
+@every_name
+def test_own_networks_are_actor_and_critics(name: str) -> None:
+    space = spaces.Dict({"x": BOX, "kind": spaces.Discrete(4)})
+    policy = replay_policy(name, space, model={"custom": Pair})
+    rows = transitions(policy)
+    before = policy.flat.get_params()
+    for _ in range(2):
+        policy.learn_on_transitions(rows)
+    for part in policy.flat.trained.values():
+        assert (policy.flat.get_params()[part] != before[part]).any()
+    assert [network.module.layers.in_features for network in policy.critics.networks] == [9, 9]
+
+
+@every_name
+def test_observations_are_normalised_in_acting_and_learning(name: str) -> None:
+    policy = shaken(replay_policy(name, normalize_observations=True))
+    plain = shaken(replay_policy(name))
+    rows = transitions(policy)
+    shifted = rows._replace(obs=3.0 * rows.obs + 5.0, next_obs=3.0 * rows.next_obs + 5.0)
+    policy.add_moments(Moments(1000, np.full(3, 5.0), np.full(3, 9000.0)))
+    np.testing.assert_allclose(
+        policy.action_params(shifted.obs), plain.action_params(rows.obs), rtol=1e-3, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        policy.td_errors(shifted), plain.td_errors(rows), rtol=1e-3, atol=1e-3
+    )
+    np.testing.assert_allclose(
+        policy.compute_gradients(shifted).flat, plain.compute_gradients(rows).flat, atol=2e-3
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 from gymnasium import spaces
 from replay_helpers import BOX, replay_policy, shaken, transitions
@@ -18,6 +20,13 @@ from polopt.trainers.experiment import Experiment
 
 every_backend = pytest.mark.parametrize("fast", [True, False])
 MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "x": BOX})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Closed forms learn where BLAS has one thread, as in a trainer and in workers."""
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def q_values(policy: Any, obs: np.ndarray, segment: str = "network") -> np.ndarray:

@@ -228,7 +228,7 @@ def test_option_of_another_policy_says_that_it_is_one() -> None:
     assert "policy" not in message.replace("PolicyOptimizer", "")
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, "ppo", "dqn", "recurrent_ppo", "ape_x", "Sac"])
+@pytest.mark.parametrize("name", [*ALGORITHMS, "ppo", "ddqn", "recurrent_ppo", "ape_x", "Rainbow"])
 def test_algorithm_of_another_library(name: str) -> None:
     said = instead_of_algorithm(name)
     assert said

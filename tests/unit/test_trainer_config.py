@@ -185,7 +185,7 @@ def broken_env() -> Any:
         ({"env": broken_env}, "cannot be made .* OSError: no such simulator"),
         ({"env_config": {"no_such": 1}}, "cannot be made with env_config .*'no_such'"),
         ({"vectorization_mode": "vector_entry_point", "env": cartpole}, "vectorization_mode"),
-        ({"env": two_cartpoles}, "num_envs_per_worker.: got 8"),
+        ({"env": two_cartpoles, "num_envs_per_worker": 8}, "num_envs_per_worker.: got 8"),
         ({"autoreset_mode": "same_step"}, "resets in mode"),
         ({"gama": 1}, "gamma"),
     ],
