@@ -53,6 +53,7 @@ def rates(args: argparse.Namespace, workers: int, **options: Any) -> tuple[float
             "env_config": {"step_s": args.step_ms / 1000.0},
             "num_workers": workers,
             "num_replay_shards": min(args.shards, workers),
+            "num_envs_per_worker": 1,
             "rollout_fragment_length": 50,
             "buffer_size": 100_000,
             "learning_starts": 2000,

@@ -68,11 +68,11 @@ class AsyncReplayConfig(ReplayOptions):
             wait only for a learner that is too slow.
     """
 
-    num_replay_shards: int = pydantic.Field(1, ge=1, le=10_000)
+    num_replay_shards: int = pydantic.Field(default=1, ge=1, le=10_000)
     num_cpus_per_replay_shard: Amount = 1.0
-    learner_queue_size: int = pydantic.Field(4, ge=1, le=1000)
-    max_requests_in_flight_per_worker: int = pydantic.Field(2, ge=1, le=1000)
-    error_buffer: Automatic = pydantic.Field(None, ge=0, le=10**12)
+    learner_queue_size: int = pydantic.Field(default=4, ge=1, le=1000)
+    max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
+    error_buffer: Automatic = pydantic.Field(default=None, ge=0, le=10**12)
 
     aliases: ClassVar[Mapping[str, str]] = {
         **ReplayOptions.aliases,
