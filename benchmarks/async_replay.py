@@ -53,6 +53,7 @@ def rates(args: argparse.Namespace, workers: int, **options: Any) -> tuple[float
             "env_config": {"step_s": args.step_ms / 1000.0},
             "num_workers": workers,
             "num_replay_shards": min(args.shards, workers),
+            "num_envs_per_worker": 1,
             "rollout_fragment_length": 50,
             "buffer_size": 100_000,
             "learning_starts": 2000,
@@ -65,9 +66,9 @@ def rates(args: argparse.Namespace, workers: int, **options: Any) -> tuple[float
     )
     optimizer = trainer.optimizer
     metrics = optimizer.metrics
-    if options.get("learning_starts", 0) < 10_000:
-        while metrics.num_updates < 10:
-            optimizer.step()
+    learns = "learning_starts" not in options
+    while metrics.num_env_steps_sampled < 200 * workers or (learns and metrics.num_updates < 10):
+        optimizer.step()
     begun: tuple[float, int, int] | None = None
     started_s = time.perf_counter()
     while (now_s := time.perf_counter()) < started_s + args.seconds * 4 / 3:

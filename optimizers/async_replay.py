@@ -39,6 +39,7 @@ from polopt.rollouts.sampling.worker_sampler import join_in_time
 from polopt.rollouts.transport.channel import ChannelError
 from polopt.rollouts.workers.calls import WEIGHTS, Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: A larger batch stays with its shard until the learner takes it. The kernel would not buffer the
@@ -205,6 +206,14 @@ class AsyncReplay(ReplayOptimizer):
                 f"up to {rollout.num_workers}"
             )
         config.limiter(rollout)
+        samplers = -(-rollout.num_workers // config.num_replay_shards)
+        least = 2 * samplers * config.rows_of_fragment(rollout) * config.num_replay_shards
+        if config.buffer_size < least:
+            raise ConfigError(
+                f"key 'buffer_size': got {config.buffer_size}, of which each of "
+                f"{config.num_replay_shards} shards has a part. Allowed: {least} or more, which is "
+                "two fragments of each sampler"
+            )
 
     @classmethod
     def further_processes(cls, config: Any) -> list[dict[str, float]]:
@@ -232,10 +241,8 @@ class AsyncReplay(ReplayOptimizer):
                 with self.timers["learn"]:
                     errors = self.learn_transitions(batch.rows)
                 self.limiter.learned(batch.rows.num_rows)
-                self._priorities.append((float(errors.mean()), float(errors.max())))
                 with self.timers["request"]:
-                    new = batch.rows.indices, errors, self.policy.version
-                    self.calls.send(reply.worker, set_priorities, *new, tag=Task("updated"))
+                    self._send_priorities(reply.worker, batch.rows.indices, errors)
         return self.metrics.counts_since(before)
 
     # ---- requests -------------------------------------------------------------------------------
@@ -339,8 +346,18 @@ class AsyncReplay(ReplayOptimizer):
         self._num_learned += 1
         self.shards.note(reply.worker, batch.report)
         self.row_ages.add(batch.ages * self.config.num_replay_shards)
-        self.priority_lag.add(np.maximum(self.policy.version - batch.priority_versions, 0))
+        if self.config.prioritized_replay:
+            self.priority_lag.add(np.maximum(self.policy.version - batch.priority_versions, 0))
         return batch
+
+    def _send_priorities(
+        self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
+    ) -> None:
+        """Sends TD errors `[B]` to the shard that the rows came from."""
+        if self.config.prioritized_replay:
+            self._priorities.append((float(errors.mean()), float(errors.max())))
+            args = indices, errors, self.policy.version
+            self.calls.send(shard, set_priorities, *args, tag=Task("updated"))
 
     def _note_idle(self, share: float) -> None:
         """Notes that this share of the samplers has nothing to do from now on."""
@@ -353,9 +370,8 @@ class AsyncReplay(ReplayOptimizer):
         if reply.worker.who != self.shards.who:
             super()._count(reply)
             self.num_bytes_by_reference += reply.counts.num_bytes
-            self.metrics.num_bytes_received -= (
-                reply.counts.num_bytes
-            )  # they stayed with the sampler
+            # The fragment stayed with its sampler.
+            self.metrics.num_bytes_received -= reply.counts.num_bytes
             return
         self.shards.count(reply)
         self.metrics.num_bytes_received += reply.counts.num_bytes

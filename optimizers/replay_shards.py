@@ -193,8 +193,7 @@ class ReplayShards(ProcessGroup):
         self._make = functools.partial(
             config.new_buffer, policy, num_shards=config.num_replay_shards
         )
-        self._run_seed = workers.config.seed
-        self._num_forgotten = 0
+        self._workers = workers
         self.reports: dict[WorkerHandle, Report] = {}
         self.num_rows_lost = 0
         self.busy_s: dict[int, Counter[str]] = {}
@@ -212,7 +211,8 @@ class ReplayShards(ProcessGroup):
     def seed_of(self, index: int) -> list[int]:
         """Seed of a shard's draws. A replacement has another one, and a restored run, too."""
         restarts = self.restart_counts.get(index, 0)
-        return [self._run_seed, index, restarts, self._num_forgotten]
+        config = self._workers.config
+        return [config.seed, index, restarts, config.restore_count]
 
     def of_sampler(self, index: int) -> WorkerHandle:
         """The shard of a sampler, the same for all its fragments: windows go on from one fragment
@@ -242,7 +242,6 @@ class ReplayShards(ProcessGroup):
             the shards that are up and have to forget their rows, with their next seed. Others
             start without rows.
         """
-        self._num_forgotten += 1
         self.reports.clear()
         self._turn.clear()
         return {shard: self.seed_of(shard.index) for shard in self.remote if shard.up}

@@ -100,7 +100,6 @@ class ApexDQN(PolicyOptimizerTrainer):
         "policy": "dqn",
         "num_workers": 4,
         "num_replay_shards": 2,
-        "num_envs_per_worker": 1,
         "rollout_fragment_length": 50,
         "per_worker_epsilon": True,
         "n_step": 3,

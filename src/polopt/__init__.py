@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from polopt.trainers.typed_presets import PQN as PQN
     from polopt.trainers.typed_presets import SAC as SAC
     from polopt.trainers.typed_presets import TD3 as TD3
+    from polopt.trainers.typed_presets import ApexDQN as ApexDQN
     from polopt.trainers.typed_presets import PolicyOptimizerTrainer as PolicyOptimizerTrainer
     from polopt.trainers.typed_presets import SyncPPO as SyncPPO
     from polopt.trainers.typed_presets import train as train
@@ -88,6 +89,7 @@ _MODULE_OF = {
     "APPO": "polopt.trainers.presets",
     "ActorCriticConfig": "polopt.policies.actor_critic",
     "ActorCriticPolicy": "polopt.policies.actor_critic",
+    "ApexDQN": "polopt.trainers.presets",
     "CallbackError": "polopt.rollouts.workers.callbacks",
     "Callbacks": "polopt.rollouts.workers.callbacks",
     "Calls": "polopt.rollouts.workers.calls",

@@ -102,6 +102,7 @@ def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> No
     """Twenty a minute of both kinds together, for half a minute."""
     run(optimizer, 50)
     rng, killed = random.Random(0), Counter[str]()
+    dead: set[int] = set()
     sampled = optimizer.metrics.num_env_steps_sampled
     updates = optimizer.metrics.num_updates
     next_s = time.monotonic() + 1.0
@@ -117,9 +118,10 @@ def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> No
         next_s = time.monotonic() + 3.0
         kind = rng.choice(["sampler", "shard"])
         group = optimizer.workers if kind == "sampler" else optimizer.shards
-        up = [handle for handle in group.remote if handle.up]
-        if up:
-            os.kill(pid_of(rng.choice(up)), signal.SIGKILL)
+        pids = {pid_of(handle) for handle in group.remote if handle.up} - dead
+        if pids:
+            dead.add(pid := rng.choice(sorted(pids)))
+            os.kill(pid, signal.SIGKILL)
             killed[kind] += 1
     after = optimizer.metrics.num_updates
     assert (optimizer.metrics.num_env_steps_sampled, after) == (sampled, updates)

@@ -47,6 +47,7 @@ def test_examples_for_presets_and_environments():
         "pendulum_sac",
         "pendulum_td3",
         "cartpole_pqn",
+        "acrobot_apex_dqn",
     }
 
 

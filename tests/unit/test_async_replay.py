@@ -89,6 +89,7 @@ def test_windows_equal_their_definition(mode: str, ends: str, n_step: int) -> No
     env = sync_clocks([2, 3, 5, 20], ends, mode)
     batch = sampler_of(env, _clock_policy(env), 11).sample()
     batch["rewards"] = np.arange(44, dtype=np.float32).reshape(11, 4)
+    batch["valid"][5, 3] = False  # as where an environment raised
     windows = windows_of(batch, GAMMA, n_step)
     rows, count = windows.rows, 0
     for t in range(11):
@@ -254,7 +255,7 @@ def test_large_batches_stay_with_the_shard_until_they_are_learned_from(
     by_value = sum(isinstance(value, replay_shards.Batch) for value in values)
     assert by_value <= optimizer.config.learner_queue_size, "until one has told its size"
     assert sum(isinstance(value, Reference) for value in values) > 50
-    assert optimizer.metrics.num_updates > 100
+    assert optimizer.metrics.num_updates > 50
 
 
 def test_priorities_flow_back_to_the_shard_they_came_from() -> None:
@@ -378,8 +379,10 @@ def test_shards_and_samplers_die_and_counters_stay_exact(
         steps += result.env_steps_sampled
         trained += result.env_steps_trained
         assert 0 <= credit(optimizer) <= optimizer.limiter.error_buffer
-        if i % 40 == 39 and i < 900:
-            who = rng.choice(["worker", "replay shard"])
+        if i % 40 >= 20 and i < 900:  # each in turn, as soon as one has a call
+            who = "worker" if i % 80 < 40 else "replay shard"
+            if kills[who] > i // 80:
+                continue
             busy = [one for one in channels(optimizer, who) if one.under_way]
             if busy:
                 victim = rng.choice(busy)
@@ -422,8 +425,13 @@ def test_shard_that_dies_loses_its_rows_and_nothing_else() -> None:
 
 def test_run_goes_on_where_all_shards_die(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samplers may sample although the learner is behind: it has no row to catch up with."""
-    optimizer = make(error_buffer=BATCH + 20)
-    while optimizer.metrics.num_updates < 30:
+    optimizer = make(shuffled_by(1), error_buffer=BATCH + 20)
+
+    def samplers_are_blocked() -> bool:
+        waiting = sum(task.rows for task in optimizer._tasks()) == 0
+        return waiting and credit(optimizer) + 20 > optimizer.limiter.error_buffer
+
+    while optimizer.metrics.num_updates < 30 or not samplers_are_blocked():
         optimizer.step()
     for shard in optimizer.shards.remote:
         shard.channel.die(LostProcessError("killed"))
@@ -501,6 +509,11 @@ def test_restore_empties_shards_that_have_rows() -> None:
     [
         ({"num_workers": 0}, {}, r"num_workers=0: it needs remote workers.*'sync_replay'"),
         ({"num_workers": 2}, {"num_replay_shards": 3}, r"'num_replay_shards': got 3 with num_wo"),
+        (
+            {"num_workers": 2},
+            {"buffer_size": 100, "learning_starts": 9},
+            r"'buffer_size': got 100.*640",
+        ),
         ({"num_workers": 2}, {"error_buffer": 3}, r"'error_buffer': got 3; allowed: \d+ or more"),
         ({"collection": "overlapped"}, {}, r"'collection': got 'overlapped'.*Allowed: 'sync'"),
         ({"collection": "async"}, {}, r"'collection': got 'async'.*Allowed: 'sync'"),
