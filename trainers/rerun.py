@@ -87,7 +87,7 @@ def find_records(trial: Any) -> list[Path]:
     """The files of a trial's record, in order of time.
 
     Raises:
-        ConfigError: there are none, or those of several trials.
+        ConfigError: the directory holds no file, or the files of several trials.
     """
     path = Path(getattr(trial, "path", trial)).expanduser()
     if path.is_file():

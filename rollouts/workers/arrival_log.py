@@ -468,9 +468,12 @@ def read_log(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     events: list[Event] = []
     deltas: list[int] = []
-    for line in lines:
-        events += line["events"]
-        deltas += line["clock"]
+    try:
+        for line in lines:
+            events += line["events"]
+            deltas += line["clock"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is damaged: {error!r}") from error
     return header, {"events": events, "clock": deltas}
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import re
 import subprocess
 import threading
 import time
@@ -23,6 +24,8 @@ from typer.testing import CliRunner
 import polopt
 from polopt.common.config import ConfigError
 from polopt.common.sums import SUMS
+from polopt.common.tracer import TRACER
+from polopt.metrics.chrome_trace import chrome_trace
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
@@ -302,6 +305,19 @@ def test_events_are_shown_with_names() -> None:
     assert len(lines) == len(recorded["events"])
     assert any("worker 2, sent with weights" in line for line in lines)
     assert any("worker 2 has failed" in line for line in lines)
+
+
+def test_log_and_trace_name_the_events(caplog: pytest.LogCaptureFixture) -> None:
+    TRACER.begin()
+    with caplog.at_level(logging.WARNING, logger="polopt"):
+        _, recorded, _ = run("async_gradients", shuffled_by(1), dies_at=3)
+    spans = [event for event in TRACER.take() if event.name == "request"]
+    trace = chrome_trace({"driver": spans}, (0.0, 1e12))["traceEvents"]
+    named = [span["args"]["event"] for span in trace if span["ph"] == "X"]
+    assert len(named) == len(spans) > 10
+    assert {recorded["events"][number][0] for number in named} == {"reply"}
+    (number,) = re.findall(r"death; it is replaced \(event (\d+) of the record\)", caplog.text)
+    assert recorded["events"][int(number)][0] == "fail"
 
 
 # ---- trainers, in one process -------------------------------------------------------------------
