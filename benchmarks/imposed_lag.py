@@ -74,7 +74,7 @@ class ImposedLagConfig(polopt.OptimizerConfig):
         imposed_lag: batches between sampling and learning.
     """
 
-    imposed_lag: int = pydantic.Field(0, ge=0)
+    imposed_lag: int = pydantic.Field(default=0, ge=0)
 
 
 class ImposedLag(polopt.PolicyOptimizer):

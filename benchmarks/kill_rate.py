@@ -44,6 +44,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "sync_gradients": {"policy": "a2c"},
     "sync_samples": {"policy": "a2c"},
     "async_samples": {"policy": "ppo", "num_sgd_iter": 1, "sgd_minibatch_size": 0},
+    "async_replay": {"policy": "dqn", "learning_starts": 500, "prioritized_replay": True},
     "decentralized_allreduce": {"policy": "ppo", "num_sgd_iter": 2, "sgd_minibatch_size": 10},
 }
 NUM_WORKERS = 3

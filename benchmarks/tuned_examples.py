@@ -42,6 +42,12 @@ def run(example: dict[str, Any], seed: int) -> dict[str, Any]:
     return last
 
 
+def return_of(example: dict[str, Any], result: dict[str, Any]) -> float:
+    """The return that the goal is for: of evaluation, if the example evaluates its policy."""
+    block = result["evaluation"] if "evaluation_interval" in example["config"] else result
+    return float(block["env_runners"]["episode_return_mean"])
+
+
 def main() -> None:
     """Runs, and prints a `measured` line for each example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -56,7 +62,7 @@ def main() -> None:
     for name in names:
         example = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
         results = [run(example, seed) for seed in args.seeds]
-        returns = [r["env_runners"]["episode_return_mean"] for r in results]
+        returns = [return_of(example, result) for result in results]
         steps = [r["num_env_steps_sampled_lifetime"] for r in results]
         seconds = [r["time_total_s"] for r in results]
         reached = sum(value >= example["goal"] for value in returns)

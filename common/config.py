@@ -15,6 +15,8 @@ from polopt.common.other_libraries import Fixed, fixed, instead_of
 C = TypeVar("C", bound="Config")
 #: Number of allowed names that an error message lists of a longer list.
 _MOST_SHOWN = 6
+#: Names of a longer list are shown if they are at least so similar, from 0 to 1.
+_SIMILAR = 0.6
 #: Characters of a value that an error message quotes.
 _MOST_QUOTED = 200
 
@@ -47,26 +49,32 @@ def nearest(name: Any, known: Iterable[str]) -> str:
 
 
 def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """`nearest` and some allowed names, the most similar first:
-    `"; did you mean 'gamma'? Allowed: gamma, lambda, lr, seed, env and 50 others"`.
+    """`nearest` and the allowed names, the most similar first. Of a long list, only the names that
+    are like the given one: `"; did you mean 'gamma'? Similar: gamma (of 56 names)"`.
 
     Args:
         name: the given name.
         known: names that may be suggested.
         shown: names that are listed as allowed; by default those of `known`.
     """
-    given = str(name).lower()
+    given, known = str(name), list(known)
+    names = set(known if shown is None else shown)
+    ranked = sorted(names, key=lambda key: (-_similarity(given, key), key))
+    meant = nearest(name, known) or "."
+    if len(ranked) <= _MOST_SHOWN + 2:
+        return f"{meant} Allowed: {', '.join(ranked)}"
+    near = [key for key in ranked[:_MOST_SHOWN] if _similarity(given, key) >= _SIMILAR]
+    if not near:
+        return f"{meant} None of the {len(ranked)} names is similar"
+    return f"{meant} Similar: {', '.join(near)} (of {len(ranked)} names)"
 
-    def dissimilarity(key: str) -> tuple[float, str]:
-        return -difflib.SequenceMatcher(None, given, key.lower()).ratio(), key
 
-    known = list(known)
-    ranked = sorted(set(known if shown is None else shown), key=dissimilarity)
-    others = len(ranked) - _MOST_SHOWN if len(ranked) > _MOST_SHOWN + 2 else 0
-    more = f" and {others} others" if others > 0 else ""
-    return (
-        f"{nearest(name, known) or '.'} Allowed: {', '.join(ranked[: len(ranked) - others])}{more}"
-    )
+def _similarity(given: str, key: str) -> float:
+    """How alike two names are, from 0 to 1: by their letters, or by the words that they share."""
+    given, key = given.lower(), key.lower()
+    words, others = (set(re.findall(r"[a-z]{3,}", name)) for name in (given, key))
+    shared = len(words & others) / max(len(words), 1)
+    return max(difflib.SequenceMatcher(None, given, key).ratio(), shared)
 
 
 def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:

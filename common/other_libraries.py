@@ -170,14 +170,72 @@ RLLIB = (
     ),
 )
 
-_NO_REPLAY = "polopt has no replay buffers yet"
+#: Of RLlib's DQN and SAC.
+RLLIB_REPLAY = (
+    Option(
+        "`replay_buffer_config`: `capacity`, `alpha`, `beta`",
+        "`buffer_size`, `prioritized_replay_alpha`, `prioritized_replay_beta`; a type with "
+        "`Prioritized` in its name is `prioritized_replay=True`",
+        "50000, 0.6 and 0.4; 50000, 0.6 and 0.4, uniform",
+    ),
+    Option(
+        "`num_steps_sampled_before_learning_starts`",
+        "`learning_starts`; also RLlib's name. Rows that have to be in the buffer",
+        "1000, 1000",
+    ),
+    Option("`train_batch_size_per_learner`", "`train_batch_size`; also RLlib's name", "32, 32"),
+    Option(
+        "`training_intensity`; None: one batch after each round of sampling",
+        "`training_intensity`, a number, delivered exactly whatever the number of workers",
+        "None, 8.0",
+    ),
+    Option(
+        "`n_step`, `double_q`, `dueling`, `td_error_loss_fn`",
+        "the same: `n_step`, `double_q`, `dueling`, `td_error_loss_fn`",
+        "1, True, True and huber; the same",
+    ),
+    Option("`hiddens`", "`fcnet_hiddens` of `model`: all layers", "(256,), (64, 64)"),
+    Option(
+        "`epsilon`; of the old API stack `exploration_config` with `initial_epsilon`, "
+        "`final_epsilon` and `epsilon_timesteps`",
+        "`epsilon`, a number or `[[steps, value], ...]`, of the environment steps of all workers",
+        "[[0, 1.0], [10000, 0.05]], the same",
+    ),
+    Option(
+        "`target_network_update_freq`, in environment steps",
+        "`target_network_update_freq`, in updates: divide by the environment steps of an update",
+        "500, 250",
+    ),
+    Option("`tau`", "`tau`", "1.0, 1.0; of SAC 0.005, 0.005"),
+    Option(
+        "SAC: `actor_lr`, `critic_lr`, `alpha_lr`",
+        "`actor_lr`, `critic_lr`, `alpha_lr`; None: `lr`",
+        "3e-5, 3e-4 and 3e-4; 3e-4 each",
+    ),
+    Option(
+        "SAC: `initial_alpha`, `target_entropy`",
+        "the same: `initial_alpha`, `target_entropy`",
+        "1.0 and auto, the same",
+    ),
+    Option(
+        "SAC: `q_model_config`, `policy_model_config`",
+        "`model`, of actor and critics",
+        "(256, 256) with relu, the same",
+    ),
+    Option(
+        "`store_buffer_in_checkpoints`",
+        "`save_replay_buffer`; also RLlib's name",
+        "False, False",
+    ),
+)
+
 _NO_OFFLINE = "polopt has no offline data"
 _NO_AGENTS = "polopt trains one policy in environments of one agent"
-_NO_DQN = "polopt has no DQN yet, nor its exploration"
+_NO_RAINBOW = "`dqn` has double Q-learning, a dueling network, n-step returns and priorities"
 _IN_DRIVER = "the driver learns. Optimizer `decentralized_allreduce` learns in all workers"
 _CALLBACKS = "`callbacks`, a class with `on_episode_end` and `on_train_result`"
 _WRAP = "wrap the environment"
-_CONNECTORS = f"polopt has no connectors: {_WRAP}, or write a policy"
+_CONNECTORS = f"polopt has no connectors: {_WRAP} ([wrappers](wrappers.md)), or write a policy"
 _RESTARTS = (
     "workers that fail are always replaced: `max_consecutive_failures`, `worker_timeout_s` and "
     "`worker_startup_timeout_s`"
@@ -193,7 +251,7 @@ RLLIB_FIXED = (
         "polopt uses PyTorch",
     ),
     Fixed(
-        {"explore": True, "exploration_config": {}},
+        {"explore": True, "exploration_config": ({}, {"type": "StochasticSampling"})},
         "training samples actions of the policy's distribution. In evaluation "
         '`evaluation_config={"explore": ...}` decides',
     ),
@@ -280,7 +338,7 @@ RLLIB_FIXED = (
         "shuffled minibatches, unless a policy of your own does otherwise",
     ),
     Fixed(
-        {"opt_type": (), "decay": (), "momentum": (), "epsilon": ()},
+        {"opt_type": (), "decay": (), "momentum": ()},
         "`torch_optimizer`, `rmsprop_alpha`, `rmsprop_epsilon`, `adam_epsilon`",
     ),
     Fixed(
@@ -337,26 +395,38 @@ RLLIB_FIXED = (
         "polopt writes no samples: a `Collector` gives them to a program of yours",
     ),
     Fixed(
-        {"replay_buffer_config": (), "buffer_size": (), "prioritized_replay": False}
-        | {"prioritized_replay_alpha": (), "prioritized_replay_beta": ()}
-        | {"prioritized_replay_eps": (), "learning_starts": (), "training_intensity": None}
-        | {"num_steps_sampled_before_learning_starts": (), "worker_side_prioritization": False}
-        | {"replay_sequence_length": None, "replay_proportion": 0.0, "replay_buffer_num_slots": 0}
-        | {"store_buffer_in_checkpoints": False, "min_replay_history": ()}
-        | {"use_circular_buffer": False, "circular_buffer_num_batches": ()}
+        {"worker_side_prioritization": False, "replay_buffer_num_slots": 0}
+        | {"replay_proportion": 0.0, "min_replay_history": ()},
+        "optimizers `sync_replay` and `async_replay` have replay buffers. IMPALA learns from each "
+        "sample once",
+    ),
+    Fixed(
+        {"burn_in_len": 0, "replay_sequence_length": None},
+        "policies with a replay buffer have no memory, and learn from single transitions",
+    ),
+    Fixed({"before_learn_on_batch": None}, "a policy of your own changes batches"),
+    Fixed(
+        {"use_circular_buffer": False, "circular_buffer_num_batches": ()}
         | {"circular_buffer_iterations_per_batch": (), "simple_queue_size": ()},
-        _NO_REPLAY,
+        "APPO learns from each batch once, in `num_sgd_iter` epochs",
     ),
     Fixed(
-        {"dueling": (), "double_q": (), "noisy": False, "num_atoms": 1, "v_min": (), "v_max": ()}
-        | {"n_step": (), "twin_q": (), "initial_alpha": (), "target_entropy": ()}
-        | {"schedule_max_timesteps": (), "exploration_fraction": (), "epsilon_timesteps": ()}
-        | {"initial_epsilon": (), "final_epsilon": (), "exploration_initial_eps": ()}
-        | {"exploration_final_eps": ()},
-        _NO_DQN,
+        {"noisy": False, "sigma0": (), "num_atoms": 1, "v_min": (), "v_max": ()}
+        | {"categorical_distribution_temperature": 1.0},
+        _NO_RAINBOW,
     ),
     Fixed(
-        {"tau": 1.0, "target_worker_clipping": (), "target_update_frequency": ()},
+        {"schedule_max_timesteps": (), "exploration_fraction": ()},
+        "`epsilon`, a schedule over environment steps",
+    ),
+    Fixed(
+        {"twin_q": True, "_deterministic_loss": False, "_use_beta_distribution": False}
+        | {"use_state_preprocessor": -1, "optimization": ()},
+        "policies `sac` and `td3` have two critics, and `sac` a squashed Gaussian. Learning rates "
+        "are `actor_lr`, `critic_lr` and `alpha_lr`",
+    ),
+    Fixed(
+        {"target_worker_clipping": (), "target_update_frequency": ()},
         "policy `appo`: after `target_network_update_freq` updates the target network becomes a "
         "copy of the network",
     ),
@@ -438,12 +508,73 @@ RLLIB_FIXED = (
         "returns are of the last 100 episodes. [Results](results.md) lists all keys",
     ),
     Fixed(
+        {"vtrace_drop_last_ts": (True, False), "after_train_step": ()}
+        | {"_enable_new_api_stack": (True, False), "dataset_num_iters_per_offline_eval_runner": ()},
+        "a policy of your own learns from a batch as it likes",
+    ),
+    Fixed(
+        {"torch_distributed_backend": ("gloo", "nccl")},
+        "ranks sum their gradients over sockets or gloo: `optimizer/allreduce_backend`",
+    ),
+    Fixed(
+        {"optimization_config": (), "replay_mode": "independent"},
+        "an option of RLlib's DQN or SAC that no policy of polopt has",
+    ),
+    Fixed(
         {"export_native_model_files": False, "checkpoint_trainable_policies_only": False}
         | {"_use_msgpack_checkpoints": (True, False), "_is_online": True, "_fake_gpus": False}
         | {"_validate_config": True},
         "`trainer.save(path)` writes a checkpoint, `polopt export` an ONNX model",
     ),
 )
+
+#: Options of RLlib that change how fast a run is, how it reports or how it fails, and not what it
+#: learns. The builders of `polopt.rllib` ignore other values of them with a warning.
+# fmt: off
+RLLIB_IGNORED = frozenset((
+    "_evaluation_parallel_to_training_wo_thread", "_fake_gpus",
+    "_run_training_always_in_thread", "_use_msgpack_checkpoints",
+    "always_attach_evaluation_results", "auto_wrap_old_gym_envs",
+    "broadcast_env_runner_states", "broadcast_interval", "checkpoint_trainable_policies_only",
+    "compress_observations", "create_local_env_runner", "custom_resources_per_learner",
+    "custom_stats_cls_lookup", "delay_between_env_runner_restarts_s",
+    "delay_between_worker_restarts_s", "disable_env_checking", "enable_async_evaluation",
+    "env_runner_health_probe_timeout_s", "env_runner_restore_timeout_s",
+    "env_runner_state_server_max_concurrency", "episodes_to_numpy",
+    "evaluation_auto_duration_max_env_steps_per_sample",
+    "evaluation_auto_duration_min_env_steps_per_sample",
+    "evaluation_error_after_n_consecutive_skips",
+    "evaluation_force_reset_envs_before_iteration", "evaluation_sample_timeout_s",
+    "evaluation_unhealthy_workers_timeout_s", "export_native_model_files",
+    "ignore_env_runner_failures", "ignore_worker_failures", "keep_per_episode_custom_metrics",
+    "learner_queue_size", "learner_queue_timeout", "local_gpu_idx", "log_gradients",
+    "log_level", "log_sys_usage", "logger_config", "logger_creator",
+    "max_num_env_runner_restarts", "max_num_worker_restarts",
+    "max_requests_in_flight_per_aggregator_actor",
+    "max_requests_in_flight_per_aggregator_worker", "max_requests_in_flight_per_env_runner",
+    "max_requests_in_flight_per_learner", "max_requests_in_flight_per_replay_worker",
+    "max_requests_in_flight_per_sampler_worker", "max_sample_requests_in_flight_per_worker",
+    "merge_env_runner_states", "metrics_episode_collection_timeout_s",
+    "metrics_num_episodes_for_smoothing", "min_train_timesteps_per_iteration",
+    "num_aggregation_workers", "num_aggregator_actors_per_learner",
+    "num_consecutive_env_runner_failures_tolerance",
+    "num_consecutive_worker_failures_tolerance", "num_cpus_per_learner",
+    "num_data_loader_buffers", "num_gpu_loader_threads", "num_learners",
+    "num_multi_gpu_tower_stacks", "placement_strategy", "recreate_failed_env_runners",
+    "recreate_failed_workers", "restart_failed_env_runners",
+    "restart_failed_sub_environments", "sample_async", "sampler_perf_stats_ema_coef",
+    "simple_optimizer", "stats_cls_lookup", "sync_filters_on_rollout_workers_timeout_s",
+    "synchronize_filters", "timeout_s_aggregator_manager", "timeout_s_replay_manager",
+    "timeout_s_sampler_manager", "torch_compile_learner",
+    "torch_compile_learner_dynamo_backend", "torch_compile_learner_dynamo_mode",
+    "torch_compile_learner_what_to_compile", "torch_compile_worker",
+    "torch_compile_worker_dynamo_backend", "torch_compile_worker_dynamo_mode",
+    "torch_ddp_kwargs", "torch_distributed_backend", "update_worker_filter_stats",
+    "use_env_runner_state_server", "use_worker_filter_stats",
+    "validate_env_runners_after_construction", "validate_workers_after_construction",
+    "worker_health_probe_timeout_s", "worker_restore_timeout_s",
+))
+# fmt: on
 
 #: The same for the keys of RLlib's `model`.
 RLLIB_MODEL_FIXED = (
@@ -521,7 +652,11 @@ STABLE_BASELINES3 = (
         "1, 8",
     ),
     Option("`n_steps`", "`rollout_fragment_length`", "2048, 128"),
-    Option("`batch_size`", "`sgd_minibatch_size`", "64, 128"),
+    Option(
+        "`batch_size`",
+        "`sgd_minibatch_size`; of DQN, SAC and TD3: `train_batch_size`",
+        "64, 128",
+    ),
     Option("`n_epochs`", "`num_sgd_iter`", "10, 10"),
     Option(
         "`learning_rate`, a function of the share that remains",
@@ -644,6 +779,57 @@ STABLE_BASELINES3 = (
     ),
 )
 
+#: Of Stable-Baselines3's DQN, SAC and TD3.
+STABLE_BASELINES3_REPLAY = (
+    Option("`buffer_size`", "`buffer_size`", "1e6, 50000; of SAC 1e6, 1e6"),
+    Option(
+        "`learning_starts`, with random actions until then in SAC and TD3",
+        "`learning_starts`; the random actions are `random_timesteps`",
+        "100, 1000",
+    ),
+    Option(
+        "`train_freq`, `gradient_steps`",
+        "`training_intensity`: rows of the updates, divided by the environment steps of them: "
+        "`gradient_steps * batch_size / (train_freq * n_envs)`",
+        "4, 1 and 32 rows: 8.0; 8.0. SAC: 256.0, 256.0",
+    ),
+    Option("`tau`", "`tau`", "1.0, 1.0; of SAC 0.005, 0.005"),
+    Option(
+        "`target_update_interval`, in environment steps; of SAC in updates",
+        "`target_network_update_freq`, in updates",
+        "10000, 250; of SAC 1, 1",
+    ),
+    Option(
+        "`exploration_fraction`, `exploration_initial_eps`, `exploration_final_eps`",
+        "`epsilon`, `[[0, 1.0], [steps, 0.05]]`",
+        "0.1, 1.0 and 0.05; over 10,000 steps",
+    ),
+    Option("`ent_coef`: `auto` or a number", "`initial_alpha`; a fixed one: `target_entropy=None`"),
+    Option("`target_entropy`", "`target_entropy`", "auto, auto"),
+    Option(
+        "`action_noise`: `NormalActionNoise`",
+        "policy `td3`: `exploration_noise`",
+        "None, 0.1",
+    ),
+    Option(
+        "`policy_delay`, `target_policy_noise`, `target_noise_clip`",
+        "`policy_delay`, `target_noise`, `target_noise_clip`",
+        "2, 0.2 and 0.5; the same",
+    ),
+    Option("`n_steps` of DQN, SAC and TD3", "`n_step`", "1, 1"),
+    Option(
+        "`replay_buffer_class`, `replay_buffer_kwargs`",
+        "none: `prioritized_replay=True` draws by priority",
+    ),
+    Option(
+        "`optimize_memory_usage`",
+        "none: each observation is stored once, also with time limits and n-step returns",
+        "False, always",
+    ),
+    Option("`use_sde_at_warmup`", "none: polopt has no gSDE", "False, never"),
+    Option("`model.save_replay_buffer(path)`", "`save_replay_buffer=True`: in each checkpoint"),
+)
+
 CLEANRL = (
     Option("`--num-envs`", "`num_envs_per_worker`, times `num_workers` if that is not 0", "4, 8"),
     Option("`--num-steps`", "`rollout_fragment_length`", "128, 128"),
@@ -701,11 +887,11 @@ CLEANRL = (
     ),
 )
 
-_NO_REPLAY_ALGORITHM = (
-    "polopt has no algorithm with a replay buffer yet. It has A2C, A3C, SyncPPO, DDPPO, IMPALA "
-    "and APPO"
+_NONE = (
+    "polopt has no {}. It has A2C, A3C, SyncPPO, DDPPO, IMPALA, APPO, DQN, ApexDQN, SAC, TD3 and "
+    "PQN"
 )
-_NONE = "polopt has no {}. It has A2C, A3C, SyncPPO, DDPPO, IMPALA and APPO"
+_NO_DISTRIBUTIONAL = f"{_NONE.format('distributional DQN')}. {_NO_RAINBOW}"
 _NO_REINFORCE = "polopt has no REINFORCE. The nearest is `A2C` with `lambda` of 1"
 #: Algorithms of the other libraries, and the presets that take their place, if there are any.
 ALGORITHMS: Mapping[str, str] = {
@@ -723,10 +909,13 @@ ALGORITHMS: Mapping[str, str] = {
     "REINFORCE": _NO_REINFORCE,
     "ES": _NONE.format("evolution strategies"),
     "ARS": _NONE.format("random search"),
-    **dict.fromkeys(("DQN", "DDQN", "C51", "Rainbow", "QRDQN", "SimpleQ"), _NO_REPLAY_ALGORITHM),
-    **dict.fromkeys(("R2D2", "ApexDQN", "APEX", "Ape-X", "ApexDDPG", "HER"), _NO_REPLAY_ALGORITHM),
-    **dict.fromkeys(("SAC", "TD3", "DDPG", "TQC", "CrossQ", "REDQ"), _NO_REPLAY_ALGORITHM),
-    **dict.fromkeys(("DreamerV3", "MuZero"), _NO_REPLAY_ALGORITHM),
+    "DDQN": "DDQN is `DQN` here",
+    "SimpleQ": "SimpleQ is `DQN` with `double_q` and `dueling` of False",
+    **dict.fromkeys(("C51", "Rainbow", "QRDQN"), _NO_DISTRIBUTIONAL),
+    **dict.fromkeys(("APEX", "Ape-X"), "Ape-X is `ApexDQN` here"),
+    "DDPG": "polopt has no DDPG. The nearest is `TD3`",
+    **{name: _NONE.format(name) for name in ("R2D2", "ApexDDPG", "HER", "TQC", "CrossQ", "REDQ")},
+    **{name: _NONE.format(name) for name in ("DreamerV3", "MuZero")},
     **dict.fromkeys(("BC", "MARWIL", "CQL", "IQL", "CRR", "DT"), _NO_OFFLINE),
     **dict.fromkeys(("QMIX", "MADDPG", "MAPPO", "IPPO"), _NO_AGENTS),
 }
@@ -747,9 +936,12 @@ def instead_of(name: Any) -> str:
     """
     name = str(name).lstrip("-").replace("-", "_")
     answers: dict[str, list[str]] = {}
-    for library, options in (("Stable-Baselines3", STABLE_BASELINES3), ("CleanRL", CLEANRL)):
+    for library, options in (
+        ("Stable-Baselines3", (*STABLE_BASELINES3, *STABLE_BASELINES3_REPLAY)),
+        ("CleanRL", CLEANRL),
+        ("RLlib", (*RLLIB, *RLLIB_REPLAY)),
+    ):
         _add(answers, library, (o.here for o in options if name in o.names))
-    _add(answers, "RLlib", (o.here for o in RLLIB if name in o.names))
     _add(answers, "RLlib", (f.here for f in (*RLLIB_FIXED, *RLLIB_MODEL_FIXED) if name in f.same))
     return ". ".join(
         f"For {name!r} of {' and '.join(libraries)}: {_plain(here)}"

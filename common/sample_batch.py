@@ -50,6 +50,9 @@ class SampleBatch:
             batch is normalised already (`Normalizer.normalized`).
         moments: of the transitions, until the worker counts them; None: the policy does not
             normalise, or they are counted.
+        place: `(stream, step)`: where the fragment lies among those of its sampler. A stream has
+            consecutive steps of the same environments; `step` counts those before the fragment.
+            None: not known, as of batches that were put together from others.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -65,6 +68,7 @@ class SampleBatch:
     column_versions: np.ndarray | None = None  # [N] int64
     per_env: dict[str, np.ndarray] = field(default_factory=dict)  # name -> [N, ...]
     moments: Moments | None = None
+    place: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
         """T, N, environment steps and version, and the type and shape of each column."""
@@ -130,6 +134,11 @@ class SampleBatch:
         arrays = [self.all_obs, self.successor_obs, *self.columns.values(), *self.per_env.values()]
         return sum(array.nbytes for array in arrays)
 
+    @property
+    def next_place(self) -> tuple[int, int] | None:
+        """The `place` of the fragment that continues this one; None: not known."""
+        return None if self.place is None else (self.place[0], self.place[1] + self.shape[0])
+
     def flat(self, name: str) -> np.ndarray:
         """`[T * N, ...]`: a column with time and environments flattened; a view."""
         column = self[name]
@@ -153,6 +162,7 @@ class SampleBatch:
             worker_index=self.worker_index,
             column_versions=self.column_versions,
             per_env=begun if start else self.per_env,
+            place=None if self.place is None else (self.place[0], self.place[1] + start),
         )
 
     def select(self, envs: np.ndarray) -> SampleBatch:
@@ -285,7 +295,7 @@ def _packed(batch: SampleBatch) -> _PackedBatch:
         for name, column in batch.columns.items()
     }
     names = ["successor_index", "version", "worker_index", "episodes", "device", "faults"]
-    names += ["column_versions", "per_env"]
+    names += ["column_versions", "per_env", "place"]
     return observations, columns, {name: getattr(batch, name) for name in names}
 
 

@@ -1,10 +1,12 @@
-"""`Transitions`: rows that were drawn from a replay buffer."""
+"""`Transitions` and `Sequences`: what is drawn from a replay buffer."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
+
+from polopt.common.sample_batch import SampleBatch
 
 
 class Transitions(NamedTuple):
@@ -39,3 +41,24 @@ class Transitions(NamedTuple):
     def num_rows(self) -> int:
         """B."""
         return len(self.rewards)
+
+
+class Sequences(NamedTuple):
+    """B sequences of L steps, as a policy with memory learns from them.
+
+    Attributes:
+        batch: `[L, B]`, with `per_env["state"]`, the memory before the first step.
+        weights: importance-sampling weights, as of `Transitions`.
+        indices: the places of the sequences in their buffer, for the priorities that flow back.
+        burn_in: the first steps, which bring the memory up to date and give no loss.
+    """
+
+    batch: SampleBatch
+    weights: np.ndarray  # [B] float32
+    indices: np.ndarray  # [B] int64
+    burn_in: int
+
+    @property
+    def num_rows(self) -> int:
+        """Transitions after the burn-in."""
+        return int(np.count_nonzero(self.batch["valid"][self.burn_in :]))

@@ -422,6 +422,56 @@ def _stale(run: RunResults) -> Found:
     )
 
 
+@_rule(
+    "learner-waits",
+    "the learner of a replay buffer waits for rows of busy workers in more than half of its time",
+)
+def _learner_waits(run: RunResults) -> Found:
+    waits = run.rise_per_s("learner_blocked_s")
+    workers = len(run.sampling_rates())
+    if not run.lasts or not workers or waits < 0.5 or run.share("workers_idle") > 0.3:
+        return None
+    return (
+        f"The learner waits for samples: {waits:.0%} of its time, and workers are busy",
+        f"num_workers={2 * workers}, if cores are free, or a higher training_intensity",
+        waits,
+    )
+
+
+@_rule(
+    "learner-waits-for-shards",
+    "the learner waits in more than half of its time for batches that replay shards were asked for",
+)
+def _learner_waits_for_shards(run: RunResults) -> Found:
+    waits = run.rise_per_s("learner_blocked_by_shards_s")
+    if not run.lasts or waits < 0.5:
+        return None
+    return (
+        f"The learner waits for replay shards: {waits:.0%} of its time",
+        "more num_replay_shards if cores are free, a larger train_batch_size, or a larger "
+        "learner_queue_size",
+        waits,
+    )
+
+
+@_rule(
+    "samplers-wait",
+    "the samplers of a replay buffer stand still in more than half of the time, until the learner"
+    " has caught up",
+)
+def _samplers_wait(run: RunResults) -> Found:
+    waits = run.rise_per_s("samplers_blocked_s")
+    workers = len(run.sampling_rates())
+    if not run.lasts or not workers or waits < 0.5:
+        return None
+    return (
+        f"The samplers wait for the learner: {waits:.0%} of their time",
+        "fewer workers, a larger train_batch_size (fewer updates at the same intensity), or a "
+        "lower training_intensity",
+        waits,
+    )
+
+
 @_rule("allreduce-dominates", "sums over the group take more than half of the ranks' time")
 def _allreduce_dominates(run: RunResults) -> Found:
     share = run.share("workers_allreduce")
@@ -453,6 +503,7 @@ def _reporting(run: RunResults) -> Found:
     "more-workers",
     "the driver waits in more than 60 percent of its time for workers that are busy, and half"
     " of the cores are free",
+    unless=("learner-waits",),
 )
 def _more_workers(run: RunResults) -> Found:
     wait = max(run.share("driver_wait"), run.share("driver_sample"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
 
 class LagHistogram:
     """Distribution of policy lag since the last report.
@@ -63,6 +65,76 @@ class LagMeter:
         """Counts a gradient or batch made with weights of `version` and used at version `now`."""
         self.in_updates.add(now - version, weight)
         self.in_rollouts.add(clock.since(version), weight)
+
+
+class AgeHistogram:
+    """Distribution of the ages of the rows that were drawn from a replay buffer, since the last
+    report.
+
+    The age of a row is the number of rows that were sampled after it. The bins divide the capacity
+    of the buffer into equal parts; the last one also counts older rows.
+
+    Args:
+        capacity: rows of the buffer.
+        bins: number of bins.
+    """
+
+    def __init__(self, capacity: int, bins: int = 16) -> None:
+        self._width = max(capacity / bins, 1.0)
+        self._bins = bins
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts = np.zeros(self._bins, np.int64)
+        self._sum = self._max = 0
+
+    def add(self, ages: np.ndarray) -> None:
+        """Counts rows of these ages `[B]`."""
+        places = np.minimum(ages // self._width, self._bins - 1).astype(np.int64)
+        self._counts += np.bincount(places, minlength=self._bins)
+        self._sum += int(ages.sum())
+        self._max = max(self._max, int(ages.max(initial=0)))
+
+    def report(self) -> dict[str, object]:
+        """`{mean, max, histogram}` since the last report; then resets them."""
+        mean = self._sum / max(int(self._counts.sum()), 1)
+        report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
+        self._begin()
+        return report
+
+
+class DoublingHistogram:
+    """Distribution of numbers from 0 to millions since the last report.
+
+    Bin 0 counts zeros, and bin `i` numbers from `2^(i-1)` to `2^i - 1`. The last bin also counts
+    larger ones.
+
+    Args:
+        bins: number of bins.
+    """
+
+    def __init__(self, bins: int = 22) -> None:
+        self._bins = bins
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts = np.zeros(self._bins, np.int64)
+        self._sum = self._max = 0
+
+    def add(self, values: np.ndarray) -> None:
+        """Counts whole numbers `[B]` of 0 or larger."""
+        _, exponents = np.frexp(values.astype(np.float64))  # 1 for 1, 2 for 2 and 3, 3 for 4 to 7
+        places = np.minimum(exponents, self._bins - 1)
+        self._counts += np.bincount(places, minlength=self._bins)
+        self._sum += int(values.sum())
+        self._max = max(self._max, int(values.max(initial=0)))
+
+    def report(self) -> dict[str, object]:
+        """`{mean, max, histogram}` since the last report; then resets them."""
+        mean = self._sum / max(int(self._counts.sum()), 1)
+        report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
+        self._begin()
+        return report
 
 
 class LearnedVersions:

@@ -128,6 +128,71 @@ RANKS = Plot(
     kind="runs",
     steps=True,
 )
+BUFFER_FILL = Plot(
+    "buffer-fill",
+    "Fill of the replay buffer",
+    "Rows in the buffer, as a share of buffer_size. Learning begins at learning_starts rows.",
+    "share",
+    {"fill": _OPT + "buffer_fill"},
+    kind="runs",
+)
+ROW_AGE = Plot(
+    "row-age",
+    "Age of the rows learned from",
+    "Environment steps that were sampled after a row until it was drawn, in sixteenths of "
+    "buffer_size. A full buffer with uniform drawing has the same number in each bin. Mass in the "
+    "lower bins: prioritized replay prefers new rows.",
+    "age (1/16 of the buffer)",
+    {"age": _OPT + "row_age/histogram"},
+    kind="heatmap",
+)
+INTENSITY = Plot(
+    "training-intensity",
+    "Training intensity",
+    "Rows learned per row sampled since learning began. It equals training_intensity within one "
+    "batch.",
+    "rows learned per row sampled",
+    {"intensity": _OPT + "training_intensity"},
+    kind="runs",
+)
+WHO_WAITS = Plot(
+    "who-waits",
+    "Who waits for whom",
+    "Seconds in which the learner could not go on without new rows, and in which the samplers "
+    "stood still until the learner had caught up. Since the start of the process.",
+    "s",
+    {
+        "learner": _OPT + "learner_blocked_s",
+        "samplers": _OPT + "samplers_blocked_s",
+    },
+)
+PRIORITIES = Plot(
+    "priorities",
+    "Priorities of the rows",
+    "Mean and largest TD error to the power of alpha, by which rows are drawn. 0 where drawing is "
+    "uniform. A maximum far above the mean: few rows are drawn again and again.",
+    "priority",
+    {"mean": _OPT + "priority_mean", "max": _OPT + "priority_max"},
+)
+PRIORITY_LAG = Plot(
+    "priority-lag",
+    "Lag of priorities",
+    "Updates between the weights that the priority of a row was computed with and its use. Bin 0 "
+    "is no lag, bin i is 2^(i-1) to 2^i - 1. Mass that moves up: rows are drawn by priorities that "
+    "say little about the present network.",
+    "log2 of updates",
+    {"lag": _OPT + "priority_lag/histogram"},
+    kind="heatmap",
+)
+SHARDS = Plot(
+    "shards",
+    "Replay shards",
+    "Shards that are up, of all runs. A shard that is replaced begins without rows.",
+    "shards",
+    {"shards": _OPT + "num_replay_shards_up"},
+    kind="runs",
+    steps=True,
+)
 
 GRADIENTS_METRIC = Metric(
     "counter",
@@ -167,3 +232,42 @@ BROKEN_ROUNDS_METRIC = Metric(
     _OPT + "num_broken_rounds",
     "lost with a rank, so far",
 )
+FILL_METRIC = Metric(
+    "gauge", "polopt_buffer_fill", "share", _OPT + "buffer_fill", "of the replay buffer, in use"
+)
+ROW_AGE_METRIC = Metric(
+    "gauge",
+    "polopt_row_age",
+    "environment steps",
+    _OPT + "row_age/mean",
+    "sampled after a row until it was drawn, mean",
+)
+INTENSITY_METRIC = Metric(
+    "gauge",
+    "polopt_training_intensity",
+    "rows/row",
+    _OPT + "training_intensity",
+    "rows learned per row sampled since learning began",
+)
+BLOCKED_METRIC = Metric(
+    "gauge",
+    "polopt_blocked_s",
+    "s",
+    _OPT + "*_blocked_s",
+    "in which the learner waited for rows, or the samplers for the learner, so far",
+    "who",
+)
+PRIORITY_METRIC = Metric(
+    "gauge",
+    "polopt_priority",
+    "",
+    _OPT + "priority_*",
+    "of the rows in the replay buffer: mean and maximum",
+    "over",
+)
+SHARDS_METRIC = Metric(
+    "gauge", "polopt_replay_shards", "shards", _OPT + "num_replay_shards_up", "that are up"
+)
+#: Of all optimizers with a replay buffer.
+REPLAY = (INTENSITY, WHO_WAITS, BUFFER_FILL, ROW_AGE, PRIORITIES, POLICY_LAG)
+REPLAY_METRICS = (INTENSITY_METRIC, BLOCKED_METRIC, FILL_METRIC, ROW_AGE_METRIC, PRIORITY_METRIC)

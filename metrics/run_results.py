@@ -44,6 +44,9 @@ COLUMNS = {
     "num_ranks": "optimizer/num_ranks",
     "num_gradients": "optimizer/num_gradients",
     "num_gradients_stale": "optimizer/num_gradients_stale",
+    "learner_blocked_s": "optimizer/learner_blocked_s",
+    "samplers_blocked_s": "optimizer/samplers_blocked_s",
+    "learner_blocked_by_shards_s": "optimizer/learner_blocked_by_shards_s",
     "driver_startup": "optimizer/driver/share/startup",
     "driver_wait": "optimizer/driver/share/wait",
     "driver_sample": "optimizer/driver/share/sample",
@@ -131,6 +134,10 @@ class RunResults:
         """How much a counter has risen over all results, or 0."""
         values = self.column(name)
         return float(np.diff(values, prepend=0.0).clip(0.0).sum()) if len(values) else 0.0
+
+    def rise_per_s(self, name: str) -> float:
+        """How much a counter has risen in a second of training, over all results, or 0."""
+        return self.rise(name) / max(float(self._seconds.sum()), 1e-9)
 
     def text(self, name: str) -> str:
         """The last text, or an empty one."""

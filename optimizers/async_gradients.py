@@ -30,7 +30,7 @@ class GradientsConfig(OptimizerConfig):
         grads_per_step: gradients that arrive within one `step()`.
     """
 
-    grads_per_step: int = pydantic.Field(100, ge=1, le=10**7)
+    grads_per_step: int = pydantic.Field(default=100, ge=1, le=10**7)
 
 
 class AsyncGradientsConfig(GradientsConfig):
@@ -45,8 +45,8 @@ class AsyncGradientsConfig(GradientsConfig):
             (max_policy_lag + 1) / (lag + 1), after Zhang et al., 2016.
     """
 
-    max_requests_in_flight_per_worker: int = pydantic.Field(1, ge=1, le=1000)
-    max_policy_lag: int | None = pydantic.Field(None, ge=0)
+    max_requests_in_flight_per_worker: int = pydantic.Field(default=1, ge=1, le=1000)
+    max_policy_lag: int | None = pydantic.Field(default=None, ge=0)
     stale_gradients: Literal["drop", "scale"] = "drop"
 
     aliases: ClassVar[Mapping[str, str]] = {

@@ -46,9 +46,9 @@ class AsyncSamplesConfig(OptimizerConfig):
             may end the one before while the driver learns.
     """
 
-    train_batch_size: Automatic = pydantic.Field(None, ge=0, le=10**8)
-    max_rollout_lag: int | None = pydantic.Field(None, ge=0, le=1000)
-    max_requests_in_flight_per_worker: int = pydantic.Field(2, ge=1, le=1000)
+    train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
+    max_rollout_lag: int | None = pydantic.Field(default=None, ge=0, le=1000)
+    max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
 
     aliases: ClassVar[Mapping[str, str]] = {
         "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from polopt.rollouts.workers.call_workers import (
     update_algorithm_parameter,
 )
 from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -61,12 +63,17 @@ class PolicyOptimizer(ABC):
     """
 
     name: ClassVar[str] = ""
+    config: Any  # an instance of `config_class`; a subclass declares its own
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
+    #: What its policies learn from, as `Policy.learns_from`.
+    learns_from: ClassVar[type] = SampleBatch
     phases: ClassVar[tuple[str, ...]] = ()
     #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
     #: Whether the strategy also runs in one process, with `num_workers=0`.
     runs_in_process: ClassVar[bool] = False
+    #: The optimizer to use then.
+    in_process_instead: ClassVar[str] = "sync_samples"
     #: What becomes of the work of a worker that fails; see `Calls`.
     after_failure: ClassVar[AfterFailure] = "send again"
     #: What dashboards show besides the panels that all optimizers have.
@@ -114,9 +121,32 @@ class PolicyOptimizer(ABC):
         if rollout.num_workers == 0 and not cls.runs_in_process:
             raise ConfigError(
                 f"optimizer {cls.title()!r} with num_workers=0: it needs remote workers. Allowed: "
-                "num_workers of 1 or more, or optimizer 'sync_samples'"
+                f"num_workers of 1 or more, or optimizer {cls.in_process_instead!r}"
             )
         cls.check(rollout, config)
+
+    @classmethod
+    def further_processes(cls, config: Any) -> list[dict[str, float]]:
+        """The resources of each process that the strategy starts besides the workers, by Ray's
+        names: `[{"CPU": 1.0}]`. A trial reserves them. By default there are none.
+
+        Args:
+            config: an instance of `config_class`.
+        """
+        return []
+
+    @classmethod
+    def check_spaces(cls, workers: WorkerConfig, config: Any) -> None:
+        """Refuses what does not fit the spaces of the environment, before any actor starts.
+
+        Args:
+            workers: what workers are made from.
+            config: an instance of `config_class`.
+
+        Raises:
+            ConfigError: names the option and the reason.
+        """
+        return
 
     @classmethod
     def check_evaluation(cls, config: Any) -> None:
@@ -280,6 +310,31 @@ class PolicyOptimizer(ABC):
             self.workers.up()
         begin_restored_run(self.workers, int(state["restore_count"]) + 1)
         restore_statistics(self.workers, state.get("workers", {}))
+
+    def write_files(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """Writes what of the state is too large for `get_state`, a replay buffer for example. By
+        default nothing.
+
+        Args:
+            directory: does not exist yet.
+
+        Returns:
+            what `read_files` needs besides the files, as `get_state`; and the SHA-256 of each file
+            in the directory, by name.
+        """
+        return {}, {}
+
+    def read_files(self, directory: Path, state: Mapping[str, Any]) -> None:
+        """Restores what `write_files` of any optimizer wrote, after `set_state`.
+
+        Args:
+            directory: does not exist if nothing was written.
+            state: what `write_files` returned; empty if nothing was written.
+
+        Raises:
+            ValueError: the files do not fit.
+        """
+        return
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in this process, in all workers and in the workers below

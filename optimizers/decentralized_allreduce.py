@@ -60,9 +60,9 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
         Literal["auto", "socket", "gloo", "nccl"], pydantic.BeforeValidator(sockets_for_zmq)
     ] = "auto"
     keep_local_weights_in_sync: bool = True
-    fraction_workers: float = pydantic.Field(0.6, gt=0.0, le=1.0)
-    fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
-    allreduce_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
+    fraction_workers: float = pydantic.Field(default=0.6, gt=0.0, le=1.0)
+    fraction_samples: float = pydantic.Field(default=0.25, ge=0.0, le=1.0)
+    allreduce_timeout_s: float = pydantic.Field(default=60.0, gt=0.0, le=1e7)
 
     renamed: ClassVar[Mapping[str, str]] = {
         "preemption_threshold": "fraction_workers",

@@ -10,8 +10,10 @@ OPTIMIZERS = Registry(
     "polopt.optimizers.base:PolicyOptimizer",
     {
         "async_gradients": "polopt.optimizers.async_gradients:AsyncGradients",
+        "async_replay": "polopt.optimizers.async_replay:AsyncReplay",
         "async_samples": "polopt.optimizers.async_samples:AsyncSamples",
         "sync_gradients": "polopt.optimizers.sync_gradients:SyncGradients",
+        "sync_replay": "polopt.optimizers.sync_replay:SyncReplay",
         "sync_samples": "polopt.optimizers.sync_samples:SyncSamples",
         "decentralized_allreduce": (
             "polopt.optimizers.decentralized_allreduce:DecentralizedAllReduce"

@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 
 from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.async_replay import AsyncReplay
 from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples
 
 COLLECTIONS = ("central sync", "central async", "parallel sync", "parallel async")
@@ -137,9 +139,9 @@ def scheme_of(optimizer: PolicyOptimizer) -> Scheme:
         return Scheme(below, f"{place} {'sync' if waits else 'async'}", "central")
     if isinstance(optimizer, SyncGradients):
         return Scheme(below, f"{place} sync", "central")
-    if isinstance(optimizer, SyncSamples):
+    if isinstance(optimizer, SyncSamples | SyncReplay):
         return Scheme(collection_of(workers, how), "central sync", "central")
-    if isinstance(optimizer, AsyncSamples):
+    if isinstance(optimizer, AsyncSamples | AsyncReplay):
         return Scheme(collection_of(workers, "async"), "central sync", "central")
     if isinstance(optimizer, DecentralizedAllReduce):
         return Scheme(below, "parallel sync", "decentralized")

@@ -19,7 +19,7 @@ from polopt.metrics.tab import Tab
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_central_gradients
 from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.workers.call_workers import call_each, set_up_each
+from polopt.rollouts.workers.call_workers import restore_samplers, sampler_states
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -37,9 +37,9 @@ class SyncSamplesConfig(OptimizerConfig):
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
-    train_batch_size: Automatic = pydantic.Field(None, ge=0, le=10**8)
-    fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
-    fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
+    train_batch_size: Automatic = pydantic.Field(default=None, ge=0, le=10**8)
+    fraction_workers: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
+    fraction_samples: float = pydantic.Field(default=0.25, ge=0.0, le=1.0)
 
     aliases: ClassVar[Mapping[str, str]] = {"train_batch_size_per_learner": "train_batch_size"}
 
@@ -109,28 +109,13 @@ class SyncSamples(PolicyOptimizer):
         self.calls.wait()
 
     def worker_states(self) -> dict[str, Any]:
-        """State of the workers' environments and random numbers, besides their statistics.
-
-        A run restored with the same config continues bit for bit if collection is `sync` and the
-        environments have `get_checkpoint_state` and `set_checkpoint_state`
-        (`polopt.rollouts.envs.env_state`). Otherwise weights, torch optimizer, schedules and
-        counters continue, episodes start again, and fragments collected ahead are collected
-        again."""
-        up = {worker.index: (False,) for worker in self.workers.remote if worker.up}
-        states = {0: self.workers.local.get_state(False)}
-        states |= call_each(self.workers, "get_state", up)
-        return {str(index): saved for index, saved in states.items()}
+        """Besides statistics, the state of environments and random numbers: a run continues bit for
+        bit from it where `sampler_states` says so, with `collection` of `sync`."""
+        return sampler_states(self.workers)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
-        states = {
-            index: {key: value for key, value in saved.items() if key != "statistics"}
-            for index, saved in state.get("workers", {}).items()
-        }
-        if "0" in states:
-            self.workers.local.set_state(states["0"])
-        remote = {int(index): (saved,) for index, saved in states.items() if index != "0"}
-        set_up_each(self.workers, "set_state", remote)
+        restore_samplers(self.workers, state.get("workers", {}))
 
     def extra_stats(self) -> dict[str, Any]:
         return {

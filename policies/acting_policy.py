@@ -44,6 +44,8 @@ class ActingPolicy(ABC):
         env_steps: environment steps sampled so far by all workers; the argument of all schedules.
         shuffle: random numbers for the order of minibatches. Workers save and restore it.
         state_size: S, size of the memory of one environment, a vector; 0 without memory.
+        worker_index: index of the worker that samples with it, from 1; 0: none, or the driver.
+        num_workers: number of workers that sample, and each has its index.
 
     Raises:
         ConfigError: for spaces that are not supported.
@@ -69,6 +71,14 @@ class ActingPolicy(ABC):
         self.shuffle = np.random.default_rng([seed, 1])
         self.version = 0
         self.env_steps = 0
+        self.worker_index = 0
+        self.num_workers = 0
+
+    @property
+    def samples_uniformly(self) -> bool:
+        """Whether exploring ignores the policy at present: actions are uniform over those that are
+        allowed, as at the start of replay."""
+        return False
 
     @abstractmethod
     def make_distribution(self) -> ActionDistribution:

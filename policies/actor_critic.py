@@ -2,223 +2,57 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import pydantic
-import torch
-from gymnasium import Space
-from torch import Tensor
 
-from polopt.common.config import Automatic, ConfigError
 from polopt.common.sample_batch import SampleBatch
-from polopt.common.weights import Acting, Gradients
-from polopt.metrics.learner import LEARNER_KEYS
 from polopt.policies import gae
-from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
-from polopt.policies.learning.flat_parameters import Segment
-from polopt.policies.learning.minibatches import Minibatches, num_minibatches, valid_rows
-from polopt.policies.learning.policy_config import PolicyConfig
+from polopt.policies.fragment_policy import FragmentConfig, FragmentPolicy
 from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
-from polopt.policies.learning.value_statistics import value_statistics, value_sums
-from polopt.policies.networks.backend import Backend, Rows, as_tensor
-from polopt.policies.networks.base import ActorCriticNetwork, Network
-from polopt.policies.networks.factory import make_network
-from polopt.policies.networks.masked import MaskedNetwork
-from polopt.policies.normalization import Normalizer
-from polopt.policies.policy import Policy, reduce_gradient
 
 
-class ActorCriticConfig(PolicyConfig):
-    """Options of actor-critic policies, in addition to those of `PolicyConfig`.
+class ActorCriticConfig(FragmentConfig):
+    """Options of actor-critic policies, in addition to those of `FragmentConfig`. `lambda` is that
+    of GAE.
 
     Attributes:
-        gamma: discount factor.
-        lambda_: lambda of GAE (key `lambda`).
         vf_loss_coeff: weight of the value loss, which is half the mean squared error, as in RLlib's
             A3C, IMPALA and APPO.
         entropy_coeff: weight of the entropy bonus; a number or a schedule like `lr`.
-        num_sgd_iter: epochs over each batch.
-        sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
-            all rows.
         standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
-        normalize_observations: each element of an observation by its running mean and standard
-            deviation over all samples so far; see `Normalizer`.
-        clip_observations: bound of normalised observations.
-        normalize_rewards: divide rewards by the running standard deviation of the discounted
-            return; values and value targets are those of these rewards. Returns in results are not
-            divided.
-        clip_rewards: bound of normalised rewards.
     """
 
-    gamma: float = pydantic.Field(0.99, ge=0.0, le=1.0)
-    lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
-    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0, le=1e6)
+    vf_loss_coeff: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
     entropy_coeff: ScheduleValue = 0.01
-    num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
-    sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
     standardize_advantages: bool = False
-    normalize_observations: bool = False
-    clip_observations: float = pydantic.Field(10.0, gt=0.0, le=1e6)
-    normalize_rewards: bool = False
-    clip_rewards: float = pydantic.Field(10.0, gt=0.0, le=1e6)
 
     aliases: ClassVar[Mapping[str, str]] = {
-        **PolicyConfig.aliases,
-        "lambda_": "lambda",
-        "num_epochs": "num_sgd_iter",
-        "minibatch_size": "sgd_minibatch_size",
+        **FragmentConfig.aliases,
         "entropy_coeff_schedule": "entropy_coeff",
     }
-    fixed: ClassVar[tuple[str, ...]] = (
-        *PolicyConfig.fixed,
-        "normalize_observations",
-        "clip_observations",
-        "normalize_rewards",
-        "clip_rewards",
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _refuse_bound_of_nothing(self) -> ActorCriticConfig:
-        for what in ("observations", "rewards"):
-            bound, default = f"clip_{what}", type(self).model_fields[f"clip_{what}"].default
-            if getattr(self, bound) != default and not getattr(self, f"normalize_{what}"):
-                raise ValueError(
-                    f"key {bound!r}: got {getattr(self, bound)} with normalize_{what}=False. "
-                    f"Allowed: {default}, or normalize_{what}=True"
-                )
-        return self
 
 
-class ActorCriticPolicy(Policy):
-    """Learns by minibatch SGD on advantages and value targets.
+class ActorCriticPolicy(FragmentPolicy):
+    """Learns from fragments by minibatch SGD on advantages and value targets.
 
-    A subclass provides `loss`, and optionally `config_class`, `loss_columns`, `whole_columns`,
-    `make_network`, `postprocess`, `prepare_batch`, `on_epoch` and `on_learned`.
-    Where it reads `obs` or `rewards` of a batch itself, it reads those of `normalized(batch)`.
-
-    Args:
-        observation_space: observation space of one environment.
-        action_space: action space of one environment.
-        config: an instance of `config_class`.
-        seed: seed of the initial weights and of the shuffling of minibatches.
-        device: torch device of the network.
-
-    Attributes:
-        backend: computes outputs and gradients of `model`; what it takes rows as, see
-            `Backend.rows`.
-
-    Raises:
-        ConfigError: for spaces that are not supported.
+    A subclass provides `loss`, and optionally what a `FragmentPolicy` lists. The second output of
+    its network are values.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
-    config: ActorCriticConfig
-    model: Network
-    #: Columns of a prepared batch that `loss` reads, besides `obs`.
+    config: Any  # see Policy
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
-    #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right
-    #: before its gradient, instead of the whole batch once.
-    whole_columns: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
-        config: ActorCriticConfig,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(observation_space, action_space, config, seed, device)
-        self.state_size = self.model.state_size
-        self.backend = self.make_backend(self.model)
-
-    def make_segments(self) -> dict[str, Segment]:
-        return {"network": Segment(self.masked(self.make_network()))}
-
-    def make_normalizer(self) -> Normalizer | None:
-        config = self.config
-        observations = config.clip_observations if config.normalize_observations else None
-        rewards = config.clip_rewards if config.normalize_rewards else None
-        if observations is None and rewards is None:
-            return None
-        return Normalizer(self.encoder, observations, rewards, config.gamma)
-
-    def act_as(self, acting: Acting) -> None:
-        super().act_as(acting)
-        for segment in self.segments.values():
-            for module in segment.module.modules():
-                if isinstance(module, ActorCriticNetwork):
-                    for part in module.parts:
-                        part.scale_bytes(acting.scale_by_high)
-
-    def set_option(self, name: str, value: Any) -> None:
-        super().set_option(name, value)
-        if self.normalizer is not None:
-            self.normalizer.gamma = self.config.gamma
-
-    def make_network(self) -> Network:
-        """A new network for `encoder`, `mask`, `dist` and `config.model`, with random weights."""
-        gaussian = isinstance(self.dist, DiagGaussian)
-        spaces = self.encoder.space, self.action_space
-        num_params = self.dist.num_params
-        return make_network(*spaces, self.mask, num_params, gaussian, self.config.model)
-
-    def masked(self, network: Network) -> Network:
-        """The network with the action mask of the observations, if there is one. A network of a
-        subclass's `make_network` may have no mask of its own; it sees whole observations."""
-        if self.mask is None or isinstance(network, MaskedNetwork):
-            return network
-        return MaskedNetwork(network, self.mask, seen=True)
-
-    def make_backend(self, network: Network) -> Backend:
-        """Computes the outputs of a network of `make_network`, whose parameters are in `flat`, and
-        the gradients of `loss`. It computes in NumPy where `fast_cpu` allows it."""
-        if self.config.fast_cpu and is_supported(network):
-            return NumpyBackend(network, self)
-        return Backend(network, self.device, self.loss)
-
-    # ---- acting ---------------------------------------------------------------------------------
-
-    def action_params(self, obs: np.ndarray) -> np.ndarray:
-        if self.state_size:
-            return self.act(obs, np.zeros((len(obs), self.state_size), np.float32))[0]
-        return self.backend.action_params(self._normalized_obs(obs))
-
-    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        obs = self._normalized_obs(obs)
-        if not self.state_size:
-            return self.backend.action_params(obs), state
-        params, _, states = self.backend.unroll(obs[None], state)
-        return params[0], states[0]
-
-    def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        if self.normalizer is not None:
-            obs = self.normalizer.in_torch()(obs)
-        if not self.state_size:
-            return network.action_params(obs), state
-        params, _, states = network.unroll(obs[None], state)
-        return params[0], states[0]
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory; see
         `state_values`. Where the policy normalises rewards, they are those of normalised ones."""
         return self.backend.value(self._normalized_obs(obs))
 
-    def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
-        return obs if self.normalizer is None else self.normalizer.observations(obs)
-
     # ---- preparing samples ----------------------------------------------------------------------
-
-    def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """The batch with observations and rewards as network and loss use them: normalised as when
-        its actions were chosen. A batch that is normalised already, and any batch of a policy that
-        does not normalise, is returned itself."""
-        return batch if self.normalizer is None else self.normalizer.normalized(batch)
 
     @np.errstate(all="ignore")
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
@@ -246,209 +80,19 @@ class ActorCriticPolicy(Policy):
             successors = self.backend.unroll(batch.successor_obs[None], after)[1][0]
         return values[:-1], gae.next_values(batch, values, successors)
 
-    def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
-        """Distribution parameters `[T, N, P]` of a batch's observations.
+    # ---- learning -------------------------------------------------------------------------------
 
-        Args:
-            batch: `[T, N]`; N may be 0.
-            backend: of another network than `model`.
-        """
-        batch, backend = self.normalized(batch), backend or self.backend
-        if self.state_size:
-            starts = gae.episode_starts(batch)[:-1]
-            return backend.unroll(batch.obs, batch.per_env["state"], starts)[0]
-        params = backend.action_params(batch.flat("obs"))
-        return params.reshape(*batch.shape, self.dist.num_params)
-
-    def log_prob(self, batch: SampleBatch, params: np.ndarray) -> np.ndarray:
-        """Log-probabilities `[T, N]` of a batch's actions under distribution parameters `[T, N,
-        P]`. One call for the whole batch costs less than one per step."""
-        with torch.inference_mode():
-            log_prob = self.dist.log_prob(as_tensor(params), as_tensor(batch["actions"]))
-        return log_prob.numpy()
-
-    # ---- the loss, and hooks of learning --------------------------------------------------------
-
-    @abstractmethod
-    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, a mean over rows, so that its gradient does not grow with the batch.
-
-        Args:
-            rows: each of `loss_columns` `[B, ...]`, valid rows only, and what `outputs` reads.
-
-        Returns: the loss `[]` and learner statistics `[]` (means over the same rows).
-        """
-
-    def outputs(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch, which the
-        loss is computed from."""
-        if not self.state_size:
-            return self.model(rows["obs"])
-        params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
-        return params[rows["valid"]], values[rows["valid"]]
-
-    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that the next
-        gradient of it will be computed with. Returns a new batch where it changes any column."""
-        return batch
-
-    def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Called after each epoch with its statistics over all learners; True stops learning."""
-        return False
-
-    def on_learned(self, stats: Mapping[str, float]) -> None:
-        """Called after the last epoch with its statistics, to adapt coefficients."""
-        return
+    def training_rows(
+        self, batch: SampleBatch, reducer: Reducer | None = None
+    ) -> dict[str, np.ndarray]:
+        """See `FragmentPolicy`. If the config says so, advantages are standardised over the rows of
+        all learners."""
+        rows = super().training_rows(batch, reducer)
+        if self.config.standardize_advantages:
+            rows["advantages"] = gae.standardized(rows["advantages"], reducer or LocalReducer())
+        return rows
 
     @property
     def entropy_coeff(self) -> float:
         """The current entropy coefficient."""
         return Schedule(self.config.entropy_coeff)(self.env_steps)
-
-    # ---- learning from a batch ------------------------------------------------------------------
-
-    def training_rows(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, np.ndarray]:
-        """The valid rows `[B, ...]` of the columns that `loss` reads, which gets them as tensors.
-        If the config says so, advantages are standardised over the rows of all learners.
-
-        Of a policy with memory, `obs` are whole sequences `[T, N, ...]`, and there are `starts` and
-        `valid` `[T, N]` (the rows B are the valid ones, by time and then by environment) and
-        `state` `[N, S]` before the first step; see `outputs`.
-
-        Args:
-            batch: from `prepare_batch`.
-            reducer: sums over all learners; None for one learner.
-        """
-        batch = self.normalized(batch)
-        columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
-        rows = valid_rows(batch, columns)
-        if self.config.standardize_advantages:
-            rows["advantages"] = gae.standardized(rows["advantages"], reducer or LocalReducer())
-        if self.state_size:
-            rows |= {
-                "obs": batch.obs,
-                "starts": gae.episode_starts(batch)[:-1],
-                "valid": batch["valid"],
-                "state": batch.per_env["state"],
-            }
-        return rows
-
-    def backward(self, rows: Rows) -> dict[str, float]:
-        """Writes the gradient of the mean loss of `rows`, from `training_rows`, to `flat.grads`;
-        returns statistics."""
-        self.flat.zero_grads()
-        return self.backend.backward(rows)
-
-    @np.errstate(all="ignore")
-    def compute_gradients(self, batch: SampleBatch) -> Gradients:
-        batch = self.prepare_batch(batch)
-        gradients = self._gradients_of(self.training_rows(batch), value_sums(batch))
-        return gradients._replace(new_rows=gradients.rows, acted=batch.version)
-
-    def _gradients_of(self, rows: Rows, of_values: list[float]) -> Gradients:
-        count = len(rows["actions"])
-        if count == 0:  # the gradient of no row
-            self.flat.zero_grads()
-            return Gradients(self.flat.get_grads(), self.version, 0, {}, acted=self.version)
-        buffers = self.flat.get_buffers()
-        stats = self.backward(rows)
-        if len(buffers) and not np.array_equal(buffers, self.flat.get_buffers(), equal_nan=True):
-            raise ConfigError(
-                f"learning changes buffers of {type(self.model).__name__}, such as running "
-                "statistics of batch normalisation, and a gradient does not hold them. Allowed: an "
-                "optimizer that learns from samples (sync_samples, async_samples, "
-                "decentralized_allreduce), or a network without (LayerNorm)"
-            )
-        stats |= value_statistics(of_values)
-        return Gradients(self.flat.get_grads(), self.version, count, stats)
-
-    def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
-        """See `Policy`. `on_epoch` and `on_learned` are not called, so PPO's `kl_stop` and
-        `kl_target` have no effect."""
-        minibatches = self._minibatches(batch, LocalReducer())
-        # All rows count, valid or not, so that workers with whole fragments have the same number.
-        parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
-        if self.whole_columns or self.state_size:
-            parts = min(parts, batch.shape[1])
-        epochs = self.config.num_sgd_iter
-        for epoch in range(epochs):
-            for part, (rows, of_values) in enumerate(minibatches.epoch(parts)):
-                gradients = self._gradients_of(rows, of_values)
-                new_rows = gradients.rows if epoch == 0 else 0
-                is_last = (epoch, part) == (epochs - 1, parts - 1)
-                yield gradients._replace(new_rows=new_rows, ends_rollout=is_last)
-
-    def _minibatches(self, batch: SampleBatch, reducer: Reducer) -> Minibatches:
-        def prepare(part: SampleBatch) -> tuple[Rows, list[float]]:
-            part = self.prepare_batch(part)
-            return self.backend.rows(self.training_rows(part, reducer)), value_sums(part)
-
-        unit: Literal["rows", "sequences", "columns"] = "rows"
-        if self.whole_columns:
-            unit = "columns"
-        elif self.state_size:
-            unit = "sequences"
-        size = self.config.sgd_minibatch_size
-        return Minibatches(batch, prepare, unit, size, self.shuffle, reducer)
-
-    @np.errstate(all="ignore")
-    def learn_on_batch(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, float]:
-        """`num_sgd_iter` epochs over the rows of all learners.
-
-        All learners make the same number of updates with the same summed gradients, whatever their
-        numbers of rows: the gradient of an update is that of the mean loss over all learners' rows
-        of the minibatch.
-        """
-        reducer = reducer or LocalReducer()
-        minibatches = self._minibatches(batch, reducer)
-        parts = minibatches.parts
-        if parts == 0:  # no learner has a row: no gradient and no update
-            return {}
-        epochs: list[dict[str, float]] = []
-        values: list[dict[str, float]] = []
-        for _ in range(self.config.num_sgd_iter):
-            updates = []
-            for rows, of_values in minibatches.epoch(parts):
-                updates.append(self.update(rows, reducer))
-                values.append(value_statistics(of_values))
-            epochs.append(_mean(updates))
-            if self.on_epoch(epochs[-1]):
-                break
-        # The KL of a minibatch is measured before its update: that of a single update is always 0.
-        if parts * len(epochs) > 1:
-            self.on_learned(epochs[-1])
-        # The KL of the last epoch, which is the distance from the policy that acted.
-        kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
-        return _mean(epochs) | kl | _mean(values)
-
-    def update(self, rows: Rows, reducer: Reducer) -> dict[str, float]:
-        """One update from one minibatch of each learner.
-
-        Args:
-            rows: of this learner, `[B, ...]`, from `training_rows`; B may be 0.
-            reducer: sums over all learners.
-
-        Returns:
-            learner statistics, means over all learners' rows; empty if there are none.
-        """
-        count = len(rows["actions"])
-        if count == 0 and reducer.world_size == 1:
-            return {}
-        stats = self.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
-        self.progress.gradient_rows = count
-        if reducer.world_size > 1:
-            stats = reduce_gradient(self, count, stats, reducer)
-        return stats | self.apply_flat()
-
-
-def _mean(parts: list[dict[str, float]]) -> dict[str, float]:
-    keys = dict.fromkeys(key for part in parts for key in part)
-    result = {}
-    for key in keys:
-        values = [part[key] for part in parts if key in part]
-        result[key] = sum(values) / len(values)
-    return result

@@ -36,14 +36,14 @@ class AppoConfig(VTraceConfig, PPOConfig):
     """
 
     lr: LearningRate = 5e-4
-    lambda_: float = pydantic.Field(1.0, ge=0.0, le=1.0, alias="lambda")
-    grad_clip: float | None = pydantic.Field(40.0, gt=0.0)
-    num_sgd_iter: int = pydantic.Field(1, ge=1, le=10**6)
-    sgd_minibatch_size: Automatic = pydantic.Field(None, ge=0)
+    lambda_: float = pydantic.Field(default=1.0, ge=0.0, le=1.0, alias="lambda")
+    grad_clip: float | None = pydantic.Field(default=40.0, gt=0.0)
+    num_sgd_iter: int = pydantic.Field(default=1, ge=1, le=10**6)
+    sgd_minibatch_size: Automatic = pydantic.Field(default=None, ge=0)
     standardize_advantages: bool = False
-    vf_loss_coeff: float = pydantic.Field(0.5, ge=0.0, le=1e6)
-    clip_param: float = pydantic.Field(0.4, gt=0.0, le=1e6)
-    target_network_update_freq: int = pydantic.Field(2, ge=1, le=10**9)
+    vf_loss_coeff: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
+    clip_param: float = pydantic.Field(default=0.4, gt=0.0, le=1e6)
+    target_network_update_freq: int = pydantic.Field(default=2, ge=1, le=10**9)
 
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,8 +34,9 @@ from polopt.policies.onnx_export import write_onnx
 class Policy(ActingPolicy):
     """Chooses actions, and learns from batches. It knows neither Ray nor the strategy.
 
-    A subclass provides `make_segments`, `action_params`, `compute_gradients` and `learn_on_batch`.
-    `ActorCriticPolicy` provides them for algorithms with a policy, a value function and a loss.
+    A subclass provides `make_segments` and `action_params`. It says in `learns_from` what a batch
+    is, and provides `compute_gradients` of it, or `learn_on_batch`, or both. `NetworkPolicy` acts
+    with a network of polopt, and `ActorCriticPolicy` also learns: it leaves the loss to a subclass.
 
     Args:
         observation_space: observation space of one environment.
@@ -58,7 +59,12 @@ class Policy(ActingPolicy):
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
-    config: PolicyConfig
+    #: What the policy learns from: `SampleBatch`, or `Transitions` of a replay buffer. An optimizer
+    #: of the same kind can use it.
+    learns_from: ClassVar[type] = SampleBatch
+    #: Any, because a subclass declares its own config class, and type checkers refuse a variable
+    #: that narrows the type of another one.
+    config: Any
 
     def __init__(
         self,
@@ -148,15 +154,25 @@ class Policy(ActingPolicy):
 
     # ---- learning -------------------------------------------------------------------------------
 
-    @abstractmethod
-    def compute_gradients(self, batch: SampleBatch) -> Gradients:
-        """The gradient of a postprocessed batch, not clipped, not applied."""
+    def compute_gradients(self, batch: Any) -> Gradients:
+        """The gradient of a batch, not clipped, not applied. Optimizers whose workers compute
+        gradients need it (`async_gradients`, `sync_gradients`), and `learn_on_batch` as it is here.
 
-    def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
-        """The gradients that a postprocessed batch is learned with, one after the other; by default
-        one, of the whole batch. Each is computed when it is asked for, with the weights of that
-        moment. Its `new_rows` are the rows that no gradient before it was of, and the last one has
-        `ends_rollout`."""
+        Args:
+            batch: an object of `learns_from`. A `SampleBatch` is postprocessed.
+
+        Raises:
+            NotImplementedError: the policy does not have it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} gives no gradients: it does not define compute_gradients"
+        )
+
+    def minibatch_gradients(self, batch: Any) -> Iterator[Gradients]:
+        """The gradients that a batch is learned with, one after the other; by default one, of the
+        whole batch. Each is computed when it is asked for, with the weights of that moment. Its
+        `new_rows` are the rows that no gradient before it was of, and the last one has
+        `ends_rollout`. Argument and errors as `compute_gradients`."""
         gradients = self.compute_gradients(batch)
         yield gradients._replace(new_rows=gradients.rows, ends_rollout=True)
 
@@ -179,19 +195,25 @@ class Policy(ActingPolicy):
             size = len(self.flat.grads)
             raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")
 
-    @abstractmethod
-    def learn_on_batch(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, float]:
-        """Learns from a postprocessed batch of this learner: applies updates to the weights.
+    @np.errstate(all="ignore")
+    def learn_on_batch(self, batch: Any, reducer: Reducer | None = None) -> dict[str, float]:
+        """Learns from a batch of this learner: applies updates to the weights. By default one
+        update, by the mean gradient of all learners.
 
         Args:
-            batch: postprocessed.
+            batch: an object of `learns_from`. A `SampleBatch` is postprocessed.
             reducer: sums over all learners, which make the same updates; None for one learner.
 
         Returns: learner statistics, means over rows (of all learners) and minibatches; empty if no
             learner has a valid row.
         """
+        gradients = self.compute_gradients(batch)
+        self.flat.set_grads(gradients.flat)
+        self.progress.gradient_rows = gradients.rows
+        stats = gradients.stats
+        if reducer is not None and reducer.world_size > 1:
+            stats = reduce_gradient(self, gradients.rows, stats, reducer)
+        return {**stats, **self.apply_flat()} if self.progress.gradient_rows else {}
 
     @np.errstate(all="ignore")
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
@@ -207,12 +229,17 @@ class Policy(ActingPolicy):
         Returns `grad_norm` (before clipping) and `default_optimizer_learning_rate`; without
         `grad_norm` if the gradient was not finite and was skipped.
         """
-        applied, stats = self._updater.apply(self.env_steps, lr_scale)
+        applied, stats = self._updater.apply(self.env_steps, lr_scale, self.resting)
         self.progress.count_update(applied)
         if applied:
             self.version += 1
             self.on_update()
         return stats
+
+    @property
+    def resting(self) -> Collection[str]:
+        """Segments that the next update leaves as they are; their gradient is 0."""
+        return ()
 
     def on_update(self) -> None:
         """Called after each update of the weights, to refresh what is computed from them."""

@@ -42,18 +42,18 @@ class PPOConfig(ActorCriticConfig):
         kl_stop: learning from a batch stops after an epoch with a larger mean KL; None: never.
     """
 
-    lambda_: float = pydantic.Field(0.95, ge=0.0, le=1.0, alias="lambda")
-    grad_clip: float | None = pydantic.Field(0.5, gt=0.0)
-    num_sgd_iter: int = pydantic.Field(10, ge=1, le=10**6)
-    sgd_minibatch_size: Automatic = pydantic.Field(128, ge=0)
+    lambda_: float = pydantic.Field(default=0.95, ge=0.0, le=1.0, alias="lambda")
+    grad_clip: float | None = pydantic.Field(default=0.5, gt=0.0)
+    num_sgd_iter: int = pydantic.Field(default=10, ge=1, le=10**6)
+    sgd_minibatch_size: Automatic = pydantic.Field(default=128, ge=0)
     standardize_advantages: bool = True
-    clip_param: float = pydantic.Field(0.2, gt=0.0, le=1e6)
-    vf_loss_coeff: float = pydantic.Field(0.25, ge=0.0, le=1e6)
-    vf_clip_param: _Bound = pydantic.Field(None, gt=0.0, le=1e18)
-    vf_clip_range: float | None = pydantic.Field(None, gt=0.0, le=1e18)
-    kl_coeff: float = pydantic.Field(0.0, ge=0.0, le=MAX_KL_COEFF)
-    kl_target: float = pydantic.Field(0.01, gt=0.0)
-    kl_stop: float | None = pydantic.Field(None, gt=0.0)
+    clip_param: float = pydantic.Field(default=0.2, gt=0.0, le=1e6)
+    vf_loss_coeff: float = pydantic.Field(default=0.25, ge=0.0, le=1e6)
+    vf_clip_param: _Bound = pydantic.Field(default=None, gt=0.0, le=1e18)
+    vf_clip_range: float | None = pydantic.Field(default=None, gt=0.0, le=1e18)
+    kl_coeff: float = pydantic.Field(default=0.0, ge=0.0, le=MAX_KL_COEFF)
+    kl_target: float = pydantic.Field(default=0.01, gt=0.0)
+    kl_stop: float | None = pydantic.Field(default=None, gt=0.0)
 
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,12 @@ POLICIES = Registry(
         "a3c": "polopt.policies.a2c:A2CPolicy",
         "appo": "polopt.policies.appo:AppoPolicy",
         "decoupled_ppo": "polopt.policies.decoupled_ppo:DecoupledPPOPolicy",
+        "dqn": "polopt.policies.dqn:DQNPolicy",
         "impala": "polopt.policies.impala:ImpalaPolicy",
         "ppo": "polopt.policies.ppo:PPOPolicy",
+        "pqn": "polopt.policies.pqn:PQNPolicy",
+        "sac": "polopt.policies.sac:SACPolicy",
+        "td3": "polopt.policies.td3:TD3Policy",
     },
 )
 

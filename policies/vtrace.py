@@ -23,8 +23,8 @@ class VTraceConfig(ActorCriticConfig):
         vtrace_clip_pg_rho_threshold: upper bound of the ratio that advantages are multiplied by.
     """
 
-    vtrace_clip_rho_threshold: float = pydantic.Field(1.0, gt=0.0, le=1e6)
-    vtrace_clip_pg_rho_threshold: float = pydantic.Field(1.0, gt=0.0, le=1e6)
+    vtrace_clip_rho_threshold: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
+    vtrace_clip_pg_rho_threshold: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
 
 
 def vtrace(

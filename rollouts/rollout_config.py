@@ -111,33 +111,33 @@ class RolloutConfig(Config):
 
     env: Any = None
     env_config: dict[str, Any] = pydantic.Field(default_factory=dict)
-    num_workers: int = pydantic.Field(2, ge=0, le=100_000)
-    min_workers: int | None = pydantic.Field(None, ge=1, le=100_000)
-    num_workers_below: int = pydantic.Field(0, ge=0, le=100_000)
+    num_workers: int = pydantic.Field(default=2, ge=0, le=100_000)
+    min_workers: int | None = pydantic.Field(default=None, ge=1, le=100_000)
+    num_workers_below: int = pydantic.Field(default=0, ge=0, le=100_000)
     collection: Literal["sync", "overlapped", "async"] = "sync"
-    fraction_workers_below: float = pydantic.Field(1.0, gt=0.0, le=1.0)
-    fraction_samples_below: float = pydantic.Field(0.25, ge=0.0, le=1.0)
+    fraction_workers_below: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
+    fraction_samples_below: float = pydantic.Field(default=0.25, ge=0.0, le=1.0)
     compress_data: DataCodec = "none"
     compress_gradients: GradientCodec = "none"
-    topk_share: float = pydantic.Field(0.1, gt=0.0, le=1.0)
-    num_envs_per_worker: int = pydantic.Field(8, ge=1, le=100_000)
-    rollout_fragment_length: int = pydantic.Field(20, ge=1, le=10**7)
+    topk_share: float = pydantic.Field(default=0.1, gt=0.0, le=1.0)
+    num_envs_per_worker: int = pydantic.Field(default=8, ge=1, le=100_000)
+    rollout_fragment_length: int = pydantic.Field(default=20, ge=1, le=10**7)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
-    max_frames_per_traj: int | None = pydantic.Field(None, ge=1)
+    max_frames_per_traj: int | None = pydantic.Field(default=None, ge=1)
     num_cpus_per_worker: Amount = 1.0
     num_gpus_per_worker: Amount = 0.0
     custom_resources_per_worker: Resources = pydantic.Field(default_factory=dict)
-    memory_per_worker: int = pydantic.Field(0, ge=0, le=2**50)
+    memory_per_worker: int = pydantic.Field(default=0, ge=0, le=2**50)
     transport: Annotated[
         Literal["ray", "socket", "auto"], pydantic.BeforeValidator(sockets_for_zmq)
     ] = "auto"
-    worker_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
-    worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0, le=1e7)
-    max_consecutive_failures: int = pydantic.Field(10, ge=1)
-    max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
-    max_consecutive_non_finite: int = pydantic.Field(5, ge=1)
-    seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
+    worker_timeout_s: float = pydantic.Field(default=60.0, gt=0.0, le=1e7)
+    worker_startup_timeout_s: float = pydantic.Field(default=120.0, gt=0.0, le=1e7)
+    max_consecutive_failures: int = pydantic.Field(default=10, ge=1)
+    max_consecutive_env_faults: int = pydantic.Field(default=10, ge=1)
+    max_consecutive_non_finite: int = pydantic.Field(default=5, ge=1)
+    seed: int | None = pydantic.Field(default=None, ge=0, lt=2**63)
     record_arrivals: bool = False
 
     @pydantic.model_validator(mode="after")

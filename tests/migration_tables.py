@@ -13,7 +13,9 @@ from polopt.common.other_libraries import (
     RLLIB,
     RLLIB_FIXED,
     RLLIB_MODEL_FIXED,
+    RLLIB_REPLAY,
     STABLE_BASELINES3,
+    STABLE_BASELINES3_REPLAY,
     Fixed,
     Option,
 )
@@ -50,9 +52,13 @@ def tables() -> list[list[str]]:
     """All tables, each as its lines; the first identifies it."""
     return [
         of_options("RLlib", "default of RLlib's PPO, of `SyncPPO`", RLLIB),
+        of_options("RLlib, replay", "default of RLlib's DQN, of `DQN`", RLLIB_REPLAY),
         of_fixed("RLlib", RLLIB_FIXED),
         of_fixed("key of RLlib's `model`", RLLIB_MODEL_FIXED),
         of_options("Stable-Baselines3", "default of its PPO, of `SyncPPO`", STABLE_BASELINES3),
+        of_options(
+            "Stable-Baselines3, replay", "default of its DQN, of `DQN`", STABLE_BASELINES3_REPLAY
+        ),
         of_options("CleanRL", "default of `ppo.py`, of `SyncPPO`", CLEANRL),
     ]
 

@@ -13,10 +13,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE_FOLDERS = (
     "common",
     "metrics",
+    "replay",
     "policies",
     "rollouts",
     "optimizers",
     "trainers",
+    "rllib",
     "dashboards",
     "tuned_examples",
 )

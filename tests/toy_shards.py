@@ -40,16 +40,21 @@ class Shards(ProcessGroup):
     """Shards with rows of `num_columns` numbers."""
 
     def __init__(
-        self, transport: Transport, num_shards: int, num_columns: int = 4, **options: Any
+        self,
+        transport: Transport,
+        num_shards: int,
+        num_columns: int = 4,
+        who: str = "shard",
+        **options: Any,
     ) -> None:
-        super().__init__(transport, RolloutConfig.parse(options), "shard")
+        super().__init__(transport, RolloutConfig.parse(options), who)
         self.num_columns = num_columns
         for _ in range(num_shards):
             self._add_process()
 
     def _start_process(self, index: int) -> WorkerHandle:
         arguments, options = (index, self.num_columns), {"num_cpus": 0.1}
-        channel = self.transport.start(Shard, arguments, options, f"shard {index}")
+        channel = self.transport.start(Shard, arguments, options, f"{self.who} {index}")
         return WorkerHandle(index, channel, self.clock())
 
 

@@ -34,19 +34,17 @@ class BestCheckpoint:
     """Saves the state of each policy version whose evaluation is better than all before it.
 
     Args:
-        storage: Tune's `StorageContext` of the trial, whose directory may be in a cloud; None:
-            without Tune.
-        logdir: directory of the trainable, where the checkpoint is saved without Tune.
+        filesystem: of the run's results, which may be in a cloud.
+        folder: directory of the run's results there.
 
     Attributes:
         score: of the best one; None: none yet.
         directory: of the checkpoint.
     """
 
-    def __init__(self, storage: Any, logdir: str) -> None:
-        trial = logdir if storage is None else storage.trial_fs_path
-        self._filesystem = fs.LocalFileSystem() if storage is None else storage.storage_filesystem
-        self.directory = f"{trial}/{BEST}"
+    def __init__(self, filesystem: fs.FileSystem, folder: str) -> None:
+        self._filesystem = filesystem
+        self.directory = f"{folder}/{BEST}"
         self.score: Score | None = None
 
     def offer(self, mean: float, version: int, state: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 tensors.pt     a flat dict of tensors, as `torch.save` writes it
 state.json     everything else; `{"__tensor__": name}` stands for a tensor
-manifest.json  SHA-256 of both and of itself; written last, so a directory without one is incomplete
+replay/        the rows of a replay buffer, if it is saved; large files, which are read when needed
+manifest.json  SHA-256 of all files and of itself; written last: a directory without is incomplete
 
 A checkpoint may be another user's. Only regular files of bounded size are read, and the memory for
 the tensors is at most a few times the size of their file.
@@ -16,8 +17,9 @@ import json
 import os
 import pickletools
 import re
+import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polopt.common.files import printable, read_regular
+from polopt.common.files import open_regular, printable, read_regular
 
 #: Incremented by each change that older code cannot read.
 FORMAT = 2
 #: Format 1 had configs of JSON values alone.
 _READ_FORMATS = (1, FORMAT)
-#: Besides the manifest, which names them.
+#: Of every checkpoint, besides the manifest, which names them.
 FILES = ("tensors.pt", "state.json")
+#: Directory of further files in that of a checkpoint, and their names in the manifest.
+REPLAY = "replay"
+_FURTHER_FILE = re.compile(rf"{REPLAY}/\w[\w.-]{{0,99}}")
 #: Largest size of each file in bytes, and of the pickle in `tensors.pt`, which holds names and
 #: shapes of about 150,000 tensors. Larger ones are neither written nor read.
 _MOST_BYTES = {
@@ -56,17 +61,50 @@ class DamagedCheckpoint(CheckpointError):
     it."""
 
 
-def write_checkpoint(directory: str | Path, state: Mapping[str, Any]) -> None:
+def write_checkpoint(
+    directory: str | Path,
+    state: Mapping[str, Any],
+    add_files: Callable[[Path], Mapping[str, str]] = lambda _: {},
+) -> None:
     """Writes `state` (tensors, arrays, numbers, strings, None, lists and dicts of those).
 
     Each file is written under a temporary name and renamed, the manifest last: a kill at any moment
     leaves a complete checkpoint or a directory without a manifest.
+
+    Args:
+        directory: of the checkpoint.
+        state: what `read_checkpoint` returns.
+        add_files: called first. Writes what is too large for `state`, and may add to `state`. It
+            gets a directory that does not exist, and returns the SHA-256 of each file that it has
+            written there, by name.
 
     Raises:
         TypeError: `state` holds anything else.
         CheckpointError: a file is too large, or cannot be written; no temporary file is left.
     """
     directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # Until the new manifest exists, the directory counts as incomplete.
+        (directory / "manifest.json").unlink(missing_ok=True)
+        if (directory / REPLAY).exists():  # of a checkpoint that was here before
+            shutil.rmtree(directory / REPLAY)
+        further = add_files(directory / REPLAY)
+        files = _files(directory, state)
+        for name, data in files.items():
+            _write(directory / name, data)
+        sums = {name: _sha256(data) for name, data in files.items()}
+        sums |= {f"{REPLAY}/{name}": checksum for name, checksum in further.items()}
+        manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
+        _write(directory / "manifest.json", json.dumps(manifest).encode())
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {directory} cannot be written: {error.strerror or error}"
+        ) from error
+
+
+def _files(directory: Path, state: Mapping[str, Any]) -> dict[str, bytes | memoryview]:
+    """The content of the files that hold `state`, by name."""
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, tensors, "")
     packed = io.BytesIO()  # torch reports a full disk without the reason
@@ -84,19 +122,7 @@ def write_checkpoint(directory: str | Path, state: Mapping[str, Any]) -> None:
                 f"checkpoint {directory} cannot be written: {name} would have {size:,} bytes. "
                 f"Allowed: {_MOST_BYTES[name]:,}"
             )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        # Until the new manifest exists, the directory counts as incomplete.
-        (directory / "manifest.json").unlink(missing_ok=True)
-        for name, data in files.items():
-            _write(directory / name, data)
-        sums = {name: _sha256(data) for name, data in files.items()}
-        manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
-        _write(directory / "manifest.json", json.dumps(manifest).encode())
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoint {directory} cannot be written: {error.strerror or error}"
-        ) from error
+    return files
 
 
 def read_checkpoint(directory: str | Path) -> dict[str, Any]:
@@ -128,6 +154,39 @@ def read_checkpoint(directory: str | Path) -> dict[str, Any]:
             f"checkpoint {directory}: state.json names a tensor that cannot be used: {reason:.200}"
         ) from None
     return state
+
+
+def check_further_files(directory: str | Path) -> None:
+    """Compares all files that `add_files` wrote with their sums. `read_checkpoint` does not read
+    them: they may have many gigabytes.
+
+    Raises:
+        CheckpointError: one is missing or damaged.
+    """
+    directory = Path(directory)
+    for name, expected in _read_manifest(directory).items():
+        if name in FILES:
+            continue
+        if not _FURTHER_FILE.fullmatch(name):
+            raise CheckpointError(f"checkpoint {directory}: manifest.json names {name!r:.200}")
+        try:
+            with open_regular(directory / name, most_bytes=2**60) as file:
+                found = hashlib.sha256()
+                while part := file.read(1 << 20):
+                    found.update(part)
+        except FileNotFoundError:
+            raise DamagedCheckpoint(
+                f"checkpoint {directory} is incomplete: {name} is missing"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {directory}: {name} cannot be read: {error.strerror}"
+            ) from None
+        if found.hexdigest() != expected:
+            raise DamagedCheckpoint(
+                f"checkpoint {directory} is damaged: the SHA-256 of {name} differs from the "
+                "manifest's"
+            )
 
 
 def read_state_file(directory: str | Path) -> dict[str, Any]:

@@ -52,10 +52,10 @@ class EvaluationConfig(Config):
     explore: bool = False
     env: Any = None
     env_config: dict[str, Any] = pydantic.Field(default_factory=dict)
-    num_envs_per_worker: int | None = pydantic.Field(None, ge=1, le=100_000)
+    num_envs_per_worker: int | None = pydantic.Field(default=None, ge=1, le=100_000)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
-    max_frames_per_traj: int | None = pydantic.Field(None, ge=1)
+    max_frames_per_traj: int | None = pydantic.Field(default=None, ge=1)
 
     advises: ClassVar[bool] = False
     aliases: ClassVar[Mapping[str, str]] = {"num_envs_per_env_runner": "num_envs_per_worker"}
@@ -104,18 +104,18 @@ class TrainerConfig(Config):
         trace_num_steps: number of recorded steps.
     """
 
-    min_sample_timesteps_per_iteration: int = pydantic.Field(4000, ge=0, le=2**62)
-    min_time_s_per_iteration: float = pydantic.Field(0.0, ge=0.0, le=1e9)
+    min_sample_timesteps_per_iteration: int = pydantic.Field(default=4000, ge=0, le=2**62)
+    min_time_s_per_iteration: float = pydantic.Field(default=0.0, ge=0.0, le=1e9)
     num_cpus_for_driver: Amount = 1.0
     num_gpus: Amount = 0.0
-    evaluation_interval: int | None = pydantic.Field(None, ge=1, le=2**62)
-    evaluation_duration: int = pydantic.Field(10, ge=1, le=1_000_000)
-    evaluation_num_workers: int = pydantic.Field(0, ge=0, le=10_000)
+    evaluation_interval: int | None = pydantic.Field(default=None, ge=1, le=2**62)
+    evaluation_duration: int = pydantic.Field(default=10, ge=1, le=1_000_000)
+    evaluation_num_workers: int = pydantic.Field(default=0, ge=0, le=10_000)
     evaluation_config: EvaluationConfig = EvaluationConfig()
     callbacks: Any = None
     trace: bool = False
-    trace_first_step: int = pydantic.Field(5, ge=1, le=2**62)
-    trace_num_steps: int = pydantic.Field(3, ge=1, le=100_000)
+    trace_first_step: int = pydantic.Field(default=5, ge=1, le=2**62)
+    trace_num_steps: int = pydantic.Field(default=3, ge=1, le=100_000)
 
     aliases: ClassVar[Mapping[str, str]] = {
         "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
@@ -159,8 +159,8 @@ class Experiment:
         """Passes each key to the config class that owns it.
 
         Args:
-            options: the user's flat dict. `optimizer` and `policy` are a registered name, a dict of
-                `name` and options of that plugin alone, or a class.
+            options: the user's flat dict. `optimizer` and `policy` are a registered name,
+                `module:Class`, a class, or a dict of `name` and options of that plugin alone.
             preset: options that differ from the defaults; `options` override them.
 
         Raises:
@@ -231,8 +231,24 @@ class Experiment:
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)
 
     @property
-    def num_remote_workers(self) -> int:
-        """Worker processes of the run: rollout workers, those below them, evaluation workers."""
+    def further_processes(self) -> list[dict[str, float]]:
+        """The resources of each process that the optimizer starts besides the workers."""
+        return self.optimizer_class.further_processes(self.optimizer)
+
+    @property
+    def num_remote_processes(self) -> int:
+        """Processes of the run: rollout workers, those below them, evaluation workers, and those
+        that the optimizer starts."""
+        return self._num_remote_workers + len(self.further_processes)
+
+    @property
+    def remote_cpus(self) -> float:
+        """Ray CPUs of these processes."""
+        further = sum(process.get("CPU", 0.0) for process in self.further_processes)
+        return self._num_remote_workers * self.rollout.num_cpus_per_worker + further
+
+    @property
+    def _num_remote_workers(self) -> int:
         places = self.rollout.num_workers * (1 + self.rollout.num_workers_below)
         return places + self.trainer.evaluation_num_workers
 
@@ -255,6 +271,7 @@ class Experiment:
                 "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
+        _check_fit(self.optimizer_name, self.optimizer_class, self.policy_name, self.policy_class)
         self.optimizer_class.check_options(self.rollout, self.optimizer)
         if self.trainer.evaluation_interval is not None:
             self.optimizer_class.check_evaluation(self.optimizer)
@@ -288,15 +305,49 @@ def with_keywords(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **options} if options else config
 
 
+def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns the chosen optimizer and policy, each a name or a class.
+
+    Raises:
+        ConfigError: one of them is neither.
+    """
+    return _plugin("optimizer", options, preset)[0], _plugin("policy", options, preset)[0]
+
+
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
     """Returns aliases and the keys they stand for, for the chosen optimizer and policy.
 
     Raises:
         ConfigError: unknown optimizer or policy.
     """
-    optimizer_name, _ = _plugin("optimizer", options, preset)
-    policy_name, _ = _plugin("policy", options, preset)
+    optimizer_name, policy_name = plugin_names(options, preset)
     return _aliases(_owners(OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)))
+
+
+def _check_fit(
+    optimizer_name: str,
+    optimizer_class: type[PolicyOptimizer],
+    policy_name: str,
+    policy_class: type[Policy],
+) -> None:
+    """Refuses a policy that does not learn from what the optimizer gives it.
+
+    Raises:
+        ConfigError: names the optimizers and the policies that fit.
+    """
+    given, needed = optimizer_class.learns_from, policy_class.learns_from
+    if given is needed:
+        return
+    optimizers, policies = (
+        [repr(name) for name in registry.names() if registry.get(name).learns_from is kind]
+        for registry, kind in ((OPTIMIZERS, needed), (POLICIES, given))
+    )
+    raise ConfigError(
+        f"policy {policy_name!r} with optimizer {optimizer_name!r}: the policy learns from "
+        f"{needed.__name__}, and the optimizer gives it {given.__name__}. Allowed: optimizer "
+        f"{', '.join(optimizers) or 'of your own'}, or policy "
+        f"{', '.join(policies) or 'of your own'}"
+    )
 
 
 def _owners(
@@ -350,9 +401,10 @@ def _plugin(
         name, only = chosen.get("name", fixed), {k: v for k, v in chosen.items() if k != "name"}
     if not isinstance(name, str | type):
         raise ConfigError(
-            f"key {key!r}: got {shown(chosen)}. Allowed: a name, or a dict with a 'name'"
+            f"key {key!r}: got {shown(chosen)}. Allowed: a class, 'module:Class', a name, "
+            "or a dict with a 'name'"
         )
-    return name, only
+    return (OPTIMIZERS if key == "optimizer" else POLICIES).named(name), only
 
 
 def _name(plugin: Any, registry: Registry) -> str:
@@ -387,7 +439,8 @@ def _owner(
             )
     if key in _keys(ModelConfig):
         raise ConfigError(f"key {key!r} is an option of the network: model={{{key!r}: ...}}")
-    raise ConfigError(unknown_key(key, _known(owners)))
+    listed = "" if instead_of(key) else "; `polopt list PRESET` lists them"
+    raise ConfigError(f"{unknown_key(key, _known(owners))}{listed}")
 
 
 def _known(owners: Mapping[str, type[Config]]) -> list[str]:

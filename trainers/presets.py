@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from polopt.common.tune_registry import registered_trainable, rllib_is_imported
 from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+logger = logging.getLogger("polopt")
+#: One update with 256 rows for each environment step.
+_CONTINUOUS: dict[str, Any] = {
+    "num_workers": 0,
+    "num_envs_per_worker": 1,
+    "rollout_fragment_length": 8,
+    "buffer_size": 1_000_000,
+    "train_batch_size": 256,
+    "training_intensity": 256.0,
+    "min_sample_timesteps_per_iteration": 1000,
+}
 
 
 class A3C(PolicyOptimizerTrainer):
@@ -63,13 +78,98 @@ class APPO(PolicyOptimizerTrainer):
     }
 
 
+class DQN(PolicyOptimizerTrainer):
+    """Deep Q-learning (Mnih et al., 2015), with double Q-learning and a dueling network."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_replay",
+        "policy": "dqn",
+        "num_workers": 0,
+        "num_envs_per_worker": 8,
+        "rollout_fragment_length": 4,
+        "min_sample_timesteps_per_iteration": 1000,
+    }
+
+
+class ApexDQN(PolicyOptimizerTrainer):
+    """Ape-X (Horgan et al., 2018): DQN whose samplers, replay shards and learner run at the same
+    time. Each environment explores with an epsilon of its own."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "async_replay",
+        "policy": "dqn",
+        "num_workers": 4,
+        "num_replay_shards": 2,
+        "rollout_fragment_length": 50,
+        "per_worker_epsilon": True,
+        "n_step": 3,
+        "prioritized_replay": True,
+        "final_prioritized_replay_beta": 0.4,
+        "buffer_size": 1_000_000,
+        "learning_starts": 10_000,
+        "train_batch_size": 512,
+        "training_intensity": 2.0,
+        "target_network_update_freq": 500,
+    }
+
+
+class SAC(PolicyOptimizerTrainer):
+    """Soft actor-critic (Haarnoja et al., 2018)."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_replay",
+        "policy": "sac",
+        **_CONTINUOUS,
+    }
+
+
+class TD3(PolicyOptimizerTrainer):
+    """Twin delayed deterministic policy gradients (Fujimoto et al., 2018)."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_replay",
+        "policy": "td3",
+        **_CONTINUOUS,
+    }
+
+
+class PQN(PolicyOptimizerTrainer):
+    """Parallelised Q-network (Gallici et al., 2024): Q(lambda) on synchronous samples, without a
+    replay buffer and a target network."""
+
+    preset: ClassVar[dict[str, Any]] = {
+        "optimizer": "sync_samples",
+        "policy": "pqn",
+        "rollout_fragment_length": 32,
+    }
+
+
 PRESETS: dict[str, type[PolicyOptimizerTrainer]] = {
-    cls.__name__: cls for cls in (A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, PolicyOptimizerTrainer)
+    cls.__name__: cls
+    for cls in (
+        *(A3C, A2C, SyncPPO, DDPPO, IMPALA, APPO, DQN, ApexDQN, SAC, TD3, PQN),
+        PolicyOptimizerTrainer,
+    )
 }
 
 
-def register() -> None:
-    """Registers every preset with Tune under its class name, for `Tuner("A3C", ...)`.
+#: Before the names that no other library registers.
+PREFIX = "polopt/"
+#: Names of presets that RLlib registers too, when Tune looks up a name that nobody has registered.
+_ALSO_OF_RLLIB = ("APPO", "IMPALA", "DQN", "PPO", "SAC")
+_warned: set[str] = set()
+
+
+def register(override: bool | None = None) -> None:
+    """Registers every preset with Tune under its class name, for `Tuner("A3C", ...)`, and under
+    `polopt/A3C` and so on, which no other library has.
+
+    RLlib registers algorithms under some of the same names. The last one who registers a name has
+    it.
+
+    Args:
+        override: whether to take a name that something else has. None: take it, with one warning.
+            False: leave it; the preset has its name with `polopt/`.
 
     Stop conditions use the result keys of RLlib 2.60. Tune ignores a key that no result holds, so
     old names never stop a run:
@@ -84,7 +184,39 @@ def register() -> None:
 
     `docs/results.md` lists all keys.
     """
+    register_names(PRESETS, override)
+
+
+def register_names(
+    presets: Mapping[str, type[PolicyOptimizerTrainer]], override: bool | None = None
+) -> None:
+    """Registers trainers with Tune by name, as `register` does."""
     from ray.tune.registry import register_trainable
 
-    for name, cls in PRESETS.items():
+    for name, cls in presets.items():
+        register_trainable(PREFIX + name, cls)
+        other = registered_trainable(name)
+        if getattr(other, "__module__", "").startswith("polopt."):
+            other = None
+        if other is not None and override is False:
+            continue
+        if other is not None and override is None:
+            _warn(
+                name,
+                f"{name!r} was registered with Tune by {other.__module__}. It is polopt's now. "
+                f"{PREFIX + name!r} is always polopt's; polopt.register(override=False) leaves "
+                f"{name!r} to the other, and override=True takes it without this warning",
+            )
+        elif override is None and name in _ALSO_OF_RLLIB and rllib_is_imported():
+            _warn(
+                name,
+                f"RLlib is imported, and registers {name!r} with Tune as soon as Tune looks up a "
+                f"name that nobody has registered. {PREFIX + name!r} is always polopt's",
+            )
         register_trainable(name, cls)
+
+
+def _warn(name: str, message: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        logger.warning(message)

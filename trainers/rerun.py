@@ -221,7 +221,7 @@ def _rerun_one(
         if log is not None:
             log.finish()
         if trainer is not None:
-            trainer.stop()  # type: ignore[no-untyped-call]
+            trainer.stop()
 
 
 def _found(checkpoint: str, path: Path) -> str:

@@ -21,6 +21,7 @@ from polopt.trainers.checkpoints import (
     FILES,
     CheckpointError,
     DamagedCheckpoint,
+    check_further_files,
     read_checkpoint,
     read_state_file,
 )
@@ -79,6 +80,12 @@ def _problems(
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
+    for plugin in ("optimizer", "policy"):
+        saved = state["config"].get(plugin)
+        name = saved.get("name") if isinstance(saved, Mapping) else saved
+        if isinstance(name, str) and ":" in name:
+            allowed = "a name that is registered: nothing that a checkpoint names is imported"
+            yield f"config/{plugin}/name", name, allowed
     yield from _evaluation_problems(state)
     if _runs(state) != state.get("runs", []):
         yield "runs", state["runs"], "a list of strings"
@@ -316,7 +323,8 @@ def find_checkpoint(path: Path) -> Path:
 
 def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
     """Reads a trainer's checkpoint, or, if it is damaged or incomplete, the newest complete one
-    before it of the same run in the same folder, with a warning that names both.
+    before it of the same run in the same folder, with a warning that names both. Its replay buffer,
+    if it has one, is checked as well.
 
     Returns:
         the directory that was read, and its state.
@@ -329,7 +337,9 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
     directory = Path(directory)
     _check_exists(directory)
     try:
-        return directory, read_trainer_state(directory)
+        state = read_trainer_state(directory)
+        check_further_files(directory)
+        return directory, state
     except DamagedCheckpoint as error:
         previous = _previous(directory)
         if previous is None:
@@ -360,6 +370,7 @@ def _previous(directory: Path) -> tuple[Path, State] | None:
     for candidate in _older(directory):
         try:
             state = read_trainer_state(candidate)
+            check_further_files(candidate)
         except CheckpointError:
             continue
         if _is_of_run(directory, candidate, state):

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from pyarrow import fs
+
 from polopt.metrics.tab import TAB_FILE, OptimizerTab
 from polopt.optimizers.base import PolicyOptimizer
 
@@ -35,19 +37,20 @@ def tab_of(
     )
 
 
-def write_tab(optimizer: PolicyOptimizer, storage: Any) -> None:
+def write_tab(optimizer: PolicyOptimizer, filesystem: fs.FileSystem, folder: str) -> None:
     """Writes the file, or warns if that fails: results are the same without it.
 
     Args:
         optimizer: the trial's.
-        storage: Tune's `StorageContext` of the trial, whose directory may be in a cloud. The
-            trainable's own `logdir` is another directory, which Tune copies only on request.
+        filesystem: of the trial, which may be in a cloud.
+        folder: directory of the trial's results there. The trainable's own `logdir` is another
+            directory under Tune, which copies it only on request.
     """
     tab = tab_of(type(optimizer), optimizer.extra_stats())
-    path = f"{storage.trial_fs_path}/{TAB_FILE}"
+    path = f"{folder}/{TAB_FILE}"
     try:
-        storage.storage_filesystem.create_dir(storage.trial_fs_path, recursive=True)
-        with storage.storage_filesystem.open_output_stream(path) as file:
+        filesystem.create_dir(folder, recursive=True)
+        with filesystem.open_output_stream(path) as file:
             file.write(tab.to_json().encode())
     except OSError as error:
         logger.warning("%s was not written: %s", path, error)

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import ray
 from ray import tune
-from ray.train import Checkpoint
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
+from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
@@ -29,11 +29,13 @@ from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
-from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
+from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import ProgressMetrics
+from polopt.trainers.preset_help import PresetDoc, PresetSignature
 from polopt.trainers.prometheus_exporter import PrometheusExporter
+from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
 from polopt.trainers.run_context import (
     RunContext,
@@ -43,6 +45,7 @@ from polopt.trainers.run_context import (
     in_directory,
 )
 from polopt.trainers.run_record import RunRecord
+from polopt.trainers.saved_checkpoint import SavedCheckpoint, following
 from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.saved_trainer import (
@@ -51,9 +54,11 @@ from polopt.trainers.saved_trainer import (
     read_or_fall_back,
     restore_state,
 )
+from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tab_file import write_tab
 from polopt.trainers.trace_file import StepTrace
-from polopt.trainers.tune_storage import next_checkpoint
+from polopt.trainers.trial_resources import bundles
+from polopt.trainers.tune_storage import next_checkpoint, results_folder
 
 logger = logging.getLogger("polopt")
 
@@ -77,24 +82,6 @@ def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
         return factory
 
     return classmethod(checked)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class SavedCheckpoint:
-    """What `save` returns without Tune. `restore` and `polopt.load` take it.
-
-    Attributes:
-        checkpoint: Tune's object for the directory, which is its `path`.
-        metrics: the last result before it; empty before the first.
-    """
-
-    checkpoint: Checkpoint
-    metrics: dict[str, Any]
-
-    def __repr__(self) -> str:
-        """One line: a notebook shows it, and the result alone has thousands of characters."""
-        iteration = self.metrics.get("training_iteration", 0)
-        return f"<checkpoint after iteration {iteration} in {self.checkpoint.path}>"
 
 
 class PolicyOptimizerTrainer(tune.Trainable):
@@ -126,12 +113,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
         logdir: directory of the trial. Without Tune, a directory below `~/ray_results` that is made
             when something is written into it.
         evaluation: plays episodes with the policy; None without `evaluation_interval`.
+        stop_when: decides with each result whether it is the last one; None under Tune, which
+            decides it itself.
 
     Raises:
         ConfigError: before any worker starts.
     """
 
     preset: ClassVar[dict[str, Any]] = {}
+    __signature__ = PresetSignature()
     #: The record that this trainer repeats; see `polopt.rerun`.
     recorded: ClassVar[dict[str, Any] | None] = None
     #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
@@ -149,6 +139,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _best: BestCheckpoint
     _callbacks: CallbackCaller
     _run: RunContext | None = None
+    _files: ResultFiles | None = None
+    stop_when: StopWhen | None = None
+    _stop_reason = ""
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
     _record: RunRecord
@@ -160,14 +153,35 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _earlier_s = 0.0
 
     def __init__(
-        self, config: dict[str, Any] | None = None, *, storage: Any = None, **options: Any
+        self,
+        config: dict[str, Any] | None = None,
+        *,
+        log_dir: str | os.PathLike[str] | None = None,
+        storage: Any = None,
+        **options: Any,
     ) -> None:
+        """Starts the workers.
+
+        Args:
+            config: options by key.
+            log_dir: directory in which each `train()` writes its result, as a trial of Tune does:
+                `result.json`, `progress.csv`, TensorBoard events. Checkpoints are saved there, too.
+                None: nothing is written before `save()`.
+            storage: given by Tune.
+            options: further options.
+
+        Raises:
+            ConfigError: an option is wrong, or `log_dir` holds the results of another run.
+        """
         self._storage_of_trial = storage  # None without Tune
         self._users_directory = directory_before_tune(storage)
         # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
         refuse_made_env(config.get("env"))  # copying one may even damage it
+        if log_dir is not None:
+            Experiment.parse(config, self.preset)  # before the directory is made
+            self._files = ResultFiles(log_dir)
         super().__init__(OwnCopies(config), storage=storage, **others)
 
     def __repr__(self) -> str:
@@ -191,6 +205,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self._storage_of_trial is not None:
             super()._setup_logdir()  # type: ignore[no-untyped-call]
             return
+        if self._files is not None:
+            self._logdir = str(self._files.folder)  # type: ignore[assignment]
+            return
         name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
         self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
 
@@ -198,35 +215,23 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `tune.with_resources` overrides `default_resource_request`, the only method that Tune
         # calls before it starts an actor. The subclass still has to refuse bad configs there.
         super().__init_subclass__(**kwargs)
+        text = cls.__dict__.get("__doc__")
+        if isinstance(text, str):
+            cls.__doc__ = PresetDoc(text)  # type: ignore[assignment]
         request = cls.__dict__.get("default_resource_request")
         if request is not None:
             cls.default_resource_request = _checked(request.__func__)  # type: ignore[method-assign]
 
     @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Returns one bundle for the driver and one for each worker that the run cannot start
-        without, the workers below them and those of evaluation included. Warns if the cluster has
-        less.
+        """Returns one bundle for the driver and one for each process that the run cannot start
+        without: workers, the workers below them, processes of the optimizer and workers of
+        evaluation. Warns if the cluster has less.
 
         Raises:
             ConfigError: see `Experiment.parse`.
         """
-        experiment = Experiment.parse(config, cls.preset)
-        driver, rollout = experiment.trainer, experiment.rollout
-        head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
-        worker = {
-            "CPU": rollout.num_cpus_per_worker,
-            "GPU": rollout.num_gpus_per_worker,
-            "memory": rollout.memory_per_worker,
-            **rollout.custom_resources_per_worker,
-        }
-        places = rollout.workers_needed * (1 + rollout.num_workers_below)
-        evaluation = [{**worker, "GPU": 0.0}] * driver.evaluation_num_workers
-        bundles = [head, *([worker] * places), *evaluation]
-        nonzero = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
-        if not any(nonzero):
-            nonzero = [{"CPU": 0.001}]  # Tune does not accept an empty request
-        return tune.PlacementGroupFactory([nonzero[0], *(b for b in nonzero[1:] if b)])
+        return bundles(Experiment.parse(config, cls.preset))
 
     def setup(self, config: dict[str, Any], run: RunContext | None = None) -> None:
         """Creates workers and optimizer.
@@ -238,14 +243,19 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk
         # that is full by then it would find none, and say nothing of the disk.
         tempfile.gettempdir()
+        warn_of_untested_versions()
         self._exporter = PrometheusExporter()
         if run is not None:
             self._run = run
             self._log_handler = run.enter()
         self.experiment = Experiment.parse(config, self.preset)
         self._runs = [secrets.token_hex(8)]
+        if self._files is not None:  # Ray up to 2.54 has chosen a directory of its own
+            self._logdir = str(self._files.folder)  # type: ignore[assignment]
         with in_directory(self._users_directory):
             self._build()
+        if self._files is not None:
+            self._files.begin(self.config)
         if run is not None and run.restore is not None:
             self.load_checkpoint(run.restore)
 
@@ -256,13 +266,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
+        experiment.optimizer_class.check_spaces(worker_config, experiment.optimizer)
         evaluation = evaluation_config(experiment.trainer, worker_config)
         worker_config = dataclasses.replace(worker_config, arrivals=self.recorded)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-        if num_workers := experiment.num_remote_workers:
-            cpus = experiment.rollout.num_cpus_per_worker
-            evaluation_cpus = experiment.trainer.evaluation_num_workers * cpus
-            attach_or_start(num_workers * cpus, num_workers, evaluation_cpus=evaluation_cpus)
+        if num_processes := experiment.num_remote_processes:
+            workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
+            evaluation_cpus = workers * experiment.rollout.num_cpus_per_worker
+            attach_or_start(cpus, num_processes, evaluation_cpus=evaluation_cpus)
         self.workers = make_workers(worker_config, device)
         try:
             self.optimizer = self._make_optimizer()
@@ -282,12 +293,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
         cls = self.experiment.optimizer_class
         self._exporter.restart(cls.tab.metrics)
         optimizer = cls(self.workers, self.experiment.optimizer)
-        if self._storage_of_trial is not None:
-            write_tab(optimizer, self._storage_of_trial)
+        if self._storage_of_trial is not None or self._files is not None:
+            write_tab(optimizer, *results_folder(self._storage_of_trial, self.logdir))
         return optimizer
 
     def _make_evaluation(self, config: WorkerConfig | None, device: str) -> None:
-        self._best = BestCheckpoint(self._storage_of_trial, self.logdir)
+        self._best = BestCheckpoint(*results_folder(self._storage_of_trial, self.logdir))
         if config is not None:
             with kept_global_generators():  # environments made here may draw from them
                 workers = WorkerSet(
@@ -341,11 +352,53 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # `tune.Result.from_path` finds the metrics of a checkpoint by it: the last row with its
         # name is the one after which it was saved.
         checkpoint = next_checkpoint(self)
+        if checkpoint is None and self._files is not None:
+            checkpoint = following(self.logdir)
         result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
+        result["stop_reason"] = None
         self._callbacks.call("on_train_result", trainer=self, result=result)
+        if self._stop_reason:
+            result |= {"done": True, "stop_reason": self._stop_reason}
+            self._stop_reason = ""
         record.result(self.iteration + 1, self.get_policy())
         self._exporter.add(result, self.trial_id)
         return result
+
+    def request_stop(self, reason: str) -> None:
+        """Ends training with the result of the current iteration, which ends early: the result has
+        `done=True` and the reason as `stop_reason`. Then Tune, `polopt train` and `polopt.train`
+        save a checkpoint and end the run. May be called in callbacks and in signal handlers.
+
+        Raises:
+            ValueError: the reason is empty.
+        """
+        if not reason:
+            raise ValueError("request_stop: got an empty reason. Allowed: a text")
+        self._stop_reason = reason
+
+    def train(self) -> dict[str, Any]:
+        """Runs one training iteration.
+
+        Returns:
+            its result, whose keys `docs/results.md` lists; with `log_dir` it is also written there.
+
+        Raises:
+            RuntimeError: the trainer has been stopped.
+            CallbackError, WorkersFailedError, NonFiniteError, EnvironmentAPIError, FunctionError:
+                see `polopt.Calls` and `polopt.Callbacks`.
+        """
+        result: dict[str, Any] = super().train()  # type: ignore[no-untyped-call]
+        return result
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Called by `train` with each result: ends the run where a limit is reached, and writes the
+        result to `log_dir`."""
+        super().log_result(result)
+        stop = self.stop_when
+        if stop is not None and not result["done"] and stop(self.trial_id, result):
+            result |= {"done": True, "stop_reason": stop.reason}
+        if self._files is not None:
+            self._files.add(result)
 
     def _warn_without_return(self) -> None:
         """In a trial of Tune, warns once if no episode has ended in the first iteration."""
@@ -370,6 +423,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             )
 
     def _is_stopped(self) -> bool:
+        if self._stop_reason:
+            return True
         return self._run is not None and self._run.stop_file.exists()
 
     def _evaluate(self, evaluation: Evaluation) -> None:
@@ -431,7 +486,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         self._check_runs("save")
         if self._storage_of_trial is None:
-            checkpoint_dir = str(checkpoint_dir or self._next_directory())
+            checkpoint_dir = str(checkpoint_dir or following(self.logdir))
         target = next_checkpoint(self) or checkpoint_dir
         try:
             saved = super().save(checkpoint_dir)
@@ -444,19 +499,19 @@ class PolicyOptimizerTrainer(tune.Trainable):
             return saved
         return SavedCheckpoint(tune.Checkpoint.from_directory(str(checkpoint_dir)), saved.metrics)
 
-    def _next_directory(self) -> Path:
-        """The first directory in `logdir` after all that have Tune's name for a checkpoint."""
-        found = Path(self.logdir).glob(f"checkpoint_{'[0-9]' * 6}")
-        last = max((int(path.name[-6:]) for path in found), default=-1)
-        return Path(self.logdir, f"checkpoint_{last + 1:06}")
-
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
         self._record.mark("save")
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
-        write_checkpoint(checkpoint_dir, state)
+
+        def add_files(directory: Path) -> dict[str, str]:
+            checksums: dict[str, str]
+            state["optimizer"]["files"], checksums = self.optimizer.write_files(directory)
+            return checksums
+
+        write_checkpoint(checkpoint_dir, state, add_files)
 
     def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
         """What a checkpoint holds besides evaluation."""
@@ -509,9 +564,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
         problem = misfit(state, policy)
         if not problem:
             self.optimizer.drain()  # errors of pending calls are not the checkpoint's
-            problem = restore_state(
-                state, policy, lambda: self.optimizer.set_state(state["optimizer"])
-            )
+
+            def restore_rest() -> None:
+                self.optimizer.set_state(state["optimizer"])
+                self.optimizer.read_files(found / REPLAY, state["optimizer"].get("files") or {})
+
+            problem = restore_state(state, policy, restore_rest)
         if problem:
             raise CheckpointError(f"checkpoint {found} does not fit: {problem}")
         earlier = [run for run in state.get("runs", []) if run != own]
@@ -558,6 +616,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._stop_evaluation()
         with in_directory(self._users_directory):
             worker_config = self.experiment.make_worker_config()
+            self.experiment.optimizer_class.check_spaces(worker_config, self.experiment.optimizer)
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
             recorded = worker_config.rollout.record_arrivals or self._record.log is not None
@@ -571,6 +630,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._begin_record()
         return True
 
+    def stop(self) -> None:
+        """Stops the workers and closes the environments. The policy can still be used."""
+        super().stop()  # type: ignore[no-untyped-call]
+
     def cleanup(self) -> None:
         """Stops the workers, and releases the handles of their actors while Ray is still up."""
         finish_despite_sigterm()
@@ -583,6 +646,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         finally:
             if self.workers is not None:
                 self.workers.stop()
+            if self._files is not None:
+                self._files.close()
             if self._log_handler is not None:
                 logging.getLogger("polopt").removeHandler(self._log_handler)
                 self._log_handler.close()

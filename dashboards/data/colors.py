@@ -33,8 +33,10 @@ PHASE_COLORS = {
     "allreduce": "#E69F00",
     "sample": "#009E73",
     "gradient": "#882255",
+    "draw": "#CC79A7",
     "skew": "#D55E00",
     "group": "#56B4E9",
+    "insert": "#56B4E9",
 }
 
 

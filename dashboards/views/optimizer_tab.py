@@ -91,7 +91,7 @@ def _histogram(selection: Selection, run: Run, plot: Plot) -> Panel:
     shares = shares_of_totals(counts, counts.sum(axis=1, keepdims=True))
     figure = new_figure(selection.x_title, plot.unit)
     add_heat_map(
-        figure, at, np.arange(num_bins), np.round(shares, 5), hover="lag %{y}: %{z:.1%}",
+        figure, at, np.arange(num_bins), np.round(shares, 5), hover="%{y}: %{z:.1%}",
         greatest=max(0.05, float(shares.max(initial=0.0))),
     )  # fmt: skip
     used = np.flatnonzero(shares.max(axis=0, initial=0.0) > 0.0)

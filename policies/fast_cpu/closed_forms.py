@@ -36,36 +36,42 @@ class LossGradients(NamedTuple):
 ClosedForm = Callable[
     [Any, LossTerms, np.ndarray, Mapping[str, np.ndarray]], tuple[LossGradients, dict[str, float]]
 ]
-_Form = TypeVar("_Form", bound=ClosedForm)
+_Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 class _Registered(NamedTuple):
     """A closed form, and the members of the policy class that the loss is computed with."""
 
-    compute: ClosedForm
+    compute: Callable[..., Any]
     members: tuple[str, ...]
 
 
 #: Closed forms of polopt's own policies, by `module:Class`: their files import this folder.
 _BUILT_IN: dict[str, _Registered] = {}
+#: The loss of actor-critic policies, and what it calls.
+_OF_ACTOR_CRITICS = ("loss", "outputs", "entropy_coeff")
 #: Where a class of a plugin holds its closed form: it has it in every process that gets the class.
 _ATTRIBUTE = "_closed_form"
 
 
-def closed_form_of(policy_class: type | str, *parts: str) -> Callable[[_Form], _Form]:
+def closed_form_of(
+    policy_class: type | str, *parts: str, of_family: tuple[str, ...] = _OF_ACTOR_CRITICS
+) -> Callable[[_Form], _Form]:
     """Decorator that registers a function as the closed form of the loss of a policy class.
 
-    A subclass has the closed form, too, unless it overrides what the loss is computed with: `loss`,
-    `outputs`, `entropy_coeff` or one of `parts`. It then learns through torch, until it registers a
+    A subclass has the closed form, too, unless it overrides what the loss is computed with: one of
+    `of_family` or of `parts`. It then learns through torch, until it registers a
     closed form of its own.
 
     Args:
-        policy_class: a subclass of `ActorCriticPolicy`; one of polopt's own as `module:Class`.
+        policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or of
+            another class that calls `find_closed_form`; one of polopt's own as `module:Class`.
         parts: names of further methods of the class that its `loss` calls.
+        of_family: names of the loss, and of what the losses of its family call.
     """
 
     def register(compute: _Form) -> _Form:
-        registered = _Registered(compute, ("loss", "outputs", "entropy_coeff", *parts))
+        registered = _Registered(compute, (*of_family, *parts))
         if isinstance(policy_class, str):
             _BUILT_IN[policy_class] = registered
         else:
@@ -75,7 +81,7 @@ def closed_form_of(policy_class: type | str, *parts: str) -> Callable[[_Form], _
     return register
 
 
-def find_closed_form(policy_class: type) -> ClosedForm | None:
+def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
     """The closed form of `policy_class.loss`; None if it has none."""
     for base in policy_class.__mro__:
         path = f"{base.__module__}:{base.__qualname__}"

@@ -34,11 +34,11 @@ class NumpyMLP:
     def __init__(self, network: MLPNetwork) -> None:
         relu = any(isinstance(module, nn.ReLU) for module in network.policy_trunk)
         policy, value = _linears(network.policy_trunk), _linears(network.value_trunk)
-        self._shared = _Layers(policy if network.shared else [], relu, activate_last=True)
-        self._acting = _Layers([*policy, network.policy_head], relu)
+        self._shared = Layers(policy if network.shared else [], relu, activate_last=True)
+        self._acting = Layers([*policy, network.policy_head], relu)
         own = slice(len(policy) if network.shared else 0, None)
-        self._policy = _Layers([*policy[own], network.policy_head], relu)
-        self._value = _Layers([*value[own], network.value_head], relu)
+        self._policy = Layers([*policy[own], network.policy_head], relu)
+        self._value = Layers([*value[own], network.value_head], relu)
         self._image = network.image
         self._log_std: np.ndarray | None = None
         if network.log_std is not None:
@@ -61,13 +61,15 @@ class NumpyMLP:
         done = Activations(shared, policy, value)
         return self._with_log_std(policy[-1]), value[-1][:, 0], done
 
-    def backward(self, done: Activations, by_params: np.ndarray, by_values: np.ndarray) -> None:
+    def backward(
+        self, done: Activations, by_params: np.ndarray, by_values: np.ndarray | None
+    ) -> None:
         """Adds the gradients of all weights to their `.grad`.
 
         Args:
             done: activations from `forward`.
             by_params: gradient of the loss with respect to the distribution parameters, `[B, P]`.
-            by_values: gradient with respect to the values, `[B]`.
+            by_values: gradient with respect to the values, `[B]`; None: they are not used.
         """
         if self._log_std is not None:
             size = len(self._log_std)
@@ -75,9 +77,11 @@ class NumpyMLP:
             by_params = by_params[:, :size]
         needed = bool(self._shared.weights)
         by_policy = self._policy.backward(done.policy, by_params, needed)
-        by_value = self._value.backward(done.value, by_values[:, None], needed)
+        if by_values is not None:
+            by_value = self._value.backward(done.value, by_values[:, None], needed)
+            by_policy = by_policy + by_value if needed else by_policy
         if needed:
-            self._shared.backward(done.shared, by_policy + by_value, needed=False)
+            self._shared.backward(done.shared, by_policy, needed=False)
 
     def _flat(self, obs: np.ndarray) -> np.ndarray:
         if obs.ndim != 2:
@@ -97,7 +101,7 @@ class NumpyMLP:
         return params
 
 
-class _Layers:
+class Layers:
     """A sequence of linear layers, with an activation after each except the last.
 
     Args:
@@ -140,13 +144,16 @@ class _Layers:
             done.append(x)
         return done
 
-    def backward(self, done: list[np.ndarray], gradient: np.ndarray, needed: bool) -> np.ndarray:
+    def backward(
+        self, done: list[np.ndarray], gradient: np.ndarray, needed: bool, learn: bool = True
+    ) -> np.ndarray:
         """Adds to the gradients of weights and biases.
 
         Args:
             done: from `forward`.
             gradient: of the loss with respect to the outputs, `[B, out]`.
             needed: also compute the gradient with respect to the inputs.
+            learn: False computes nothing else.
 
         Returns:
             the gradient with respect to the inputs, `[B, in]`; undefined if it is not needed.
@@ -156,12 +163,25 @@ class _Layers:
                 out = done[i + 1]
                 # In terms of the output, tanh' is 1 - out^2 and relu' is 1 where out > 0.
                 gradient = gradient * (out > 0.0 if self._relu else 1.0 - out * out)
-            weight, bias = self._grads[i]
-            weight += gradient.T.dot(done[i])
-            bias += np.add.reduce(gradient, axis=0)
+            if learn:
+                weight, bias = self._grads[i]
+                weight += gradient.T.dot(done[i])
+                bias += np.add.reduce(gradient, axis=0)
             if needed or i > 0:
                 gradient = gradient.dot(self.weights[i])
         return gradient
+
+
+def acting_layers(network: MLPNetwork) -> Layers:
+    """The layers that compute the distribution parameters, without free log standard deviations."""
+    relu = any(isinstance(module, nn.ReLU) for module in network.policy_trunk)
+    return Layers([*_linears(network.policy_trunk), network.policy_head], relu)
+
+
+def value_layers(network: MLPNetwork) -> Layers:
+    """The layers that compute the values."""
+    relu = any(isinstance(module, nn.ReLU) for module in network.value_trunk)
+    return Layers([*_linears(network.value_trunk), network.value_head], relu)
 
 
 def _linears(trunk: nn.Sequential) -> list[nn.Linear]:

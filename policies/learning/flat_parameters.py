@@ -19,10 +19,13 @@ class Segment(NamedTuple):
         module: its parameters are float32.
         copy_of: name of the segment that this one is a copy of, as a target network is; it has no
             gradient and no torch optimizer. None: it has its own torch optimizer.
+        lr: the option of the config that is its learning rate. Where the config has None, it is
+            that of `lr`.
     """
 
     module: nn.Module
     copy_of: str | None = None
+    lr: str = "lr"
 
 
 class FlatParameters:
@@ -50,11 +53,13 @@ class FlatParameters:
         buffer: `[G + tail + number of buffers of segments with a gradient]`.
         segments: where each segment is in `params`; its buffers are `NAME.buffers`.
         trained: those of them that have a gradient.
+        lr_options: by trained segment, the option of the config that is its learning rate.
     """
 
     def __init__(self, segments: Mapping[str, Segment], tail: int = 0) -> None:
         self._copies = {n: s.copy_of for n, s in segments.items() if s.copy_of is not None}
         self.trained = _places(segments, [n for n in segments if n not in self._copies], 0)
+        self.lr_options = {name: segments[name].lr for name in self.trained}
         size = max(part.stop for part in self.trained.values())
         self.segments = {**self.trained, **_places(segments, self._copies, size)}
         total = max(part.stop for part in self.segments.values())
@@ -150,11 +155,20 @@ class FlatParameters:
         self._relink_buffers(copy=False)
         _copy_into(self._params, array)
 
-    def refresh_copies(self) -> None:
-        """Makes each copy equal to the segment that it is a copy of."""
+    def refresh_copies(self, tau: float = 1.0) -> None:
+        """Moves each copy towards the segment that it is a copy of.
+
+        Args:
+            tau: share of the distance by which parameters move: 1 makes them equal. Buffers become
+                equal in any case.
+        """
         self._relink_buffers()
         for name, source in self._copies.items():
-            self._params[self.segments[name]] = self._params[self.segments[source]]
+            copy, original = (self._params[self.segments[part]] for part in (name, source))
+            if tau == 1.0:
+                copy[:] = original
+            else:
+                copy += tau * (original - copy)
             if f"{name}.buffers" in self.segments:
                 own = self.segments[f"{name}.buffers"]
                 self._params[own] = self._params[self.segments[f"{source}.buffers"]]

@@ -115,14 +115,38 @@ def shuffled_columns(
 
 
 def shuffled_sequences(rows: Rows, parts: int, rng: np.random.Generator) -> Iterator[Rows]:
-    """The rows of a policy with memory (see `ActorCriticPolicy.training_rows`), in `parts`
+    """The rows of a policy with memory (see `FragmentPolicy.training_rows`), in `parts`
     minibatches of nearly equal numbers of environments, in random order."""
     if parts == 1:
         yield rows
         return
+    yield from _sequences(rows, np.array_split(rng.permutation(rows["valid"].shape[1]), parts))
+
+
+def microbatches(rows: Rows, size: int, sequences: bool) -> Iterator[Rows]:
+    """The rows in their order, in parts of at most `size` rows and of nearly equal size.
+
+    Args:
+        rows: of a minibatch.
+        size: at least 1. A sequence of more steps is a part of its own.
+        sequences: the rows are those of a policy with memory.
+    """
+    if sequences:
+        steps, envs = rows["valid"].shape
+        parts = num_minibatches(envs, 1, max(1, size // steps))
+        yield from _sequences(rows, np.array_split(np.arange(envs), parts))
+        return
+    count = len(rows["actions"])
+    parts = num_minibatches(count, 1, size)
+    for start, end in itertools.pairwise(count * i // parts for i in range(parts + 1)):
+        yield {name: column[start:end] for name, column in rows.items()}
+
+
+def _sequences(rows: Rows, parts: Iterable[np.ndarray]) -> Iterator[Rows]:
+    """The rows of a policy with memory, of each array of environments."""
     valid = rows["valid"]
     numbers = (valid.flatten().cumsum(0) - 1).reshape(valid.shape)  # [T, N] row of each valid step
-    for envs in np.array_split(rng.permutation(valid.shape[1]), parts):
+    for envs in parts:
         part = {name: rows[name][:, envs] for name in ("obs", "starts", "valid")}
         picked = numbers[:, envs][part["valid"]]
         part["state"] = rows["state"][envs]

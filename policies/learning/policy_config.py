@@ -39,10 +39,12 @@ class PolicyConfig(Config):
 
     lr: LearningRate = 1e-3
     torch_optimizer: Literal["adam", "rmsprop"] = "adam"
-    adam_epsilon: float = pydantic.Field(1e-5, ge=1e-30, le=1e6)  # smaller values are 0 in float32
-    rmsprop_alpha: float = pydantic.Field(0.99, ge=0.0, lt=1.0)
-    rmsprop_epsilon: float = pydantic.Field(1e-5, ge=1e-30, le=1e6)
-    grad_clip: float | None = pydantic.Field(40.0, gt=0.0)
+    adam_epsilon: float = pydantic.Field(
+        default=1e-5, ge=1e-30, le=1e6
+    )  # smaller values are 0 in float32
+    rmsprop_alpha: float = pydantic.Field(default=0.99, ge=0.0, lt=1.0)
+    rmsprop_epsilon: float = pydantic.Field(default=1e-5, ge=1e-30, le=1e6)
+    grad_clip: float | None = pydantic.Field(default=40.0, gt=0.0)
     fast_cpu: bool = True
     normalize_actions: bool = True
     clip_actions: bool = True
@@ -63,3 +65,36 @@ class PolicyConfig(Config):
         """The options of a checkpoint. Those of an older version, which lack `normalize_actions`,
         become options with present names and meanings that say how its policy was trained."""
         return {"normalize_actions": False, **options}
+
+
+class NormalizingConfig(PolicyConfig):
+    """Options of policies that normalise observations, in addition to those of `PolicyConfig`.
+
+    Attributes:
+        normalize_observations: each element of an observation by its running mean and standard
+            deviation over all samples so far; see `Normalizer`.
+        clip_observations: bound of normalised observations.
+    """
+
+    normalize_observations: bool = False
+    clip_observations: float = pydantic.Field(default=10.0, gt=0.0, le=1e6)
+
+    fixed: ClassVar[tuple[str, ...]] = (
+        *PolicyConfig.fixed,
+        "normalize_observations",
+        "clip_observations",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_bound_of_nothing(self) -> NormalizingConfig:
+        for what in ("observations", "rewards"):
+            bound = f"clip_{what}"
+            field = type(self).model_fields.get(bound)
+            if field is None or getattr(self, f"normalize_{what}"):
+                continue
+            if getattr(self, bound) != field.default:
+                raise ValueError(
+                    f"key {bound!r}: got {getattr(self, bound)} with normalize_{what}=False. "
+                    f"Allowed: {field.default}, or normalize_{what}=True"
+                )
+        return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from polopt.policies.learning.flat_parameters import FlatParameters
@@ -19,7 +19,7 @@ class WeightUpdater:
     """Applies the gradient in `flat.grads` to `flat.params`.
 
     Clips it by global norm, then makes one step of the `torch.optim` algorithm of the config. Each
-    trained segment has its own optimizer.
+    trained segment has its own optimizer and learning rate.
 
     Args:
         flat: parameters and gradient.
@@ -38,31 +38,40 @@ class WeightUpdater:
     def configure(self, config: PolicyConfig) -> None:
         """Uses the options of `config` from the next update on; `torch_optimizer` is fixed."""
         self._config = config
-        self._lr = Schedule(config.lr)
+        self._lrs = {}
+        for name, option in self._flat.lr_options.items():
+            own = getattr(config, option)
+            self._lrs[name] = Schedule(config.lr if own is None else own)
 
-    def apply(self, env_steps: int, lr_scale: float) -> tuple[bool, dict[str, float]]:
+    def apply(
+        self, env_steps: int, lr_scale: float, resting: Collection[str] = ()
+    ) -> tuple[bool, dict[str, float]]:
         """One update.
 
         Args:
             env_steps: argument of the learning-rate schedule.
             lr_scale: factor on the learning rate (Adam would cancel a factor on the gradient).
+            resting: segments that are not updated. Their gradient is 0, and their torch optimizer
+                makes no step.
 
         Returns:
             whether the gradient was applied, and `grad_norm` (before clipping) and
-            `default_optimizer_learning_rate`. A gradient that is not finite, or whose squares
-            overflow in the optimizer's state, is not applied: the weights or the state would stay
-            non-finite.
+            `default_optimizer_learning_rate`, of the first segment. A gradient that is not finite,
+            or whose squares overflow in the optimizer's state, is not applied: the weights or the
+            state would stay non-finite.
         """
         norm = self._flat.norm()
-        lr = self._lr(env_steps) * lr_scale
+        lrs = {name: lr(env_steps) * lr_scale for name, lr in self._lrs.items()}
+        stats = {"default_optimizer_learning_rate": next(iter(lrs.values()))}
         clip = self._config.grad_clip
         if not math.isfinite(norm) or min(norm, clip or norm) > _MAX_NORM:
-            return False, {"default_optimizer_learning_rate": lr}
+            return False, stats
         if clip is not None and norm > clip:
             self._flat.scale(clip / norm)
-        for optimizer in self._optimizers.values():
-            optimizer.step(lr, self._config)
-        return True, {"grad_norm": norm, "default_optimizer_learning_rate": lr}
+        for name, optimizer in self._optimizers.items():
+            if name not in resting:
+                optimizer.step(lrs[name], self._config)
+        return True, {"grad_norm": norm, **stats}
 
     def get_state(self) -> dict[str, Any]:
         """States by algorithm and segment, as in `{"adam": {"network": {"step": ..., ...}}}`."""

@@ -43,13 +43,13 @@ class Backend:
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`."""
         with torch.inference_mode():
-            params = self._model.action_params(as_tensor(_aligned(obs), self._device))
+            params = self._model.action_params(as_tensor(aligned(obs), self._device))
         return params.cpu().numpy()
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`."""
         with torch.inference_mode():
-            values = self._model.value(as_tensor(_aligned(obs), self._device))
+            values = self._model.value(as_tensor(aligned(obs), self._device))
         return values.cpu().numpy()
 
     def unroll(
@@ -60,7 +60,7 @@ class Backend:
         begins = None if starts is None else as_tensor(starts, device)
         with torch.inference_mode():
             params, values, states = self._model.unroll(
-                as_tensor(_aligned(obs), device), as_tensor(_aligned(state), device), begins
+                as_tensor(aligned(obs), device), as_tensor(aligned(state), device), begins
             )
         return (
             params.cpu().numpy(),
@@ -96,7 +96,7 @@ class Backend:
         return dict(zip(stats, torch.stack([*stats.values()]).tolist(), strict=True))
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
+def aligned(array: np.ndarray) -> np.ndarray:
     """The array, or a copy of it that begins at a multiple of 16 bytes.
 
     Matrix products on a CPU round differently where an array does not, as the rows of one step of a

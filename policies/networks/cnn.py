@@ -28,11 +28,13 @@ class ImageEncoder(NamedTuple):
         part: the image in encoded observations.
         filters: of each convolution; see `ModelConfig`.
         hiddens: widths of the linear layers after them.
+        layer_norm: see `ModelConfig`.
     """
 
     part: Part
     filters: tuple[ConvFilter, ...]
     hiddens: tuple[int, ...]
+    layer_norm: bool = False
 
     @property
     def image_size(self) -> tuple[int, ...]:
@@ -76,12 +78,17 @@ class ImageEncoder(NamedTuple):
                     "most as large as their input"
                 )
             conv = nn.Conv2d(channels, channels_out, kernel, stride, padding)
-            layers += [initialised(conv, gain=2.0**0.5), nn.ReLU()]
+            layers.append(initialised(conv, gain=2.0**0.5))
+            if self.layer_norm:
+                layers.append(nn.GroupNorm(1, channels_out))  # one group: over all channels
+            layers.append(nn.ReLU())
             height = (height + 2 * padding - kernel) // stride + 1
             width = (width + 2 * padding - kernel) // stride + 1
             channels = channels_out
         widths = [channels * height * width, *self.hiddens]
-        return nn.Sequential(*layers, nn.Flatten(), *mlp(widths, nn.ReLU)), widths[-1]
+        return nn.Sequential(*layers, nn.Flatten(), *mlp(widths, nn.ReLU, self.layer_norm)), widths[
+            -1
+        ]
 
 
 class CNNNetwork(ActorCriticNetwork):

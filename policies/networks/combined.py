@@ -79,5 +79,5 @@ def _trunk(
     made = [encoder.make() for encoder in images]
     size = sum(features for _, features in made) + sum(part.size for part in others)
     widths = [size, *config.fcnet_hiddens]
-    joint = mlp(widths, ACTIVATIONS[config.fcnet_activation])
+    joint = mlp(widths, ACTIVATIONS[config.fcnet_activation], config.layer_norm)
     return _Trunk([layers for layers, _ in made], joint), widths[-1]

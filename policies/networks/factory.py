@@ -90,7 +90,7 @@ def _image_encoder(part: Part, config: ModelConfig) -> ImageEncoder | None:
         filters, width = (NATURE_FILTERS, 512) if large else (SMALL_FILTERS, 128)
     if not filters:
         return None
-    return ImageEncoder(part, filters, (width,) if hiddens is None else hiddens)
+    return ImageEncoder(part, filters, (width,) if hiddens is None else hiddens, config.layer_norm)
 
 
 def _shape(space: Space[Any]) -> tuple[int, ...]:

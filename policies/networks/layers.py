@@ -33,9 +33,15 @@ def linear(size_in: int, size_out: int, gain: float) -> nn.Linear:
     return initialised(nn.Linear(size_in, size_out), gain)
 
 
-def mlp(widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
-    """Linear layers between consecutive widths, each followed by the activation."""
+def mlp(
+    widths: Sequence[int], activation: type[nn.Module], layer_norm: bool = False
+) -> nn.Sequential:
+    """Linear layers between consecutive widths, each followed by the activation, and by layer
+    normalisation before that if it is asked for."""
     layers: list[nn.Module] = []
     for size_in, size_out in itertools.pairwise(widths):
-        layers += [linear(size_in, size_out, gain=2.0**0.5), activation()]
+        layers.append(linear(size_in, size_out, gain=2.0**0.5))
+        if layer_norm:
+            layers.append(nn.LayerNorm(size_out))
+        layers.append(activation())
     return nn.Sequential(*layers)

@@ -35,7 +35,7 @@ class MLPNetwork(ActorCriticNetwork):
         widths = [obs_size, *config.fcnet_hiddens]
         activation = ACTIVATIONS[config.fcnet_activation]
         super().__init__(
-            lambda: (mlp(widths, activation), widths[-1]),
+            lambda: (mlp(widths, activation, config.layer_norm), widths[-1]),
             num_params,
             gaussian,
             bool(config.vf_share_layers),

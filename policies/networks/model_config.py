@@ -15,9 +15,11 @@ from polopt.common.registry import load_path
 from polopt.policies.networks.registry import NETWORKS
 
 _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
-_Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
+Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
 _ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100"
 _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
+#: Names of `polopt.policies.networks.layers.ACTIVATIONS`.
+Activation = Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
 #: Channels, kernel size and stride of one convolution, and its padding if it is not 0.
 ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
 
@@ -64,6 +66,8 @@ class ModelConfig(Config):
             convolutions for other observations. Empty: no convolutions.
         post_fcnet_hiddens: widths of the layers after the convolutions, with ReLU. None: 512, and
             128 for images below 36 x 36 without `conv_filters`.
+        layer_norm: layer normalisation (Ba et al., 2016) before each activation; of convolutions,
+            over channels and positions.
         use_lstm: policy and value have memory: an LSTM between hidden layers and heads. What it
             reads in one update is a fragment, `rollout_fragment_length` steps.
         lstm_cell_size: number of its cells.
@@ -81,17 +85,19 @@ class ModelConfig(Config):
         custom_options: keyword arguments of its constructor.
     """
 
-    fcnet_hiddens: _Widths = pydantic.Field((64, 64), description=_ALLOWED_WIDTHS)
-    fcnet_activation: Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"] = "tanh"
+    fcnet_hiddens: Widths = pydantic.Field(default=(64, 64), description=_ALLOWED_WIDTHS)
+    fcnet_activation: Activation = "tanh"
     conv_filters: tuple[ConvFilter, ...] | None = pydantic.Field(
-        None, description="a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]"
+        default=None,
+        description="a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]",
     )
-    post_fcnet_hiddens: _Widths | None = pydantic.Field(None, description=_ALLOWED_WIDTHS)
+    post_fcnet_hiddens: Widths | None = pydantic.Field(default=None, description=_ALLOWED_WIDTHS)
+    layer_norm: bool = False
     use_lstm: bool = False
     lstm_cell_size: _Width = 256
     vf_share_layers: bool | None = None
     free_log_std: bool = True
-    initial_log_std: float = pydantic.Field(0.0, ge=-20.0, le=10.0)
+    initial_log_std: float = pydantic.Field(default=0.0, ge=-20.0, le=10.0)
     squash_actions: bool = False
     custom: Annotated[Any, pydantic.AfterValidator(_network_class)] = None
     custom_options: Annotated[dict[str, Any], pydantic.AfterValidator(_json_options)] = (

@@ -59,19 +59,19 @@ class CollectingConfig(Config):
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
-    frames_per_batch: Automatic = pydantic.Field(None, ge=0, le=10**9)
-    total_frames: int = pydantic.Field(-1, ge=-1, lt=2**63)
+    frames_per_batch: Automatic = pydantic.Field(default=None, ge=0, le=10**9)
+    total_frames: int = pydantic.Field(default=-1, ge=-1, lt=2**63)
     sync: bool = False
-    init_random_frames: int = pydantic.Field(-1, ge=-1, lt=2**63)
+    init_random_frames: int = pydantic.Field(default=-1, ge=-1, lt=2**63)
     reset_at_each_iter: bool = False
     split_trajs: pydantic.StrictBool | Literal["padded", "list"] = False
     exploration_type: Exploration = "random"
     storing_device: DeviceName = "cpu"
     update_after_each_batch: bool = False
-    broadcast_interval: int = pydantic.Field(0, ge=0)
-    max_weight_update_interval: int = pydantic.Field(-1, ge=-1)
-    fraction_workers: float = pydantic.Field(1.0, gt=0.0, le=1.0)
-    fraction_samples: float = pydantic.Field(0.25, ge=0.0, le=1.0)
+    broadcast_interval: int = pydantic.Field(default=0, ge=0)
+    max_weight_update_interval: int = pydantic.Field(default=-1, ge=-1)
+    fraction_workers: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
+    fraction_samples: float = pydantic.Field(default=0.25, ge=0.0, le=1.0)
 
     @pydantic.model_validator(mode="after")
     def _check_together(self) -> CollectingConfig:
@@ -116,23 +116,23 @@ class CollectorConfig(CollectingConfig):
     """
 
     frames_per_batch: int = pydantic.Field(ge=1, le=10**9)
-    num_collectors: int | None = pydantic.Field(None, ge=0, le=100_000)
-    num_envs: int = pydantic.Field(1, ge=1, le=100_000)
-    num_workers_per_collector: int = pydantic.Field(1, ge=1, le=1000)
+    num_collectors: int | None = pydantic.Field(default=None, ge=0, le=100_000)
+    num_envs: int = pydantic.Field(default=1, ge=1, le=100_000)
+    num_workers_per_collector: int = pydantic.Field(default=1, ge=1, le=1000)
     create_env_kwargs: dict[str, Any] = pydantic.Field(default_factory=dict)
-    max_frames_per_traj: int = pydantic.Field(-1, ge=-1)
+    max_frames_per_traj: int = pydantic.Field(default=-1, ge=-1)
     policy_device: DeviceName = "cpu"
     postproc: Callable[[Any], Any] | None = None
     remote_configs: dict[str, Any] | list[dict[str, Any]] = pydantic.Field(default_factory=dict)
     ray_init_config: dict[str, Any] | None = None
-    seed: int | None = pydantic.Field(None, ge=0, lt=2**63)
+    seed: int | None = pydantic.Field(default=None, ge=0, lt=2**63)
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
-    worker_timeout_s: float = pydantic.Field(60.0, gt=0.0, le=1e7)
-    worker_startup_timeout_s: float = pydantic.Field(120.0, gt=0.0, le=1e7)
-    max_consecutive_failures: int = pydantic.Field(10, ge=1)
-    max_consecutive_env_faults: int = pydantic.Field(10, ge=1)
-    max_consecutive_non_finite: int = pydantic.Field(5, ge=1)
+    worker_timeout_s: float = pydantic.Field(default=60.0, gt=0.0, le=1e7)
+    worker_startup_timeout_s: float = pydantic.Field(default=120.0, gt=0.0, le=1e7)
+    max_consecutive_failures: int = pydantic.Field(default=10, ge=1)
+    max_consecutive_env_faults: int = pydantic.Field(default=10, ge=1)
+    max_consecutive_non_finite: int = pydantic.Field(default=5, ge=1)
 
     @classmethod
     def parse(cls: type[C], options: Mapping[str, Any], where: str = "config") -> C:

@@ -59,6 +59,7 @@ def action_chooser(
     """
     dist = policy.dist
     mask = policy.mask
+    uniform = uniform or (explore in (True, "random") and policy.samples_uniformly)
     if uniform and mask is not None:
         return lambda t, obs, state: (*dist.random_allowed(rng, mask.masked(0.0, obs)), state)
     if uniform:

@@ -90,6 +90,7 @@ class VectorSampler:
         """Starts new episodes and new random numbers; discards the current episodes."""
         self._rng = np.random.default_rng(seeds.actions)
         self._seeds = seeds
+        self._place = (int(seeds.actions.generate_state(1, np.uint64)[0]), 0)
         self.reset(seeds.envs)
 
     def reset(self, seeds: list[int] | None = None) -> None:
@@ -115,6 +116,7 @@ class VectorSampler:
         self._checks_each_step = integers and not has_sub_envs(self.env)
         self._episodes = EpisodeCounter(self.env.num_envs)
         self._returns = DiscountedReturns(self.env.num_envs)
+        self._leave_gap()
 
     def sample(
         self,
@@ -174,7 +176,9 @@ class VectorSampler:
             episodes=episodes,
             faults=self.faults.take(),
             per_env=per_env,
+            place=self._place,
         )
+        self._place = (self._place[0], self._place[1] + sampled)
         if normalizer is not None:
             returns = self._returns.add(columns, normalizer.gamma)
             batch.moments = normalizer.moments_of(batch, returns)
@@ -311,6 +315,11 @@ class VectorSampler:
         self._memory = np.where(envs[:, None], np.float32(0.0), self._memory)
         self._episodes.discard(envs)
         self._returns.discard(envs)
+        self._leave_gap()
+
+    def _leave_gap(self) -> None:
+        """The next fragment does not continue the last one."""
+        self._place = (self._place[0], self._place[1] + 1)
 
     def get_state(self) -> dict[str, Any] | None:
         """State of the environments (see `polopt.rollouts.envs.env_state`), of the current episodes
@@ -326,6 +335,7 @@ class VectorSampler:
             **self._episodes.get_state(),
             "discounted_returns": self._returns.get_state(),
             "rng": self._rng.bit_generator.state,
+            "place": list(self._place),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -341,6 +351,8 @@ class VectorSampler:
         if "discounted_returns" in state:  # not in states of version 0.2
             self._returns.set_state(state["discounted_returns"])
         self._rng.bit_generator.state = state["rng"]
+        stream, step = state.get("place", self._place)  # not in states of version 0.2
+        self._place = (int(stream), int(step))
 
     def get_statistics(self) -> dict[str, Any]:
         """Running statistics of the environments' wrappers; see `get_env_statistics`."""

@@ -137,6 +137,7 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         faults=DataFaults.concat([first.faults, second.faults]),
         per_env=first.per_env,
         moments=merged(first.moments, second.moments),
+        place=first.place,
     )
 
 

@@ -113,3 +113,27 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
         why = str(error).strip().rpartition("\n")[2].removeprefix("ValueError: ")
         raise ValueError(why) from error
     workers.local.set_statistics(saved.get(0, together))
+
+
+def sampler_states(workers: WorkerSet) -> dict[str, Any]:
+    """State of the environments and random numbers of all workers, with running statistics of
+    wrappers: by worker index, as text.
+
+    A run that is restored from it continues bit for bit if its environments have
+    `get_checkpoint_state` and `set_checkpoint_state` (`polopt.rollouts.envs.env_state`), and if
+    nothing was sampled ahead. Otherwise episodes start again."""
+    up = {worker.index: (False,) for worker in workers.remote if worker.up}
+    states = {0: workers.local.get_state(False)} | call_each(workers, "get_state", up)
+    return {str(index): saved for index, saved in states.items()}
+
+
+def restore_samplers(workers: WorkerSet, states: Mapping[str, Any]) -> None:
+    """Restores what `sampler_states` returned, except for the statistics of wrappers, which
+    `restore_statistics` restores."""
+    own = {
+        int(index): {key: value for key, value in saved.items() if key != "statistics"}
+        for index, saved in states.items()
+    }
+    if 0 in own:
+        workers.local.set_state(own.pop(0))
+    set_up_each(workers, "set_state", {index: (saved,) for index, saved in own.items()})

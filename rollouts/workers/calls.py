@@ -17,7 +17,7 @@ from polopt.rollouts.workers.errors import FunctionError
 from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.supervisor import Pending, Supervisor, Work
-from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 
 #: What becomes of the work of a worker that fails: it is sent to its replacement once that is up,
 #: or to the other workers, or it is lost.
@@ -37,6 +37,11 @@ class _Weights:
 #: As an argument of a call: the policy's weights at the moment when the call is sent to a worker
 #: that is up; None if the worker has them already.
 WEIGHTS: Any = _Weights()
+
+
+class CallsLostError(RuntimeError):
+    """The last calls that were pending have failed, and are not sent again. `ProcessGroup.up` waits
+    for the replacements of their processes, which can be given other work."""
 
 
 class CallsInterrupted(RuntimeError):
@@ -81,7 +86,7 @@ class Calls:
     `pending`.
 
     Args:
-        workers: the processes that are called.
+        workers: the processes that are called; see also `include`.
         owner: strategy or other owner, for messages.
         count: adds the counts of a reply, when it is taken or has failed.
         weights: has what replaces `WEIGHTS`: `for_call(worker)` and `version`. By default the
@@ -110,19 +115,37 @@ class Calls:
         is_work: bool = True,
     ) -> None:
         self._workers = workers
-        self._supervisor = Supervisor(workers, owner, is_work, check)
+        self._groups = {workers.who: workers}  # all of them, by `WorkerHandle.who`
+        self._supervisor = Supervisor(self._groups, owner, is_work, check)
         self._count = count
         self._weights = weights or workers.weights
         self.per_worker = per_worker
         self._after_failure = after_failure
         self._queues: dict[WorkerHandle, deque[Pending]] = {}  # sent, oldest first
-        self._backlog: dict[int, deque[Work]] = {}  # not sent yet, by worker index
+        self._backlog: dict[Seat, deque[Work]] = {}  # not sent yet
         self._ended: deque[Pending] = deque()
         self._kept: deque[Reply] = deque()
-        self._lost: list[Work] = []  # of removed workers, to be reassigned
-        self._changes = self._dropped = workers.changes  # up to which they were followed
+        self._lost: list[tuple[str, Work]] = []  # of removed workers, to be reassigned in a group
+        self._changes = self._dropped = self._num_changes()  # up to which they were followed
         self.load = LoadMeter()
         self.interrupted = False
+
+    def include(self, group: ProcessGroup) -> None:
+        """Has one wait for the processes of this group, too: `first` is the first reply of any
+        process. The processes share a transport with those that were called before.
+
+        Raises:
+            ValueError: they have another transport, or are called the same in messages.
+        """
+        if group.transport is not self._workers.transport or group.who in self._groups:
+            raise ValueError(
+                f"group of {group.who}s: it needs the transport of the {self._workers.who}s, and "
+                "another name"
+            )
+        self._groups[group.who] = group
+
+    def _num_changes(self) -> int:
+        return sum(group.changes for group in self._groups.values())
 
     @property
     def check(self) -> Callable[[Any], None] | None:
@@ -181,12 +204,12 @@ class Calls:
         """
         order = worker.index, self._workers.next_call_number()
         work = Work(fn, args, tag, timeout_s, order, by_reference)
-        self._backlog.setdefault(worker.index, deque()).append(work)
+        self._backlog.setdefault(worker.seat, deque()).append(work)
         self._send_backlog(worker)
 
     def _send_backlog(self, worker: WorkerHandle) -> None:
         """Sends the work that waits for this worker, as far as it may have calls."""
-        backlog = self._backlog.get(worker.index)
+        backlog = self._backlog.get(worker.seat)
         if worker.removed or self.interrupted:
             self._changes = self._dropped = -1  # work that waits here is to be looked at again
             return
@@ -195,12 +218,13 @@ class Calls:
         while backlog and self.num_calls_of(worker) < self.per_worker:
             self._send(worker, backlog.popleft())
         if backlog is not None and not backlog:
-            del self._backlog[worker.index]
+            del self._backlog[worker.seat]
 
     def _send(self, worker: WorkerHandle, work: Work) -> None:
-        weights, number = self._weights, self._workers.next_call_number()
+        group, number = self._groups[worker.who], self._workers.next_call_number()
+        weights = self._weights if group is self._workers else group.weights
         if weights is None and any(arg is WEIGHTS for arg in work.args):
-            why = f"{self._workers.who}s take no weights, and Calls has no `weights` for them"
+            why = f"{group.who}s take no weights, and Calls has no `weights` for them"
             raise FunctionError(self._supervisor.message(work, worker, why))
         args = tuple([weights.for_call(worker) if a is WEIGHTS else a for a in work.args])
         version = 0 if weights is None else weights.version
@@ -229,12 +253,15 @@ class Calls:
             count: add its counts now; False: the caller does so by `count`.
 
         Raises:
+            CallsLostError: all that was pending has failed, and is not sent again: because of the
+                rule `drop`, or because its argument is lost.
             RuntimeError: nothing is pending: the wait would never end.
             FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: another worker would
                 fail the same.
             WorkersFailedError: workers keep failing.
             CallsInterrupted: see `interrupt`.
         """
+        failure: WorkerFailure | None = None
         while True:
             for i, reply in enumerate(self._kept):
                 if may_take(reply):
@@ -242,7 +269,14 @@ class Calls:
                     if count:
                         self.count([reply])
                     return reply
-            self.receive()
+            if failure is not None and not self.num_pending:
+                raise CallsLostError(
+                    f"all pending calls are lost, and none is sent again (after_failure="
+                    f"{self._after_failure!r}). The last failure: {failure.message}"
+                )
+            arrived = self.next(count=False)
+            failure = arrived.failure or failure
+            self._keep(arrived)
 
     def all(
         self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
@@ -267,8 +301,8 @@ class Calls:
         self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
     ) -> None:
         """Waits until nothing is pending, and keeps the replies. Arguments and errors as `all`."""
-        busy = {worker.index for worker in self._queues} | set(self._backlog)
-        num_workers = len({reply.worker.index for reply in self._kept} | busy)
+        busy = {worker.seat for worker in self._queues} | set(self._backlog)
+        num_workers = len({reply.worker.seat for reply in self._kept} | busy)
         while self.num_pending:
             if stragglers is not None and stragglers.remain(num_workers, len(self._queues)):
                 self._backlog.clear()
@@ -335,7 +369,7 @@ class Calls:
         """Adds the counts of replies, in this order, each once: to the faults of the workers, and
         to what the owner counts."""
         for reply in replies:
-            self._workers.faults.add(reply.worker.index, reply.counts)
+            self._groups[reply.worker.who].faults.add(reply.worker.index, reply.counts)
             if self._count is not None:
                 self._count(reply)
 
@@ -364,12 +398,12 @@ class Calls:
 
     def num_work_of(self, worker: WorkerHandle) -> int:
         """Number of calls of a worker that are pending, sent or not."""
-        return self.num_calls_of(worker) + len(self._backlog.get(worker.index, ()))
+        return self.num_calls_of(worker) + len(self._backlog.get(worker.seat, ()))
 
     def pending_work(self) -> list[Work]:
         """All that is pending, sent or not."""
         self._drop_removed()
-        sent = [call.work for call in self.pending()] + self._lost
+        sent = [call.work for call in self.pending()] + [work for _, work in self._lost]
         return sent + [work for backlog in self._backlog.values() for work in backlog]
 
     def pending(self) -> list[Pending]:
@@ -428,7 +462,7 @@ class Calls:
         while True:
             if self.interrupted:
                 raise CallsInterrupted("the wait for workers was interrupted")
-            if self._lost or self._changes != workers.changes:
+            if self._lost or self._changes != self._num_changes():
                 self._follow_changes()
             while self._ended:
                 call = self._ended.popleft()
@@ -440,7 +474,9 @@ class Calls:
                 overdue = supervisor.overdue([queue[0] for queue in self._queues.values()], now_s)
                 if overdue is not None:
                     return self._fail(overdue, supervisor.hang(overdue))
-            waits = self._queues or (self._backlog and workers.starting)
+            waits = self._queues or (
+                self._backlog and any(group.starting for group in self._groups.values())
+            )
             if not waits or (now_s >= until_s and looked):
                 return None
             self._wait(max(0.0, min(until_s, supervisor.check_s) - now_s))
@@ -448,48 +484,51 @@ class Calls:
 
     def _wait(self, timeout_s: float) -> None:
         """Waits until a call ends or a worker starts."""
-        workers = self._workers
         oldest = {queue[0].ticket: queue[0] for queue in self._queues.values()}
-        starting = workers.starting
-        if starting:
+        starting = [group for group in self._groups.values() if group.starting]
+        for group in starting:
             timeout_s = min(timeout_s, START_CHECK_S)
-            workers.check_starting()
-        tickets = [*oldest, *workers.starting] if starting else oldest
-        for ticket in workers.transport.wait(tickets, timeout_s):
+            group.check_starting()
+        tickets = [*oldest, *(ticket for group in starting for ticket in group.starting)]
+        for ticket in self._workers.transport.wait(tickets, timeout_s):
             if ticket in oldest:
                 self._ended.append(oldest[ticket])
-            elif ticket in workers.starting:
-                workers.note_started(ticket)
+            for group in starting:
+                if ticket in group.starting:
+                    group.note_started(ticket)
 
     def _follow_changes(self) -> None:
         """Sends work to workers that have come up; drops or reassigns the work of removed ones."""
         self._drop_removed()
-        self._changes = self._workers.changes
+        self._changes = self._num_changes()
         if self._lost:
             lost, self._lost = self._lost, []
-            self._reassign(lost)
-        for worker in self._workers.members:
-            if worker.index in self._backlog:
-                self._send_backlog(worker)
+            for who in dict.fromkeys(who for who, _ in lost):
+                self._reassign(who, [work for of, work in lost if of == who])
+        for group in self._groups.values():
+            for worker in group.members:
+                if worker.seat in self._backlog:
+                    self._send_backlog(worker)
 
     def _drop_removed(self) -> None:
         """Drops the calls of workers that were removed or replaced, and keeps the work that is to
         be sent again or reassigned."""
-        if self._dropped == self._workers.changes:
+        if self._dropped == self._num_changes():
             return
-        self._dropped = self._workers.changes
-        lost: list[Work] = []
+        self._dropped = self._num_changes()
+        lost: list[tuple[str, Work]] = []
         for worker in [worker for worker in self._queues if worker.removed]:
-            lost += self._drop(worker)
-        present = {worker.index for worker in self._workers.members}
-        for index in [i for i in self._backlog if i not in present]:
-            lost += self._backlog.pop(index)
+            lost += [(worker.who, work) for work in self._drop(worker)]
+        present = {worker.seat for group in self._groups.values() for worker in group.members}
+        for seat in [seat for seat in self._backlog if seat not in present]:
+            lost += [(seat[0], work) for work in self._backlog.pop(seat)]
         if self._after_failure == "reassign":
             self._lost += lost
         elif self._after_failure == "send again":
-            for work in reversed(lost):
-                if work.order[0] in present:
-                    self._backlog.setdefault(work.order[0], deque()).appendleft(work)
+            for who, work in reversed(lost):
+                seat = who, work.order[0]
+                if seat in present:
+                    self._backlog.setdefault(seat, deque()).appendleft(work)
 
     def _drop(self, worker: WorkerHandle) -> list[Work]:
         """Drops the calls of a worker that were sent; returns them."""
@@ -512,12 +551,13 @@ class Calls:
             )
         if not isinstance(answer, Answer):
             return self._fail(call, *answer)
+        of = "" if worker.who == self._workers.who else f"{worker.who} "
         event = self._workers.transport.event
-        TRACER.span(f"request {worker.index}", "request", call.sent_s, event)
+        TRACER.span(f"request {of}{worker.index}", "request", call.sent_s, event)
         self.load.add(sum(map(len, self._queues.values())))
         self._end(call)
         worker.last_answer_s = self._workers.clock()
-        self._workers.note_answer(worker, answer.record)
+        self._groups[worker.who].note_answer(worker, answer.record)
         self._send_backlog(worker)
         return Reply(worker, answer.value, work.tag, answer.record, work.order)
 
@@ -536,7 +576,7 @@ class Calls:
         """Drops a call whose argument is lost, whatever the rule: another worker would not find the
         argument either. The worker goes on."""
         worker, work = call.worker, call.work
-        self._workers.faults.lost_argument(failure)
+        self._groups[worker.who].faults.lost_argument(failure)
         worker.sent_weights = None  # the function did not run, so it took over no weights
         self._end(call)
         worker.last_answer_s = self._workers.clock()
@@ -549,27 +589,29 @@ class Calls:
         if counts is not None:
             self.count([Reply(worker, None, work.tag, counts, work.order, failure)])
         lost = self._drop(worker)
-        replacement = None if self.interrupted else self._workers.replace(worker, failure)
+        group = self._groups[worker.who]
+        replacement = None if self.interrupted else group.replace(worker, failure)
         if self._after_failure == "reassign":
-            lost += self._backlog.pop(worker.index, ())
+            lost += self._backlog.pop(worker.seat, ())
             if not self.interrupted:
-                self._reassign(lost)
+                self._reassign(worker.who, lost)
             elif lost:
-                self._backlog.setdefault(worker.index, deque()).extend(lost)
+                self._backlog.setdefault(worker.seat, deque()).extend(lost)
         elif self._after_failure == "send again" and (replacement is not None or self.interrupted):
-            self._backlog.setdefault(worker.index, deque()).extendleft(reversed(lost))
-        elif worker.index in self._backlog and self._after_failure == "drop":
-            del self._backlog[worker.index]
+            self._backlog.setdefault(worker.seat, deque()).extendleft(reversed(lost))
+        elif worker.seat in self._backlog and self._after_failure == "drop":
+            del self._backlog[worker.seat]
         return Reply(worker, None, work.tag, counts or Record(), work.order, failure)
 
-    def _reassign(self, lost: Sequence[Work]) -> None:
-        """Each piece of work goes to the worker with the fewest that are left to do."""
-        workers = {worker.index: worker for worker in self._workers.up()}
-        self._changes = self._workers.changes
+    def _reassign(self, who: str, lost: Sequence[Work]) -> None:
+        """Each piece of work goes to the worker of its group with the fewest that are left to
+        do."""
+        workers = {worker.index: worker for worker in self._groups[who].up()}
+        self._changes = self._num_changes()
         left = {index: self.num_work_of(worker) for index, worker in workers.items()}
         for work in lost:
             index = min(left, key=lambda i: (left[i], i))
             left[index] += 1
-            self._backlog.setdefault(index, deque()).append(work)
+            self._backlog.setdefault(workers[index].seat, deque()).append(work)
         for worker in workers.values():
             self._send_backlog(worker)

@@ -18,6 +18,7 @@ _PLURALS: dict[FailureKind, str] = {
     "hang": "hangs",
     "exception": "exceptions",
     "environment": "environment_failures",
+    "reference": "lost_arguments",
 }
 _KINDS = tuple(_PLURALS)
 #: The first exceptions of environments are logged in one line each, later ones at most at this
@@ -180,7 +181,9 @@ class FaultLog:
         )
 
     def lost_argument(self, failure: WorkerFailure) -> None:
-        """Logs a call that was dropped because an argument is lost."""
+        """Counts and logs a call that was dropped because an argument is lost."""
+        self.counts[failure.kind] += 1
+        self._lasts[failure.kind] = failure
         logger.warning(
             "a call of %s %d is dropped. %s", self._who, failure.worker_index, failure.message
         )

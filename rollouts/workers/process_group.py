@@ -43,7 +43,7 @@ class ProcessGroup(ABC):
                 return WorkerHandle(index, channel, self.clock())
 
     Args:
-        transport: starts processes, and carries their calls.
+        transport: starts processes, and carries their calls. Several groups may share one.
         options: time limits, limits of failures, and resources of one process.
         who: what a process is called in messages.
         meanwhile: see `StartUp`.
@@ -115,6 +115,7 @@ class ProcessGroup(ABC):
 
     def _start(self, index: int) -> WorkerHandle:
         worker = self._start_process(index)
+        worker.who = self.who
         self.starting[worker.channel.start] = worker
         return worker
 
@@ -251,12 +252,11 @@ class ProcessGroup(ABC):
         return {"num_healthy_workers": up, **self.faults.stats()}
 
     def stop(self) -> None:
-        """Stops all processes."""
+        """Stops all processes. Whoever has opened the transport closes it after that."""
         for worker in self.remote:
             self._retire(worker)
         self._stop_processes(self.remote)
         self.remote = []
-        self.transport.close()
 
 
 def failure_of(index: int, error: ChannelError) -> WorkerFailure:

@@ -140,6 +140,8 @@ class RolloutWorker(CallRunner):
             *spaces, config.policy, seed=config.seed, device=config.device
         )
         policy.shuffle = np.random.default_rng(seeds.shuffle)
+        if not config.in_evaluation:
+            policy.worker_index, policy.num_workers = self.index, config.rollout.num_workers
         return policy
 
     def use_policy(self, policy: Policy) -> None:

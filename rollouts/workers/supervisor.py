@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ class Supervisor:
     in any process is wrong: that is a `FunctionError`, which ends the run.
 
     Args:
-        group: the processes.
+        groups: the processes, by `ProcessGroup.who`.
         owner: strategy or other owner of the calls, for messages.
         is_work: the calls do the strategy's work, so their success resets the count of consecutive
             failures. False for questions, such as for a state, which also a process with broken
@@ -122,12 +122,14 @@ class Supervisor:
 
     def __init__(
         self,
-        group: ProcessGroup,
+        groups: Mapping[str, ProcessGroup],
         owner: str,
         is_work: bool,
         check: Callable[[Any], None] | None,
     ) -> None:
-        self._group = group
+        self._groups = groups
+        first = next(iter(groups.values()))
+        self._clock, self._transport = first.clock, first.transport
         self._owner = owner
         self._is_work = is_work
         self.check = check
@@ -136,25 +138,25 @@ class Supervisor:
 
     # ---- deadlines ------------------------------------------------------------------------------
 
-    def timeout_s(self, work: Work) -> float:
+    def timeout_s(self, call: Pending) -> float:
         """Time limit of a call without progress."""
-        limit_s = self._group.options.worker_timeout_s
-        return limit_s if work.timeout_s is None else work.timeout_s
+        limit_s = self._groups[call.worker.who].options.worker_timeout_s
+        return limit_s if call.work.timeout_s is None else call.work.timeout_s
 
     def sent(self, call: Pending) -> None:
         """Notes a call that was sent."""
-        self.check_s = min(self.check_s, call.sent_s + self.timeout_s(call.work))
+        self.check_s = min(self.check_s, call.sent_s + self.timeout_s(call))
 
     def tighten(self, calls: Iterable[Pending], within_s: float) -> None:
         """Limits calls to `within_s` seconds from now, unless their limit is earlier."""
-        latest_s = self._group.clock() + within_s
+        latest_s = self._clock() + within_s
         for call in calls:
             call.latest_s = min(call.latest_s, latest_s)
         self.check_s = min(self.check_s, latest_s)
 
     def _deadline_s(self, call: Pending) -> float:
         last_s = max(call.began_s, call.progress_s)
-        return min(last_s + self.timeout_s(call.work), call.latest_s)
+        return min(last_s + self.timeout_s(call), call.latest_s)
 
     def overdue(self, oldest: list[Pending], now_s: float) -> Pending | None:
         """A call that is past its limit and has not ended. Also computes when to look again.
@@ -176,7 +178,7 @@ class Supervisor:
                 late.append(call)
         for call in late:
             # A result on another node counts as arrived before it is fetched.
-            if not call.ticket.ended() and not self._group.transport.wait([call.ticket], 0.0):
+            if not call.ticket.ended() and not self._transport.wait([call.ticket], 0.0):
                 return call
         deadlines = [self._deadline_s(call) for call in oldest if call not in late]
         self.check_s = min(deadlines, default=math.inf)
@@ -186,12 +188,14 @@ class Supervisor:
 
     def hang(self, call: Pending) -> WorkerFailure:
         """The failure of a process that makes no progress, or does not answer in time."""
-        now_s, own_s = self._group.clock(), call.work.timeout_s
+        now_s, own_s = self._clock(), call.work.timeout_s
         if now_s >= call.latest_s:
             why = f"no answer for {now_s - call.began_s:.1f} s, longer than others wait for it"
         else:
             limit = (
-                self._group.describe_hang() if own_s is None else f"limit of this call: {own_s:g} s"
+                self._groups[call.worker.who].describe_hang()
+                if own_s is None
+                else f"limit of this call: {own_s:g} s"
             )
             silent_s = now_s - max(call.began_s, call.progress_s)
             why = f"no answer and no progress for {silent_s:.1f} s ({limit})"
@@ -209,9 +213,10 @@ class Supervisor:
             Exception: what a function in this process raised, unchanged.
         """
         worker, work = call.worker, call.work
+        group = self._groups[worker.who]
         PROGRESS.note()
         try:
-            answer = call.ticket.result(self._group.options.worker_timeout_s)
+            answer = call.ticket.result(group.options.worker_timeout_s)
         except UnsendableError as error:
             raise FunctionError(self.message(work, worker, str(error))) from None
         except LostReferenceError as error:
@@ -236,13 +241,13 @@ class Supervisor:
                 return self._odd(call, f"{type(error).__name__}: {error}")
         if self._is_work:
             self._succeeded.add(work.code)
-            self._group.faults.success(worker.index)
+            group.faults.success(worker.index)
         return answer
 
     def _of_error(self, call: Pending, error: CallError, record: Record) -> WorkerFailure:
         worker, work = call.worker, call.work
         if error.kind in ENDING:
-            self._group.faults.add(worker.index, record)
+            self._groups[worker.who].faults.add(worker.index, record)
             raise ENDING[error.kind](error.message)
         if error.kind == "environment":
             return WorkerFailure("environment", worker.index, error.message)
@@ -257,5 +262,5 @@ class Supervisor:
 
     def message(self, work: Work, worker: WorkerHandle, why: str) -> str:
         """Names strategy, function and process."""
-        place = self._group.place_of(worker)
+        place = self._groups[worker.who].place_of(worker)
         return f"{self._owner}: function {work.name} failed in {place}: {why}"

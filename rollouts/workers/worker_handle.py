@@ -9,6 +9,10 @@ from typing import Any
 from polopt.rollouts.envs.env_sources import EnvSource
 from polopt.rollouts.transport.channel import Channel
 
+#: The place of a process among all that an owner calls: `WorkerHandle.who` and its index. Its
+#: replacement has the same.
+Seat = tuple[str, int]
+
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
@@ -24,6 +28,7 @@ class WorkerHandle:
         last_answer_s: time of its last answer; None before the first.
         removed: it was removed from the group or replaced. Its pending calls are dropped.
         set_up: calls `(function, arguments)` that it runs once it has started, before any work.
+        who: what it is called in messages, which its group sets.
     """
 
     index: int
@@ -34,6 +39,12 @@ class WorkerHandle:
     last_answer_s: float | None = None
     removed: bool = False
     set_up: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+    who: str = "worker"
+
+    @property
+    def seat(self) -> Seat:
+        """Its group and index."""
+        return self.who, self.index
 
     @property
     def up(self) -> bool:

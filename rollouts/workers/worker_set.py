@@ -49,7 +49,8 @@ class WorkerSet(ProcessGroup):
         specs: differences of the first workers from `config`, in order of index. A local worker
             that is the only one is made from the first.
         local: the local worker, if it exists already; the set does not stop it.
-        transport: starts the processes; None: the one that `config` asks for.
+        transport: starts the processes. None: the set opens the one that `config` asks for, and
+            closes it when it stops.
         meanwhile: see `StartUp`.
 
     Attributes:
@@ -74,6 +75,7 @@ class WorkerSet(ProcessGroup):
         meanwhile: str = "",
     ) -> None:
         rollout = config.rollout
+        self._opened_transport = transport is None
         if transport is None:
             kind = rollout.transport if rollout.num_workers else "ray"
             transport = open_transport(kind, rollout.worker_timeout_s)
@@ -97,7 +99,8 @@ class WorkerSet(ProcessGroup):
 
     def _handle_of_local(self) -> WorkerHandle:
         channel = LocalChannel(self.local, self.transport)
-        return WorkerHandle(0, channel, shares_weights=True, last_answer_s=self.clock())
+        now_s = self.clock()
+        return WorkerHandle(0, channel, shares_weights=True, last_answer_s=now_s, who=self.who)
 
     def config_of(self, index: int) -> WorkerConfig:
         """The config of the worker with this index."""
@@ -272,8 +275,11 @@ class WorkerSet(ProcessGroup):
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
-        """Stops all workers."""
+        """Stops all workers, and closes what this set has opened. Groups that share its transport
+        stop before."""
         super().stop()
+        if self._opened_transport:
+            self.transport.close()
         if self.owns_local:
             self.local.stop()
 

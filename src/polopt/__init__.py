@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from polopt.common.config import ConfigError as ConfigError
     from polopt.common.episodes import Episode as Episode
     from polopt.common.sample_batch import SampleBatch as SampleBatch
+    from polopt.common.transitions import Sequences as Sequences
+    from polopt.common.transitions import Transitions as Transitions
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from polopt.policies.networks.registry import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
+    from polopt.replay.rate_limiter import RateLimiter as RateLimiter
+    from polopt.replay.replay_buffer import ReplayBuffer as ReplayBuffer
     from polopt.rollouts.collectors.collector import Collector as Collector
     from polopt.rollouts.collectors.collector_thread import CollectorEnded as CollectorEnded
     from polopt.rollouts.collectors.collector_thread import CollectorThread as CollectorThread
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.callbacks import Callbacks as Callbacks
     from polopt.rollouts.workers.calls import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.calls import Calls as Calls
+    from polopt.rollouts.workers.calls import CallsLostError as CallsLostError
     from polopt.rollouts.workers.calls import Reply as Reply
     from polopt.rollouts.workers.early_stop import Stragglers as Stragglers
     from polopt.rollouts.workers.errors import FunctionError as FunctionError
@@ -57,17 +62,24 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
-    from polopt.trainers.presets import A2C as A2C
-    from polopt.trainers.presets import A3C as A3C
-    from polopt.trainers.presets import APPO as APPO
-    from polopt.trainers.presets import DDPPO as DDPPO
-    from polopt.trainers.presets import IMPALA as IMPALA
-    from polopt.trainers.presets import SyncPPO as SyncPPO
+    from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
     from polopt.trainers.presets import register as register
     from polopt.trainers.rerun import RerunDifference as RerunDifference
     from polopt.trainers.rerun import rerun as rerun
     from polopt.trainers.saved_policy import load as load
-    from polopt.trainers.trainer import PolicyOptimizerTrainer as PolicyOptimizerTrainer
+    from polopt.trainers.typed_presets import A2C as A2C
+    from polopt.trainers.typed_presets import A3C as A3C
+    from polopt.trainers.typed_presets import APPO as APPO
+    from polopt.trainers.typed_presets import DDPPO as DDPPO
+    from polopt.trainers.typed_presets import DQN as DQN
+    from polopt.trainers.typed_presets import IMPALA as IMPALA
+    from polopt.trainers.typed_presets import PQN as PQN
+    from polopt.trainers.typed_presets import SAC as SAC
+    from polopt.trainers.typed_presets import TD3 as TD3
+    from polopt.trainers.typed_presets import ApexDQN as ApexDQN
+    from polopt.trainers.typed_presets import PolicyOptimizerTrainer as PolicyOptimizerTrainer
+    from polopt.trainers.typed_presets import SyncPPO as SyncPPO
+    from polopt.trainers.typed_presets import train as train
 
 __version__ = "0.2.0"
 
@@ -77,15 +89,18 @@ _MODULE_OF = {
     "APPO": "polopt.trainers.presets",
     "ActorCriticConfig": "polopt.policies.actor_critic",
     "ActorCriticPolicy": "polopt.policies.actor_critic",
+    "ApexDQN": "polopt.trainers.presets",
     "CallbackError": "polopt.rollouts.workers.callbacks",
     "Callbacks": "polopt.rollouts.workers.callbacks",
     "Calls": "polopt.rollouts.workers.calls",
+    "CallsLostError": "polopt.rollouts.workers.calls",
     "Collector": "polopt.rollouts.collectors.collector",
     "CollectorEnded": "polopt.rollouts.collectors.collector_thread",
     "CollectorThread": "polopt.rollouts.collectors.collector_thread",
     "Config": "polopt.common.config",
     "ConfigError": "polopt.common.config",
     "DDPPO": "polopt.trainers.presets",
+    "DQN": "polopt.trainers.presets",
     "Episode": "polopt.common.episodes",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
@@ -96,22 +111,30 @@ _MODULE_OF = {
     "Metric": "polopt.metrics.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
     "OptimizerConfig": "polopt.optimizers.base",
+    "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
     "Plot": "polopt.metrics.tab",
     "Policy": "polopt.policies.policy",
     "PolicyConfig": "polopt.policies.learning.policy_config",
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
+    "RateLimiter": "polopt.replay.rate_limiter",
+    "ReplayBuffer": "polopt.replay.replay_buffer",
     "Reply": "polopt.rollouts.workers.calls",
     "RerunDifference": "polopt.trainers.rerun",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
+    "SAC": "polopt.trainers.presets",
     "SampleBatch": "polopt.common.sample_batch",
+    "Sequences": "polopt.common.transitions",
     "StepResult": "polopt.metrics.optimizer_stats",
     "Stragglers": "polopt.rollouts.workers.early_stop",
     "SyncPPO": "polopt.trainers.presets",
+    "TD3": "polopt.trainers.presets",
     "Tab": "polopt.metrics.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
+    "TrainingResult": "polopt.trainers.command_line.train_function",
+    "Transitions": "polopt.common.transitions",
     "WEIGHTS": "polopt.rollouts.workers.calls",
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
@@ -128,6 +151,7 @@ _MODULE_OF = {
     "rerun": "polopt.trainers.rerun",
     "scheme_config": "polopt.optimizers.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
+    "train": "polopt.trainers.command_line.train_function",
     "unpack": "polopt.common.compression",
     "unpack_gradients": "polopt.common.compression",
 }
@@ -135,18 +159,21 @@ _MODULE_OF = {
 __all__ = ["__version__", *_MODULE_OF]
 
 
-def __getattr__(name: str) -> object:
-    """Imports a public name on first use and keeps it."""
-    if name not in _MODULE_OF:
-        from polopt.common.other_libraries import instead_of_algorithm
+if not TYPE_CHECKING:  # type checkers would accept any name
 
-        instead = instead_of_algorithm(name)
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}" + (f". {instead}" if instead else "")
-        )
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Imports a public name on first use and keeps it."""
+        if name not in _MODULE_OF:
+            from polopt.common.other_libraries import instead_of_algorithm
+
+            instead = instead_of_algorithm(name)
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}"
+                + (f". {instead}" if instead else "")
+            )
+        value = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

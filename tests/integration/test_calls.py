@@ -18,7 +18,14 @@ from toy_envs import Drift
 from polopt.common.weights import Weights
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import none_ready, oldest_first
-from polopt.rollouts.workers.calls import WEIGHTS, Calls, CallsInterrupted, Reply
+from polopt.rollouts.workers.calls import (
+    START_CHECK_S,
+    WEIGHTS,
+    Calls,
+    CallsInterrupted,
+    CallsLostError,
+    Reply,
+)
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.errors import FunctionError, NonFiniteError, WorkersFailedError
 from polopt.rollouts.workers.fault_log import WorkerFailure
@@ -275,6 +282,47 @@ def test_deadline_of_pending_calls_can_be_tightened(fake: FakeTransport, make: A
     assert fake.clock.now_s == 1002.0
     assert calls.next().worker is unchanged
     assert fake.clock.now_s == 1000.0 + TIMEOUT_S
+
+
+def test_first_tells_that_all_calls_are_lost(fake: FakeTransport, make: Any) -> None:
+    workers, calls = make(2, up=False, after_failure="drop")
+    one, two = workers.up()
+    calls.send(one, echo, "of one")
+    one.channel.next_error = DEATH
+    calls.send(one, echo, "of one")
+    calls.send(two, echo, "of two")
+    fake.script = in_order([1, 1, 2])
+    assert calls.first().value == "of one", "sent before the death"
+    assert calls.first().value == "of two"
+    with pytest.raises(RuntimeError, match="would never end"):
+        calls.first()
+    assert workers.faults.num_restarts == 1
+    fake.script = oldest_first
+    workers.take_started(START_CHECK_S)
+    present = workers.up()
+    for worker in present:
+        worker.channel.next_error = DEATH
+        calls.send(worker, echo, "lost")
+    message = r"none is sent again \(after_failure='drop'\). The last failure: the process died"
+    with pytest.raises(CallsLostError, match=message):
+        calls.first()
+    assert calls.idle
+    assert workers.faults.num_restarts == 3
+    (replacement,) = workers.up()  # waits for the first
+    assert replacement not in present
+    calls.send(replacement, echo, "done")
+    assert calls.first().value == "done"
+
+
+@pytest.mark.parametrize("rule", ["send again", "reassign"])
+def test_first_waits_for_calls_that_are_sent_again(
+    fake: FakeTransport, make: Any, rule: str
+) -> None:
+    workers, calls = make(1, up=False, after_failure=rule)
+    workers.up()[0].channel.next_error = DEATH
+    calls.send(workers.remote[0], echo, "work")
+    assert calls.first().value == "work"
+    assert workers.faults.num_restarts == 1
 
 
 def test_ended_calls_are_received_without_a_wait(fake: FakeTransport, make: Any) -> None:

@@ -45,8 +45,8 @@ export RAY_TMPDIR="$1/ray" TMPDIR="$1/tmp"
   done
 ) >/dev/null 2>&1 &
 """
-#: The example stops at a return of 450, which a fast machine reaches before its disk is full. CartPole-v1
-#: pays 500 at most.
+#: The example stops at a return of 450, which a fast machine reaches before its disk is full.
+#: CartPole-v1 pays 500 at most.
 _TRAIN = """
 exec "$2" -m polopt.trainers.command_line.cli train cartpole_a3c --results-dir results \\
   --checkpoint-every 1 num_workers=1 model.fcnet_hiddens=[64,64] min_time_s_per_iteration=0.3 \\

@@ -27,6 +27,8 @@ SCHEMES = {
     "sync_samples": "a2c",
     "async_samples": "ppo",
     "decentralized_allreduce": "ppo",
+    "sync_replay": "dqn",
+    "async_replay": "dqn",
 }
 every_optimizer = pytest.mark.parametrize("optimizer", SCHEMES)
 
@@ -62,7 +64,7 @@ def train(folder: Path, callbacks: list[tune.Callback]) -> tuple[dict[str, Logge
     config = {
         "env": "CartPole-v1",
         "optimizer": tune.choice(list(SCHEMES)),
-        "policy": tune.choice(["a2c", "a3c", "ppo"]),
+        "policy": tune.choice(["a2c", "a3c", "ppo", "dqn"]),
         "num_workers": 1,
         "rollout_fragment_length": 16,
         "min_sample_timesteps_per_iteration": 200,

@@ -27,13 +27,13 @@ OTHERS |= {"none", "sync", "async"}  # values
 def test_code_of_polopt_runs_as_printed(tmp_path: Path) -> None:
     own = [block for block in BLOCKS if block.startswith("# polopt\n")]
     outputs, _ = run_blocks(own, tmp_path, num_cpus=4)
-    assert len(outputs) == 3
-    assert float(outputs[0].split()[-1]) > 0.0  # the printed return
+    assert len(outputs) == 6
+    assert all(float(text.split()[-1]) > 0.0 for text in outputs[:2])  # the printed returns
 
 
 def test_code_of_the_others_is_python() -> None:
     others = [block for block in BLOCKS if not block.startswith("# polopt\n")]
-    assert len(others) == 3
+    assert len(others) == 5
     for block in others:
         ast.parse(block)
 

@@ -101,6 +101,11 @@ def check_model(policy: Policy, path: Path) -> None:
         ("ppo", "odd keys", "discrete", {}),
         ("ppo", "dict", "multi", {"use_lstm": True, "lstm_cell_size": 5}),
         ("impala", "box", "box", {"use_lstm": True, "lstm_cell_size": 5, "vf_share_layers": True}),
+        ("dqn", "image", "discrete", {}),
+        ("dqn", "dict", "discrete", {}),
+        ("pqn", "board", "discrete", {}),
+        ("sac", "dict", "box", {"fcnet_hiddens": [8]}),
+        ("td3", "float64", "float32", {"fcnet_hiddens": [8]}),
     ],
 )
 def test_onnx_model_acts_as_predict(
@@ -118,8 +123,9 @@ def test_onnx_model_acts_as_predict(
 
 @needs_onnx
 @pytest.mark.parametrize("observations", ["float64", "dict", "scalar"])
-def test_onnx_model_normalises_as_predict(observations: str, tmp_path: Path) -> None:
-    policy = moved_policy("ppo", observations, "box", normalizes=True)
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_onnx_model_normalises_as_predict(name: str, observations: str, tmp_path: Path) -> None:
+    policy = moved_policy(name, observations, "box", normalizes=True)
     space = policy.encoder.space
     space.seed(1)
     rows = policy.encoder.encode(batch_of(space, 50)).reshape(50, -1) * 0.3 + 0.1

@@ -14,14 +14,19 @@ from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 Pool = Callable[[WorkerConfig], WorkerSet]
 OPTIMIZERS: dict[str, type[PolicyOptimizer]] = {
     cls.name: cls
-    for cls in (AsyncGradients, SyncGradients, SyncSamples, AsyncSamples, DecentralizedAllReduce)
+    for cls in (
+        *(AsyncGradients, SyncGradients, SyncSamples, AsyncSamples, DecentralizedAllReduce),
+        SyncReplay,
+    )
 }
 LAGS = {"policy_lag", "policy_lag_rollouts", "gradient_lag", "gradient_lag_rollouts"}
 NESTED = {"actions", "driver", "workers", "machine", "requests_in_flight"}
@@ -53,7 +58,16 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def make(pool: Pool, name: str) -> PolicyOptimizer:
-    optimizer: PolicyOptimizer = make_optimizer(OPTIMIZERS[name], pool(worker_config("ppo")))
+    return make_with(pool(config_for(name)), name)
+
+
+def config_for(name: str) -> WorkerConfig:
+    return worker_config(DQNPolicy if name == "sync_replay" else "ppo")
+
+
+def make_with(workers: WorkerSet, name: str) -> PolicyOptimizer:
+    options = {"learning_starts": 5, "train_batch_size": 8} if name == "sync_replay" else {}
+    optimizer: PolicyOptimizer = make_optimizer(OPTIMIZERS[name], workers, **options)
     return optimizer
 
 
@@ -95,10 +109,10 @@ def test_rates_and_lag_are_those_since_the_last_report(
     worker_pool: Pool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = VirtualClock()
-    workers = worker_pool(worker_config("ppo"))
+    workers = worker_pool(config_for(name))
     workers.up()
     monkeypatch.setattr(workers, "clock", clock)
-    optimizer = make_optimizer(OPTIMIZERS[name], workers)
+    optimizer = make_with(workers, name)
     for duration_s in (2.0, 5.0):
         results = [optimizer.step() for _ in range(2)]
         clock.now_s += duration_s

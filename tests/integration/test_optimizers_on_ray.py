@@ -18,6 +18,12 @@ from polopt import Collector, PolicyOptimizerTrainer
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
 WORKERS = 2
+_REPLAY = {"learning_starts": 20, "train_batch_size": 8}
+#: Of optimizers that do not learn from fragments.
+OPTIONS = {
+    name: {"optimizer": {"name": name, **_REPLAY}, "policy": "dqn"}
+    for name in ("async_replay", "sync_replay")
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
@@ -28,14 +34,14 @@ def test_optimizer_trains_on_ray(ray_session: None, tmp_path: Path, name: str) -
 
     trainer = PolicyOptimizerTrainer(
         config={
-            "optimizer": name,
-            "policy": "a2c",
+            **OPTIONS.get(name, {"optimizer": name, "policy": "a2c"}),
             "env": make_env,
             "env_config": {"folder": str(tmp_path)},
             "num_workers": WORKERS,
             "num_envs_per_worker": 2,
             "rollout_fragment_length": 10,
-            "min_sample_timesteps_per_iteration": 40,
+            # A batch of asynchronous replay arrives some fragments after the first rows.
+            "min_sample_timesteps_per_iteration": 400 if name == "async_replay" else 40,
             "seed": 0,
         }
     )

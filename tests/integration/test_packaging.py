@@ -107,8 +107,10 @@ def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
         if folder == "tuned_examples":
             (tree / folder / "planted.yaml").write_text("goal: 1\n")
-        modules = [*tree.glob(f"{folder}/**/*.py"), *tree.glob(f"{folder}/*.yaml")]
-        expected |= {f"polopt/{path.relative_to(tree).as_posix()}" for path in modules}
+        modules = [tree.glob(f"{folder}/{files}") for files in ("**/*.py", "*.yaml", "*.pyi")]
+        expected |= {
+            f"polopt/{path.relative_to(tree).as_posix()}" for found in modules for path in found
+        }
     for name in BUILD_FILES:
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, tree / name)

@@ -28,12 +28,14 @@ both = pytest.mark.parametrize("shards", ["ray", "socket"], indirect=True)
 
 @contextlib.contextmanager
 def started(transport: str) -> Iterator[Shards]:
-    made = Shards(open_transport(transport, 60.0), 3, COLUMNS, worker_timeout_s=60.0)
+    opened = open_transport(transport, 60.0)
+    made = Shards(opened, 3, COLUMNS, worker_timeout_s=60.0)
     try:
         made.up()
         yield made
     finally:
         made.stop()
+        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +164,30 @@ def test_lost_reference_costs_no_shard_but_its_maker(shards: Shards) -> None:
     calls.send(two, count, "goes on")
     assert calls.first().worker is two
     assert shards.faults.num_restarts == before + 1
+
+
+@both
+def test_second_group_shares_the_transport(shards: Shards) -> None:
+    """Each group gets the answers of its own calls, whichever waits. The end of one group leaves
+    the other one its connections."""
+    restarts = shards.faults.num_restarts
+    other = Shards(shards.transport, 1, 2, worker_timeout_s=60.0)
+    calls, others = Calls(shards, "test"), Calls(other, "other", per_worker=2)
+    (only,) = other.up()
+    others.send(only, count, "first")
+    others.send(only, count, "second")
+    for worker in shards.up():
+        calls.send(worker, count, worker.index)
+    assert [reply.value[:2] for reply in calls.all()] == [(1, 1), (2, 2), (3, 3)]
+    assert [reply.value for reply in others.all()] == [("first", 1, 0), ("second", 1, 0)]
+    calls.send(shards.up()[0], count, "sent before")
+    other.stop()
+    assert calls.first().value[:2] == ("sent before", 1)
+    before = getattr(shards.transport, "num_calls", 0)
+    for worker in shards.up():
+        calls.send(worker, count, "sent after")
+    assert len(calls.all()) == 3
+    assert shards.faults.num_restarts == restarts
+    if isinstance(shards.transport, SocketTransport):
+        assert shards.transport.num_calls == before + 3
+        assert shards.transport.paths([w.channel for w in shards.remote]) == "socket"

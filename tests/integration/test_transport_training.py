@@ -20,7 +20,9 @@ from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.socket_channel import SocketChannel
 from polopt.rollouts.workers.answer import Answer
@@ -220,13 +222,15 @@ OPTIMIZERS: dict[str, tuple[type[PolicyOptimizer], dict[str, Any]]] = {
     "sync_samples": (SyncSamples, {}),
     "async_samples": (AsyncSamples, {}),
     "decentralized_allreduce": (DecentralizedAllReduce, {"fraction_workers": 1.0}),
+    "sync_replay": (SyncReplay, {"learning_starts": 5, "train_batch_size": 8}),
 }
-REPRODUCIBLE = ["sync_gradients", "sync_samples", "decentralized_allreduce"]
+REPRODUCIBLE = ["sync_gradients", "sync_samples", "decentralized_allreduce", "sync_replay"]
 
 
 def make_named(pool: Pool, name: str, transport: str, **rollout: Any) -> Any:
     cls, options = OPTIMIZERS[name]
-    config = worker_config("a2c", rollout={"transport": transport, **rollout}, lr=1e-2)
+    policy = DQNPolicy if cls is SyncReplay else "a2c"
+    config = worker_config(policy, rollout={"transport": transport, **rollout}, lr=1e-2)
     return make_optimizer(cls, pool(config), **options)
 
 

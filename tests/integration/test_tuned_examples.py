@@ -43,6 +43,11 @@ def test_examples_for_presets_and_environments():
         "acrobot_appo",
         "pendulum_ppo",
         "pendulum_ddppo",
+        "acrobot_dqn",
+        "pendulum_sac",
+        "pendulum_td3",
+        "cartpole_pqn",
+        "acrobot_apex_dqn",
     }
 
 
@@ -91,4 +96,6 @@ def test_example_reaches_its_goal(name, ray_session, tmp_path):
         verbose=0,
     )
     last = analysis.trials[0].last_result
-    assert last["env_runners"]["episode_return_mean"] >= example["goal"]
+    # The return of evaluation, if the example evaluates its policy.
+    block = last["evaluation"] if "evaluation_interval" in example["config"] else last
+    assert block["env_runners"]["episode_return_mean"] >= example["goal"]

@@ -21,7 +21,9 @@ from polopt.optimizers.async_samples import AsyncSamples
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.sync_gradients import SyncGradients
+from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples
+from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.workers.rollout_worker import STATISTICS_INTERVAL_S
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -36,6 +38,7 @@ OPTIMIZERS: dict[type[PolicyOptimizer], dict[str, Any]] = {
     SyncSamples: {},
     AsyncSamples: {},
     DecentralizedAllReduce: {},
+    SyncReplay: {"learning_starts": 5, "train_batch_size": 8},
 }
 
 
@@ -93,7 +96,8 @@ def assert_sums(stats: dict[str, Any], phases: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda cls: cls.name)
 def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> None:
-    workers = worker_pool(worker_config("ppo", WaitingDrift))
+    policy = DQNPolicy if cls is SyncReplay else "ppo"
+    workers = worker_pool(worker_config(policy, WaitingDrift))
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)

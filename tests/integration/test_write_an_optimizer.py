@@ -118,6 +118,42 @@ def test_every_fault_at_once_is_counted(
         trainer.stop()
 
 
+@pytest.mark.parametrize("transport", ["ray", "socket"])
+def test_killed_shard_is_replaced(transport: str, ray_session: None) -> None:
+    plugin("fragment_replay")
+    trainer = polopt.PolicyOptimizerTrainer(
+        {
+            "env": "CartPole-v1",
+            "optimizer": "fragment_replay",
+            "policy": "impala",
+            "transport": transport,
+            "num_workers": 2,
+            "num_envs_per_worker": 2,
+            "rollout_fragment_length": 5,
+            "num_cpus_per_worker": 0.1,
+            "min_sample_timesteps_per_iteration": 100,
+            "seed": 1,
+        }
+    )
+    shards: Any = trainer.optimizer.shards
+    try:
+        result = trainer.train()
+        assert result["optimizer"]["num_updates"] >= 5
+        killed = shards.remote[0]
+        os.kill(pid_of(killed), signal.SIGKILL)
+        until_s = time.monotonic() + 60.0
+        while not shards.faults.num_restarts or not all(shard.up for shard in shards.remote):
+            result = trainer.train()
+            assert time.monotonic() < until_s
+        assert (shards.faults.num_restarts, shards.faults.counts["death"]) == (1, 1)
+        assert result["fault_tolerance"]["num_remote_worker_restarts"] == 0
+        assert result["optimizer"]["policy_lag"]["max"] > 0
+        assert result["optimizer"]["transport"] == transport
+    finally:
+        trainer.stop()
+    assert not shards.remote
+
+
 def test_other_blocks_of_the_page_run(ray_session: None) -> None:
     names: dict[str, Any] = {"__name__": "blocks_of_the_page", **vars(plugin("local_sgd"))}
     others = [block for block in code_blocks() if "polopt.register_optimizer(" not in block]

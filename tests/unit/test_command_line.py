@@ -98,14 +98,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cartpole_a3c", "run=PPO"], "key 'run': got 'PPO'. PPO is 'SyncPPO' here"),
         (["PPO", "env=CartPole-v1"], "a preset or a file. PPO is 'SyncPPO' here. 'DDPPO' and"),
         (["ppo"], "a preset or a file. PPO is 'SyncPPO' here. "),
-        (
-            ["DQN"],
-            "a preset or a file. polopt has no algorithm with a replay buffer yet. It has A2C",
-        ),
-        (
-            ["SAC"],
-            "a preset or a file. polopt has no algorithm with a replay buffer yet. It has A2C",
-        ),
+        (["DDPG"], "a preset or a file. polopt has no DDPG. The nearest is 'TD3'"),
+        (["R2D2"], "a preset or a file. polopt has no R2D2. It has A2C"),
         (["foo"], "'foo' is not a tuned example, a preset or a file. Examples: "),
         (["cartpole_a3d"], "did you mean 'cartpole_a3c'?"),
         (["nowhere.yaml"], "no such file: nowhere.yaml"),

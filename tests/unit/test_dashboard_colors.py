@@ -29,6 +29,10 @@ XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1
 TOGETHER = (
     ("wait", "apply", "dispatch", "report", "evaluation", "startup", "other"),
     ("broadcast", "sample", "learn", "report", "evaluation", "startup", "other"),
+    (
+        *("broadcast", "sample", "insert", "draw", "learn"),
+        *("report", "evaluation", "startup", "other"),
+    ),
     ("group", "sample", "learn", "report", "evaluation", "startup", "other"),
     ("sample", "gradient", "learn", "allreduce", "skew", "idle"),
 )

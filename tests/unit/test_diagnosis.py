@@ -89,6 +89,14 @@ def samples() -> Rows:
     return rows
 
 
+def replay() -> Rows:
+    rows = healthy(("sample", "learn", "draw"))
+    for i, row in enumerate(rows):
+        blocked = {"learner_blocked_s": 0.15 * (i + 1), "samplers_blocked_s": 0.2 * (i + 1)}
+        row["optimizer"] |= {"name": "sync_replay", **blocked}
+    return rows
+
+
 def ranks() -> Rows:
     rows = healthy(("sample", "learn", "group"))
     for row in rows:
@@ -113,7 +121,7 @@ def put(rows: Rows, path: str, values: Any) -> None:
         place[last] = values(number) if callable(values) else values
 
 
-@pytest.mark.parametrize("make", [healthy, samples, ranks])
+@pytest.mark.parametrize("make", [healthy, samples, replay, ranks])
 def test_healthy_run_has_no_finding(make: Callable[[], Rows]) -> None:
     assert findings(make()) == {}
 
@@ -318,6 +326,24 @@ FAULTS: list[tuple[str, Callable[[], Rows], dict[str, Any], tuple[str, ...]]] = 
         ("57% of the ranks' time", "sgd_minibatch_size"),
     ),
     (
+        "learner-waits",
+        replay,
+        {"optimizer/learner_blocked_s": lambda i: 0.4 * (i + 1)},
+        ("The learner waits for samples: 80%", "num_workers=8"),
+    ),
+    (
+        "learner-waits-for-shards",
+        replay,
+        {"optimizer/learner_blocked_by_shards_s": lambda i: 0.4 * (i + 1)},
+        ("The learner waits for replay shards: 80%", "num_replay_shards"),
+    ),
+    (
+        "samplers-wait",
+        replay,
+        {"optimizer/samplers_blocked_s": lambda i: 0.45 * (i + 1)},
+        ("The samplers wait for the learner: 90%", "training_intensity"),
+    ),
+    (
         "reporting",
         samples,
         {"optimizer/driver/share/report": 0.4},
@@ -440,6 +466,9 @@ ODD: list[tuple[str, Callable[[], Rows], dict[str, Any]]] = [
         "optimizer/workers/per_worker/1/env_steps_per_sampling_s": 300.0}),
     ("a worker that has not answered", healthy, {
         "optimizer/workers/per_worker/1/env_steps_per_sampling_s": 0.0}),
+    ("a learner that waits for workers that wait for others", replay, {
+        "optimizer/learner_blocked_s": lambda i: 0.4 * (i + 1),
+        "optimizer/workers/share/idle": 0.6}),
     ("a machine that only this run uses", healthy, {
         "optimizer/machine/cpu_share": 1.0, "optimizer/machine/num_cpus": 4,
         "optimizer/machine/load_1m": 5.5}),

@@ -26,6 +26,7 @@ from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.transport.simulated_channel import (
     SimulatedTicket,
     SimulatedTransport,
+    oldest_first,
     shuffled_by,
 )
 from polopt.trainers.experiment import Experiment
@@ -282,6 +283,50 @@ def test_death_on_the_simulated_transport_costs_one_call(name: str, tmp_path: Pa
     weights = [optimizer.policy.get_weights().flat for optimizer in (whole, killed, again)]
     np.testing.assert_array_equal(weights[1], weights[2])
     assert (weights[0] != weights[1]).any()
+
+
+def make_replay(script: Any = oldest_first) -> Any:
+    plugin("fragment_replay")
+    config = worker_config("impala", rollout={"num_workers": 3}, lr=1e-2)
+    workers = polopt.WorkerSet(config, transport=SimulatedTransport(script))
+    return make_optimizer(OPTIMIZERS.get("fragment_replay"), workers)
+
+
+def test_shards_keep_fragments_that_the_driver_does_not_see() -> None:
+    optimizer = make_replay()
+    for _ in range(6):
+        assert optimizer.step() == (3 * ROWS, 3 * ROWS, 1)
+    shards = [shard.channel.target for shard in optimizer.shards.remote]
+    held = [[fragment.worker_index for fragment in shard.fragments] for shard in shards]
+    assert held == [[2] * 6, [1, 3] * 6], "the shard of a fragment is that of its worker"
+    assert [fragment.version for fragment in shards[0].fragments] == [*range(6)]
+    assert optimizer.stats()["policy_lag"]["max"] > 0, "it learns from old fragments"
+    channels = optimizer.workers.transport.channels
+    optimizer.stop()
+    assert [channel.alive for channel in channels] == [True] * 3 + [False] * 2
+    optimizer.workers.stop()
+
+
+def test_killed_shard_costs_what_it_holds() -> None:
+    drawn = 0
+
+    def script(pending: list[SimulatedTicket]) -> SimulatedTicket:
+        nonlocal drawn
+        chosen = next((one for one in pending if one is one.channel.start), pending[0])
+        if chosen is not chosen.channel.start and chosen.channel.name == "shard 2":
+            drawn += 1
+            if drawn == 8:
+                chosen.channel.die()
+        return chosen
+
+    optimizer = make_replay(script)
+    replay = optimizer.shards
+    assert [optimizer.step().updates for _ in range(4)] == [1] * 4, "the other shard has drawn"
+    assert (replay.faults.num_restarts, drawn) == (1, 8)
+    assert [optimizer.step().updates for _ in range(6)] == [1] * 6
+    fragments = replay.remote[1].channel.target.fragments
+    assert 0 < len(fragments) <= 12, "the replacement began without any"
+    assert optimizer.workers.faults.num_restarts == 0
 
 
 class AlwaysNan(CountingDrift):

@@ -17,6 +17,7 @@ from faulty_envs import crashing_cartpole
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation
+from pyarrow import fs
 from sampling_helpers import every_mode
 from test_checkpoints import SMALL, trainer
 from toy_envs import Drift, GlobalRandom, make_policy, make_sampler, sync_clocks
@@ -421,7 +422,7 @@ def test_best_checkpoint_is_the_version_that_was_evaluated() -> None:
 
 
 def test_only_a_better_evaluation_replaces_the_best(tmp_path: Path) -> None:
-    best = BestCheckpoint(None, str(tmp_path))
+    best = BestCheckpoint(fs.LocalFileSystem(), str(tmp_path))
     for version, mean in enumerate([3.0, 2.0, 3.0, 5.0, 4.0]):
         best.offer(mean, version, {"version": version, "params": torch.zeros(2)})
     assert best.report() == {"best_episode_return_mean": 5.0, "best_policy_version": 3}
@@ -431,9 +432,11 @@ def test_only_a_better_evaluation_replaces_the_best(tmp_path: Path) -> None:
 
 
 def test_best_of_another_directory_is_not_kept(tmp_path: Path) -> None:
-    best = BestCheckpoint(None, str(tmp_path / "one"))
+    best = BestCheckpoint(fs.LocalFileSystem(), str(tmp_path / "one"))
     best.offer(3.0, 1, {})
-    again, other = (BestCheckpoint(None, str(tmp_path / name)) for name in ("one", "other"))
+    again, other = (
+        BestCheckpoint(fs.LocalFileSystem(), str(tmp_path / name)) for name in ("one", "other")
+    )
     again.set_state(best.get_state())
     other.set_state(best.get_state())
     assert (again.score, other.score) == (best.score, None)
@@ -447,7 +450,7 @@ def test_best_that_cannot_be_written_names_the_directory(
 
     monkeypatch.setattr(best_checkpoint.fs, "copy_files", full)
     with pytest.raises(CheckpointError, match=r"best_checkpoint cannot be written: No space left"):
-        BestCheckpoint(None, str(tmp_path)).offer(1.0, 1, {})
+        BestCheckpoint(fs.LocalFileSystem(), str(tmp_path)).offer(1.0, 1, {})
 
 
 def test_best_checkpoint_can_be_restored(tmp_path: Path) -> None:
@@ -468,7 +471,7 @@ def test_newest_checkpoint_is_found_before_the_best(tmp_path: Path) -> None:
     made = trainer(evaluation_interval=1, evaluation_duration=1)
     made.train()
     made.save(str(tmp_path / "checkpoint_000000"))
-    made._best = BestCheckpoint(None, str(tmp_path))
+    made._best = BestCheckpoint(fs.LocalFileSystem(), str(tmp_path))
     made.train()
     made.stop()
     assert (tmp_path / "best_checkpoint" / "manifest.json").exists()
@@ -602,7 +605,7 @@ def test_workers_of_evaluation_are_requested_of_tune() -> None:
     }
     request = PolicyOptimizerTrainer.default_resource_request(config)
     assert request.required_resources == {"CPU": 1.0 + 2 * 0.5 + 3 * 0.5, "GPU": 0.5}
-    assert Experiment.parse(config, {}).num_remote_workers == 5
+    assert Experiment.parse(config, {}).num_remote_processes == 5
 
 
 # ---- what shapes acting -----------------------------------------------------------------------

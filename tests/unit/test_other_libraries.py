@@ -18,7 +18,9 @@ from polopt.common.other_libraries import (
     RLLIB,
     RLLIB_FIXED,
     RLLIB_MODEL_FIXED,
+    RLLIB_REPLAY,
     STABLE_BASELINES3,
+    STABLE_BASELINES3_REPLAY,
     Fixed,
     instead_of,
     instead_of_algorithm,
@@ -53,6 +55,13 @@ eval_env eval_freq n_eval_episodes best_model_save_path log_path deterministic
 net_arch activation_fn ortho_init full_std use_expln squash_output log_std_init
 share_features_extractor features_extractor_class features_extractor_kwargs normalize_images
 optimizer_class optimizer_kwargs n_lstm_layers lstm_hidden_size shared_lstm enable_critic_lstm
+"""
+# Further arguments of its DQN, SAC and TD3.
+SB3_REPLAY = """
+buffer_size learning_starts batch_size tau train_freq gradient_steps replay_buffer_class
+replay_buffer_kwargs optimize_memory_usage n_steps target_update_interval exploration_fraction
+exploration_initial_eps exploration_final_eps action_noise ent_coef target_entropy
+use_sde_at_warmup policy_delay target_policy_noise target_noise_clip
 """
 # The fields of `Args` of CleanRL's ppo.py.
 PPO_PY = """
@@ -94,7 +103,7 @@ def test_page_has_the_tables_of_the_code() -> None:
 # ---- nothing is missing -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", (SB3 + PPO_PY + OLD_RLLIB).split())
+@pytest.mark.parametrize("name", (SB3 + SB3_REPLAY + PPO_PY + OLD_RLLIB).split())
 def test_every_option_has_an_answer(name: str) -> None:
     assert name in KEYS | MODEL_KEYS or instead_of(name)
 
@@ -105,7 +114,10 @@ def test_every_option_of_the_installed_rllib_has_an_answer() -> None:
     ppo = pytest.importorskip("ray.rllib.algorithms.ppo")
     impala = pytest.importorskip("ray.rllib.algorithms.impala")
     appo = pytest.importorskip("ray.rllib.algorithms.appo")
+    dqn = pytest.importorskip("ray.rllib.algorithms.dqn")
+    sac = pytest.importorskip("ray.rllib.algorithms.sac")
     configs = ppo.PPOConfig(), impala.IMPALAConfig(), appo.APPOConfig()
+    configs += dqn.DQNConfig(), sac.SACConfig()
     names = {name for config in configs for name in config.to_dict()}
     assert len(names) > 250
     deprecated = {name for name in names if name.startswith("_train_batch_size")}
@@ -151,7 +163,8 @@ def test_no_option_of_the_tables_of_fixed_ones_is_a_key() -> None:
         ("compress_observations", "Allowed: False. For 'compress_observations' of RLlib: 'compres"),
         ("multiagent", "polopt trains one policy"),
         ("use_kl_loss", "For 'use_kl_loss' of RLlib: 'kl_coeff', 0 turns it off"),
-        ("buffer_size", "polopt has no replay buffers yet"),
+        ("replay_buffer_config", "For 'replay_buffer_config' of RLlib: 'buffer_size', 'priori"),
+        ("gradient_steps", "'gradient_steps * batch_size / (train_freq * n_envs)'"),
         ("policies", "Leave it out. For 'policies' of RLlib: polopt trains one policy"),
     ],
 )
@@ -215,7 +228,7 @@ def test_option_of_another_policy_says_that_it_is_one() -> None:
     assert "policy" not in message.replace("PolicyOptimizer", "")
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, "ppo", "dqn", "recurrent_ppo", "ape_x", "Sac"])
+@pytest.mark.parametrize("name", [*ALGORITHMS, "ppo", "ddqn", "recurrent_ppo", "ape_x", "Rainbow"])
 def test_algorithm_of_another_library(name: str) -> None:
     said = instead_of_algorithm(name)
     assert said
@@ -302,4 +315,6 @@ def test_misspelling_is_suggested(name: str, meant: str) -> None:
 def test_tables_are_not_empty() -> None:
     for options in (RLLIB, STABLE_BASELINES3, CLEANRL):
         assert len(options) > 20
+    for options in (RLLIB, RLLIB_REPLAY, STABLE_BASELINES3, STABLE_BASELINES3_REPLAY, CLEANRL):
+        assert len(options) > 10
         assert all(row.names and row.here for row in options)

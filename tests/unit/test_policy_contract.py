@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +14,23 @@ import pytest
 import torch
 from gymnasium import spaces
 from policy_helpers import FakeEnv, fixed_gradient, make_batch, small_policy
+from test_several_learners import on_threads
 from torch import nn
+from toy_envs import random_batch
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.common.transitions import Transitions
 from polopt.common.weights import Gradients
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.actor_critic import ActorCriticPolicy
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
 from polopt.policies.learning.policy_config import PolicyConfig
-from polopt.policies.learning.reducer import LocalReducer, Reducer
 from polopt.policies.learning.weight_updater import WeightUpdater
 from polopt.policies.minibatch_gradients import MinibatchGradients
+from polopt.policies.network_policy import NetworkPolicy
 from polopt.policies.non_learning import NonLearningPolicy
-from polopt.policies.policy import Policy, reduce_gradient
+from polopt.policies.policy import Policy
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -50,14 +54,6 @@ class Reinforce(Policy):
         loss.backward()
         stats = {"policy_loss": loss.item()}
         return Gradients(self.flat.get_grads(), self.version, len(obs), stats)
-
-    def learn_on_batch(
-        self, batch: SampleBatch, reducer: Reducer | None = None
-    ) -> dict[str, float]:
-        gradients = self.compute_gradients(batch)
-        reducer = reducer or LocalReducer()
-        stats = reduce_gradient(self, gradients.rows, gradients.stats, reducer)
-        return stats | self.apply_flat()
 
 
 def make_reinforce(seed: int = 0, **options: Any) -> Reinforce:
@@ -102,6 +98,71 @@ def test_policy_without_minibatches_gives_one_gradient() -> None:
         gradients.next_gradients()
 
 
+class Regression(Policy):
+    """Learns from what a replay buffer returns, and has no gradient for other processes: rewards
+    from observations, by its own learning step."""
+
+    learns_from = Transitions
+
+    def make_segments(self) -> dict[str, Segment]:
+        return {"network": Segment(nn.Linear(2, self.dist.num_params))}
+
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return self.model(torch.as_tensor(obs)).numpy()
+
+    def learn_on_batch(self, batch: Transitions, reducer: Any = None) -> dict[str, float]:
+        self.flat.zero_grads()
+        predicted = self.model(torch.as_tensor(batch.obs))[:, 0]
+        loss = (predicted - torch.as_tensor(batch.rewards)).square().mean()
+        loss.backward()
+        self.progress.gradient_rows = batch.num_rows
+        return {"vf_loss": loss.item(), **self.apply_flat()}
+
+
+def test_policy_may_learn_from_other_batches_and_give_no_gradients() -> None:
+    env = FakeEnv(spaces.Box(-9.0, 9.0, (2,)), spaces.Discrete(3))
+    policy = Regression(env.observation_space, env.action_space, PolicyConfig(lr=0.05))
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(32, 2)).astype(np.float32)
+    ones = np.ones(32, np.float32)
+    rows = Transitions(
+        obs, np.zeros(32, np.int64), obs @ np.float32([2, -1]), ones, obs, ones, np.arange(32)
+    )
+    losses = [policy.learn_on_batch(rows)["vf_loss"] for _ in range(300)]
+    assert losses[-1] < 1e-3 < losses[0]
+    assert (policy.version, policy.progress.rows_applied) == (300, 300 * 32)
+    for ask in (policy.compute_gradients, lambda rows: next(policy.minibatch_gradients(rows))):
+        with pytest.raises(NotImplementedError, match="Regression gives no gradients"):
+            ask(rows)
+
+
+def halves_of(batch: SampleBatch) -> list[SampleBatch]:
+    """The first environment of three, and the other two."""
+    return [batch.select(np.array([0])), batch.select(np.array([1, 2]))]
+
+
+def test_policy_with_gradients_learns_alone_and_together() -> None:
+    """The update of several learners is that of one that has the rows of all."""
+    alone, learners = make_reinforce(), [make_reinforce(), make_reinforce()]
+    batch = random_batch(alone, 8, 3, np.random.default_rng(1))
+    stats = alone.learn_on_batch(batch)
+    together = on_threads(
+        [
+            functools.partial(learner.learn_on_batch, half)
+            for learner, half in zip(learners, halves_of(batch), strict=True)
+        ]
+    )
+    for learner, own in zip(learners, together, strict=True):
+        np.testing.assert_allclose(
+            learner.get_weights().flat, alone.get_weights().flat, rtol=0.0, atol=1e-6
+        )
+        assert (learner.version, learner.progress.rows_applied) == (1, 24)
+        assert own["policy_loss"] == pytest.approx(stats["policy_loss"], rel=1e-5)
+    none = batch.select(np.array([], dtype=np.int64))
+    assert (alone.learn_on_batch(none), alone.version) == ({}, 1)
+
+
 class Halves(Reinforce):
     """Two gradients of a batch: of its first and of its second half, twice."""
 
@@ -132,13 +193,17 @@ def test_policy_says_what_the_gradients_of_a_batch_are() -> None:
 ACTS = {
     "make_distribution", "make_normalizer", "action_params", "act", "compute_actions", "predict",
     "act_in_torch", "postprocess", "get_weights", "set_weights", "get_state", "set_state",
-    "state_size",
+    "state_size", "samples_uniformly",
 }  # fmt: skip
 #: What strategies need besides.
 LEARNS = {
-    "config_class", "count_parameters", "make_segments", "act_as", "export_onnx", "add_moments",
-    "compute_gradients", "minibatch_gradients", "check_gradients", "learn_on_batch",
-    "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
+    "config_class", "learns_from", "count_parameters", "make_segments", "act_as", "export_onnx",
+    "add_moments", "resting", "compute_gradients", "minibatch_gradients", "check_gradients",
+    "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
+}  # fmt: skip
+#: What a policy has besides that acts with a network of polopt. Nothing of it is about values.
+NETWORK = {
+    "loss", "make_network", "masked", "make_backend", "normalized", "dist_inputs", "log_prob",
 }  # fmt: skip
 
 
@@ -152,8 +217,10 @@ def test_contract_has_nothing_of_a_family() -> None:
     assert public_names(ActingPolicy) == ACTS
     own = public_names(Policy) - ACTS
     assert own == LEARNS
+    assert Policy.__abstractmethods__ == {"make_segments", "action_params"}
     for family in (ActorCriticPolicy, NonLearningPolicy):
         assert issubclass(family, ActingPolicy)
+    assert public_names(NetworkPolicy) - ACTS - LEARNS == NETWORK
 
 
 def test_options_that_are_fixed_are_those_of_the_family() -> None:

@@ -9,7 +9,9 @@ import pytest
 from fakes import worker_config
 from toy_shards import Shard, Shards, add_rows, count, fail_with_rows, make_rows
 
+from polopt.common.data_faults import DataFaults
 from polopt.common.weights import Weights
+from polopt.metrics.record import Record
 from polopt.rollouts.transport.channel import LostProcessError, LostReferenceError
 from polopt.rollouts.transport.simulated_channel import (
     Reference,
@@ -18,8 +20,10 @@ from polopt.rollouts.transport.simulated_channel import (
     none_ready,
     oldest_first,
 )
+from polopt.rollouts.workers import worker_set
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
+from polopt.rollouts.workers.fault_log import WorkerFailure
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 
@@ -88,6 +92,9 @@ def test_call_whose_argument_is_lost_is_dropped(
     calls.send(two, count, "next")
     assert calls.first().value == ("next", 2, 3)
     assert shards.faults.num_restarts == 0
+    stats = shards.stats()
+    assert (stats["num_worker_lost_arguments"], stats["last_reference_worker"]) == (2, 2)
+    assert said in stats["last_reference"]
     assert calls.idle
 
 
@@ -164,3 +171,100 @@ def test_shards_get_weights_from_where_their_owner_says(transport: SimulatedTran
     without = Calls(shards, "test")
     with pytest.raises(FunctionError, match=r"version_of .* shard 1: shards take no weights"):
         without.send(shard, version_of, WEIGHTS)
+
+
+def two_groups(transport: SimulatedTransport, rule: Any = "send again") -> Any:
+    """Two shards and two indexers in one mailbox, and what it counts."""
+    counted: list[Reply] = []
+    shards = Shards(transport, 2)
+    indexers = Shards(transport, 2, who="indexer")
+    calls = Calls(shards, "test", count=counted.append, after_failure=rule)
+    calls.include(indexers)
+    return calls, shards, indexers, counted
+
+
+def test_two_groups_have_one_order_of_arrival(transport: SimulatedTransport) -> None:
+    calls, shards, indexers, counted = two_groups(transport)
+    for one in (*shards.up(), *indexers.up()):
+        calls.send(one, count, one.who)
+    order = ["indexer 2", "shard 1", "indexer 1", "shard 2"]
+    transport.script = in_order(order)
+    found = [calls.first() for _ in order]
+    assert [f"{reply.value[0]} {reply.value[1]}" for reply in found] == order
+    assert counted == found
+    assert calls.idle
+
+
+@pytest.mark.parametrize("rule", ["send again", "reassign", "drop"])
+@pytest.mark.parametrize("ends", ["dies", "is removed"])
+def test_failure_concerns_the_processes_of_its_group_alone(
+    transport: SimulatedTransport, rule: Any, ends: str
+) -> None:
+    calls, shards, indexers, _ = two_groups(transport, rule)
+    calls.per_worker = 2
+    shards.up()
+    indexers.up()
+    for group in (shards, indexers):
+        for one in group.remote:
+            calls.send(one, count, one.seat)
+            calls.send(one, count, one.seat)
+    dying = indexers.remote[0]
+    if ends == "dies":
+        dying.channel.die(LostProcessError("gone"))
+    else:
+        indexers.replace(dying, WorkerFailure("hang", 1, "it hangs"))
+    work = [(reply.value[0], (reply.worker.who, reply.value[1])) for reply in calls.all()]
+    of_indexer_1 = [where for seat, where in work if seat == ("indexer", 1)]
+    others = [*shards.remote * 2, *indexers.remote[1:] * 2]
+    assert sorted(pair for pair in work if pair[0] != ("indexer", 1)) == sorted(
+        (one.seat, one.seat) for one in others
+    )
+    assert len(of_indexer_1) == (0 if rule == "drop" else 2)
+    assert {who for who, _ in of_indexer_1} <= {"indexer"}
+    if rule == "send again":
+        assert of_indexer_1 == [("indexer", 1)] * 2
+    assert (shards.faults.num_restarts, indexers.faults.num_restarts) == (0, 1)
+    assert indexers.remote[0] is not dying
+
+
+def test_replies_count_for_their_group(transport: SimulatedTransport) -> None:
+    calls, shards, indexers, _ = two_groups(transport)
+    record = Record()
+    record.not_finite(2, DataFaults(non_finite="rewards"))
+    worker = indexers.up()[0]
+    calls.count([Reply(worker, None, None, record, (1, 1))])
+    assert (shards.faults.num_non_finite, indexers.faults.num_non_finite) == (0, 2)
+
+
+def test_groups_of_one_mailbox_are_told_apart(transport: SimulatedTransport) -> None:
+    calls, _, _, _ = two_groups(transport)
+    for other in (Shards(transport, 1), Shards(SimulatedTransport(), 1, who="other")):
+        with pytest.raises(ValueError, match="needs the transport of the shards, and another name"):
+            calls.include(other)
+
+
+class NotesClose(SimulatedTransport):
+    """Notes how many of its processes were alive when it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive_at_close: list[int] = []
+
+    def close(self) -> None:
+        self.alive_at_close.append(sum(channel.alive for channel in self.channels))
+
+
+def test_transport_is_closed_by_who_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = worker_config(rollout={"num_workers": 2})
+    given, opened = NotesClose(), NotesClose()
+    workers, shards = WorkerSet(config, transport=given), Shards(given, 2)
+    shards.stop()
+    assert [channel.alive for channel in given.channels] == [True, True, False, False]
+    calls = Calls(workers, "test")
+    calls.send(workers.up()[0], version_of, WEIGHTS)
+    assert calls.first().value == 0
+    workers.stop()
+    assert given.alive_at_close == []
+    monkeypatch.setattr(worker_set, "open_transport", lambda *_: opened)
+    WorkerSet(config).stop()
+    assert opened.alive_at_close == [0], "once, after its processes have ended"

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from polopt.metrics.diagnosis import diagnose
+from polopt.trainers.command_line import progress_table
 from polopt.trainers.command_line.output import say_findings
 from polopt.trainers.command_line.progress_table import (
     Progress,
@@ -20,6 +21,7 @@ from polopt.trainers.command_line.progress_table import (
     duration,
     line,
     longest_phase,
+    share_done,
     time_left_s,
 )
 
@@ -244,3 +246,37 @@ def test_tune_can_pickle_it(tmp_path: Path) -> None:
     with Progress(console, "title", {"training_iteration": 9}, tmp_path / "log") as progress:
         copy = pickle.loads(pickle.dumps(progress))
     assert copy.history.num_results == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        ({}, math.nan),
+        ({"env_runners/episode_return_mean": 450}, math.nan),
+        ({"num_env_steps_sampled_lifetime": 31_516}, 0.5),
+        ({"time_total_s": 10, "training_iteration": 10}, 0.9),
+        ({"training_iteration": 2}, 1.0),
+        ({"training_iteration": 0}, 1.0),
+    ],
+)
+def test_share_done_is_the_largest(limits: dict[str, float], share: float) -> None:
+    assert share_done(result(), limits) == pytest.approx(share, nan_ok=True)
+
+
+def test_bar_shows_the_share_and_the_time_left(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    with Progress(console, "title", {"training_iteration": 8}, tmp_path / "log") as progress:
+        progress.on_trial_result(1, [], None, result())
+    assert "50%, 8s left" in out.getvalue()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_notebook_shows_the_table_where_it_can(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        progress_table.importlib.util, "find_spec", lambda name: "spec" if installed else None
+    )
+    progress = Progress(Console(force_jupyter=True), "title", {}, Path("none"))
+    assert progress._is_live() == installed

@@ -19,17 +19,13 @@ ALLOWED = {
         "policies/learning/torch_optimizers.py",
         "tests/unit/test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
     ),
-    "ray._private": (
-        "rollouts/transport/ray_resources.py",
-        "tests/integration/test_placement.py::test_actor_waits_for_missing_resources",
-    ),
-    "_actor_id": (
-        "rollouts/transport/ray_resources.py",
-        "tests/integration/test_placement.py::test_actor_waits_for_missing_resources",
-    ),
     "_global_registry": (
         "common/tune_registry.py",
         "tests/unit/test_env_sources.py::test_name_registered_with_tune",
+    ),
+    "ray.tune.tune._Config": (
+        "rllib/algorithm_config.py",
+        "tests/unit/test_rllib_builders.py::test_tune_takes_a_builder_as_its_config",
     ),
     "_storage": (
         "trainers/tune_storage.py",
@@ -47,7 +43,7 @@ ALLOWED = {
 #: Files that may use `sys.modules`, and the test of that use.
 SYS_MODULES = {
     # Whether Tune is imported: importing it takes seconds.
-    "common/tune_registry.py": ("tests/unit/test_env_sources.py::test_name_registered_with_tune"),
+    "common/tune_registry.py": "tests/unit/test_env_sources.py::test_name_registered_with_tune",
     # A module made of a user's file, as the documentation of importlib does it.
     "trainers/command_line/names.py": (
         "tests/unit/test_examples.py::test_python_file_with_variables_or_a_function"

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from polopt.common.config import ConfigError
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.command_line.signals import Stopped, StopSignals
-from polopt.trainers.command_line.tune_run import StopWhen
 from polopt.trainers.results import RENAMED_KEYS, check_stop_key, result_keys
+from polopt.trainers.stop_when import StopWhen
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

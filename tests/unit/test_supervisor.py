@@ -39,7 +39,7 @@ class WholeCall(Supervisor):
     """Wrong variant: the limit bounds the whole call."""
 
     def _deadline_s(self, call: Pending) -> float:
-        return min(call.began_s + self.timeout_s(call.work), call.latest_s)
+        return min(call.began_s + self.timeout_s(call), call.latest_s)
 
 
 class ProgressFirst(Supervisor):
@@ -47,7 +47,7 @@ class ProgressFirst(Supervisor):
 
     def _deadline_s(self, call: Pending) -> float:
         if call.progress_s > call.began_s:
-            return call.progress_s + self.timeout_s(call.work)
+            return call.progress_s + self.timeout_s(call)
         return super()._deadline_s(call)
 
     def overdue(self, oldest: list[Pending], now_s: float) -> Pending | None:

@@ -89,9 +89,9 @@ def test_plugin_by_name_dict_or_class() -> None:
 @pytest.mark.parametrize(
     ("options", "preset", "said"),
     [
-        ({"gama": 1}, {}, r"unknown key 'gama'; did you mean 'gamma'\? Allowed: .*gamma"),
+        ({"gama": 1}, {}, r"unknown key 'gama'; did you mean 'gamma'\? Similar: gamma"),
         ({"num_env_runer": 1}, {}, r"did you mean 'num_env_runners'\?"),
-        ({"zzz": 1}, {}, r"unknown key 'zzz'\. Allowed"),
+        ({"zzz": 1}, {}, r"unknown key 'zzz'\. None of the \d+ names is similar; `polopt list"),
         ({"use_lstm": True}, {}, r"'use_lstm' is an option of the network: model={'use_lstm': "),
         ({"target_kl": 0.01}, {"policy": "ppo"}, "'target_kl' of CleanRL: 'kl_stop', after"),
         ({"grads_per_step": 1}, {}, r"'grads_per_step' is an option of optimizer 'async_grad"),
@@ -185,7 +185,7 @@ def broken_env() -> Any:
         ({"env": broken_env}, "cannot be made .* OSError: no such simulator"),
         ({"env_config": {"no_such": 1}}, "cannot be made with env_config .*'no_such'"),
         ({"vectorization_mode": "vector_entry_point", "env": cartpole}, "vectorization_mode"),
-        ({"env": two_cartpoles}, "num_envs_per_worker.: got 8"),
+        ({"env": two_cartpoles, "num_envs_per_worker": 8}, "num_envs_per_worker.: got 8"),
         ({"autoreset_mode": "same_step"}, "resets in mode"),
         ({"gama": 1}, "gamma"),
     ],

@@ -51,8 +51,9 @@ OPTIONS = sorted({key for kind in config_classes() for key in keys_of(kind)})
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """The docs without the tables of other libraries' options, and the tuned examples."""
-    docs = [path for path in (ROOT / "docs").glob("*.md") if path.name != "migration.md"]
+    """The docs without the tables of all options, and the tuned examples."""
+    tables = ("migration.md", "options.md")
+    docs = [path for path in (ROOT / "docs").glob("*.md") if path.name not in tables]
     examples = sorted((ROOT / "tuned_examples").glob("*.py"))
     return [path.read_text() for path in [ROOT / "README.md", *docs, *examples]]
 

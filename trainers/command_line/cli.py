@@ -203,9 +203,20 @@ def export(
 
 
 @app.command("list")
-def list_() -> None:
-    """List presets, optimizers, policies and tuned examples."""
+def list_(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A preset, an optimizer or a policy, whose options are listed."),
+    ] = None,
+) -> None:
+    """List presets, optimizers, policies and tuned examples, or the options of one of them."""
     with bad_input():
+        if name is not None:
+            from polopt.trainers.command_line import option_list
+
+            for line in option_list.lines(name):
+                say(line)
+            return
         from polopt.optimizers.optimizer_registry import OPTIMIZERS
         from polopt.policies.registry import POLICIES
         from polopt.trainers.command_line.examples import example_names, load_example

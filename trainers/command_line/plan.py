@@ -29,6 +29,7 @@ from polopt.trainers.saved_trainer import (
     read_or_fall_back,
     restore_state,
 )
+from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Plan:
         folder: directory of a Python file, whose modules workers import; None for other
             experiments.
         example: as read, with the changes to its `run` and `stop`.
+        preset: the class to train.
         config: with changes, under the canonical keys.
         experiment: the parsed config.
         restore: a complete checkpoint to start from; None: train from scratch.
@@ -48,6 +50,7 @@ class Plan:
     name: str
     folder: Path | None
     example: Example
+    preset: type[PolicyOptimizerTrainer]
     config: dict[str, Any]
     experiment: Experiment
     restore: Path | None
@@ -67,21 +70,56 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
         CheckpointError: `restore` is not a complete checkpoint, or does not fit: it is of another
             network, torch optimizer or normalisation, or of environments with other wrappers.
     """
-    loaded = load_example(example_or_config)
-    example, config_changes = apply_changes(loaded, changes)
-    if example.run not in PRESETS:
-        instead = instead_of_algorithm(example.run)
-        meant = f". {instead}" if instead else nearest_of(example.run, PRESETS)
-        raise ConfigError(f"key 'run': got {example.run!r}{meant}")
-    preset = PRESETS[example.run].preset
-    aliases = aliases_for(merge(example.config, config_changes), preset)
+    example, config_changes = apply_changes(load_example(example_or_config), changes)
+    path = Path(example_or_config)
+    folder = path.resolve().parent if path.suffix == ".py" else None
+    return plan_of(path.stem, example, config_changes, restore, folder=folder)
+
+
+def preset_named(name: str) -> type[PolicyOptimizerTrainer]:
+    """Returns a preset by its name.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    if name not in PRESETS:
+        instead = instead_of_algorithm(name)
+        meant = f". {instead}" if instead else nearest_of(name, PRESETS)
+        raise ConfigError(f"key 'run': got {name!r}{meant}")
+    return PRESETS[name]
+
+
+def plan_of(
+    name: str,
+    example: Example,
+    config_changes: Mapping[str, Any],
+    restore: Path | None = None,
+    *,
+    preset: type[PolicyOptimizerTrainer] | None = None,
+    folder: Path | None = None,
+) -> Plan:
+    """Changes and checks an experiment that was read; starts no process.
+
+    Args:
+        name: see `Plan`.
+        example: as read.
+        config_changes: options that replace options of the example.
+        restore: a checkpoint, or a directory above it.
+        preset: the class to train; None: the one that the example names.
+        folder: see `Plan`.
+
+    Raises:
+        ConfigError, CheckpointError: see `plan`.
+    """
+    trained = preset or preset_named(example.run)
+    aliases = aliases_for(merge(example.config, config_changes), trained.preset)
     config = merge(canonical(example.config, aliases), canonical(config_changes, aliases))
-    experiment = Experiment.parse(config, preset)
+    experiment = Experiment.parse(config, trained.preset)
     for key in example.stop:
         check_stop_key(key)
     if ray_address() == "local":
         experiment.learner_device()
-        check_memory(experiment.num_remote_workers)
+        check_memory(experiment.num_remote_processes)
     else:  # the trial may run on another machine
         check_address(ray_address())
     worker_config = experiment.make_worker_config()
@@ -92,9 +130,7 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
         if problem:
             raise CheckpointError(f"checkpoint {restore} does not fit: {problem}")
         restore = restore.resolve()
-    path = Path(example_or_config)
-    folder = path.resolve().parent if path.suffix == ".py" else None
-    return Plan(path.stem, folder, example, config, experiment, restore)
+    return Plan(name, folder, example, trained, config, experiment, restore)
 
 
 def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:

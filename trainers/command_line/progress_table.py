@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import time
@@ -14,6 +15,7 @@ from ray import tune
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
@@ -33,24 +35,40 @@ _REMARKS = ("no-learning", "no-reward")
 _NONE = "-"
 #: Of runs with evaluation: its mean return.
 EVALUATION = "evaluation"
+#: Stop keys that grow at a known rate.
+_COUNTED = (
+    "num_env_steps_sampled_lifetime",
+    "timesteps_total",
+    "training_iteration",
+    "time_total_s",
+)
+_BAR_WIDTH = 40
 COLUMNS = ("return", "steps", "steps/s", "left", "workers", "lag", "longest phase")
 
 
 def time_left_s(result: Mapping[str, Any], limits: Mapping[str, float]) -> float:
     """Returns the estimated seconds until the first limit on steps, iterations or seconds is
     reached at the present rate; NaN without such a limit."""
-    rates = {
-        "num_env_steps_sampled_lifetime": result["num_env_steps_sampled_per_second"],
-        "timesteps_total": result["num_env_steps_sampled_per_second"],
-        "training_iteration": 1.0 / max(result["time_this_iter_s"], 1e-9),
-        "time_total_s": 1.0,
-    }
+    steps_per_s = result["num_env_steps_sampled_per_second"]
+    iterations_per_s = 1.0 / max(result["time_this_iter_s"], 1e-9)
+    rates = dict(zip(_COUNTED, (steps_per_s, steps_per_s, iterations_per_s, 1.0), strict=True))
     left = [
         (limit - result[key]) / max(rates[key], 1e-9)
         for key, limit in limits.items()
         if key in rates
     ]
     return max(0.0, min(left)) if left else math.nan
+
+
+def share_done(result: Mapping[str, Any], limits: Mapping[str, float]) -> float:
+    """Returns how much of the way to the first limit on steps, iterations or seconds is done, from
+    0 to 1; NaN without such a limit."""
+    shares = [
+        min(1.0, result[key] / limit) if limit > 0 else 1.0
+        for key, limit in limits.items()
+        if key in _COUNTED
+    ]
+    return max(shares) if shares else math.nan
 
 
 def longest_phase(result: Mapping[str, Any]) -> str:
@@ -120,6 +138,7 @@ class Progress(tune.Callback):
 
     Attributes:
         history: of the results, for the diagnosis.
+        stop_reason: why the trial ended itself, from its last result; empty if it did not.
         stopping: text that replaces the state once a stop is requested; empty before.
     """
 
@@ -129,6 +148,7 @@ class Progress(tune.Callback):
         self._arguments = (title, dict(limits), log_file)
         self._console = console or Console()
         self._rows: deque[dict[str, str]] = deque(maxlen=_ROWS)
+        self._share_done = math.nan
         self._live: Live | None = None
         self._state = "starting"
         self._is_starting = True
@@ -138,7 +158,7 @@ class Progress(tune.Callback):
         self._log_position = 0
         self._handler = _Handler(self)
         self.history = History()
-        self.stopping = ""
+        self.stopping = self.stop_reason = ""
         self._remarked: set[str] = set()  # rules of findings
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -146,7 +166,7 @@ class Progress(tune.Callback):
 
     def __enter__(self) -> Progress:
         _logger.addHandler(self._handler)
-        if self._console.is_terminal:
+        if self._is_live():
             self._live = Live(
                 get_renderable=self._view,
                 console=self._console,
@@ -160,6 +180,13 @@ class Progress(tune.Callback):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _is_live(self) -> bool:
+        """Whether the output can be redrawn: on a terminal, and in a notebook that has what rich
+        needs there."""
+        if self._console.is_jupyter:
+            return importlib.util.find_spec("ipywidgets") is not None
+        return self._console.is_terminal
 
     def close(self) -> None:
         """Ends the output; may be called twice."""
@@ -201,10 +228,12 @@ class Progress(tune.Callback):
     ) -> None:
         """Called by Tune with each result."""
         self.history.add(result)
+        self.stop_reason = str(result.get("stop_reason") or "")
         row = cells(result, self._arguments[1])
         if self._rows and row.get(EVALUATION) == "-":
             row[EVALUATION] = self._rows[-1].get(EVALUATION, "-")  # the last one
         self._rows.append(row)
+        self._share_done = share_done(result, self._arguments[1])
         if self._live is None:
             self.note(line(self._rows[-1]))
         steps = result["num_env_steps_sampled_lifetime"]
@@ -261,6 +290,11 @@ class Progress(tune.Callback):
         for row in self._rows:
             table.add_row(*row.values())
         parts: list[Any] = [table] if self._rows else [title]
+        if self._rows and not math.isnan(self._share_done):
+            bar = Table.grid(padding=(0, 1))
+            text = f"{self._share_done:.0%}, {self._rows[-1]['left']} left"
+            bar.add_row(ProgressBar(1.0, self._share_done, width=_BAR_WIDTH), Text(text))
+            parts.append(bar)
         if self._state:
             parts.append(Spinner("dots", Text(self._state_text(), style="dim")))
         return Group(*parts)

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -34,11 +33,10 @@ from polopt.trainers.command_line.progress_table import Progress
 from polopt.trainers.command_line.ray_thread import ray_running
 from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.presets import PRESETS
-from polopt.trainers.results import look_up
 from polopt.trainers.run_context import RunContext
 from polopt.trainers.saved_config import argument_for, encode_config, unsaved_in
 from polopt.trainers.saved_trainer import BEST, find_checkpoint
+from polopt.trainers.stop_when import StopWhen
 
 #: Checkpoints that a run keeps, the newest ones.
 _KEPT = 3
@@ -106,7 +104,7 @@ def run(
         with nullcontext() if ray.is_initialized() else ray_running(start, signals):
             progress.say("starting workers")
             tuner = tune.Tuner(
-                tune.with_parameters(PRESETS[planned.example.run], run=context),
+                tune.with_parameters(planned.preset, run=context),
                 param_space=planned.config,
                 tune_config=tune.TuneConfig(
                     trial_dirname_creator=lambda trial: f"{trial.trainable_name}_{trial.trial_id}"
@@ -123,7 +121,8 @@ def run(
         exists, stopped = bool(progress.history.num_results or error), bool(signals.number)
         if progress.history.num_results and (stopped or not error):
             # The signal may come before the result after which it stops the trial.
-            say(f"ended       {_signal_name(signals) or stop.reason or _ENDED_ITSELF}")
+            reason = _signal_name(signals) or stop.reason or progress.stop_reason
+            say(f"ended       {reason or _ENDED_ITSELF}")
         _report(folder, planned.experiment, exists, stopped)
 
     error = ""
@@ -137,51 +136,6 @@ def run(
     context.stop_file.unlink(missing_ok=True)
     report(error)
     return "" if signals.number else error
-
-
-class StopWhen:
-    """Stops the trial at the first limit that it reaches, or after the iteration in which `request`
-    was called. Tune then saves a checkpoint, which it does not on a signal.
-
-    Args:
-        limits: result key to the value that ends the run.
-        stop_file: created by `request`; the trainer ends its iteration early once it exists.
-
-    Attributes:
-        error: why the limits could not be compared; None if they could.
-        reason: the limit that was reached, and the result's number; empty before.
-    """
-
-    def __init__(self, limits: Mapping[str, float], stop_file: Path) -> None:
-        self._limits = dict(limits)
-        self._stop_file = stop_file
-        self._requested = False
-        self.error: ConfigError | None = None
-        self.reason = ""
-
-    def request(self) -> None:
-        """Stops the trial after the current iteration; may be called in a signal handler."""
-        self._requested = True
-        with suppress(OSError):  # disk full: the iteration is not shortened
-            self._stop_file.touch()
-
-    def __call__(self, trial_id: str, result: Mapping[Any, Any]) -> bool:
-        """Called by Tune with each result."""
-        if self._requested:
-            return True
-        try:
-            for key, limit in self._limits.items():
-                if (value := look_up(result, key)) >= limit:
-                    self.reason = f"{key} reached {_number(value)} (stop: {_number(limit)})"
-                    return True
-        except ConfigError as error:
-            self.error = error
-            return True
-        return False
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.5g}"
 
 
 def _signal_name(signals: StopSignals) -> str:
@@ -307,8 +261,7 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
         "logging_level": logging.INFO if verbose else logging.CRITICAL,
     }
     if ray_address() == "local":
-        workers = experiment.num_remote_workers * experiment.rollout.num_cpus_per_worker
-        needed = math.ceil(experiment.trainer.num_cpus_for_driver + workers)
+        needed = math.ceil(experiment.trainer.num_cpus_for_driver + experiment.remote_cpus)
         options |= {"num_cpus": max(os.cpu_count() or 1, needed), "include_dashboard": False}
     if planned.folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
         paths = [str(planned.folder), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,0 +1,115 @@
+"""AsyncReplay's samplers and learner at the same time, beside each of them alone.
+
+    python benchmarks/async_replay.py [--seconds 10] [--workers 4] [--shards 2] [--step-ms 5]
+
+CartPole-v1 whose steps take `--step-ms`, as those of a simulator do, so that few cores suffice for
+the samplers. DQN with batches of 512 rows, prioritised. Four runs, each in a session of Ray of its
+own: one sampler, whose rows nobody learns from; `--workers` samplers likewise; the learner, while
+samplers wait; all at the same time, without a bound on the training intensity. Prints Markdown:
+sampling beside `--workers` times one sampler, and learning beside the learner alone. The goal of
+both shares is 90 percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import gymnasium
+import ray
+from about import about
+
+#: Rows by which learning may be behind, where nobody waits for the other.
+_NO_BOUND = 10**12
+
+
+class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 whose steps take at least `step_s` of the config."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._step_s = config["step_s"]
+
+    def step(self, action: Any) -> Any:
+        """Sleeps, then steps."""
+        time.sleep(self._step_s)
+        return super().step(action)
+
+
+def rates(args: argparse.Namespace, workers: int, **options: Any) -> tuple[float, float]:
+    """Environment steps/s and updates/s, after a warm-up of a third of the time."""
+    import polopt
+
+    ray.init(num_cpus=workers + args.shards + 1, include_dashboard=False, log_to_driver=False)
+    trainer = polopt.ApexDQN(
+        {
+            "env": lambda context: Paced(context),
+            "env_config": {"step_s": args.step_ms / 1000.0},
+            "num_workers": workers,
+            "num_replay_shards": min(args.shards, workers),
+            "num_envs_per_worker": 1,
+            "rollout_fragment_length": 50,
+            "buffer_size": 100_000,
+            "learning_starts": 2000,
+            "training_intensity": 1e6,
+            "error_buffer": _NO_BOUND,
+            "model": {"fcnet_hiddens": [256, 256]},
+            "seed": 0,
+            **options,
+        }
+    )
+    optimizer = trainer.optimizer
+    metrics = optimizer.metrics
+    learns = "learning_starts" not in options
+    while metrics.num_env_steps_sampled < 200 * workers or (learns and metrics.num_updates < 10):
+        optimizer.step()
+    begun: tuple[float, int, int] | None = None
+    started_s = time.perf_counter()
+    while (now_s := time.perf_counter()) < started_s + args.seconds * 4 / 3:
+        optimizer.step()
+        if begun is None and now_s > started_s + args.seconds / 3:
+            begun = now_s, metrics.num_env_steps_sampled, metrics.num_updates
+    assert begun is not None
+    elapsed_s = time.perf_counter() - begun[0]
+    sampled = (metrics.num_env_steps_sampled - begun[1]) / elapsed_s
+    learned = (metrics.num_updates - begun[2]) / elapsed_s
+    trainer.stop()
+    ray.shutdown()
+    return sampled, learned
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--step-ms", type=float, default=5.0)
+    args = parser.parse_args()
+    no_learner = {"learning_starts": 90_000}
+    one, _ = rates(args, 1, **no_learner)
+    several, _ = rates(args, args.workers, **no_learner)
+    # One fragment gives more credit than this bound allows: after the first rows, samplers wait.
+    least = 512 + 50 * 1_000_000
+    _, alone = rates(args, args.workers, error_buffer=least)
+    sampled, learned = rates(args, args.workers)
+    share = several / (args.workers * one)
+    print("| | steps/s | share of samplers alone | updates/s | share of learner alone |")
+    print("|---|---:|---:|---:|---:|")
+    print(f"| one sampler | {one:,.0f} | | | |")
+    print(f"| {args.workers} samplers | {several:,.0f} | {share:.0%} | | |")
+    print(f"| learner alone | | | {alone:,.1f} | |")
+    both = f"{sampled / (args.workers * one):.0%} | {learned:,.1f} | {learned / alone:.0%}"
+    print(f"| at the same time | {sampled:,.0f} | {both} |")
+    print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
+    print(f"Command: `{' '.join(['python', *sys.argv])}`")
+
+
+if __name__ == "__main__":
+    main()

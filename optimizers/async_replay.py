@@ -1,0 +1,425 @@
+"""AsyncReplay: samplers, replay shards and the learner run at the same time (Ape-X).
+
+Horgan et al., 2018. A sampler computes the first priorities of its rows. Its fragment goes to a
+shard by reference, so the driver moves no data but the batches that it learns from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pydantic
+
+from polopt.common.config import Automatic, ConfigError
+from polopt.metrics import plots
+from polopt.metrics.lag import AgeHistogram, DoublingHistogram
+from polopt.metrics.optimizer_stats import StepResult
+from polopt.metrics.tab import Tab
+from polopt.optimizers.base import OptimizerConfig
+from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
+from polopt.optimizers.replay_shards import (
+    Batch,
+    Fragment,
+    ReplayShards,
+    add,
+    draw,
+    forget,
+    set_priorities,
+)
+from polopt.replay.n_step import windows_of
+from polopt.replay.rate_limiter import RateLimiter
+from polopt.rollouts.resources import Amount
+from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.sampling.worker_sampler import join_in_time
+from polopt.rollouts.transport.channel import ChannelError
+from polopt.rollouts.workers.calls import WEIGHTS, Reply
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_handle import WorkerHandle
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+#: A larger batch stays with its shard until the learner takes it. The kernel would not buffer the
+#: whole message, and the shard would wait while the driver learns.
+REFERENCE_BYTES = 100_000
+#: More calls than a process ever has. Requests have bounds of their own: the limiter, the queue of
+#: the learner, and the fragments of each sampler that are not stored yet.
+_MOST_CALLS = 10_000
+
+
+class AsyncReplayConfig(ReplayOptions):
+    """Options of `AsyncReplay`, in addition to the ones of `ReplayOptions`.
+
+    Attributes:
+        num_replay_shards: processes that hold the rows, each `buffer_size / num_replay_shards` of
+            them. A sampler always stores its fragments in the same shard, so there is at least one
+            sampler for each shard. RLlib 0.8: `num_replay_buffer_shards`.
+        num_cpus_per_replay_shard: Ray CPUs of each shard.
+        learner_queue_size: batches that are drawn ahead, on their way or waiting for the learner.
+            RLlib: `learner_queue_size`.
+        max_requests_in_flight_per_worker: most fragments requested of each sampler at once. With 2,
+            it samples the next one while the driver learns.
+        error_buffer: rows by which learning may fall behind `training_intensity` times the rows
+            sampled. Learning never runs ahead. At this bound, samplers wait. None: as many rows as
+            all fragments that may be under way give, and the batches of the queue, so that samplers
+            wait only for a learner that is too slow.
+    """
+
+    num_replay_shards: int = pydantic.Field(default=1, ge=1, le=10_000)
+    num_cpus_per_replay_shard: Amount = 1.0
+    learner_queue_size: int = pydantic.Field(default=4, ge=1, le=1000)
+    max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
+    error_buffer: Automatic = pydantic.Field(default=None, ge=0, le=10**12)
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        **ReplayOptions.aliases,
+        "num_replay_buffer_shards": "num_replay_shards",
+        "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
+    }
+
+    def limiter(self, rollout: RolloutConfig, policy: Any = None, **options: Any) -> RateLimiter:
+        """The limiter of a run.
+
+        Raises:
+            ConfigError: `error_buffer` is so small that samplers and learner block each other.
+        """
+        rows = self.rows_of_fragment(rollout)
+        most = self.most_fragments * rollout.num_workers * rows
+        bound = self.error_buffer or (
+            math.ceil(self.training_intensity * most)
+            + self.learner_queue_size * self.train_batch_size
+        )
+        # With so many rows, one environment has more steps than a window: a row can be drawn.
+        window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
+        start = max(self.learning_starts, window + 1)
+        limiter = RateLimiter(self.training_intensity, start, bound, **options)
+        limiter.check(self.train_batch_size, rows)
+        return limiter
+
+    @staticmethod
+    def rows_of_fragment(rollout: RolloutConfig) -> int:
+        """T * N."""
+        return rollout.rollout_fragment_length * rollout.num_envs_per_worker
+
+    @property
+    def most_fragments(self) -> int:
+        """Fragments of one sampler that are requested, or sampled and not stored yet, at most."""
+        return 2 * self.max_requests_in_flight_per_worker
+
+
+class Task(NamedTuple):
+    """Tag of a call.
+
+    Attributes:
+        kind: why it is made. A `fragment` is sampled, and then `stored` in a shard. A `batch` is
+            drawn, and its new priorities are `updated`.
+        sampler: index of the worker that samples the fragment.
+        rows: of the fragment: the most that it can have, or as many as it has.
+    """
+
+    kind: str
+    sampler: int = 0
+    rows: int = 0
+
+
+def sample(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
+    """Runs in a sampler: samples a fragment, and computes priorities with its own weights.
+
+    A row gets its priority from its whole n-step window. The windows of the last `n_step - 1` steps
+    go on in the next fragment, so these steps are kept, and the next fragment brings their
+    priorities. Where the stream is interrupted, nothing does.
+    """
+    worker.set_weights(weights)
+    batch = worker.next_batch()
+    if not with_priorities:
+        return Fragment(batch, None)
+    with worker.phase("prioritize"):
+        options: Any = worker.policy.config
+        before = worker.state.get("last_steps")
+        joined = batch
+        if before is not None and before.next_place == batch.place:
+            joined = join_in_time(before, batch)
+        windows = windows_of(joined, options.gamma, options.n_step)
+        priorities = np.full(joined.shape, np.nan)
+        policy: Any = worker.policy
+        priorities[windows.complete] = policy.td_errors(windows.rows)
+        length = joined.shape[0]
+        worker.state["last_steps"] = joined.steps(max(0, length - options.n_step + 1), length)
+    return Fragment(batch, priorities)
+
+
+class AsyncReplay(ReplayOptimizer):
+    """Samplers sample, shards store and draw, and the driver learns, each without waiting for the
+    others. They wait only where the training intensity asks for it.
+
+    A step takes the first reply of any sampler or shard. Results depend on timing. What a process
+    that dies has not handed over is lost, and as much is requested again.
+    """
+
+    name = "async_replay"
+    config_class = AsyncReplayConfig
+    config: AsyncReplayConfig
+    phases: ClassVar[tuple[str, ...]] = ("request", "wait", "fetch", "learn")
+    worker_phases: ClassVar[tuple[str, ...]] = ("prioritize",)
+    in_process_instead = "sync_replay"
+    after_failure = "drop"
+    tab: ClassVar[Tab] = Tab(
+        "Wait: the driver has no batch, or the training intensity allows none. Fetch: a batch is "
+        "taken from the memory of its shard.",
+        (*plots.REPLAY, plots.PRIORITY_LAG, plots.SHARDS),
+        (*plots.REPLAY_METRICS, plots.SHARDS_METRIC),
+    )
+
+    def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
+        super().__init__(workers, config)
+        rollout, policy = workers.config.rollout, workers.config.policy
+        self.limiter = self.config.limiter(rollout, policy, clock=workers.clock)
+        self.shards = ReplayShards(workers, self.config)
+        self.calls.include(self.shards)
+        self.calls.per_worker = _MOST_CALLS
+        self.row_ages = AgeHistogram(self.config.buffer_size)
+        self.priority_lag = DoublingHistogram()
+        self.num_bytes_by_reference = 0
+        self._num_draws = self._num_learned = 0  # batches that were requested, and learned from
+        self._batch_bytes = 0  # of the last batch
+        self._priorities: list[tuple[float, float]] = []  # mean and maximum of each batch
+        self._num_requests = 0
+        self._requested: Counter[int] = Counter()  # number of its last request, by sampler
+        self._blocked_s = dict.fromkeys(("learner", "samplers", "learner_by_shards"), 0.0)
+        self._idle = 0.0, workers.clock()  # share of the samplers that wait, and since when
+
+    @classmethod
+    def check(cls, rollout: RolloutConfig, config: Any) -> None:
+        check_central_gradients(rollout.model_copy(update={"collection": "async"}))
+        if rollout.collection != "sync":
+            raise ConfigError(
+                f"key 'collection': got {rollout.collection!r} with optimizer 'async_replay', "
+                "which always samples while it learns. Allowed: 'sync'"
+            )
+        if config.num_replay_shards > rollout.num_workers:
+            raise ConfigError(
+                f"key 'num_replay_shards': got {config.num_replay_shards} with num_workers="
+                f"{rollout.num_workers}: each shard needs a worker that samples for it. Allowed: "
+                f"up to {rollout.num_workers}"
+            )
+        config.limiter(rollout)
+        samplers = -(-rollout.num_workers // config.num_replay_shards)
+        least = 2 * samplers * config.rows_of_fragment(rollout) * config.num_replay_shards
+        if config.buffer_size < least:
+            raise ConfigError(
+                f"key 'buffer_size': got {config.buffer_size}, of which each of "
+                f"{config.num_replay_shards} shards has a part. Allowed: {least} or more, which is "
+                "two fragments of each sampler"
+            )
+
+    @classmethod
+    def further_processes(cls, config: Any) -> list[dict[str, float]]:
+        return [{"CPU": config.num_cpus_per_replay_shard}] * config.num_replay_shards
+
+    def step(self) -> StepResult:
+        before = self.metrics.counts()
+        with self.timers["request"]:
+            self._request_fragments()
+            self._request_batches()
+        with self.timers["wait"]:
+            kind, reply = self._first()  # of any sampler or shard
+        if kind == "fragment":
+            with self.timers["request"]:
+                self._store(reply)
+        elif kind == "stored":
+            self.limiter.inserted(reply.value.num_rows)
+            self.shards.note(reply.worker, reply.value.report)
+        elif kind == "updated":
+            self.shards.note(reply.worker, reply.value)
+        elif kind == "batch":
+            with self.timers["fetch"]:
+                batch = self._fetch(reply)
+            if batch is not None:
+                with self.timers["learn"]:
+                    errors = self.learn_transitions(batch.rows)
+                self.limiter.learned(batch.rows.num_rows)
+                with self.timers["request"]:
+                    self._send_priorities(reply.worker, batch.rows.indices, errors)
+        return self.metrics.counts_since(before)
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def _request_fragments(self) -> None:
+        """Requests fragments of the samplers with the fewest, in turn, as far as the limiter
+        allows. A sampler whose shard does not keep up waits, too."""
+        if not self.shards.started:
+            self.shards.up()  # waits for all of them, once
+        if self.shards.drop_lost():
+            self.limiter.set_size(self.shards.num_rows)
+        tasks = self._tasks()
+        samplers = self.workers.up()
+        rows = self.config.rows_of_fragment(self.workers.config.rollout)
+        requested = Counter(task.sampler for task in tasks if task.kind == "fragment")
+        under_way = requested + Counter(task.sampler for task in tasks if task.kind == "stored")
+        ahead = sum(task.rows for task in tasks)
+        while free := [
+            sampler
+            for sampler in samplers
+            if requested[sampler.index] < self.config.max_requests_in_flight_per_worker
+            and under_way[sampler.index] < self.config.most_fragments
+        ]:
+            if not self.limiter.can_insert(ahead + rows):
+                break
+            sampler = min(free, key=lambda s: (under_way[s.index], self._requested[s.index]))
+            task = Task("fragment", sampler.index, rows)
+            prioritized = self.config.prioritized_replay
+            self.calls.send(sampler, sample, WEIGHTS, prioritized, tag=task, by_reference=True)
+            self._num_requests += 1
+            self._requested[sampler.index] = self._num_requests
+            requested[sampler.index] += 1
+            under_way[sampler.index] += 1
+            ahead += rows
+        idle = sum(requested[sampler.index] == 0 for sampler in samplers)
+        self._note_idle(idle / len(samplers))
+
+    def _request_batches(self) -> None:
+        """Draws batches ahead, as many as the queue of the learner takes and the limiter allows."""
+        size = self.config.train_batch_size
+        drawing = self._num_drawing
+        while drawing < self.config.learner_queue_size:
+            if not self.limiter.can_learn((drawing + 1) * size):
+                break
+            shard = self.shards.next_to_draw()
+            if shard is None:
+                break
+            large = self._batch_bytes > REFERENCE_BYTES
+            task = Task("batch")
+            self.calls.send(shard, draw, size, self.beta, tag=task, by_reference=large)
+            self._num_draws += 1
+            drawing += 1
+
+    @property
+    def _num_drawing(self) -> int:
+        """Batches that are on their way, or wait for the learner."""
+        return sum(task.kind == "batch" for task in self._tasks())
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights at this moment. It rises with the environment steps of
+        the whole run, which no shard knows."""
+        config = self.config
+        first, last = config.prioritized_replay_beta, config.final_prioritized_replay_beta
+        over = config.prioritized_replay_beta_annealing_timesteps
+        return first + min(1.0, self.metrics.num_env_steps_sampled / over) * (last - first)
+
+    def _tasks(self) -> list[Task]:
+        """What is pending, or has arrived and waits here."""
+        pending = [work.tag for work in self.calls.pending_work()]
+        return pending + [reply.tag for reply in self.calls.kept]
+
+    # ---- replies --------------------------------------------------------------------------------
+
+    def _first(self) -> tuple[str, Reply]:
+        """The first reply, and what it is: the kind of its task, or a `failure`. Its process is
+        being replaced then, and what it was to do is requested again by the next step."""
+        drawing, began_s = self._num_drawing, self.workers.clock()
+        reply = self.calls.first() if self.calls.kept else self.calls.next()
+        by = "learner_by_shards" if drawing else "learner"
+        self._blocked_s[by] += self.workers.clock() - began_s
+        if reply.failure is not None:
+            return "failure", reply
+        return reply.tag.kind, reply
+
+    def _store(self, reply: Reply) -> None:
+        """Has the shard of a sampler store its fragment, which stays where it is until then."""
+        metrics, sampler = self.metrics, reply.worker.index
+        metrics.add_lag(reply.counts.version, self.policy.version)
+        metrics.rollouts.end_rollout(self.policy.version)
+        task = Task("stored", sampler, reply.counts.env_steps)
+        self.calls.send(self.shards.of_sampler(sampler), add, reply.value, tag=task)
+
+    def _fetch(self, reply: Reply) -> Batch | None:
+        """The batch of a reply; None if it was lost with its shard."""
+        self._batch_bytes = reply.counts.num_bytes
+        try:
+            batch: Batch = self.workers.transport.get(reply.value)
+        except ChannelError:  # its shard has died, which the next call to it tells
+            return None
+        self._num_learned += 1
+        self.shards.note(reply.worker, batch.report)
+        self.row_ages.add(batch.ages * self.config.num_replay_shards)
+        if self.config.prioritized_replay:
+            self.priority_lag.add(np.maximum(self.policy.version - batch.priority_versions, 0))
+        return batch
+
+    def _send_priorities(
+        self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
+    ) -> None:
+        """Sends TD errors `[B]` to the shard that the rows came from."""
+        if self.config.prioritized_replay:
+            self._priorities.append((float(errors.mean()), float(errors.max())))
+            args = indices, errors, self.policy.version
+            self.calls.send(shard, set_priorities, *args, tag=Task("updated"))
+
+    def _note_idle(self, share: float) -> None:
+        """Notes that this share of the samplers has nothing to do from now on."""
+        now_s = self.workers.clock()
+        before, since_s = self._idle
+        self._blocked_s["samplers"] += before * (now_s - since_s)
+        self._idle = share, now_s
+
+    def _count(self, reply: Reply) -> None:
+        if reply.worker.who != self.shards.who:
+            super()._count(reply)
+            self.num_bytes_by_reference += reply.counts.num_bytes
+            # The fragment stayed with its sampler.
+            self.metrics.num_bytes_received -= reply.counts.num_bytes
+            return
+        self.shards.count(reply)
+        self.metrics.num_bytes_received += reply.counts.num_bytes
+
+    # ---- results and state ----------------------------------------------------------------------
+
+    def extra_stats(self) -> dict[str, Any]:
+        waiting, reports = self._num_drawing, self.shards.reports.values()
+        priorities = np.array(self._priorities or [(0.0, 0.0)])
+        self._priorities.clear()
+        return {
+            "training_intensity": self.limiter.delivered,
+            "training_credit": float(self.limiter.credit),
+            "error_buffer": self.limiter.error_buffer,
+            "buffer_fill": sum(r.fill for r in reports) / self.config.num_replay_shards,
+            "buffer_rows": self.shards.num_rows,
+            "buffer_bytes": sum(report.buffer_bytes for report in reports),
+            "row_age": self.row_ages.report(),
+            "priority_lag": self.priority_lag.report(),
+            "num_gaps": sum(report.num_gaps for report in reports),
+            "priority_mean": float(priorities[:, 0].mean()),
+            "priority_max": float(priorities[:, 1].max()),
+            "learner_blocked_s": self._blocked_s["learner"],
+            "samplers_blocked_s": self._blocked_s["samplers"],
+            "learner_blocked_by_shards_s": self._blocked_s["learner_by_shards"],
+            "num_batches_waiting": waiting,
+            "num_batches_lost": self._num_draws - self._num_learned - waiting,
+            "num_bytes_by_reference": self.num_bytes_by_reference,
+            **self.shards.extra_stats(),
+        }
+
+    def get_driver_state(self) -> dict[str, Any]:
+        """As every optimizer's, with the limiter. The rows of the shards are not saved."""
+        return {**super().get_driver_state(), "limiter": self.limiter.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `get_state` of any optimizer returned, with empty shards. Learning
+        goes on once they hold `learning_starts` rows again, which give no credit."""
+        super().set_state(state)
+        self._num_draws = self._num_learned = 0
+        if limiter := state.get("limiter") or state.get("replay", {}).get("limiter"):
+            self.limiter.set_state(limiter, rows=0)
+        for shard, seed in self.shards.forget_all().items():
+            self.calls.send(shard, forget, seed, tag=Task("updated"))
+        self.calls.wait()
+        self.calls.clear()
+
+    def stop(self) -> None:
+        """Stops the shards, and drops pending calls."""
+        super().stop()
+        self.shards.stop()

@@ -1,0 +1,125 @@
+"""DQN (Mnih et al., 2015) with double Q-learning and a dueling network."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import numpy as np
+import pydantic
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polopt.common.action_mask import MASKED_LOGIT
+from polopt.common.transitions import Transitions
+from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
+from polopt.policies.fast_cpu.closed_forms import find_closed_form
+from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, learns_in_numpy, numpy_q_network
+from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.schedules import LearningRate
+from polopt.policies.networks.q_network import QModelConfig
+from polopt.policies.replay_policy import (
+    ReplayConfig,
+    ReplayPolicy,
+    as_floats,
+    bootstrapped,
+    value_stats,
+)
+
+
+class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
+    """Options of `DQNPolicy`, besides the options of `ReplayConfig` and `EpsilonGreedyConfig`.
+
+    Attributes:
+        double_q: the network chooses the action that the target network evaluates (van Hasselt et
+            al., 2016). False: the target network does both.
+        dueling: the network has a state value and advantages; see `QNetwork`.
+        td_error_loss_fn: `huber` or `mse`. The Huber loss is the half square of errors up to 1, and
+            linear beyond.
+    """
+
+    lr: LearningRate = 5e-4
+    target_network_update_freq: int = pydantic.Field(default=250, ge=1, le=10**9)
+    model: QModelConfig = QModelConfig()
+    double_q: bool = True
+    dueling: bool = True
+    td_error_loss_fn: Literal["huber", "mse"] = "huber"
+
+    fixed = (*ReplayConfig.fixed, "dueling")
+
+
+class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
+    """Q-learning with a target network: the loss is the weighted mean of
+    `huber(Q(s, a) - (r + discount * Q_target(s', argmax_a Q(s', a))))`.
+
+    Actions that a mask does not allow are not bootstrapped from. The value of an observation that
+    allows no action is 0.
+    """
+
+    config_class = DQNConfig
+    config: DQNConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.target: Any = self.segments["target"].module
+        self._online = self._numpy(self.model)
+        self._closed_form = find_closed_form(type(self))
+        self._fast_target: NumpyQNetwork | None = None
+        if self._closed_form is not None and learns_in_numpy(self.model):
+            self._fast_target = self._numpy(self.target)
+
+    def _numpy(self, network: Any) -> NumpyQNetwork | None:
+        return numpy_q_network(network) if self.config.fast_cpu else None
+
+    def make_segments(self) -> dict[str, Segment]:
+        network = self.make_q_network(self.config.dueling)
+        target = Segment(copy.deepcopy(network), copy_of="network")
+        return {"network": Segment(network), "target": target}
+
+    def network_params(self, obs: np.ndarray) -> np.ndarray:
+        """Q-values `[N, n]` float32 of normalised observations `[N, ...]`."""
+        if self._online is not None:
+            return self._online.action_params(obs)
+        return super().network_params(obs)
+
+    # ---- learning -------------------------------------------------------------------------------
+
+    def loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The weighted mean loss `[]`, TD errors `[B]` and statistics `[]` of rows of tensors."""
+        q = self.model.action_params(rows.obs)
+        values = q.gather(-1, rows.actions[:, None])[:, 0]
+        targets = self.targets(rows)
+        loss_fn = F.smooth_l1_loss if self.config.td_error_loss_fn == "huber" else _half_square
+        loss = (rows.weights * loss_fn(values, targets, reduction="none")).mean()
+        stats = {"vf_loss": loss, "total_loss": loss, **value_stats(values, targets)}
+        return loss, values - targets, stats
+
+    @torch.no_grad()
+    def targets(self, rows: Any) -> Tensor:
+        """`[B]`: the rewards of rows of tensors, and discounted Q-values of the best actions in
+        their next observations."""
+        q = self.target.action_params(rows.next_obs)
+        chooser = q
+        if self.config.double_q:
+            chooser = self.model.action_params(rows.next_obs)
+        best = q.gather(-1, chooser.argmax(-1, keepdim=True))[:, 0]
+        return bootstrapped(rows, torch.where(best > 0.5 * MASKED_LOGIT, best, 0.0))
+
+    def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
+        if self._closed_form and self._online and self._fast_target:
+            fast_stats, fast_errors = self._closed_form(self, self._online, self._fast_target, rows)
+            return fast_stats, np.abs(fast_errors)
+        with self.training():
+            loss, errors, stats = self.loss(self.tensors(rows))
+            loss.backward()
+        return as_floats(stats), errors.detach().abs().cpu().numpy()
+
+    @torch.inference_mode()
+    def errors_of(self, rows: Transitions) -> np.ndarray:
+        _, errors, _ = self.loss(self.tensors(rows))
+        return errors.abs().cpu().numpy()
+
+
+def _half_square(values: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return 0.5 * F.mse_loss(values, targets, reduction=reduction)

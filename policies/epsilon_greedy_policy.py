@@ -1,0 +1,67 @@
+"""`EpsilonGreedyPolicy`: acts with Q-values, and explores with probability epsilon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pydantic
+from gymnasium import spaces
+
+from polopt.common.config import ConfigError
+from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.epsilon_greedy import EpsilonGreedy
+from polopt.policies.learning.policy_config import NormalizingConfig
+from polopt.policies.learning.schedules import Schedule, ScheduleValue
+from polopt.policies.networks.base import Network
+from polopt.policies.networks.q_network import make_q_network
+from polopt.policies.policy import Policy
+
+#: Epsilon of the environment that explores most, and the range of the exponent (Horgan et al.,
+#: 2018).
+_APEX_EPSILON, _APEX_ALPHA = 0.4, 7.0
+
+
+class EpsilonGreedyConfig(NormalizingConfig):
+    """Options of policies with Q-values, in addition to the options of `NormalizingConfig`.
+
+    Attributes:
+        epsilon: probability of a random action, a number or `[[environment steps, value], ...]`.
+        per_worker_epsilon: each environment of the workers has an epsilon of its own that does not
+            change, `0.4^(1 + 7 i / (n - 1))` for environment i of n (Horgan et al., 2018).
+            Without remote workers `epsilon` is used.
+    """
+
+    epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (10_000, 0.05)])
+    per_worker_epsilon: bool = False
+
+
+class EpsilonGreedyPolicy(Policy):
+    """Acts with the values of all actions, for Discrete actions: greedily, except for actions that
+    are random with probability epsilon. Actions that a mask does not allow are never chosen."""
+
+    config: Any  # see Policy
+
+    def make_distribution(self) -> ActionDistribution:
+        space = self.action_space
+        if not isinstance(space, spaces.Discrete):
+            raise ConfigError(
+                f"action space {space} with policy {type(self).__name__}. Allowed: Discrete, "
+                "because it computes a value for each action. Policies for other spaces: 'sac' and "
+                "'td3' (Box), 'ppo' (any)"
+            )
+        return EpsilonGreedy(space, self.epsilons)
+
+    def epsilons(self, envs: int) -> float | np.ndarray:
+        """Epsilon of N environments `[N]`, or of all of them."""
+        if self.config.per_worker_epsilon and self.worker_index:
+            first, all_envs = (self.worker_index - 1) * envs, self.num_workers * envs
+            place = np.arange(first, first + envs) / max(all_envs - 1, 1)
+            return _APEX_EPSILON ** (1.0 + _APEX_ALPHA * place)
+        return Schedule(self.config.epsilon)(self.env_steps)
+
+    def make_q_network(self, dueling: bool) -> Network:
+        """A new Q-network for `encoder`, `mask`, `dist` and `config.model`; see `QNetwork`."""
+        spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
+        num_actions = self.dist.num_params
+        return make_q_network(*spaces, self.mask, num_actions, dueling, self.config.model)

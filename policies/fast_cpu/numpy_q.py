@@ -1,0 +1,115 @@
+"""Q-networks and the gradient of DQN's loss in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from polopt.common.threads import blas_threads
+from polopt.policies.fast_cpu.closed_forms import closed_form_of
+from polopt.policies.fast_cpu.numpy_backend import MAX_PARAMETERS, is_supported
+from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
+from polopt.policies.fast_cpu.value_stats import value_stats_of
+from polopt.policies.networks.q_network import QNetwork
+
+
+class NumpyQNetwork:
+    """Computes the outputs and the gradients of a `QNetwork` over an MLP.
+
+    Args:
+        network: on the CPU; see `NumpyMLP`.
+    """
+
+    def __init__(self, network: QNetwork) -> None:
+        self._mlp = NumpyMLP(network.network)  # type: ignore[arg-type]
+        self._dueling = network.dueling
+        size: Any = network.network.policy_head.out_features  # type: ignore[union-attr]
+        # A product with these costs less than a sum over the second axis.
+        self._ones = np.ones(size, np.float32)
+        self._average = self._ones / np.float32(size)
+
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        """Q-values `[N, n]` float32 of observations `[N, ...]`."""
+        return self.forward(obs)[0] if self._dueling else self._mlp.action_params(obs)
+
+    def forward(self, obs: np.ndarray) -> tuple[np.ndarray, Activations]:
+        """Q-values `[B, n]`, and the activations for `backward`."""
+        q, values, done = self._mlp.forward(obs)
+        if self._dueling:
+            q += (values - q.dot(self._average))[:, None]
+        return q, done
+
+    def backward(self, done: Activations, by_q: np.ndarray) -> None:
+        """Adds the gradients of all weights to their `.grad`.
+
+        Args:
+            done: activations from `forward`.
+            by_q: gradient of the loss with respect to the Q-values, `[B, n]`.
+        """
+        if not self._dueling:
+            self._mlp.backward(done, by_q, None)
+            return
+        by_advantages = by_q - by_q.dot(self._average)[:, None]
+        self._mlp.backward(done, by_advantages, by_q.dot(self._ones))
+
+
+def numpy_q_network(network: nn.Module) -> NumpyQNetwork | None:
+    """The network in NumPy; None if it is not supported there."""
+    if type(network) is QNetwork and is_supported(network.network):
+        return NumpyQNetwork(network)
+    return None
+
+
+def learns_in_numpy(network: nn.Module) -> bool:
+    """Whether a network is small enough to learn in NumPy, and BLAS has one thread."""
+    size = sum(parameter.numel() for parameter in network.parameters())
+    return size <= MAX_PARAMETERS and blas_threads() == 1
+
+
+@closed_form_of("polopt.policies.dqn:DQNPolicy", "targets", of_family=("loss",))
+def dqn(
+    policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows: Any
+) -> tuple[dict[str, float], np.ndarray]:
+    """Adds the gradient of `DQNPolicy.loss` to the `.grad` of the online network.
+
+    Args:
+        policy: has the config.
+        online: the network that learns.
+        target: the target network.
+        rows: `Transitions`, normalised.
+
+    Returns:
+        the statistics of `loss`, and TD errors `[B]`.
+    """
+    count = len(rows.rewards)
+    targets = dqn_targets(policy, online, target, rows)
+    q, done = online.forward(rows.obs)
+    places = np.arange(count), rows.actions
+    values = q[places]
+    errors = values - targets
+    slopes = errors
+    if policy.config.td_error_loss_fn == "huber":
+        slopes = np.minimum(np.maximum(errors, -1.0), 1.0)
+    # Both losses are slope * (error - slope / 2).
+    loss = float(np.dot(rows.weights, slopes * (errors - 0.5 * slopes))) / count
+    by_q = np.zeros_like(q)
+    by_q[places] = rows.weights * slopes / np.float32(count)
+    online.backward(done, by_q)
+    return {"vf_loss": loss, "total_loss": loss, **value_stats_of(errors, targets)}, errors
+
+
+def dqn_targets(policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows: Any) -> np.ndarray:
+    """`DQNPolicy.targets` `[B]` of rows of arrays; arguments as `dqn`."""
+    q = target.action_params(rows.next_obs)
+    if policy.config.double_q:
+        best = q[np.arange(len(q)), online.action_params(rows.next_obs).argmax(axis=1)]
+    else:
+        best = q.max(axis=1)
+    following = rows.discounts * best
+    if not np.isfinite(np.add.reduce(following)):
+        # The next observation of a terminated row is meaningless.
+        following = np.where(rows.discounts > 0.0, following, np.float32(0.0))
+    targets: np.ndarray = rows.rewards + following
+    return targets

@@ -1,0 +1,280 @@
+"""`FragmentPolicy`: learns from fragments, in epochs of minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pydantic
+from torch import Tensor
+
+from polopt.common.config import Automatic, ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Gradients
+from polopt.metrics.learner import LEARNER_KEYS, mean_stats
+from polopt.policies import gae
+from polopt.policies.learning.minibatches import (
+    Minibatches,
+    microbatches,
+    num_minibatches,
+    valid_rows,
+)
+from polopt.policies.learning.policy_config import NormalizingConfig
+from polopt.policies.learning.reducer import LocalReducer, Reducer
+from polopt.policies.learning.value_statistics import value_statistics, value_sums
+from polopt.policies.network_policy import NetworkPolicy
+from polopt.policies.networks.backend import Rows
+from polopt.policies.normalization import Normalizer
+from polopt.policies.policy import reduce_gradient
+
+
+class FragmentConfig(NormalizingConfig):
+    """Options of policies that learn from fragments, besides the options of `NormalizingConfig`.
+
+    Attributes:
+        gamma: discount factor.
+        lambda_: lambda of lambda-returns (key `lambda`).
+        num_sgd_iter: epochs over each batch.
+        sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
+            all rows.
+        microbatch_size: rows whose gradient is computed at once. The gradient of a minibatch is the
+            mean of the gradients of its microbatches, weighted by their rows. The option bounds the
+            memory that a gradient takes, and changes nothing else. None: all rows of a minibatch.
+            (RLlib 0.8's MicrobatchOptimizer adds gradients up instead.)
+        normalize_rewards: divide rewards by the running standard deviation of the discounted
+            return; values and value targets are those of these rewards. Returns in results are not
+            divided.
+        clip_rewards: bound of normalised rewards.
+    """
+
+    gamma: float = pydantic.Field(default=0.99, ge=0.0, le=1.0)
+    lambda_: float = pydantic.Field(default=1.0, ge=0.0, le=1.0, alias="lambda")
+    num_sgd_iter: int = pydantic.Field(default=1, ge=1, le=10**6)
+    sgd_minibatch_size: Automatic = pydantic.Field(default=None, ge=0)
+    microbatch_size: Automatic = pydantic.Field(default=None, ge=0)
+    normalize_rewards: bool = False
+    clip_rewards: float = pydantic.Field(default=10.0, gt=0.0, le=1e6)
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        **NormalizingConfig.aliases,
+        "lambda_": "lambda",
+        "num_epochs": "num_sgd_iter",
+        "minibatch_size": "sgd_minibatch_size",
+    }
+    fixed: ClassVar[tuple[str, ...]] = (
+        *NormalizingConfig.fixed,
+        "normalize_rewards",
+        "clip_rewards",
+    )
+
+
+class FragmentPolicy(NetworkPolicy):
+    """Learns from fragments by minibatch SGD on value targets.
+
+    A subclass provides `loss` and `postprocess`, which adds `values` and `value_targets`, and
+    optionally `config_class`, `loss_columns`, `whole_columns`, `make_network`, `prepare_batch`,
+    `on_epoch` and `on_learned`. The rows of its `loss` are each of `loss_columns` `[B, ...]`, and
+    what `outputs` reads. Where it reads `obs` or `rewards` of a batch itself, it takes the batch of
+    `normalized(batch)`. Arguments, attributes and errors are described in `NetworkPolicy`, which
+    acts.
+    """
+
+    config_class: ClassVar[type[FragmentConfig]] = FragmentConfig
+    config: Any  # see Policy
+    #: Columns of a prepared batch that `loss` reads, besides `obs`.
+    loss_columns: ClassVar[tuple[str, ...]] = ("actions", "value_targets")
+    #: Minibatches are whole columns `[T, n]`, and `prepare_batch` prepares each of them right
+    #: before its gradient, instead of the whole batch once.
+    whole_columns: ClassVar[bool] = False
+
+    def make_normalizer(self) -> Normalizer | None:
+        config = self.config
+        observations = config.clip_observations if config.normalize_observations else None
+        rewards = config.clip_rewards if config.normalize_rewards else None
+        if observations is None and rewards is None:
+            return None
+        return Normalizer(self.encoder, observations, rewards, config.gamma)
+
+    def set_option(self, name: str, value: Any) -> None:
+        super().set_option(name, value)
+        if self.normalizer is not None:
+            self.normalizer.gamma = self.config.gamma
+
+    # ---- the loss, and hooks of learning --------------------------------------------------------
+
+    def outputs(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch, which the
+        loss is computed from."""
+        if not self.state_size:
+            return self.model(rows["obs"])
+        params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
+        return params[rows["valid"]], values[rows["valid"]]
+
+    def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
+        """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that the next
+        gradient of it will be computed with. Returns a new batch where it changes any column."""
+        return batch
+
+    def on_epoch(self, stats: Mapping[str, float]) -> bool:
+        """Called after each epoch with its statistics over all learners; True stops learning."""
+        return False
+
+    def on_learned(self, stats: Mapping[str, float]) -> None:
+        """Called after the last epoch with its statistics, to adapt coefficients."""
+        return
+
+    # ---- learning from a batch ------------------------------------------------------------------
+
+    def training_rows(
+        self, batch: SampleBatch, reducer: Reducer | None = None
+    ) -> dict[str, np.ndarray]:
+        """The valid rows `[B, ...]` of the columns that `loss` reads, which gets them as tensors.
+
+        Of a policy with memory, `obs` are whole sequences `[T, N, ...]`, and there are `starts` and
+        `valid` `[T, N]` (the rows B are the valid ones, by time and then by environment) and
+        `state` `[N, S]` before the first step; see `outputs`.
+
+        Args:
+            batch: from `prepare_batch`.
+            reducer: sums over all learners; None for one learner.
+        """
+        batch = self.normalized(batch)
+        columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
+        rows = valid_rows(batch, columns)
+        if self.state_size:
+            rows |= {
+                "obs": batch.obs,
+                "starts": gae.episode_starts(batch)[:-1],
+                "valid": batch["valid"],
+                "state": batch.per_env["state"],
+            }
+        return rows
+
+    def backward(self, rows: Rows) -> dict[str, float]:
+        """Writes the gradient of the mean loss of `rows`, from `training_rows`, to `flat.grads`;
+        returns statistics."""
+        self.flat.zero_grads()
+        size, total = self.config.microbatch_size, len(rows["actions"])
+        if size is None:
+            return self.backend.backward(rows)
+        stats = []
+        for part in microbatches(rows, size, sequences=bool(self.state_size)):
+            if count := len(part["actions"]):
+                self.flat.scale(1.0 / count)  # `backward` adds the gradient of a mean
+                stats.append((self.backend.backward(part), count))
+                self.flat.scale(count)
+        self.flat.scale(1.0 / total)
+        return mean_stats(stats)
+
+    @np.errstate(all="ignore")
+    def compute_gradients(self, batch: SampleBatch) -> Gradients:
+        batch = self.prepare_batch(batch)
+        gradients = self._gradients_of(self.training_rows(batch), value_sums(batch))
+        return gradients._replace(new_rows=gradients.rows, acted=batch.version)
+
+    def _gradients_of(self, rows: Rows, of_values: list[float]) -> Gradients:
+        count = len(rows["actions"])
+        if count == 0:  # the gradient of no row
+            self.flat.zero_grads()
+            return Gradients(self.flat.get_grads(), self.version, 0, {}, acted=self.version)
+        buffers = self.flat.get_buffers()
+        stats = self.backward(rows)
+        if len(buffers) and not np.array_equal(buffers, self.flat.get_buffers(), equal_nan=True):
+            raise ConfigError(
+                f"learning changes buffers of {type(self.model).__name__}, such as running "
+                "statistics of batch normalisation, and a gradient does not hold them. Allowed: an "
+                "optimizer that learns from samples (sync_samples, async_samples, "
+                "decentralized_allreduce), or a network without (LayerNorm)"
+            )
+        stats |= value_statistics(of_values)
+        return Gradients(self.flat.get_grads(), self.version, count, stats)
+
+    def minibatch_gradients(self, batch: SampleBatch) -> Iterator[Gradients]:
+        """See `Policy`. `on_epoch` and `on_learned` are not called, so PPO's `kl_stop` and
+        `kl_target` have no effect."""
+        minibatches = self._minibatches(batch, LocalReducer())
+        # All rows count, valid or not, so that workers with whole fragments have the same number.
+        parts = num_minibatches(len(batch), 1, self.config.sgd_minibatch_size)
+        if self.whole_columns or self.state_size:
+            parts = min(parts, batch.shape[1])
+        epochs = self.config.num_sgd_iter
+        for epoch in range(epochs):
+            for part, (rows, of_values) in enumerate(minibatches.epoch(parts)):
+                gradients = self._gradients_of(rows, of_values)
+                new_rows = gradients.rows if epoch == 0 else 0
+                is_last = (epoch, part) == (epochs - 1, parts - 1)
+                yield gradients._replace(new_rows=new_rows, ends_rollout=is_last)
+
+    def _minibatches(self, batch: SampleBatch, reducer: Reducer) -> Minibatches:
+        def prepare(part: SampleBatch) -> tuple[Rows, list[float]]:
+            part = self.prepare_batch(part)
+            return self.backend.rows(self.training_rows(part, reducer)), value_sums(part)
+
+        unit: Literal["rows", "sequences", "columns"] = "rows"
+        if self.whole_columns:
+            unit = "columns"
+        elif self.state_size:
+            unit = "sequences"
+        size = self.config.sgd_minibatch_size
+        return Minibatches(batch, prepare, unit, size, self.shuffle, reducer)
+
+    @np.errstate(all="ignore")
+    def learn_on_batch(
+        self, batch: SampleBatch, reducer: Reducer | None = None
+    ) -> dict[str, float]:
+        """`num_sgd_iter` epochs over the rows of all learners.
+
+        All learners make the same number of updates with the same summed gradients, whatever their
+        numbers of rows: the gradient of an update is that of the mean loss over all learners' rows
+        of the minibatch.
+        """
+        reducer = reducer or LocalReducer()
+        minibatches = self._minibatches(batch, reducer)
+        parts = minibatches.parts
+        if parts == 0:  # no learner has a row: no gradient and no update
+            return {}
+        epochs: list[dict[str, float]] = []
+        values: list[dict[str, float]] = []
+        for _ in range(self.config.num_sgd_iter):
+            updates = []
+            for rows, of_values in minibatches.epoch(parts):
+                updates.append(self.update(rows, reducer))
+                values.append(value_statistics(of_values))
+            epochs.append(_mean(updates))
+            if self.on_epoch(epochs[-1]):
+                break
+        # The KL of a minibatch is measured before its update: that of a single update is always 0.
+        if parts * len(epochs) > 1:
+            self.on_learned(epochs[-1])
+        # The KL of the last epoch, which is the distance from the policy that acted.
+        kl = {"mean_kl_loss": epochs[-1].get("mean_kl_loss", 0.0)}
+        return _mean(epochs) | kl | _mean(values)
+
+    def update(self, rows: Rows, reducer: Reducer) -> dict[str, float]:
+        """One update from one minibatch of each learner.
+
+        Args:
+            rows: of this learner, `[B, ...]`, from `training_rows`; B may be 0.
+            reducer: sums over all learners.
+
+        Returns:
+            learner statistics, means over all learners' rows; empty if there are none.
+        """
+        count = len(rows["actions"])
+        if count == 0 and reducer.world_size == 1:
+            return {}
+        stats = self.backward(rows) if count else dict.fromkeys(LEARNER_KEYS, 0.0)
+        self.progress.gradient_rows = count
+        if reducer.world_size > 1:
+            stats = reduce_gradient(self, count, stats, reducer)
+        return stats | self.apply_flat()
+
+
+def _mean(parts: list[dict[str, float]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for part in parts for key in part)
+    result = {}
+    for key in keys:
+        values = [part[key] for part in parts if key in part]
+        result[key] = sum(values) / len(values)
+    return result

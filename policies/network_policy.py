@@ -1,0 +1,159 @@
+"""`NetworkPolicy`: a policy that acts with a network. The families say how it learns."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.weights import Acting
+from polopt.policies import gae
+from polopt.policies.distributions.diag_gaussian import DiagGaussian
+from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
+from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.policy_config import PolicyConfig
+from polopt.policies.networks.backend import Backend, as_tensor
+from polopt.policies.networks.base import ActorCriticNetwork, Network
+from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.masked import MaskedNetwork
+from polopt.policies.policy import Policy
+
+
+class NetworkPolicy(Policy):
+    """Acts with the first output of a `Network`: with or without memory, action masks and
+    normalised observations, in NumPy where that is faster.
+
+    A subclass provides `loss`, how it learns, and optionally `make_network`. `ActorCriticPolicy`
+    also uses the second output, the values.
+
+    Args:
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        config: an instance of `config_class`.
+        seed: seed of the initial weights and of the shuffling of minibatches.
+        device: torch device of the network.
+
+    Attributes (besides the attributes of `Policy`):
+        backend: computes outputs and gradients of `model`; what it takes rows as, see
+            `Backend.rows`.
+
+    Raises:
+        ConfigError: for spaces that are not supported.
+    """
+
+    model: Network
+
+    def __init__(
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        config: PolicyConfig,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(observation_space, action_space, config, seed, device)
+        self.state_size = self.model.state_size
+        self.backend = self.make_backend(self.model)
+
+    def make_segments(self) -> dict[str, Segment]:
+        return {"network": Segment(self.masked(self.make_network()))}
+
+    def act_as(self, acting: Acting) -> None:
+        super().act_as(acting)
+        for segment in self.segments.values():
+            for module in segment.module.modules():
+                if isinstance(module, ActorCriticNetwork):
+                    for part in module.parts:
+                        part.scale_bytes(acting.scale_by_high)
+
+    def make_network(self) -> Network:
+        """A new network for `encoder`, `mask`, `dist` and `config.model`, with random weights."""
+        gaussian = isinstance(self.dist, DiagGaussian)
+        spaces = self.encoder.space, self.action_space
+        num_params = self.dist.num_params
+        return make_network(*spaces, self.mask, num_params, gaussian, self.config.model)
+
+    def masked(self, network: Network) -> Network:
+        """The network with the action mask of the observations, if there is one. A network of a
+        subclass's `make_network` may have no mask of its own; it sees whole observations."""
+        if self.mask is None or isinstance(network, MaskedNetwork):
+            return network
+        return MaskedNetwork(network, self.mask, seen=True)
+
+    def make_backend(self, network: Network) -> Backend:
+        """Computes the outputs of a network of `make_network`, whose parameters are in `flat`, and
+        the gradients of `loss`. It computes in NumPy where `fast_cpu` allows it."""
+        if self.config.fast_cpu and is_supported(network):
+            return NumpyBackend(network, self)
+        return Backend(network, self.device, self.loss)
+
+    @abstractmethod
+    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss that `backend` computes the gradient of, a mean over rows, so that its gradient
+        does not grow with the batch.
+
+        Args:
+            rows: `[B, ...]`, valid rows only, by name.
+
+        Returns: the loss `[]` and learner statistics `[]` (means over the same rows).
+        """
+
+    # ---- acting ---------------------------------------------------------------------------------
+
+    def action_params(self, obs: np.ndarray) -> np.ndarray:
+        if self.state_size:
+            return self.act(obs, np.zeros((len(obs), self.state_size), np.float32))[0]
+        return self.backend.action_params(self._normalized_obs(obs))
+
+    def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        obs = self._normalized_obs(obs)
+        if not self.state_size:
+            return self.backend.action_params(obs), state
+        params, _, states = self.backend.unroll(obs[None], state)
+        return params[0], states[0]
+
+    def act_in_torch(self, network: Any, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if self.normalizer is not None:
+            obs = self.normalizer.in_torch()(obs)
+        if not self.state_size:
+            return network.action_params(obs), state
+        params, _, states = network.unroll(obs[None], state)
+        return params[0], states[0]
+
+    def _normalized_obs(self, obs: np.ndarray) -> np.ndarray:
+        return obs if self.normalizer is None else self.normalizer.observations(obs)
+
+    # ---- outputs for a batch --------------------------------------------------------------------
+
+    def normalized(self, batch: SampleBatch) -> SampleBatch:
+        """The batch with observations and rewards as network and loss use them: normalised as when
+        its actions were chosen. A batch that is normalised already, and any batch of a policy that
+        does not normalise, is returned itself."""
+        return batch if self.normalizer is None else self.normalizer.normalized(batch)
+
+    def dist_inputs(self, batch: SampleBatch, backend: Backend | None = None) -> np.ndarray:
+        """Distribution parameters `[T, N, P]` of a batch's observations.
+
+        Args:
+            batch: `[T, N]`; N may be 0.
+            backend: of another network than `model`.
+        """
+        batch, backend = self.normalized(batch), backend or self.backend
+        if self.state_size:
+            starts = gae.episode_starts(batch)[:-1]
+            return backend.unroll(batch.obs, batch.per_env["state"], starts)[0]
+        params = backend.action_params(batch.flat("obs"))
+        return params.reshape(*batch.shape, self.dist.num_params)
+
+    def log_prob(self, batch: SampleBatch, params: np.ndarray) -> np.ndarray:
+        """Log-probabilities `[T, N]` of a batch's actions under distribution parameters `[T, N,
+        P]`. One call for the whole batch costs less than one per step."""
+        with torch.inference_mode():
+            log_prob = self.dist.log_prob(as_tensor(params), as_tensor(batch["actions"]))
+        return log_prob.numpy()

@@ -1,0 +1,117 @@
+"""Networks of policies for continuous actions: an actor, and critics of observation and action."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from polopt.common.config import ConfigError
+from polopt.policies.networks.base import Network
+from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.model_config import Activation, ModelConfig, Widths
+from polopt.policies.networks.observations import flattened
+
+
+class CriticModelConfig(ModelConfig):
+    """Options of the networks of actor and critics: as `ModelConfig`, with other defaults.
+
+    Actor and critics are networks of their own, and each has these options. `vf_share_layers`,
+    `free_log_std` and `squash_actions` have no effect.
+    """
+
+    fcnet_hiddens: Widths = (256, 256)
+    fcnet_activation: Activation = "relu"
+
+
+class Critics(nn.Module):
+    """Values of observations and actions from several networks, whose second output is the value.
+
+    A network gets the observation and the action as an observation of a `Tuple` space.
+
+    Args:
+        networks: K networks.
+    """
+
+    def __init__(self, networks: list[Network]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, obs: Tensor, actions: Tensor, count: int | None = None) -> Tensor:
+        """Q-values `[K, B]` of encoded observations `[B, ...]` and actions `[B, A]`, of the first
+        `count` networks; None: of all."""
+        inputs = torch.cat([flattened(obs).float(), actions], dim=1)
+        values = [network.value(inputs) for network in self.networks[:count]]  # type: ignore[operator]
+        return torch.stack(values)
+
+
+def make_actor(
+    observation_space: Space[Any],
+    action_space: spaces.Box,
+    num_params: int,
+    gaussian: bool,
+    config: ModelConfig,
+) -> Network:
+    """A new actor, whose first output are distribution parameters `[B, P]`.
+
+    Args:
+        observation_space: of one environment.
+        action_space: of one environment.
+        num_params: P.
+        gaussian: the second half of the parameters are log standard deviations.
+        config: see `ModelConfig`.
+
+    Raises:
+        ConfigError: as `make_network`, and for a network with memory.
+    """
+    network = make_network(
+        observation_space, action_space, None, num_params, gaussian, _own(config)
+    )
+    return _without_memory(network)
+
+
+def make_critics(
+    observation_space: Space[Any], action_space: spaces.Box, count: int, config: ModelConfig
+) -> Critics:
+    """New critics, each with weights of its own; arguments and errors as `make_actor`."""
+    size = int(np.prod(action_space.shape))
+    actions = spaces.Box(-1.0, 1.0, (size,), np.float32)
+    space = spaces.Tuple((observation_space, actions))
+    networks = [
+        _without_memory(make_network(space, action_space, None, 1, False, _own(config)))
+        for _ in range(count)
+    ]
+    return Critics(networks)
+
+
+def check_bounded(space: Space[Any], policy: str) -> None:
+    """Refuses action spaces that actions of [-1, 1] cannot be mapped to.
+
+    Raises:
+        ConfigError: the space is no Box of floats with finite bounds.
+    """
+    is_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    if not (is_box and np.isfinite(space.low).all() and np.isfinite(space.high).all()):  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"action space {space} with policy {policy}. Allowed: a Box of floats with finite "
+            "bounds, because critics get the action as numbers from -1 to 1. Policies for other "
+            "spaces: 'dqn' (Discrete), 'ppo' (any)"
+        )
+
+
+def _own(config: ModelConfig) -> ModelConfig:
+    """One trunk: the other head of each network is not used."""
+    return config.model_copy(update={"vf_share_layers": True, "free_log_std": False})
+
+
+def _without_memory(network: Network) -> Network:
+    if network.state_size:
+        raise ConfigError(
+            "key 'model': got a network with memory (use_lstm, or state_size of a custom network: "
+            f"{network.state_size}). Allowed: a network without memory, because actor and critics "
+            "learn from single transitions"
+        )
+    return network

@@ -1,0 +1,90 @@
+"""`QNetwork`: the values of all actions, from a network with two heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import Space
+from torch import Tensor
+
+from polopt.common.action_mask import ActionMask
+from polopt.common.config import ConfigError
+from polopt.policies.networks.base import Network
+from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.masked import MaskedNetwork
+from polopt.policies.networks.model_config import Activation, ModelConfig
+
+
+class QModelConfig(ModelConfig):
+    """Options of a Q-network: the options of `ModelConfig` with other defaults.
+
+    The state value and the advantages of a dueling network share the hidden layers, unless
+    `vf_share_layers` is False.
+    """
+
+    fcnet_activation: Activation = "relu"
+    vf_share_layers: bool | None = True
+
+
+class QNetwork(Network):
+    """Q-values `[B, n]` of n actions.
+
+    A dueling network (Wang et al., 2016) adds the second output of its network, the state value
+    `[B]`, to the first one, the advantages `[B, n]`: `Q(s, a) = V(s) + A(s, a) - mean_a A(s, a)`.
+    Else the first output is Q, and the second one is not used.
+
+    Args:
+        network: of observations, with outputs `[B, n]` and `[B]`.
+        dueling: see above.
+    """
+
+    def __init__(self, network: Network, dueling: bool) -> None:
+        super().__init__()
+        self.network = network
+        self.dueling = dueling
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Q-values `[B, n]`, and the second output of the network `[B]`."""
+        q, values = self.network(obs)
+        if self.dueling:
+            q = q + (values - q.mean(-1))[:, None]
+        return q, values
+
+    def action_params(self, obs: Tensor) -> Tensor:
+        if self.dueling:
+            return self(obs)[0]
+        return self.network.action_params(obs)
+
+
+def make_q_network(
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    mask: ActionMask | None,
+    num_actions: int,
+    dueling: bool,
+    config: ModelConfig,
+) -> QNetwork | MaskedNetwork:
+    """A new Q-network of encoded observations. An action that a mask does not allow has the value
+    `MASKED_LOGIT`, which is below the value of any other action.
+
+    Args:
+        observation_space: of one environment.
+        action_space: of one environment.
+        mask: of `find_action_mask`.
+        num_actions: n.
+        dueling: see `QNetwork`.
+        config: see `ModelConfig`.
+
+    Raises:
+        ConfigError: as `make_network`, and for a network with memory.
+    """
+    space = observation_space if mask is None else mask.rest
+    network = make_network(space, action_space, None, num_actions, False, config)
+    if network.state_size:
+        raise ConfigError(
+            f"key 'model': got a network with memory (use_lstm, or state_size of a custom network: "
+            f"{network.state_size}). Allowed: a network without memory, because Q-networks learn "
+            "from single transitions"
+        )
+    q_network = QNetwork(network, dueling)
+    return q_network if mask is None else MaskedNetwork(q_network, mask)

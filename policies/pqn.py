@@ -1,0 +1,80 @@
+"""PQN, parallelised Q-network (Gallici et al., 2024): no replay buffer, no target network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pydantic
+from torch import Tensor
+
+from polopt.common.action_mask import MASKED_LOGIT
+from polopt.common.config import Automatic
+from polopt.common.sample_batch import SampleBatch
+from polopt.policies import gae
+from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
+from polopt.policies.fragment_policy import FragmentConfig, FragmentPolicy
+from polopt.policies.learning.schedules import LearningRate, ScheduleValue
+from polopt.policies.networks.base import Network
+from polopt.policies.networks.q_network import QModelConfig
+
+
+class PQNModelConfig(QModelConfig):
+    """Options of PQN's network: the options of `QModelConfig`, with layer normalisation."""
+
+    layer_norm: bool = True
+
+
+class PQNConfig(EpsilonGreedyConfig, FragmentConfig):
+    """Options of `PQNPolicy`, besides the options of `FragmentConfig` and `EpsilonGreedyConfig`.
+    `lambda` is the lambda of Q(lambda). CleanRL's PQN has the same defaults for `lambda`,
+    `grad_clip` and `num_sgd_iter`.
+    """
+
+    lr: LearningRate = 1e-3
+    lambda_: float = pydantic.Field(default=0.65, ge=0.0, le=1.0, alias="lambda")
+    grad_clip: float | None = pydantic.Field(default=10.0, gt=0.0)
+    num_sgd_iter: int = pydantic.Field(default=4, ge=1, le=10**6)
+    sgd_minibatch_size: Automatic = pydantic.Field(default=128, ge=0)
+    epsilon: ScheduleValue = pydantic.Field(default=[(0, 1.0), (100_000, 0.05)])
+    model: PQNModelConfig = PQNModelConfig()
+
+
+class PQNPolicy(EpsilonGreedyPolicy, FragmentPolicy):
+    """Q(lambda) on fragments: the loss is the mean of `(Q(s, a) - target)^2 / 2`, with
+
+        target_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda target_{t+1})
+
+    where `target_{t+1}` is `max_a Q(s_{t+1}, a)` at the end of the fragment and of a truncated
+    episode, and 0 after a terminated one. Layer normalisation takes the place of a target network.
+    """
+
+    config_class = PQNConfig
+    config: PQNConfig
+
+    def make_network(self) -> Network:
+        return self.make_q_network(dueling=False)
+
+    def best_values(self, obs: np.ndarray) -> np.ndarray:
+        """`[B]`: the value of the best action in encoded observations `[B, ...]`, as the network
+        uses them; 0 for one that allows no action."""
+        best = self.backend.action_params(obs).max(axis=-1)
+        return np.where(best > 0.5 * MASKED_LOGIT, best, np.float32(0.0))
+
+    @np.errstate(all="ignore")
+    def postprocess(self, batch: SampleBatch) -> SampleBatch:
+        """Adds `values` `[T, N]`, the Q-values of the actions, and `value_targets` `[T, N]`."""
+        used, config = self.normalized(batch), self.config
+        best, following = gae.state_values(used, self.best_values)
+        # The recursion of GAE, where the value of a state is the value of its best action.
+        surplus = gae.advantages(used, best, following, config.gamma, config.lambda_)
+        q, actions = batch["action_dist_inputs"], batch["actions"][..., None]
+        batch["values"] = np.take_along_axis(q, actions, axis=-1)[..., 0]
+        batch["value_targets"] = surplus + best
+        return batch
+
+    def loss(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        q, _ = self.outputs(rows)
+        values = q.gather(-1, rows["actions"][:, None])[:, 0]
+        loss = 0.5 * (values - rows["value_targets"]).square().mean()
+        return loss, {"vf_loss": loss}

@@ -1,0 +1,199 @@
+"""Soft actor-critic (Haarnoja et al., 2018) with a tuned temperature."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pydantic
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polopt.common.transitions import Transitions
+from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
+from polopt.policies.fast_cpu.closed_forms import find_closed_form
+from polopt.policies.fast_cpu.numpy_sac import SACLayers, sac_layers
+from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.schedules import LearningRate
+from polopt.policies.networks.critics import (
+    CriticModelConfig,
+    check_bounded,
+    make_actor,
+    make_critics,
+)
+from polopt.policies.replay_policy import (
+    ReplayConfig,
+    ReplayPolicy,
+    as_floats,
+    bootstrapped,
+    value_stats,
+)
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class SACConfig(ReplayConfig):
+    """Options of `SACPolicy`, in addition to the options of `ReplayConfig`.
+
+    Attributes:
+        lr: learning rate of actor, critics and temperature.
+        actor_lr, critic_lr, alpha_lr: their own learning rates; None: `lr`.
+        initial_alpha: temperature at the beginning.
+        target_entropy: entropy that the temperature is tuned to, of actions in [-1, 1]; `auto`:
+            minus the number of action dimensions. None: the temperature is `initial_alpha`.
+    """
+
+    lr: LearningRate = 3e-4
+    grad_clip: float | None = pydantic.Field(default=None, gt=0.0)
+    tau: float = pydantic.Field(default=0.005, gt=0.0, le=1.0)
+    random_timesteps: int = pydantic.Field(default=1000, ge=0, le=2**62)
+    model: CriticModelConfig = CriticModelConfig()
+    actor_lr: LearningRate | None = None
+    critic_lr: LearningRate | None = None
+    alpha_lr: LearningRate | None = None
+    initial_alpha: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
+    target_entropy: float | Literal["auto"] | None = "auto"
+
+    fixed = (*ReplayConfig.fixed, "initial_alpha")
+
+
+class Temperature(nn.Module):
+    """The temperature alpha, by its logarithm."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor([alpha]).log())
+
+
+class SACPolicy(ReplayPolicy):
+    """Soft actor-critic with two critics. `a'` and `a` are new actions of the present policy:
+
+        target = r + discount * (min_k Q_target_k(s', a') - alpha log pi(a'|s'))
+        critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
+        actor:   mean of alpha log pi(a|s) - min_k Q_k(s, a)
+        alpha:   mean of -log alpha (log pi(a|s) + target_entropy)
+
+    All gradients are of the same weights. Actions are squashed by tanh. Densities are of actions
+    in [-1, 1], whatever the bounds of the Box. Batches and replay buffers hold actions
+    before tanh.
+    """
+
+    config_class = SACConfig
+    config: SACConfig
+    dist: SquashedGaussian
+    #: Bounds of log standard deviations, as in the authors' code, RLlib and Stable-Baselines3.
+    log_std_bounds: ClassVar[tuple[float, float]] = (-20.0, 2.0)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.critics: Any = self.segments["critics"].module
+        self.target_critics: Any = self.segments["target_critics"].module
+        self._closed_form = find_closed_form(type(self))
+        self._layers: SACLayers | None = None
+        if self.config.fast_cpu and self._closed_form is not None:
+            self._layers = sac_layers(self.model, self.critics, self.target_critics)
+        self.log_alpha: Tensor = self.segments["temperature"].module.log_alpha  # type: ignore[assignment]
+
+    def make_distribution(self) -> ActionDistribution:
+        check_bounded(self.action_space, type(self).__name__)
+        return SquashedGaussian(self.action_space)  # type: ignore[arg-type]
+
+    def make_segments(self) -> dict[str, Segment]:
+        spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
+        actor = make_actor(*spaces, self.dist.num_params, True, self.config.model)
+        critics = make_critics(*spaces, 2, self.config.model)
+        return {
+            "network": Segment(actor, lr="actor_lr"),
+            "critics": Segment(critics, lr="critic_lr"),
+            "temperature": Segment(Temperature(self.config.initial_alpha), lr="alpha_lr"),
+            "target_critics": Segment(copy.deepcopy(critics), copy_of="critics"),
+        }
+
+    @property
+    def target_entropy(self) -> float | None:
+        """The entropy that the temperature is tuned to; None: it is not tuned."""
+        target = self.config.target_entropy
+        return -float(self.dist.action_shape[0]) if target == "auto" else target
+
+    # ---- acting ---------------------------------------------------------------------------------
+
+    def network_params(self, obs: np.ndarray) -> np.ndarray:
+        params = super().network_params(obs)
+        log_std = params[:, params.shape[1] // 2 :]
+        np.clip(log_std, *self.log_std_bounds, out=log_std)
+        return params
+
+    def params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
+        mean, log_std = network.action_params(obs).chunk(2, dim=-1)
+        return torch.cat([mean, log_std.clamp(*self.log_std_bounds)], dim=-1)
+
+    def sampled(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """New actions `[B, A]` in [-1, 1] and their log-probabilities `[B]`, with gradients."""
+        params = self.params_in_torch(self.model, obs)
+        mean, log_std = params.chunk(2, dim=-1)
+        normal = self.shuffle.standard_normal(tuple(mean.shape), dtype=np.float32)
+        noise = torch.from_numpy(normal).to(mean.device)
+        raw = mean + log_std.exp() * noise
+        # The density of the Gaussian at `raw`, from the noise itself: the difference of `raw` and
+        # the mean has no digits left where the standard deviation is small.
+        log_prob = -(0.5 * noise.square() + log_std + _HALF_LOG_2PI)
+        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not overflow.
+        log_slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
+        return torch.tanh(raw), (log_prob - log_slope).sum(-1)
+
+    # ---- learning -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def targets(self, rows: Any) -> Tensor:
+        """`[B]` of rows of tensors."""
+        actions, log_prob = self.sampled(rows.next_obs)
+        values = self.target_critics(rows.next_obs, actions).amin(0)
+        return bootstrapped(rows, values - self.log_alpha.exp() * log_prob)
+
+    def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss `[]`, TD errors of the critics `[K, B]` and statistics `[]`."""
+        targets = self.targets(rows)
+        values = self.critics(rows.obs, torch.tanh(rows.actions))
+        errors = values - targets
+        loss = 0.5 * (rows.weights * errors.square().sum(0)).mean()
+        return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
+
+    def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
+        """The loss `[]`, and the log-probabilities `[B]` of new actions. Its gradient with respect
+        to the critics is not used."""
+        actions, log_prob = self.sampled(rows.obs)
+        values = self.critics(rows.obs, actions).amin(0)
+        return (self.log_alpha.exp().detach() * log_prob - values).mean(), log_prob
+
+    def alpha_loss(self, log_prob: Tensor) -> Tensor:
+        """The loss `[]` of the temperature; 0 if it is not tuned."""
+        target = self.target_entropy
+        if target is None:
+            return 0.0 * self.log_alpha.sum()
+        return -(self.log_alpha * (log_prob.detach() + target)).mean()
+
+    def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
+        if self._closed_form is not None and self._layers is not None:
+            fast: tuple[dict[str, float], np.ndarray] = self._closed_form(self, self._layers, rows)
+            return fast
+        tensors = self.tensors(rows)
+        with self.training():
+            critic_loss, errors, stats = self.critic_loss(tensors)
+            critic_loss.backward()
+            self.critics.requires_grad_(False)
+            actor_loss, log_prob = self.actor_loss(tensors)
+            actor_loss.backward()
+            self.critics.requires_grad_(True)
+            self.alpha_loss(log_prob).backward()
+        stats |= {"policy_loss": actor_loss, "entropy": -log_prob.mean()}
+        stats["total_loss"] = critic_loss + actor_loss
+        return as_floats(stats), errors.detach().abs().mean(0).cpu().numpy()
+
+    @torch.inference_mode()
+    def errors_of(self, rows: Transitions) -> np.ndarray:
+        _, errors, _ = self.critic_loss(self.tensors(rows))
+        return errors.abs().mean(0).cpu().numpy()

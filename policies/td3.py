@@ -1,0 +1,163 @@
+"""TD3, twin delayed deterministic policy gradients (Fujimoto et al., 2018)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pydantic
+import torch
+from torch import Tensor
+
+from polopt.common.transitions import Transitions
+from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.clipped_gaussian import ClippedGaussian
+from polopt.policies.learning.flat_parameters import Segment
+from polopt.policies.learning.schedules import LearningRate, Schedule, ScheduleValue
+from polopt.policies.networks.critics import (
+    CriticModelConfig,
+    check_bounded,
+    make_actor,
+    make_critics,
+)
+from polopt.policies.replay_policy import (
+    ReplayConfig,
+    ReplayPolicy,
+    as_floats,
+    bootstrapped,
+    value_stats,
+)
+
+#: Standard deviation of noise where the config says 0: its logarithm is finite.
+_NO_NOISE = 1e-8
+
+
+class TD3Config(ReplayConfig):
+    """Options of `TD3Policy`, in addition to the options of `ReplayConfig`.
+
+    Standard deviations of noise are for actions in [-1, 1].
+
+    Attributes:
+        lr: learning rate of actor and critics.
+        actor_lr, critic_lr: their own learning rates; None: `lr`.
+        policy_delay: updates of the critics for each update of the actor. With the default of
+            `target_network_update_freq`, which is the same, targets move with the actor.
+        exploration_noise: standard deviation of the noise of sampled actions; a number or a
+            schedule like `lr`.
+        target_noise: standard deviation of the noise of the actions in targets.
+        target_noise_clip: largest noise in targets.
+    """
+
+    lr: LearningRate = 1e-3
+    grad_clip: float | None = pydantic.Field(default=None, gt=0.0)
+    tau: float = pydantic.Field(default=0.005, gt=0.0, le=1.0)
+    target_network_update_freq: int = pydantic.Field(default=2, ge=1, le=10**9)
+    random_timesteps: int = pydantic.Field(default=1000, ge=0, le=2**62)
+    model: CriticModelConfig = CriticModelConfig()
+    actor_lr: LearningRate | None = None
+    critic_lr: LearningRate | None = None
+    policy_delay: int = pydantic.Field(default=2, ge=1, le=10**9)
+    exploration_noise: ScheduleValue = 0.1
+    target_noise: float = pydantic.Field(default=0.2, ge=0.0, le=1e6)
+    target_noise_clip: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
+
+
+class TD3Policy(ReplayPolicy):
+    """A deterministic actor `mu`, in [-1, 1], with two critics:
+
+    a' = clip(mu_target(s') + clip(noise, -c, c), -1, 1)
+    target = r + discount * min_k Q_target_k(s', a')
+    critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
+    actor:   mean of -Q_1(s, mu(s)), in every `policy_delay`-th update
+    """
+
+    config_class = TD3Config
+    config: TD3Config
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.target_actor: Any = self.segments["target_network"].module
+        self.critics: Any = self.segments["critics"].module
+        self.target_critics: Any = self.segments["target_critics"].module
+
+    def make_distribution(self) -> ActionDistribution:
+        check_bounded(self.action_space, type(self).__name__)
+        return ClippedGaussian(self.action_space)  # type: ignore[arg-type]
+
+    def make_segments(self) -> dict[str, Segment]:
+        spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
+        actor = make_actor(*spaces, self.dist.num_params // 2, False, self.config.model)
+        critics = make_critics(*spaces, 2, self.config.model)
+        return {
+            "network": Segment(actor, lr="actor_lr"),
+            "critics": Segment(critics, lr="critic_lr"),
+            "target_network": Segment(copy.deepcopy(actor), copy_of="network"),
+            "target_critics": Segment(copy.deepcopy(critics), copy_of="critics"),
+        }
+
+    # ---- acting ---------------------------------------------------------------------------------
+
+    @property
+    def log_noise(self) -> float:
+        """Logarithm of the standard deviation of the noise of sampled actions."""
+        return math.log(max(Schedule(self.config.exploration_noise)(self.env_steps), _NO_NOISE))
+
+    def network_params(self, obs: np.ndarray) -> np.ndarray:
+        mean = np.tanh(super().network_params(obs))
+        return np.concatenate([mean, np.full_like(mean, self.log_noise)], axis=1)
+
+    def params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
+        mean = torch.tanh(network.action_params(obs))
+        return torch.cat([mean, torch.full_like(mean, self.log_noise)], dim=-1)
+
+    # ---- learning -------------------------------------------------------------------------------
+
+    @property
+    def resting(self) -> Collection[str]:
+        """The actor, but for every `policy_delay`-th update."""
+        return () if (self.version + 1) % self.config.policy_delay == 0 else ("network",)
+
+    @torch.no_grad()
+    def targets(self, rows: Any) -> Tensor:
+        """`[B]` of rows of tensors."""
+        actions = torch.tanh(self.target_actor.action_params(rows.next_obs))
+        normal = self.shuffle.standard_normal(tuple(actions.shape), dtype=np.float32)
+        noise = torch.from_numpy(normal).to(actions.device) * self.config.target_noise
+        limit = self.config.target_noise_clip
+        actions = (actions + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)
+        return bootstrapped(rows, self.target_critics(rows.next_obs, actions).amin(0))
+
+    def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The loss `[]`, TD errors of the critics `[K, B]` and statistics `[]`."""
+        targets = self.targets(rows)
+        values = self.critics(rows.obs, rows.actions)
+        errors = values - targets
+        loss = 0.5 * (rows.weights * errors.square().sum(0)).mean()
+        return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
+
+    def actor_loss(self, rows: Any) -> Tensor:
+        """The loss `[]`. Its gradient with respect to the critics is not used."""
+        actions = torch.tanh(self.model.action_params(rows.obs))
+        return -self.critics(rows.obs, actions, count=1).mean()
+
+    def backward(self, rows: Transitions) -> tuple[dict[str, float], np.ndarray]:
+        tensors = self.tensors(rows)
+        with self.training():
+            critic_loss, errors, stats = self.critic_loss(tensors)
+            critic_loss.backward()
+            stats["total_loss"] = critic_loss
+            if not self.resting:
+                self.critics.requires_grad_(False)
+                actor_loss = self.actor_loss(tensors)
+                actor_loss.backward()
+                self.critics.requires_grad_(True)
+                stats |= {"policy_loss": actor_loss, "total_loss": critic_loss + actor_loss}
+        return as_floats(stats), errors.detach().abs().mean(0).cpu().numpy()
+
+    @torch.inference_mode()
+    def errors_of(self, rows: Transitions) -> np.ndarray:
+        _, errors, _ = self.critic_loss(self.tensors(rows))
+        return errors.abs().mean(0).cpu().numpy()

@@ -1,0 +1,83 @@
+"""n-step transitions of all rows of one fragment, for priorities where the rows are made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.transitions import Transitions
+
+
+class Windows(NamedTuple):
+    """The transitions of the rows of a fragment whose windows lie in it.
+
+    Attributes:
+        rows: B of them. `indices` are their places `t * N + n` in the fragment.
+        complete: `[T, N]` bool: which rows these are.
+    """
+
+    rows: Transitions
+    complete: np.ndarray  # [T, N]
+
+
+def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
+    """The n-step transitions of a fragment, as `ReplayBuffer` draws them later.
+
+    The window of a row ends early where the episode ends, and where the next row is no transition.
+    A row is left out if it is no transition, or if its window needs steps after the fragment. All
+    weights are 1.
+
+    Args:
+        batch: `[T, N]`, with observations and rewards as the environment returned them.
+        gamma: discount of a step.
+        n_step: largest number of steps of a window.
+    """
+    steps, envs = batch.shape
+    size = steps * envs
+    valid = batch["valid"]
+    terminated = batch.flat("terminated") & batch.flat("valid")
+    own = np.zeros(size, dtype=bool)
+    own[batch.successor_index] = True
+    cut = terminated | batch.flat("truncated") | own
+    cut.reshape(steps, envs)[:-1] |= ~valid[1:]
+    obs = np.concatenate([batch.all_obs.reshape(size + envs, -1), _flat(batch.successor_obs)])
+    following = np.arange(size) + envs  # places in `obs`
+    following[batch.successor_index] = size + envs + np.arange(len(batch.successor_index))
+
+    start = np.flatnonzero(valid)
+    last = start.copy()
+    rewards = batch.flat("rewards").astype(np.float32)
+    returns = rewards[start]
+    taken = np.ones(len(start), dtype=np.int64)
+    open_ = np.zeros(len(start), dtype=bool)  # the window needs steps after the fragment
+    for k in range(1, n_step):
+        going = ~cut[last] & ~open_
+        open_ |= going & (last >= size - envs)
+        going &= ~open_
+        last = np.where(going, last + envs, last)
+        returns += np.float32(gamma**k) * (rewards[last] * going)
+        taken += going
+    discounts = (np.float32(gamma) ** np.arange(n_step + 1, dtype=np.float32))[taken]
+    discounts[terminated[last]] = 0.0
+    kept = ~open_
+    start, last = start[kept], last[kept]
+    complete = np.zeros(size, dtype=bool)
+    complete[start] = True
+    next_obs = obs[following[last]].reshape(len(start), *batch.all_obs.shape[2:])
+    rows = Transitions(
+        obs=batch.flat("obs")[start],
+        actions=batch.flat("actions")[start],
+        rewards=returns[kept],
+        discounts=discounts[kept],
+        next_obs=next_obs,
+        weights=np.ones(len(start), dtype=np.float32),
+        indices=start,
+    )
+    return Windows(rows, complete.reshape(steps, envs))
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """`[K, ...]` as `[K, D]`, also for K of 0."""
+    return array.reshape(len(array), int(np.prod(array.shape[1:])))

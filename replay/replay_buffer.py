@@ -1,0 +1,917 @@
+"""`ReplayBuffer`: a ring of transitions, drawn uniformly or in proportion to their priority."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polopt.common.config import ConfigError, shown
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.transitions import Sequences, Transitions
+from polopt.metrics.lag import AgeHistogram
+from polopt.replay.row_store import (
+    ColumnSpec,
+    RowFilesError,
+    RowStore,
+    check_size,
+    read_arrays,
+    readable_bytes,
+    saved_specs,
+    write_arrays,
+)
+from polopt.replay.sum_tree import SumTree
+
+#: Bits of the column `flags`.
+VALID = 1  # a transition; not set in rows that reset, that raised, and that hold a successor
+TERMINATED = 2
+TRUNCATED = 4
+CUT = 8  # no window goes on to the next row: the episode or the stream ends here
+DRAWABLE = 16  # all that its window needs is stored
+SUCCESSOR = 32  # holds the next observation of a row, and is no step of its stream
+#: Rounds of drawing places until all are drawable; after them, the drawable places are listed.
+_MOST_ROUNDS = 20
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The last steps of a source: the rows whose windows may not be complete yet.
+
+    Attributes:
+        place: of the fragment that would continue it; None: not known.
+        steps: serial number of environment 0 in each of the last steps, oldest first.
+        starts: by step, whether a fragment begins there.
+        priorities: `[len(steps), N]` that were given; -1: none was.
+        open: `[N]` bool: the last row needs the next observation, which is not stored yet.
+        nodes: `[N]` serial numbers of the rows that the next step is linked to: the last rows, or
+            their successors.
+        next_obs: `[N, ...]` the observations after the last step.
+    """
+
+    place: tuple[int, int] | None
+    steps: list[int]
+    starts: list[bool]
+    priorities: np.ndarray
+    open: np.ndarray
+    nodes: np.ndarray
+    next_obs: np.ndarray
+
+
+class ReplayBuffer:
+    """The last `capacity` rows of all sources, in their order of arrival. A source is a worker.
+
+        buffer = ReplayBuffer(1_000_000, gamma=0.99, n_step=3, seed=0, alpha=0.6)
+        buffer.add(batch)                             # a SampleBatch [T, N]
+        rows = buffer.sample(256)                     # Transitions [256, ...]
+        buffer.update_priorities(rows.indices, np.abs(td_errors))
+
+    A fragment `[T, N]` is stored as T * N rows, and each observation is stored once: the next
+    observation of a row is that of the row one step later. Where that is another episode's, the
+    true successor of a truncated row has a row of its own. So has the last observation of a stream
+    that was interrupted. Data are stored as they are in the fragment: bytes stay bytes. They must
+    be finite, as workers check before they send them.
+
+    Rows refer only to later rows, so whatever a row needs is overwritten after the row itself.
+
+    **Windows.** A row is drawn with its n-step return. Its window ends early where the episode
+    ends, where the next row is no transition, and where the stream of fragments was interrupted.
+    `terminated` gives a discount of 0. In all other cases the value of the true next observation
+    is bootstrapped. A row whose window may still grow is not drawn yet, and a row that only resets
+    is never drawn.
+
+    **Streams.** A fragment continues the one before from the same worker if their `place` says so
+    (`SampleBatch.place`). A fragment after one that was lost, of a worker that was replaced, or
+    without a place continues none, and no window reaches into it.
+
+    **Priorities.** Schaul et al., 2016: row i is drawn with probability P(i) = p_i^alpha / sum of
+    p^alpha, and weighs (R P(i))^-beta, divided by the largest weight of the batch. R is the number
+    of drawable rows. beta grows linearly from `beta` to `final_beta`.
+
+    **Sequences**, for policies with memory: with `unit="sequence"`, `sample_sequences` draws
+    `sequence_length` consecutive steps that begin where a fragment begins, because fragments begin
+    with the state of the policy's memory.
+
+    Args:
+        capacity: rows. A reset row and a stored successor take one, too.
+        gamma: discount of a step.
+        n_step: largest number of steps of a return.
+        seed: of the draws.
+        alpha: exponent of priorities; None: rows are drawn uniformly, and all weights are 1.
+        beta: exponent of the weights at the start.
+        final_beta: exponent of the weights at the end.
+        beta_rows: rows added until `final_beta` is reached.
+        priority_epsilon: added to priorities, so that none is 0.
+        unit: `transition` or `sequence`.
+        sequence_length: steps of a sequence, burn-in included.
+        burn_in: first steps of a sequence that only bring the memory up to date.
+        directory: of the files that arrays are mapped from; None: they are in memory.
+        capacity_key: the option that sets `capacity`, for errors.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        gamma: float,
+        n_step: int = 1,
+        *,
+        seed: int | np.random.SeedSequence = 0,
+        alpha: float | None = None,
+        beta: float = 0.4,
+        final_beta: float = 1.0,
+        beta_rows: int = 1_000_000,
+        priority_epsilon: float = 1e-6,
+        unit: str = "transition",
+        sequence_length: int | None = None,
+        burn_in: int = 0,
+        directory: str | Path | None = None,
+        capacity_key: str = "replay_capacity",
+    ) -> None:
+        _check("replay_capacity", capacity, 1 <= capacity < 2**31, "1 to 2,147,483,647")
+        _check("gamma", gamma, 0.0 <= gamma <= 1.0, "0 to 1")
+        _check("n_step", n_step, n_step >= 1, "1 or larger")
+        _check("replay_unit", unit, unit in ("transition", "sequence"), "transition, sequence")
+        if unit == "sequence":
+            length = sequence_length
+            enough = length is not None and 1 <= length <= capacity
+            _check("sequence_length", length, enough, f"1 to {capacity:,} for sequences")
+            _check("burn_in", burn_in, 0 <= burn_in < (length or 0), f"0 to {(length or 1) - 1}")
+        self.capacity = capacity
+        self.gamma = gamma
+        self.n_step = n_step
+        self.alpha = alpha
+        self.beta = beta
+        self.final_beta = final_beta
+        self.beta_rows = beta_rows
+        self.priority_epsilon = priority_epsilon
+        self.unit = unit
+        self.sequence_length = sequence_length
+        self.burn_in = burn_in
+        self._directory = None if directory is None else Path(directory)
+        self._capacity_key = capacity_key
+        self._rng = np.random.default_rng(seed)
+        # Steps after a row that its window may need: the row is complete once they are stored.
+        self._span = (sequence_length or 1) if unit == "sequence" else n_step
+        self._store: RowStore | None = None
+        # Sequences begin at few rows, so places are not drawn until one is found.
+        self._tree = SumTree(capacity) if alpha is not None or unit == "sequence" else None
+        self._tails: dict[int, _Tail] = {}
+        self._states: dict[int, np.ndarray] = {}  # by serial number of a first row, [S]
+        self._state_order: deque[int] = deque()
+        self._end = 0  # serial number of the next row
+        self._num_valid = 0
+        self._num_drawable = 0
+        self._max_priority = 1.0
+        self._rows_added = 0
+        self._num_gaps = 0
+        self._num_stale_priorities = 0
+        self._ages = AgeHistogram(capacity)
+        self._given = _Range()
+
+    # ---- size ---------------------------------------------------------------------------------
+
+    @property
+    def num_rows(self) -> int:
+        """Transitions that are stored."""
+        return self._num_valid
+
+    @property
+    def num_drawable(self) -> int:
+        """Rows, or first rows of sequences, that can be drawn now."""
+        return self._num_drawable
+
+    @property
+    def end(self) -> int:
+        """The index of the next row. Rows have indices that count up and never come again."""
+        return self._end
+
+    @property
+    def total_weight(self) -> float:
+        """The sum by which rows are drawn: of the priorities to the power of alpha; the number of
+        drawable rows where drawing is uniform."""
+        if self._tree is None or self.alpha is None:
+            return float(self._num_drawable)
+        return self._tree.total
+
+    @property
+    def num_gaps(self) -> int:
+        """Streams of fragments that were interrupted."""
+        return self._num_gaps
+
+    @property
+    def rows_added(self) -> int:
+        """Transitions added since the start."""
+        return self._rows_added
+
+    def nbytes_of(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
+        """Bytes of the full buffer for such observations and actions."""
+        tree = SumTree.nbytes_of(self.capacity) if self._tree is not None else 0
+        return self.capacity * RowStore.row_nbytes(_specs(obs, actions)) + tree
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the full buffer; 0 before `allocate` or the first `add`."""
+        if self._store is None:
+            return 0
+        specs = self._store.specs
+        return self.nbytes_of(specs["obs"], specs["actions"])
+
+    def allocate(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
+        """Reserves the arrays. `add` does it with the first fragment; a strategy does it before it
+        starts processes.
+
+        Args:
+            obs: one encoded observation.
+            actions: one action.
+
+        Returns:
+            Bytes of the full buffer.
+
+        Raises:
+            ConfigError: the full buffer is larger than the free memory.
+        """
+        nbytes = self.nbytes_of(obs, actions)
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        check_size(nbytes, self._capacity_key, self.capacity, self._directory)
+        self._store = RowStore(self.capacity, _specs(obs, actions), self._directory)
+        return nbytes
+
+    # ---- adding -------------------------------------------------------------------------------
+
+    def add(
+        self,
+        batch: SampleBatch,
+        priorities: np.ndarray | None = None,
+        follows: bool | None = None,
+    ) -> int:
+        """Adds a fragment.
+
+        Args:
+            batch: `[T, N]`, with observations and rewards as the environment returned them.
+            priorities: `[K + T, N]`, of sequences `[N]`. NaN and None: the largest one that was
+                ever given. The first K steps are the last ones of the fragment before, whose
+                windows are complete only now. They have no effect unless this one continues it.
+            follows: whether the fragment continues the last one of the same `worker_index`; None:
+                as `batch.place` says, and False without one.
+
+        Returns:
+            The number of transitions added.
+
+        Raises:
+            ValueError: other shapes or dtypes than before, or more rows than `capacity`.
+        """
+        steps, envs = batch.shape
+        store = self._store_for(batch)
+        given = self._given_priorities(priorities, steps, envs)
+        valid = batch["valid"]
+        terminated, truncated = batch["terminated"] & valid, batch["truncated"]
+        # Rows with a successor of their own. For transitions, that of a row that terminates is not
+        # stored, because nothing is bootstrapped from it.
+        own = np.zeros((steps, envs), dtype=bool)
+        own.reshape(-1)[batch.successor_index] = True
+        wanted = valid if self.unit == "sequence" else valid & ~terminated
+        stored = wanted.reshape(-1)[batch.successor_index]
+        own_rows, own_obs = batch.successor_index[stored], batch.successor_obs[stored]
+        count = steps * envs + len(own_rows)
+        if count > self.capacity:
+            raise ConfigError(
+                f"key {self._capacity_key!r}: got {self.capacity:,}; allowed: {count:,} or more, "
+                "the rows of one fragment"
+            )
+
+        source = batch.worker_index
+        tail = self._tails.pop(source, None)
+        if tail is not None:
+            if follows is None:
+                follows = batch.place is not None and batch.place == tail.place
+            if not follows or len(tail.open) != envs:
+                self._cut(tail)
+                tail = None
+
+        start = self._reserve(count)
+        extra = start + steps * envs
+        serials = start + np.arange(steps * envs).reshape(steps, envs)
+        extras = extra + np.arange(len(own_rows))
+        # The next step of a row, or of its successor, if it has one.
+        step_after = serials + envs
+        nodes = serials.copy()
+        nodes.reshape(-1)[own_rows] = extras
+        step_after[-1] = nodes[-1]  # itself, until the next fragment
+        following = step_after.copy()
+        following[-1] = serials[-1]
+        following.reshape(-1)[own_rows] = extras
+        cut = terminated | truncated | own
+        cut[:-1] |= ~valid[1:]
+        flags = valid * VALID + terminated * TERMINATED + truncated * TRUNCATED + cut * CUT
+
+        store.write("obs", start, batch.flat("obs"))
+        store.write("actions", start, batch.flat("actions"))
+        store.write("rewards", start, batch.flat("rewards"))
+        store.write("next", start, (following % self.capacity).reshape(-1))
+        store.write("flags", start, flags.reshape(-1))
+        self._write_successors(extra, own_obs, step_after.reshape(-1)[own_rows])
+        if self._tree is not None:
+            self._set_leaves(serials.reshape(-1), 0.0)
+        num_valid = int(np.count_nonzero(valid))
+        self._num_valid += num_valid
+        self._rows_added += num_valid
+        if self.unit == "sequence" and "state" in batch.per_env:
+            self._keep_states(serials[0], batch.per_env["state"])
+
+        if tail is not None:
+            self._link(tail, serials[0], ~valid[0])
+        new = _Tail(
+            place=batch.next_place,
+            steps=(tail.steps if tail else []) + serials[:, 0].tolist(),
+            starts=(tail.starts if tail else []) + [True] + [False] * (steps - 1),
+            priorities=self._joined(tail, given, steps),
+            open=~(terminated[-1] | own[-1]),
+            nodes=nodes[-1],
+            next_obs=batch.bootstrap_obs.copy(),
+        )
+        self._complete(new)
+        self._tails[source] = new
+        return num_valid
+
+    def _joined(self, tail: _Tail | None, given: np.ndarray, steps: int) -> np.ndarray:
+        """Priorities of the steps of a tail, and of the `steps` of a new fragment."""
+        if tail is None:
+            return given[-steps:]
+        before = tail.priorities.copy()
+        again = min(len(given) - steps, len(before))
+        if again > 0:
+            before[-again:] = given[-steps - again : -steps]
+        return np.concatenate([before, given[-steps:]])
+
+    def cut(self, source: int) -> None:
+        """Ends the stream of a source: its next fragment does not continue the last one. Its last
+        rows become drawable, with windows that end at the last observation.
+
+        Args:
+            source: `worker_index` of its fragments. One without fragments is ignored.
+        """
+        tail = self._tails.pop(source, None)
+        if tail is not None:
+            self._cut(tail)
+
+    def _store_for(self, batch: SampleBatch) -> RowStore:
+        obs = ColumnSpec(batch.all_obs.shape[2:], batch.all_obs.dtype)
+        actions = ColumnSpec(batch["actions"].shape[2:], batch["actions"].dtype)
+        if self.sequence_length is not None and batch.shape[0] > self.sequence_length:
+            raise ConfigError(
+                f"key 'sequence_length': got {self.sequence_length}; allowed: {batch.shape[0]} or "
+                "more, the steps of a fragment"
+            )
+        if self._store is None:
+            self.allocate(obs, actions)
+        store = self._store
+        assert store is not None
+        for name, spec in (("obs", obs), ("actions", actions)):
+            if spec != store.specs[name]:
+                raise ValueError(
+                    f"{name} must have shape {list(store.specs[name].shape)} and dtype "
+                    f"{store.specs[name].dtype} in each row; got {list(spec.shape)}, {spec.dtype}"
+                )
+        return store
+
+    def _given_priorities(self, priorities: np.ndarray | None, steps: int, envs: int) -> np.ndarray:
+        """`[K + T, N]` float64; -1 where none was given."""
+        if priorities is None:
+            return np.full((steps, envs), -1.0)
+        given = np.array(priorities, dtype=np.float64, ndmin=2)
+        if self.unit == "sequence":
+            given = np.concatenate([given, np.full((steps - 1, envs), np.nan)])
+        if given.ndim != 2 or len(given) < steps or given.shape[1] != envs:
+            raise ValueError(
+                f"priorities must have shape [K + T, N] with T = {steps} and N = {envs}; got "
+                f"{list(np.shape(priorities))}"
+            )
+        missing = np.isnan(given)
+        _checked(given[~missing])
+        given[missing] = -1.0
+        return given
+
+    def _reserve(self, count: int) -> int:
+        """Makes room for `count` rows and returns the serial number of the first."""
+        start, self._end = self._end, self._end + count
+        lost = self._end - self.capacity  # rows before this serial number are overwritten
+        if lost > 0:
+            assert self._store is not None
+            first = max(0, start - self.capacity)
+            flags = self._store.read("flags", first, lost - first)
+            self._num_valid -= int(np.count_nonzero(flags & VALID))
+            self._num_drawable -= int(np.count_nonzero(flags & DRAWABLE))
+            while self._state_order and self._state_order[0] < lost:
+                del self._states[self._state_order.popleft()]
+        return start
+
+    def _keep_states(self, serials: np.ndarray, states: np.ndarray) -> None:
+        for serial, state in zip(serials.tolist(), states, strict=True):
+            self._states[serial] = state.copy()
+            self._state_order.append(serial)
+
+    def _write_successors(self, start: int, obs: np.ndarray, step_after: np.ndarray) -> None:
+        """Writes rows that hold next observations, at consecutive serial numbers.
+
+        Args:
+            start: serial number of the first.
+            obs: `[K, ...]`.
+            step_after: `[K]` serial numbers of the next steps of their streams.
+        """
+        assert self._store is not None
+        if not len(obs):
+            return
+        self._store.write("obs", start, obs)
+        self._store.write("next", start, step_after % self.capacity)
+        self._store.write("flags", start, np.full(len(obs), SUCCESSOR))
+        if self._tree is not None:
+            self._set_leaves(np.arange(start, start + len(obs)), 0.0)
+
+    def _link(self, tail: _Tail, serials: np.ndarray, cut: np.ndarray) -> None:
+        """Links the last step of a tail to what follows it.
+
+        Args:
+            tail: of the stream.
+            serials: `[N]`, of the rows that follow.
+            cut: `[N]` bool: no window goes on into the row that follows.
+        """
+        assert self._store is not None
+        stored = tail.nodes >= self._end - self.capacity
+        self._store.put("next", tail.nodes[stored], serials[stored] % self.capacity)
+        cut = cut & tail.open & stored
+        places = tail.nodes[cut] % self.capacity
+        self._store.put("flags", tail.nodes[cut], self._store.arrays["flags"][places] | CUT)
+
+    def _cut(self, tail: _Tail) -> None:
+        """Stores the last observations of a stream that is not continued, and completes its
+        rows."""
+        self._num_gaps += 1
+        envs = np.flatnonzero(tail.open)
+        if len(envs) > self.capacity:
+            return
+        start = self._reserve(len(envs))
+        successors = start + np.arange(len(envs))
+        self._write_successors(start, tail.next_obs[envs], successors)
+        after = tail.nodes.copy()  # a row that is followed by itself is the last one
+        after[envs] = successors
+        self._link(tail, after, np.ones(len(after), dtype=bool))
+        tail.open[:] = False
+        self._complete(tail, ended=True)
+
+    def _complete(self, tail: _Tail, ended: bool = False) -> None:
+        """Makes the rows of a tail drawable whose windows are complete, and keeps the others.
+
+        Args:
+            tail: with all steps that may have become complete.
+            ended: the stream ends after it.
+        """
+        assert self._store is not None
+        envs = len(tail.open)
+        serials = np.array(tail.steps)[:, None] + np.arange(envs)  # [K, N]
+        places = serials % self.capacity
+        flags = self._store.arrays["flags"][places]
+        kept = serials >= self._end - self.capacity  # not overwritten
+        flags[~kept] = 0
+        span = self._span
+        complete = np.zeros(serials.shape, dtype=bool)
+        complete[: max(0, len(serials) - span)] = True
+        last = slice(max(0, len(serials) - span), None)  # the last `span` steps
+        if self.unit == "sequence":
+            starts = np.array(tail.starts)[:, None]
+            if ended:
+                complete[last] = True
+            candidates = complete & starts & self._has_rows(flags, starts)
+        else:
+            closed = (flags[last] & CUT) > 0
+            closed[-1] &= ~tail.open
+            complete[last] = np.logical_or.accumulate(closed[::-1])[::-1]
+            candidates = complete & ((flags & VALID) > 0)
+        new = candidates & ((flags & DRAWABLE) == 0) & kept
+        self._store.put("flags", serials[new], flags[new] | DRAWABLE)
+        self._num_drawable += int(np.count_nonzero(new))
+        if self._tree is not None:
+            given = tail.priorities[new]
+            self._set_priorities(serials[new], np.where(given < 0, self._max_priority, given))
+        keep = min(len(serials), span)
+        tail.steps, tail.starts = tail.steps[-keep:], tail.starts[-keep:]
+        tail.priorities = tail.priorities[-keep:]
+
+    def _has_rows(self, flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """`[K, N]` bool: a sequence that begins here has a transition after its burn-in."""
+        assert self.sequence_length is not None
+        valid = np.concatenate([np.zeros((1, flags.shape[1]), int), (flags & VALID) > 0])
+        before = np.cumsum(valid, axis=0)
+        steps = np.arange(len(flags))
+        first = np.minimum(steps + self.burn_in, len(flags))
+        stop = np.minimum(steps + self.sequence_length, len(flags))
+        return before[stop] > before[first]
+
+    # ---- priorities ---------------------------------------------------------------------------
+
+    def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities of rows. Rows that have been overwritten since are left alone.
+
+        Args:
+            indices: `[B]` int64, of `Transitions` or `Sequences`.
+            priorities: `[B]`, absolute TD errors, for example.
+
+        Raises:
+            ValueError: a priority is negative or not finite.
+        """
+        priorities = _checked(np.asarray(priorities, dtype=np.float64))
+        if self._tree is None or self.alpha is None:
+            return
+        stored = (indices >= self._end - self.capacity) & (indices >= 0) & (indices < self._end)
+        if not stored.all():
+            self._num_stale_priorities += len(indices) - int(np.count_nonzero(stored))
+            indices, priorities = indices[stored], priorities[stored]
+        if len(indices):
+            self._given.add(priorities)
+            self._set_priorities(indices, priorities)
+
+    def _set_priorities(self, serials: np.ndarray, priorities: np.ndarray) -> None:
+        if len(serials):
+            self._max_priority = max(self._max_priority, float(priorities.max()))
+            alpha = self.alpha or 0.0
+            self._set_leaves(serials, (priorities + self.priority_epsilon) ** alpha)
+
+    def _set_leaves(self, serials: np.ndarray, values: np.ndarray | float) -> None:
+        assert self._tree is not None
+        self._tree.update(serials % self.capacity, values)
+
+    @property
+    def beta_now(self) -> float:
+        """Exponent of the importance weights, after the rows added so far."""
+        share = min(1.0, self._rows_added / max(1, self.beta_rows))
+        return self.beta + share * (self.final_beta - self.beta)
+
+    # ---- drawing ------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Draws B rows with their n-step returns, with replacement.
+
+        Args:
+            batch_size: B.
+
+        Raises:
+            ValueError: no row can be drawn yet, or the unit is `sequence`.
+        """
+        if self.unit != "transition":
+            raise ValueError("a buffer of sequences has no transitions; call sample_sequences")
+        places, weights, indices = self._draw(batch_size)
+        assert self._store is not None
+        arrays = self._store.arrays
+        rewards, flags, following = arrays["rewards"], arrays["flags"], arrays["next"]
+        last = places
+        returns = rewards.take(places)
+        ends = flags.take(places)
+        steps = np.ones(batch_size, dtype=np.int64)
+        for k in range(1, self.n_step):
+            going = (ends & CUT) == 0
+            last = np.where(going, following.take(last), last)
+            returns += np.float32(self.gamma**k) * (rewards.take(last) * going)
+            ends = np.where(going, flags.take(last), ends)
+            steps += going
+        powers = np.float32(self.gamma) ** np.arange(self.n_step + 1, dtype=np.float32)
+        discounts = powers.take(steps)
+        discounts[(ends & TERMINATED) > 0] = 0.0
+        return Transitions(
+            obs=arrays["obs"].take(places, axis=0),
+            actions=arrays["actions"].take(places, axis=0),
+            rewards=returns,
+            discounts=discounts,
+            next_obs=arrays["obs"].take(following.take(last), axis=0),
+            weights=weights,
+            indices=indices,
+        )
+
+    def sample_sequences(self, batch_size: int) -> Sequences:
+        """Draws B sequences, with replacement.
+
+        The batch is a `SampleBatch` `[sequence_length, B]` with the columns `actions`, `rewards`,
+        `terminated`, `truncated` and `valid`, and in `per_env["state"]` the memory that the policy
+        had before the first step. A sequence whose stream was interrupted is filled up with rows
+        that are not `valid`, as `SampleBatch.concat` does.
+
+        Args:
+            batch_size: B.
+
+        Raises:
+            ValueError: no sequence can be drawn yet, or the unit is `transition`.
+        """
+        if self.unit != "sequence" or self.sequence_length is None:
+            raise ValueError("a buffer of transitions has no sequences; call sample")
+        places, weights, indices = self._draw(batch_size)
+        assert self._store is not None
+        arrays, length = self._store.arrays, self.sequence_length
+        rows = np.empty((length + 1, batch_size), dtype=np.int64)
+        rows[0] = places
+        stored = np.ones((length + 1, batch_size), dtype=bool)
+        successor_index, successor_rows = [], []
+        for t in range(length):
+            node = arrays["next"].take(rows[t])
+            own = (arrays["flags"].take(node) & SUCCESSOR) > 0
+            rows[t + 1] = np.where(own, arrays["next"].take(node), node)
+            own &= stored[t]
+            successor_index.append(t * batch_size + np.flatnonzero(own))
+            successor_rows.append(node[own])
+            # The stream ends with a node that is followed by itself.
+            stored[t + 1] = stored[t] & (rows[t + 1] != np.where(own, node, rows[t]))
+        obs_rows, steps, rows = rows, stored[:-1], rows[:-1]
+        flags = arrays["flags"].take(rows) * steps
+        columns = {
+            "actions": arrays["actions"].take(rows, axis=0),
+            "rewards": arrays["rewards"].take(rows) * steps,
+            "terminated": (flags & TERMINATED) > 0,
+            "truncated": (flags & TRUNCATED) > 0,
+            "valid": (flags & VALID) > 0,
+        }
+        per_env = {}
+        if self._states:
+            per_env["state"] = np.stack([self._states[serial] for serial in indices.tolist()])
+        batch = SampleBatch(
+            all_obs=arrays["obs"].take(obs_rows, axis=0),
+            columns=columns,
+            successor_index=np.concatenate(successor_index),
+            successor_obs=arrays["obs"].take(np.concatenate(successor_rows), axis=0),
+            per_env=per_env,
+        )
+        return Sequences(batch, weights, indices, self.burn_in)
+
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Places, importance weights and serial numbers of `count` drawable rows, `[count]` each.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self._num_drawable == 0:
+            raise ValueError(
+                f"nothing can be drawn yet: of {self._num_valid:,} transitions, none has all "
+                "the steps that it needs"
+            )
+        if self._tree is None:
+            places = self._draw_uniform(count)
+            weights = np.ones(count, dtype=np.float32)
+        else:
+            places = self._tree.find(self._rng.random(count))
+            if self.alpha is None:
+                weights = np.ones(count, dtype=np.float32)
+            else:
+                leaves = self._tree.leaves.take(places)
+                # R and the sum of all priorities are the same for all, and cancel.
+                weights = (leaves / leaves.min()) ** -self.beta_now
+                weights = weights.astype(np.float32)
+        newest = self._end - 1
+        ages = (newest - places) % self.capacity
+        self._ages.add(ages)
+        return places, weights, newest - ages
+
+    def _draw_uniform(self, count: int) -> np.ndarray:
+        assert self._store is not None
+        flags = self._store.arrays["flags"]
+        filled = min(self._end, self.capacity)
+        places = self._rng.integers(0, filled, count)
+        wrong = np.flatnonzero((flags.take(places) & DRAWABLE) == 0)
+        for _ in range(_MOST_ROUNDS):
+            if not len(wrong):
+                return places
+            again = self._rng.integers(0, filled, len(wrong))
+            places[wrong] = again
+            wrong = wrong[(flags.take(again) & DRAWABLE) == 0]
+        if len(wrong):  # few rows can be drawn
+            drawable = np.flatnonzero(flags[:filled] & DRAWABLE)
+            places[wrong] = drawable[self._rng.integers(0, len(drawable), len(wrong))]
+        return places
+
+    # ---- state --------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """Random numbers, counts and the largest priority, without the rows; see `save`."""
+        return {
+            "rng": self._rng.bit_generator.state,
+            "rows_added": self._rows_added,
+            "max_priority": self._max_priority,
+            "num_gaps": self._num_gaps,
+            "num_stale_priorities": self._num_stale_priorities,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned. The buffer is empty after that."""
+        self._rng.bit_generator.state = state["rng"]
+        self._rows_added = int(state["rows_added"])
+        self._max_priority = float(state["max_priority"])
+        self._num_gaps = int(state["num_gaps"])
+        self._num_stale_priorities = int(state["num_stale_priorities"])
+        self._clear()
+
+    def save(self, directory: str | Path) -> dict[str, Any]:
+        """Saves rows and priorities as files, and returns the rest of the state.
+
+        Files whose rows have not changed since the last `save` or `load` are linked, not written,
+        so that a save takes as long as what was added since. Earlier saves stay as they are.
+
+        Args:
+            directory: of the files.
+
+        Returns:
+            Numbers, texts and small arrays, for `load`.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        directory, state = Path(directory), self.get_state()
+        state |= {"kind": self._kind(), "end": self._end, "rows": None}
+        if self._store is None:
+            return state
+        filled = min(self._end, self.capacity)
+        state["rows"] = self._store.save(directory, filled)
+        if self._tree is not None:
+            leaves = self._tree.leaves[:filled]
+            state["priorities_sha256"] = write_arrays(directory / "priorities.bin", [leaves])
+        state["tails"] = [
+            {
+                "source": source,
+                "place": None if tail.place is None else list(tail.place),
+                "steps": tail.steps,
+                "starts": tail.starts,
+                "priorities": tail.priorities,
+                "open": tail.open,
+                "nodes": tail.nodes,
+                "next_obs": tail.next_obs,
+            }
+            for source, tail in self._tails.items()
+        ]
+        if self._states:
+            state["state_serials"] = np.array(self._state_order)
+            state["states"] = np.stack([self._states[serial] for serial in self._state_order])
+        return state
+
+    @staticmethod
+    def checksums(state: Mapping[str, Any]) -> dict[str, str]:
+        """SHA-256 of each file that a `save` wrote, by name.
+
+        Args:
+            state: what `save` returned.
+        """
+        sums = {} if state["rows"] is None else RowStore.checksums(state["rows"])
+        if "priorities_sha256" in state:
+            sums["priorities.bin"] = state["priorities_sha256"]
+        return sums
+
+    def load(self, directory: str | Path, state: Mapping[str, Any]) -> None:
+        """Restores what `save` wrote. The buffer then draws the same rows as the saved one.
+
+        Args:
+            directory: of the files.
+            state: what `save` returned.
+
+        Raises:
+            RowFilesError: a file is missing or damaged, or does not fit the state.
+            ConfigError: the saved buffer has another capacity, unit or window, or is larger than
+                the free memory.
+        """
+        kind = {key: state["kind"].get(key) for key in self._kind()}
+        for key, value in self._kind().items():
+            if kind[key] != value:
+                raise ConfigError(
+                    f"key {key!r}: got {shown(value)}; allowed: {shown(kind[key])}, as the saved "
+                    "replay buffer has it"
+                )
+        self.set_state(state)
+        if state["rows"] is None:
+            return
+        specs = saved_specs(state["rows"])
+        if set(specs) != {"obs", "actions", "rewards", "next", "flags"}:
+            raise RowFilesError(f"{directory}: got columns {shown(sorted(specs))}")
+        self.allocate(specs["obs"], specs["actions"])
+        store = self._store
+        assert store is not None
+        if specs != store.specs:
+            raise RowFilesError(f"{directory}: columns have other dtypes than a replay buffer's")
+        self._end = int(state["end"])
+        filled = min(self._end, self.capacity)
+        flags, following = store.arrays["flags"][:filled], store.arrays["next"][:filled]
+        if store.load(Path(directory), state["rows"]) != filled or not (
+            filled == 0 or 0 <= following.min() <= following.max() < filled
+        ):
+            raise RowFilesError(f"{directory}: the files do not hold the rows of the state")
+        self._num_valid = int(np.count_nonzero(flags & VALID))
+        drawable = (flags & DRAWABLE) > 0
+        self._num_drawable = int(np.count_nonzero(drawable))
+        if self._tree is not None:
+            leaves, path = np.zeros(filled), Path(directory) / "priorities.bin"
+            read_arrays(path, [leaves], state["priorities_sha256"])
+            if not (np.isfinite(leaves).all() and ((leaves > 0) == drawable).all()):
+                raise RowFilesError(f"{path}: the priorities do not fit the rows")
+            self._tree.update(np.arange(filled), leaves)
+        for saved in state["tails"]:
+            place = saved["place"]
+            self._tails[int(saved["source"])] = _Tail(
+                place=None if place is None else (int(place[0]), int(place[1])),
+                steps=[int(step) for step in saved["steps"]],
+                starts=[bool(start) for start in saved["starts"]],
+                priorities=np.array(saved["priorities"], dtype=np.float64),
+                open=np.array(saved["open"], dtype=bool),
+                nodes=np.array(saved["nodes"], dtype=np.int64),
+                next_obs=np.array(saved["next_obs"], dtype=specs["obs"].dtype),
+            )
+        if "states" in state:
+            self._keep_states(np.asarray(state["state_serials"]), np.asarray(state["states"]))
+
+    def _kind(self) -> dict[str, Any]:
+        """What a saved buffer must share with the one that it is loaded into."""
+        prioritized = self.alpha is not None
+        kind = {self._capacity_key: self.capacity, "replay_unit": self.unit}
+        if self.unit == "sequence":
+            kind |= {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
+        else:
+            kind["n_step"] = self.n_step
+        return {**kind, "prioritized": prioritized}
+
+    def _clear(self) -> None:
+        """Forgets all rows."""
+        self._store = None
+        self._tails, self._states, self._state_order = {}, {}, deque()
+        if self._tree is not None:
+            self._tree = SumTree(self.capacity)
+        self._end = self._num_valid = self._num_drawable = 0
+        self._ages, self._given = AgeHistogram(self.capacity), _Range()
+
+    # ---- reports ------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """What the buffer holds, and what was drawn since the last call; then begins a new
+        interval.
+
+        Returns:
+            `num_rows`, `capacity`, `fill` (share of `capacity` that is used), `nbytes` of the full
+            buffer, `rows_added`, `row_age` of the rows drawn, in rows that arrived after them
+            (`AgeHistogram`), `num_gaps`, and with priorities `priority` `{mean, max}` of those that
+            were set, `max_priority` ever, `beta` and `num_stale_priorities`, of rows that had been
+            overwritten.
+        """
+        stats: dict[str, Any] = {
+            "num_rows": self._num_valid,
+            "capacity": self.capacity,
+            "fill": min(self._end, self.capacity) / self.capacity,
+            "nbytes": self.nbytes,
+            "rows_added": self._rows_added,
+            "row_age": self._ages.report(),
+            "num_gaps": self._num_gaps,
+        }
+        if self.alpha is not None:
+            stats["priority"] = self._given.take()
+            stats["max_priority"] = self._max_priority
+            stats["beta"] = self.beta_now
+            stats["num_stale_priorities"] = self._num_stale_priorities
+        return stats
+
+    def __repr__(self) -> str:
+        size = readable_bytes(self.nbytes)
+        return f"ReplayBuffer({self._num_valid:,} of {self.capacity:,} rows, {size} when full)"
+
+
+class _Range:
+    """Mean and maximum since the last report."""
+
+    def __init__(self) -> None:
+        self._sum, self._count, self._max = 0.0, 0, 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        self._sum += float(values.sum())
+        self._count += len(values)
+        self._max = max(self._max, float(values.max()))
+
+    def take(self) -> dict[str, float]:
+        report = {"mean": self._sum / max(1, self._count), "max": self._max}
+        self._sum, self._count, self._max = 0.0, 0, 0.0
+        return report
+
+
+def _specs(obs: ColumnSpec, actions: ColumnSpec) -> Mapping[str, ColumnSpec]:
+    return {
+        "obs": obs,
+        "actions": actions,
+        "rewards": ColumnSpec((), np.dtype(np.float32)),
+        "next": ColumnSpec((), np.dtype(np.int32)),
+        "flags": ColumnSpec((), np.dtype(np.uint8)),
+    }
+
+
+def _checked(priorities: np.ndarray) -> np.ndarray:
+    if len(priorities) and not (np.isfinite(priorities).all() and priorities.min() >= 0.0):
+        wrong = priorities[~(np.isfinite(priorities) & (priorities >= 0.0))]
+        raise ValueError(f"priorities must be finite and 0 or larger; got {wrong.flat[0]}")
+    return priorities
+
+
+def _check(key: str, value: Any, allowed: bool, what: str) -> None:
+    if not allowed:
+        raise ConfigError(f"key {key!r}: got {shown(value)}; allowed: {what}")

@@ -1,0 +1,296 @@
+"""`RowStore`: the arrays of a ring of rows, in memory or in a file that is mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from polopt.common.config import ConfigError
+from polopt.common.files import open_regular
+
+#: Bytes of a file of rows, about. Rows that change rewrite the files that they are in.
+_FILE_BYTES = 8 << 20
+
+
+class RowFilesError(RuntimeError):
+    """Files of rows are missing, damaged, or of another buffer. The message names the file."""
+
+
+class ColumnSpec(NamedTuple):
+    """The shape and dtype of one row of a column."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+def readable_bytes(nbytes: float) -> str:
+    """`1.5 GB`, with units of 1,000."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if nbytes < 1000 or unit == "GB":
+            break
+        nbytes /= 1000
+    return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:,.1f} {unit}"
+
+
+def check_size(nbytes: int, key: str, capacity: int, directory: Path | None = None) -> None:
+    """Refuses a buffer that does not fit, before anything is stored.
+
+    Args:
+        nbytes: bytes of the full buffer.
+        key: the option that sets its size, for the error.
+        capacity: rows of the full buffer.
+        directory: where its files are; None: it is in memory.
+
+    Raises:
+        ConfigError: with size, free space and the capacity that would fit.
+    """
+    if directory is None:
+        free, where = psutil.virtual_memory().available, "memory"
+    else:
+        free, where = shutil.disk_usage(directory).free, f"the disk of {directory}"
+    if nbytes > free:
+        fits = int(capacity * (free / nbytes))
+        raise ConfigError(
+            f"key {key!r}: got {capacity:,}; the full buffer needs {readable_bytes(nbytes)} "
+            f"({nbytes / capacity:,.0f} bytes a row), and {readable_bytes(free)} of {where} are "
+            f"free. Allowed: up to about {fits:,}"
+        )
+
+
+class RowStore:
+    """Arrays `[capacity, ...]` of a ring, one for each column. Rows have serial numbers, which
+    count from 0 and never come again; row `serial` is at place `serial % capacity`.
+
+    Memory is taken as the ring fills, not at once. With a directory, the arrays are files that are
+    mapped: the system writes pages out when it needs the memory. The files have no name, so they
+    are gone when the process ends.
+
+    Args:
+        capacity: rows.
+        specs: by name, the rows of each column.
+        directory: of the files; None: the arrays are in memory.
+
+    Attributes:
+        arrays: by name, `[capacity, ...]`.
+    """
+
+    def __init__(
+        self, capacity: int, specs: Mapping[str, ColumnSpec], directory: Path | None = None
+    ) -> None:
+        self.capacity = capacity
+        self.specs = dict(specs)
+        self.arrays = {name: _array(capacity, spec, directory) for name, spec in specs.items()}
+        self._part = max(1, _FILE_BYTES // max(1, self.row_nbytes(specs)))  # rows of a file
+        parts = -(-capacity // self._part)
+        self._changed = np.ones(parts, dtype=bool)  # since the last save
+        self._saved: dict[int, tuple[Path, dict[str, Any]]] = {}
+
+    @staticmethod
+    def row_nbytes(specs: Mapping[str, ColumnSpec]) -> int:
+        """Bytes of one row of all columns."""
+        return sum(spec.nbytes for spec in specs.values())
+
+    def write(self, name: str, serial: int, rows: np.ndarray) -> None:
+        """Writes rows of a column at consecutive serial numbers.
+
+        Args:
+            name: of the column.
+            serial: of the first row.
+            rows: `[K, ...]`, at most `capacity` rows.
+        """
+        array, start = self.arrays[name], serial % self.capacity
+        first = self.capacity - start
+        array[start : start + len(rows)] = rows[:first]
+        self._changed[start // self._part : -(-(start + len(rows)) // self._part)] = True
+        if len(rows) > first:
+            array[: len(rows) - first] = rows[first:]
+            self._changed[: -(-(len(rows) - first) // self._part)] = True
+
+    def put(self, name: str, serials: np.ndarray, rows: np.ndarray) -> None:
+        """Writes rows `[K, ...]` of a column at serial numbers `[K]` in any order."""
+        places = serials % self.capacity
+        self.arrays[name][places] = rows
+        self._changed[places // self._part] = True
+
+    def read(self, name: str, serial: int, count: int) -> np.ndarray:
+        """`[count, ...]` rows of a column at consecutive serial numbers; a view or a copy."""
+        array, start = self.arrays[name], serial % self.capacity
+        if start + count <= self.capacity:
+            return array[start : start + count]
+        return np.concatenate([array[start:], array[: start + count - self.capacity]])
+
+    def save(self, directory: Path, filled: int) -> dict[str, Any]:
+        """Writes the rows into files of about 8 MB. A file whose rows have not changed since the
+        last save or load is linked to the one that was written then, which costs nothing.
+
+        A file gets its name once it is complete, and is never changed after that. So an earlier
+        checkpoint stays as it is.
+
+        Args:
+            directory: of the files.
+            filled: rows that are in use, from place 0.
+
+        Returns:
+            What `load` needs: columns, rows of each file, and its SHA-256. Plain values.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        files = []
+        for part, start in enumerate(range(0, filled, self._part)):
+            stop = min(filled, start + self._part)
+            path = directory / _name(part)
+            saved_path, entry = self._saved.get(part, (path, {}))
+            unchanged = not self._changed[part] and entry.get("rows") == stop - start
+            if not (unchanged and _link(saved_path, path)):
+                arrays = [array[start:stop] for array in self.arrays.values()]
+                entry = {"rows": stop - start, "sha256": write_arrays(path, arrays)}
+            self._saved[part] = path, entry
+            self._changed[part] = False
+            files.append(entry)
+        columns = {n: [list(spec.shape), spec.dtype.str] for n, spec in self.specs.items()}
+        return {"columns": columns, "rows_per_file": self._part, "files": files}
+
+    @staticmethod
+    def checksums(saved: Mapping[str, Any]) -> dict[str, str]:
+        """SHA-256 of the files of a `save`, by name.
+
+        Args:
+            saved: what `save` returned.
+        """
+        return {_name(part): entry["sha256"] for part, entry in enumerate(saved["files"])}
+
+    def load(self, directory: Path, saved: Mapping[str, Any]) -> int:
+        """Reads what `save` wrote, straight into the arrays.
+
+        Args:
+            directory: of the files.
+            saved: what `save` returned.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            RowFilesError: a file is missing or damaged, or there are more rows than `capacity`.
+        """
+        self._part = int(saved["rows_per_file"])
+        self._changed = np.zeros(max(1, -(-self.capacity // max(1, self._part))), dtype=bool)
+        self._saved.clear()
+        start = 0
+        for part, entry in enumerate(saved["files"]):
+            path, rows = directory / _name(part), int(entry["rows"])
+            if not (start == part * self._part and 0 < rows <= self._part):
+                raise RowFilesError(f"{path}: got {rows} rows from {start}")
+            if start + rows > self.capacity:
+                raise RowFilesError(f"{path}: more rows than the {self.capacity:,} of the buffer")
+            arrays = [array[start : start + rows] for array in self.arrays.values()]
+            read_arrays(path, arrays, entry["sha256"])
+            self._saved[part] = path, dict(entry)
+            start += rows
+        return start
+
+
+def _name(part: int) -> str:
+    return f"rows-{part:06d}.bin"
+
+
+def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:
+    """The columns of what `RowStore.save` wrote.
+
+    Raises:
+        RowFilesError: a dtype is not a number or a bool, or a shape is none.
+    """
+    specs = {}
+    for name, (shape, dtype) in saved["columns"].items():
+        found = np.dtype(str(dtype)) if str(dtype)[1:2] in "biuf" else None
+        if found is None or not all(isinstance(size, int) and size >= 0 for size in shape):
+            raise RowFilesError(
+                f"column {name!r:.80}: got shape {shape!r:.80}, dtype {dtype!r:.80}"
+            )
+        specs[name] = ColumnSpec(tuple(shape), found)
+    return specs
+
+
+def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> str:
+    """Writes the bytes of arrays, one after the other, without a copy in memory.
+
+    Returns:
+        Their SHA-256.
+
+    Raises:
+        OSError: the file cannot be written. No part of it is left.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    digest = hashlib.sha256()
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            for array in arrays:
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                digest.update(data)
+                while len(data):
+                    data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return digest.hexdigest()
+
+
+def read_arrays(path: Path, arrays: Sequence[np.ndarray], sha256: str) -> None:
+    """Reads what `write_arrays` wrote into contiguous arrays.
+
+    Raises:
+        RowFilesError: the file is missing, has another size, or other bytes than were written.
+    """
+    size = sum(array.nbytes for array in arrays)
+    digest = hashlib.sha256()
+    try:
+        with open_regular(path, size) as file:
+            whole = os.fstat(file.fileno()).st_size == size
+            for array in arrays:
+                data = array.reshape(-1).view(np.uint8).data
+                whole = whole and file.readinto(data) == len(data)
+                digest.update(data)
+    except OSError as error:
+        raise RowFilesError(f"{path} cannot be read: {error.strerror or error}") from None
+    if not whole or digest.hexdigest() != sha256:
+        raise RowFilesError(f"{path} is damaged: its size or SHA-256 differs")
+
+
+def _link(written: Path, path: Path) -> bool:
+    """Gives a file that was written before a second name; whether that worked."""
+    if written == path:
+        return path.exists()
+    try:
+        path.unlink(missing_ok=True)
+        os.link(written, path)
+    except OSError:  # it is gone, or on another disk, or the disk has no links
+        return False
+    return True
+
+
+def _array(capacity: int, spec: ColumnSpec, directory: Path | None) -> np.ndarray:
+    shape = (capacity, *spec.shape)
+    if directory is None:
+        return np.zeros(shape, dtype=spec.dtype)
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=".replay-", dir=directory)
+    os.unlink(name)
+    with os.fdopen(descriptor, "r+b") as file:
+        file.truncate(max(1, capacity * spec.nbytes))
+        return np.memmap(file, dtype=spec.dtype, mode="r+", shape=shape)

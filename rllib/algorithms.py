@@ -1,0 +1,146 @@
+"""Presets with the methods of RLlib's `Algorithm`, and with the names of old results."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from polopt.rllib.rl_modules import to_rl_module
+from polopt.trainers.presets import PRESETS
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+#: Names of results until RLlib 2.30, and where their values are today.
+OLD_RESULTS = {
+    "episode_reward_mean": "env_runners/episode_return_mean",
+    "episode_reward_min": "env_runners/episode_return_min",
+    "episode_reward_max": "env_runners/episode_return_max",
+    "episode_len_mean": "env_runners/episode_len_mean",
+    "episodes_this_iter": "env_runners/num_episodes",
+    "episodes_total": "env_runners/num_episodes_lifetime",
+    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
+    "num_env_steps_trained": "num_env_steps_trained_lifetime",
+    "num_agent_steps_sampled": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_trained": "num_env_steps_trained_lifetime",
+    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
+}
+#: Attributes of RLlib's algorithms that a trainer does not have.
+_INSTEAD = {
+    "add_policy": "polopt trains one policy",
+    "remove_policy": "polopt trains one policy",
+    "env_runner": "get_policy() has the policy, and `workers` the workers",
+    "env_runner_group": "`workers` has the workers: polopt.foreach_worker(algo.workers, function)",
+    "eval_env_runner_group": "`evaluation.workers` has the workers of evaluation",
+    "evaluation_workers": "`evaluation.workers` has the workers of evaluation",
+    "learner_group": "the policy learns: get_policy()",
+    "local_replay_buffer": "get_policy() has the policy; a replay buffer belongs to the optimizer",
+    "compute_actions": "get_policy().predict(observations) takes a batch of observations",
+    "export_policy_model": "`polopt export CHECKPOINT` writes an ONNX model",
+    "from_state": "from_checkpoint(path)",
+    "get_weights": "get_policy().get_weights()",
+    "set_weights": "get_policy().set_weights(weights)",
+    "import_model": "polopt.rllib.load_rl_module(path) reads the weights of an RLModule",
+    "metrics": "the result of train()",
+    "training_step": "`optimizer.step()`",
+}
+
+
+class Algorithm(PolicyOptimizerTrainer):
+    """The methods that scripts of RLlib call and that a trainer has under another name."""
+
+    def step(self) -> dict[str, Any]:
+        """One iteration; the result also has the names of RLlib 2.7, so that Tune's stop conditions
+        and metrics under those names work."""
+        result = super().step()
+        add_old_names(result)
+        if "evaluation" in result:
+            add_old_names(result["evaluation"])
+        return result
+
+    def get_policy(self, policy_id: str = "default_policy") -> Any:
+        """The policy that is learned.
+
+        Raises:
+            KeyError: for another policy than the only one.
+        """
+        if policy_id not in ("default_policy", "default_agent"):
+            raise KeyError(f"polopt trains one policy, 'default_policy': got {policy_id!r}")
+        return super().get_policy()
+
+    def get_module(self, module_id: str = "default_policy") -> Any:
+        """RLlib's `RLModule` with a copy of the weights; needs `polopt[rllib]`. See
+        `polopt.rllib.to_rl_module`."""
+        return to_rl_module(self.get_policy(module_id))
+
+    def compute_single_action(  # type: ignore[override]  # the arguments of RLlib
+        self, observation: Any = None, state: Any = None, explore: bool | None = None, **others: Any
+    ) -> Any:
+        """The action for one observation, for `env.step`; with `state`, also the next state.
+
+        Args:
+            observation: of the environment's space.
+            state: of a policy with memory; see `get_policy().predict`.
+            explore: sample the action. None: take the mode, where RLlib samples.
+            others: `policy_id`, and arguments of RLlib that change nothing here.
+
+        Returns:
+            the action; with `state`: action, next state and an empty dict.
+        """
+        policy = self.get_policy(others.get("policy_id", "default_policy"))
+        if state is None:
+            return super().compute_single_action(observation, bool(explore))
+        action, following = policy.predict(observation, state, deterministic=not explore)
+        return action, following, {}
+
+    def save_to_path(self, path: str | Path | None = None, **others: Any) -> str:
+        """Saves a checkpoint, and returns its directory.
+
+        Args:
+            path: its directory; None: the next one in `logdir`.
+            others: arguments of RLlib that change nothing here.
+        """
+        saved = self.save(None if path is None else str(path))
+        return str(saved.checkpoint.path)
+
+    def restore_from_path(self, path: str | Path, **others: Any) -> None:
+        """Restores a checkpoint of polopt.
+
+        Args:
+            path: its directory.
+            others: arguments of RLlib that change nothing here.
+        """
+        self.restore(str(path))
+
+    def __getattr__(self, name: str) -> Any:
+        instead = _INSTEAD.get(name)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}"
+            + (f". Instead of RLlib's: {instead}" if instead else "")
+        )
+
+
+def add_old_names(result: dict[str, Any]) -> None:
+    """Adds values under the names of `OLD_RESULTS`, where the result has the values."""
+    for old, path in OLD_RESULTS.items():
+        value: Any = result
+        for part in path.split("/"):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            result.setdefault(old, value)
+
+
+@functools.cache
+def algorithm_of(preset_name: str) -> type[PolicyOptimizerTrainer]:
+    """The preset with the methods of `Algorithm`. Its name is RLlib's for the algorithm."""
+    preset = PRESETS[preset_name]
+    name = "PPO" if preset_name == "SyncPPO" else preset_name
+    made = type(name, (Algorithm, preset), {"__doc__": preset.__doc__, "__module__": __name__})
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """The algorithms as names of this module, where workers find them."""
+    preset_name = "SyncPPO" if name == "PPO" else name
+    if preset_name in PRESETS and preset_name != PolicyOptimizerTrainer.__name__:
+        return algorithm_of(preset_name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

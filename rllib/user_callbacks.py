@@ -1,0 +1,245 @@
+"""Callbacks in RLlib's form: `RLlibCallback`, and what it becomes for polopt."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from polopt.common.config import ConfigError, shown
+from polopt.common.episodes import Episode
+from polopt.rollouts.workers.callbacks import Callbacks
+
+#: Methods of RLlib's callbacks that polopt does not call, and what to use instead.
+_NOT_CALLED = {
+    "on_algorithm_init": "do it after `build_algo()`, or in `on_train_result` of the first result",
+    "on_create_policy": "the network is `model`, with a class of your own under `custom`",
+    "on_environment_created": "do it in the environment, or in the function that makes it",
+    "on_episode_created": "do it in `reset` of the environment",
+    "on_episode_start": "do it in `reset` of the environment; `info` of the last step reaches "
+    "`on_episode_end`",
+    "on_episode_step": "do it in `step` of the environment; `info` of the last step reaches "
+    "`on_episode_end`",
+    "on_sample_end": "`postprocess` of a policy of your own sees each fragment",
+    "on_postprocess_trajectory": "`postprocess` of a policy of your own sees each fragment",
+    "on_learn_on_batch": "`prepare_batch` of a policy of your own sees each batch",
+    "on_evaluate_start": "`evaluation/` of the result of `on_train_result`",
+    "on_evaluate_end": "`evaluation/` of the result of `on_train_result`",
+    "on_evaluate_offline_start": "polopt has no offline data",
+    "on_evaluate_offline_end": "polopt has no offline data",
+    "on_workers_recreated": "`fault_tolerance/` of the result of `on_train_result`",
+    "on_env_runners_recreated": "`fault_tolerance/` of the result of `on_train_result`",
+    "on_offline_eval_runners_recreated": "polopt has no offline data",
+    "on_checkpoint_loaded": "do it after `restore()`",
+    "on_sub_environment_created": "do it in the environment, or in the function that makes it",
+}
+
+
+class RLlibCallback:
+    """Base class of callbacks in RLlib's form, with its arguments by name.
+
+    polopt calls `on_episode_end` in the process that sampled the episode, and `on_train_result` in
+    the driver. A class with another method is refused with what to use instead.
+    """
+
+    def on_episode_end(self, **arguments: Any) -> None:
+        """Called when an episode has ended.
+
+        Args:
+            arguments: those of the following that the method has: `episode`, a `FinishedEpisode`;
+                `metrics_logger`, a `MetricsLogger`; `env_runner` or `worker`, the `RolloutWorker`;
+                `env`, the vector of environments; `env_index`; `rl_module` or `policies`, the
+                policy, or a dict of it under "default_policy".
+        """
+
+    def on_train_result(self, **arguments: Any) -> None:
+        """Called with each result, which it may change.
+
+        Args:
+            arguments: those of the following that the method has: `algorithm`, or `trainer`;
+                `result`; `metrics_logger`, which is not used.
+        """
+
+
+for _name in _NOT_CALLED:
+    # `super().on_episode_start(...)` of a user's method finds something.
+    setattr(RLlibCallback, _name, lambda self, **arguments: None)
+
+#: Its name until RLlib 2.40.
+DefaultCallbacks = RLlibCallback
+
+
+class FinishedEpisode:
+    """An episode that has ended, with the names of RLlib's episodes.
+
+    Attributes:
+        custom_metrics: numbers by name, for results; filled by the callback.
+        user_data: a dict for the callback.
+        total_reward: undiscounted sum of rewards.
+        length: in environment steps.
+        is_terminated: whether it was terminated; else it was truncated.
+    """
+
+    def __init__(self, episode: Episode) -> None:
+        self.custom_metrics: dict[str, float] = {}
+        self.user_data: dict[str, Any] = {}
+        self.custom_data = self.user_data
+        self.total_reward = episode.episode_return
+        self.length = self.env_steps = self.t = episode.episode_len
+        self.is_terminated, self.is_truncated = episode.terminated, not episode.terminated
+        self.is_done = True
+        self._info = episode.info
+
+    def get_return(self) -> float:
+        """The undiscounted sum of rewards."""
+        return self.total_reward
+
+    def __len__(self) -> int:
+        return self.length
+
+    def get_infos(self, indices: Any = None) -> Any:
+        """The infos of the last step: as they are for the index -1, else as a list of one."""
+        return self._info if indices == -1 else [self._info]
+
+    def last_info_for(self, agent_id: Any = None) -> Mapping[str, Any]:
+        """The infos of the last step."""
+        return self._info
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"an episode that has ended has no {name!r} in polopt. It has total_reward or "
+            "get_return(), length or len(episode), is_terminated, is_truncated, custom_metrics, "
+            "and the infos of its last step in get_infos(-1) or last_info_for(): put there what "
+            "the callback needs"
+        )
+
+
+class MetricsLogger:
+    """Takes numbers for the block `env_runners/custom_metrics` of results, which has the mean,
+    minimum and maximum of each name over the episodes of an iteration."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def log_value(self, name: str | tuple[str, ...], value: Any, **how: Any) -> None:
+        """Logs a number.
+
+        Args:
+            name: a name, or a path of names.
+            value: the number.
+            how: `reduce` and `window` of RLlib, without effect.
+        """
+        self.values["/".join(name) if isinstance(name, tuple) else name] = value
+
+    def log_dict(self, values: Mapping[str, Any], **how: Any) -> None:
+        """Logs numbers by name."""
+        for name, value in values.items():
+            self.log_value(name, value)
+
+
+class _Missing:
+    """An argument of RLlib that polopt does not have."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the callback uses {self._name!r}, which polopt does not have. It has 'episode', "
+            "'metrics_logger', 'env_runner', 'env', 'env_index' and 'rl_module'"
+        )
+
+
+def as_polopt_callbacks(given: Any) -> Any:
+    """A subclass of `polopt.Callbacks` that calls a class of RLlib's form. Subclasses of
+    `polopt.Callbacks`, names and None are returned as they are.
+
+    Raises:
+        ConfigError: the class overrides a method that polopt does not call, or is no class.
+    """
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, (list, tuple)) and len(given) == 1:
+        given = given[0]
+    if not isinstance(given, type):
+        raise ConfigError(
+            f"key 'callbacks': got {shown(given)}. Allowed: one class, a subclass of "
+            "polopt.Callbacks or of polopt.rllib.RLlibCallback"
+        )
+    if issubclass(given, Callbacks):
+        return given
+    methods = dict(_overridden(given))
+    for name in methods:
+        if name in _NOT_CALLED:
+            raise ConfigError(
+                f"key 'callbacks': {given.__qualname__} has the method {name!r}, which polopt does "
+                f"not call. Instead: {_NOT_CALLED[name]}"
+            )
+    return _adapter(given, methods)
+
+
+def _overridden(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Methods `on_...` that the user's class and its bases define, without those of RLlib."""
+    for base in reversed(cls.__mro__):
+        if base in (object, RLlibCallback) or base.__module__.startswith("ray."):
+            continue
+        for name, method in vars(base).items():
+            if name.startswith("on_") and callable(method):
+                yield name, method
+
+
+def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callbacks]:
+    class Adapter(Callbacks):
+        """Calls an object of the user's class."""
+
+        def __init__(self) -> None:
+            self._users = cls()
+
+        if "on_episode_end" in methods:
+
+            def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float]:
+                finished, logger = FinishedEpisode(episode), MetricsLogger()
+                self._call(
+                    "on_episode_end",
+                    episode=finished,
+                    metrics_logger=logger,
+                    env_runner=worker,
+                    worker=worker,
+                    env=worker.sampler.env,
+                    env_index=episode.env_index,
+                    rl_module=worker.policy,
+                    policies={"default_policy": worker.policy},
+                )
+                found = {**finished.custom_metrics, **logger.values}
+                return {name: float(value) for name, value in found.items()}
+
+        if "on_train_result" in methods:
+
+            def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
+                self._call(
+                    "on_train_result",
+                    algorithm=trainer,
+                    trainer=trainer,
+                    result=result,
+                    metrics_logger=MetricsLogger(),
+                )
+
+        def _call(self, name: str, **arguments: Any) -> None:
+            getattr(self._users, name)(**_taken(methods[name], arguments))
+
+    Adapter.__name__, Adapter.__qualname__ = cls.__name__, cls.__qualname__
+    return Adapter
+
+
+def _taken(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a method has by name, and stand-ins for others that it needs."""
+    parameters = inspect.signature(method).parameters.values()
+    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    taken = {
+        p.name: arguments.get(p.name, _Missing(p.name))
+        for p in named
+        if p.name != "self" and (p.name in arguments or p.default is p.empty)
+    }
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        taken = {**arguments, **taken}
+    return taken

@@ -1,0 +1,186 @@
+"""AsyncReplay on Ray: what the driver moves, real kills of samplers and shards, rates of both."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from fakes import make_optimizer, pid_of, worker_config
+from toy_envs import Drift
+
+from polopt.optimizers.async_replay import AsyncReplay
+from polopt.policies.dqn import DQNPolicy
+from polopt.rollouts.workers.worker_set import WorkerSet
+
+BATCH = 16
+OPTIONS: dict[str, Any] = {
+    "num_replay_shards": 2,
+    "num_cpus_per_replay_shard": 0.1,
+    "buffer_size": 20_000,
+    "learning_starts": 200,
+    "train_batch_size": BATCH,
+    "training_intensity": 1.0,
+    "prioritized_replay": True,
+}
+
+
+class Paced(Drift):
+    """Drift whose steps take two milliseconds."""
+
+    def step(self, action: int) -> Any:
+        time.sleep(0.002)
+        return super().step(action)
+
+
+class Wide(Drift):
+    """Drift with observations of 16 kB."""
+
+    observation_space = Drift.observation_space.__class__(-np.inf, np.inf, (4000,), np.float32)
+
+    def reset(self, **options: Any) -> Any:
+        return self._wide(super().reset(**options)[0]), {}
+
+    def step(self, action: int) -> Any:
+        obs, *rest = super().step(action)
+        return (self._wide(obs), *rest)
+
+    def _wide(self, obs: np.ndarray) -> np.ndarray:
+        return np.resize(obs, 4000).astype(np.float32)
+
+
+def make(transport: str, env: Any = Paced, rollout: Any = None, **options: Any) -> Any:
+    given = {
+        "num_workers": 3,
+        "num_envs_per_worker": 2,
+        "rollout_fragment_length": 20,
+        "num_cpus_per_worker": 0.1,
+        "transport": transport,
+        "max_consecutive_failures": 1000,
+        **(rollout or {}),
+    }
+    config = worker_config(DQNPolicy, env, rollout=given, n_step=3)
+    return make_optimizer(AsyncReplay, WorkerSet(config), **{**OPTIONS, **options})
+
+
+@pytest.fixture(params=["ray", "auto"])
+def optimizer(ray_session: None, request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = make(request.param)
+    try:
+        yield made
+    finally:
+        made.stop()
+        made.workers.stop()
+
+
+def check(optimizer: Any) -> None:
+    """Learning is within the stated buffer, and the bytes are those of the batches."""
+    limiter = optimizer.limiter
+    credit = Fraction(limiter.intensity) * limiter.num_counted
+    credit -= optimizer.metrics.num_env_steps_trained
+    assert 0 <= credit <= limiter.error_buffer
+
+
+def run(optimizer: Any, updates: int, limit_s: float = 120.0) -> None:
+    until = optimizer.metrics.num_updates + updates
+    began_s = time.monotonic()
+    while optimizer.metrics.num_updates < until:
+        optimizer.step()
+        check(optimizer)
+        assert time.monotonic() - began_s < limit_s, "it hangs"
+
+
+def test_kills_of_samplers_and_shards_leave_counters_exact(optimizer: Any) -> None:
+    """Twenty a minute of both kinds together, for half a minute."""
+    run(optimizer, 50)
+    rng, killed = random.Random(0), Counter[str]()
+    dead: set[int] = set()
+    sampled = optimizer.metrics.num_env_steps_sampled
+    updates = optimizer.metrics.num_updates
+    next_s = time.monotonic() + 1.0
+    while sum(killed.values()) < 8:
+        before = optimizer.metrics.counts()
+        result = optimizer.step()
+        assert optimizer.metrics.counts_since(before) == result
+        sampled += result.env_steps_sampled
+        updates += result.updates
+        check(optimizer)
+        if time.monotonic() < next_s:
+            continue
+        next_s = time.monotonic() + 3.0
+        kind = rng.choice(["sampler", "shard"])
+        group = optimizer.workers if kind == "sampler" else optimizer.shards
+        pids = {pid_of(handle) for handle in group.remote if handle.up} - dead
+        if pids:
+            dead.add(pid := rng.choice(sorted(pids)))
+            os.kill(pid, signal.SIGKILL)
+            killed[kind] += 1
+    after = optimizer.metrics.num_updates
+    assert (optimizer.metrics.num_env_steps_sampled, after) == (sampled, updates)
+    run(optimizer, 50)
+    until_s = time.monotonic() + 60.0
+    while optimizer.workers.faults.num_restarts < killed["sampler"] or (
+        optimizer.shards.faults.num_restarts < killed["shard"]
+    ):
+        optimizer.step()
+        assert time.monotonic() < until_s
+    stats = optimizer.stats()
+    assert optimizer.workers.faults.num_restarts == killed["sampler"] > 1
+    assert stats["num_replay_shard_restarts"] == stats["num_replay_shard_deaths"]
+    assert stats["num_replay_shard_deaths"] == killed["shard"] > 1
+    assert stats["num_rows_lost"] > 0
+    run(optimizer, 200)
+
+
+def test_driver_moves_only_the_batches_that_it_learns_from(
+    ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fragments of 640 kB stay with samplers and shards. Batches are as large, and stay with their
+    shard until the driver takes them."""
+    fetched: list[Any] = []
+    get = ray.get
+
+    def noted_get(refs: Any, **options: Any) -> Any:
+        found = get(refs, **options)
+        fetched.append(found)
+        return found
+
+    optimizer = make("auto", Wide, {"num_workers": 2}, learning_starts=80)
+    try:
+        run(optimizer, 5)
+        monkeypatch.setattr(ray, "get", noted_get)
+        before, updates = optimizer.metrics.num_bytes_received, optimizer.metrics.num_updates
+        run(optimizer, 20)
+        monkeypatch.undo()
+        learned = optimizer.metrics.num_updates - updates
+        received = optimizer.metrics.num_bytes_received - before
+    finally:
+        optimizer.stop()
+        optimizer.workers.stop()
+    batch_bytes = BATCH * (2 * 4 * 4000 + 44)
+    assert received == learned * batch_bytes
+    sizes = [sum(a.nbytes for a in b.rows) for b in fetched if hasattr(b, "rows")]
+    assert len(sizes) == learned
+    assert not [one for one in fetched if hasattr(one, "batch")], "a fragment came to the driver"
+    assert optimizer.num_bytes_by_reference > 20 * 16_000
+
+
+def test_state_is_restored_without_a_burst(optimizer: Any) -> None:
+    run(optimizer, 30)
+    state = optimizer.get_state()
+    run(optimizer, 20)
+    optimizer.set_state(state)
+    assert optimizer.shards.num_rows == 0
+    sampled, updates = optimizer.metrics.num_env_steps_sampled, optimizer.metrics.num_updates
+    run(optimizer, 30)
+    learned = BATCH * (optimizer.metrics.num_updates - updates)
+    rows = optimizer.metrics.num_env_steps_sampled - sampled
+    assert learned <= rows - 200 + optimizer.limiter.error_buffer

@@ -1,0 +1,60 @@
+"""Scripts of RLlib's users train with polopt: those of `rllib_scripts` that run in full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rllib_scripts import SCRIPTS
+
+#: With and without workers, under Tune, by old names and today's.
+NAMES = ("2.7 callbacks", "2.7 ddppo", "2.60 callbacks")
+#: What Tune reports of the first one.
+_REPORT = """
+(trial,) = results.trials
+last = trial.last_result
+assert last["callback_ok"] is True
+assert last["episode_reward_mean"] == last["env_runners"]["episode_return_mean"] > 8.0
+assert last["env_runners"]["custom_metrics"]["twice_mean"] > 16.0
+assert last["evaluation"]["env_runners"]["num_episodes"] == 3
+assert last["evaluation"]["episode_reward_mean"] > 8.0
+assert trial.trainable_name == "PPO"
+"""
+
+#: The name that no other library has is also one of Tune's directories.
+_BY_NAME = """
+import polopt
+polopt.register()
+options = {"env": "CartPole-v1", "num_workers": 0, "min_sample_timesteps_per_iteration": 0}
+stop = {"training_iteration": 1}
+(trial,) = tune.run("polopt/SyncPPO", config=options, stop=stop, verbose=0).trials
+assert trial.last_result["training_iteration"] == 1
+"""
+
+
+def test_scripts_train(tmp_path: Path) -> None:
+    scripts = [SCRIPTS[name] for name in NAMES]
+    scripts[0] += _REPORT
+    program = "import ray\nray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)\n"
+    for number, script in enumerate(scripts):
+        program += f"print('SCRIPT {number}', flush=True)\n{script}\n"
+    (tmp_path / "scripts.py").write_text(program + "print('SCRIPT end')\n" + _BY_NAME)
+    done = subprocess.run(
+        [sys.executable, "scripts.py"],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},  # of the results
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    _, _, ddppo, callbacks = done.stdout.partition("SCRIPT end")[0].split("SCRIPT ")
+    lines = ddppo.splitlines()[1:]
+    (first_return, first_steps), (_, steps) = lines[0].split(), lines[1].split()
+    assert float(first_return) > 8.0
+    assert int(steps) > int(first_steps) >= 1000
+    assert lines[2].endswith("checkpoint_000000")
+    assert float(callbacks.split()[1]) > 8.0
+    assert "log_level='ERROR' is ignored" in done.stderr

@@ -1,0 +1,530 @@
+"""Scripts in the manner of RLlib's users, with the one import changed that polopt asks for.
+
+Each begins with the release whose spelling it has. `CONFIGS` are what the builders must hand to a
+preset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SCRIPTS: dict[str, str] = {}
+CONFIGS: dict[str, dict[str, Any]] = {}
+
+
+def _script(name: str, source: str, **config: Any) -> None:
+    SCRIPTS[name], CONFIGS[name] = source, config
+
+
+# ---- RLlib 2.7 --------------------------------------------------------------------------------
+
+_script(
+    "2.7 a3c",
+    """
+from polopt.rllib import A3CConfig
+
+config = A3CConfig()
+config = config.training(lr=0.01, grad_clip=30.0)
+config = config.resources(num_gpus=0)
+config = config.rollouts(num_rollout_workers=4)
+config = config.environment("CartPole-v1")
+print(config.to_dict())
+algo = config.build()
+print(algo.train()["episode_reward_mean"])
+algo.stop()
+""",
+    lr=0.01,
+    grad_clip=30.0,
+    num_gpus=0,
+    num_workers=4,
+    env="CartPole-v1",
+)
+_script(
+    "2.7 a2c tune",
+    """
+from ray import air, tune
+from polopt.rllib import A2CConfig
+
+config = A2CConfig()
+print(config.sample_async)
+config = config.training(
+    lr=tune.grid_search([0.001, 0.0001]), use_critic=True, use_gae=True, lambda_=1.0,
+    lr_schedule=None, entropy_coeff=0.01, microbatch_size=None, train_batch_size=200,
+)
+config = config.rollouts(
+    num_rollout_workers=2, num_envs_per_worker=5, rollout_fragment_length="auto",
+    recreate_failed_workers=True, observation_filter="MeanStdFilter",
+)
+config = config.reporting(min_time_s_per_iteration=5)
+config = config.environment(env="CartPole-v1")
+tune.Tuner(
+    "A2C",
+    run_config=air.RunConfig(stop={"episode_reward_mean": 200}),
+    param_space=config.to_dict(),
+).fit()
+""",
+    **{"lambda": 1.0},
+    lr={"grid_search": [0.001, 0.0001]},
+    entropy_coeff=0.01,
+    train_batch_size=200,
+    microbatch_size=None,
+    num_workers=2,
+    num_envs_per_worker=5,
+    rollout_fragment_length=20,
+    normalize_observations=True,
+    min_time_s_per_iteration=5,
+    env="CartPole-v1",
+)
+_script(
+    "2.7 ddppo",
+    """
+from polopt.rllib import DDPPOConfig
+
+config = DDPPOConfig().training(
+    lr=0.003, keep_local_weights_in_sync=True, torch_distributed_backend="gloo",
+    train_batch_size=500, sgd_minibatch_size=50, num_sgd_iter=10, kl_coeff=0.0,
+)
+config = config.resources(num_gpus=0, num_gpus_per_worker=0)
+config = config.rollouts(num_rollout_workers=2, num_envs_per_worker=5)
+config = config.exploration(explore=True, exploration_config={"type": "StochasticSampling"})
+algo = config.build(env="CartPole-v1")
+for _ in range(2):
+    result = algo.train()
+    print(result["episode_reward_mean"], result["num_env_steps_sampled"])
+print(algo.save().checkpoint.path)
+algo.stop()
+""",
+    lr=0.003,
+    keep_local_weights_in_sync=True,
+    sgd_minibatch_size=50,
+    num_sgd_iter=10,
+    kl_coeff=0.0,
+    num_gpus=0,
+    num_gpus_per_worker=0,
+    num_workers=2,
+    num_envs_per_worker=5,
+    rollout_fragment_length=100,
+    env="CartPole-v1",
+)
+_script(
+    "2.7 custom env",
+    """
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from ray import tune
+from ray.tune.registry import register_env
+from polopt.rllib import PPOConfig
+
+
+class SimpleCorridor(gym.Env):
+    def __init__(self, config):
+        self.end_pos, self.cur_pos = config["corridor_length"], 0
+        self.action_space = Discrete(2)
+        self.observation_space = Box(0.0, self.end_pos, shape=(1,), dtype=np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.cur_pos = 0
+        return np.array([self.cur_pos], np.float32), {}
+
+    def step(self, action):
+        self.cur_pos = max(0, self.cur_pos + (1 if action else -1))
+        done = self.cur_pos >= self.end_pos
+        return np.array([self.cur_pos], np.float32), 1.0 if done else -0.1, done, False, {}
+
+
+register_env("corridor", lambda config: SimpleCorridor(config))
+config = (
+    PPOConfig()
+    .environment("corridor", env_config={"corridor_length": 5})
+    .framework("torch")
+    .rollouts(num_rollout_workers=1)
+    .training(model={"fcnet_hiddens": [64], "vf_share_layers": True}, lr=1e-3)
+    .resources(num_gpus=0)
+)
+stop = {"training_iteration": 50, "timesteps_total": 100000, "episode_reward_mean": 0.1}
+tuner = tune.Tuner("PPO", param_space=config)
+tuner.fit()
+""",
+    env="corridor",
+    env_config={"corridor_length": 5},
+    num_workers=1,
+    model={"fcnet_hiddens": [64], "vf_share_layers": True},
+    lr=1e-3,
+    num_gpus=0,
+)
+_script(
+    "2.7 callbacks",
+    """
+from ray import tune
+from polopt.rllib import DefaultCallbacks, PPOConfig
+
+
+class MyCallbacks(DefaultCallbacks):
+    def on_episode_end(self, *, worker, base_env, policies, episode, env_index, **kwargs):
+        episode.custom_metrics["twice"] = 2.0 * episode.length
+        print(episode.total_reward, policies["default_policy"])
+
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        result["callback_ok"] = True
+
+
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .rollouts(num_rollout_workers=1, enable_connectors=True)
+    .reporting(keep_per_episode_custom_metrics=True)
+    .callbacks(MyCallbacks)
+    .evaluation(
+        evaluation_num_workers=0, evaluation_interval=2, evaluation_duration=3,
+        evaluation_config=PPOConfig.overrides(explore=False),
+    )
+    .debugging(log_level="ERROR", seed=1)
+    .fault_tolerance(recreate_failed_workers=True)
+)
+results = tune.run("PPO", config=config, stop={"training_iteration": 2})
+""",
+    env="CartPole-v1",
+    num_workers=1,
+    evaluation_num_workers=0,
+    evaluation_interval=2,
+    evaluation_duration=3,
+    evaluation_config={"explore": False},
+    seed=1,
+)
+
+# ---- RLlib 2.37 -------------------------------------------------------------------------------
+
+_script(
+    "2.37 ppo",
+    """
+from polopt.rllib import PPOConfig
+
+config = (
+    PPOConfig()
+    .api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=1, num_cpus_per_env_runner=1)
+    .learners(num_learners=0, num_gpus_per_learner=0)
+    .training(
+        gamma=0.9, lr=0.0003, train_batch_size_per_learner=512, mini_batch_size_per_learner=128,
+        num_sgd_iter=6, vf_loss_coeff=0.01, vf_clip_param=float("inf"), use_kl_loss=False,
+    )
+    .rl_module(
+        model_config_dict={
+            "fcnet_hiddens": [32], "fcnet_activation": "relu", "vf_share_layers": True,
+        }
+    )
+    .evaluation(evaluation_num_env_runners=1, evaluation_interval=1,
+        evaluation_parallel_to_training=True)
+)
+algo = config.build()
+result = algo.train()
+print(result["env_runners"]["episode_return_mean"])
+print(algo.compute_single_action([0.0, 0.0, 0.0, 0.0]))
+algo.stop()
+""",
+    env="CartPole-v1",
+    num_workers=1,
+    num_cpus_per_worker=1,
+    num_gpus=0,
+    gamma=0.9,
+    lr=0.0003,
+    train_batch_size=512,
+    rollout_fragment_length=64,
+    sgd_minibatch_size=128,
+    num_sgd_iter=6,
+    vf_loss_coeff=0.01,
+    vf_clip_param=None,
+    kl_coeff=0.0,
+    model={"fcnet_hiddens": [32], "fcnet_activation": "relu", "vf_share_layers": True},
+    evaluation_num_workers=1,
+    evaluation_interval=1,
+)
+_script(
+    "2.37 impala",
+    """
+from ray import tune
+from polopt.rllib import IMPALAConfig
+
+config = (
+    IMPALAConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=2, num_envs_per_env_runner=5, rollout_fragment_length=50)
+    .training(lr=tune.loguniform(1e-4, 1e-2), train_batch_size=500, grad_clip=30.0,
+        num_aggregation_workers=0, broadcast_interval=1, learner_queue_size=16)
+    .resources(num_gpus=0)
+)
+tuner = tune.Tuner(
+    "IMPALA",
+    tune_config=tune.TuneConfig(num_samples=2, metric="episode_reward_mean", mode="max"),
+    run_config=tune.RunConfig(stop={"num_env_steps_sampled_lifetime": 10000}),
+    param_space=config,
+)
+results = tuner.fit()
+""",
+    env="CartPole-v1",
+    num_workers=2,
+    num_envs_per_worker=5,
+    rollout_fragment_length=50,
+    lr=...,
+    train_batch_size=500,
+    grad_clip=30.0,
+    num_gpus=0,
+)
+_script(
+    "2.37 appo",
+    """
+from polopt.rllib import APPOConfig
+
+config = APPOConfig().training(
+    lr=0.01, grad_clip=30.0, train_batch_size_per_learner=50, clip_param=0.3, use_kl_loss=False,
+    entropy_coeff=[[0, 0.01], [100000, 0.0]],
+)
+config = config.environment(env="CartPole-v1").env_runners(num_env_runners=1)
+config.update_from_dict({"gamma": 0.95, "num_envs_per_worker": 2})
+algo = config.build()
+algo.train()
+path = algo.save()
+algo.restore(path)
+algo.stop()
+""",
+    lr=0.01,
+    grad_clip=30.0,
+    train_batch_size=50,
+    rollout_fragment_length=25,
+    clip_param=0.3,
+    kl_coeff=0.0,
+    entropy_coeff=[[0, 0.01], [100000, 0.0]],
+    env="CartPole-v1",
+    num_workers=1,
+    gamma=0.95,
+    num_envs_per_worker=2,
+)
+_script(
+    "2.37 attributes",
+    """
+from polopt.rllib import PPOConfig
+
+config = PPOConfig()
+config.env = "CartPole-v1"
+config.num_env_runners = 0
+config["lambda"] = 0.9
+config.lr = config.lr / 2
+config.env_config["max_episode_steps"] = 100
+frozen = config.copy(copy_frozen=True)
+try:
+    frozen.lr = 1.0
+except AttributeError as error:
+    print(error)
+assert frozen.num_env_runners == frozen["num_workers"] == config.get("num_rollout_workers") == 0
+algo = frozen.copy(copy_frozen=False).build()
+algo.train()
+algo.stop()
+""",
+    **{"lambda": 0.9},
+    env="CartPole-v1",
+    num_workers=0,
+    lr=0.0005,
+    env_config={"max_episode_steps": 100},
+)
+_script(
+    "2.37 pbt",
+    """
+from ray import tune
+from ray.tune.schedulers import PopulationBasedTraining
+from polopt.rllib import PPOConfig
+
+pbt = PopulationBasedTraining(
+    time_attr="time_total_s", perturbation_interval=120, resample_probability=0.25,
+    hyperparam_mutations={"lr": [1e-3, 5e-4, 1e-4], "clip_param": lambda: 0.2},
+)
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=1)
+    .training(train_batch_size=4000, lr=1e-4, num_sgd_iter=tune.choice([10, 20]), kl_coeff=1.0)
+)
+tune.Tuner(
+    "PPO",
+    tune_config=tune.TuneConfig(
+        metric="env_runners/episode_return_mean", mode="max", scheduler=pbt, num_samples=2
+    ),
+    param_space=config,
+).fit()
+""",
+    env="CartPole-v1",
+    num_workers=1,
+    train_batch_size=4000,
+    lr=1e-4,
+    num_sgd_iter=...,
+    kl_coeff=1.0,
+)
+
+# ---- RLlib 2.60 -------------------------------------------------------------------------------
+
+_script(
+    "2.60 ppo",
+    """
+from polopt.rllib import DefaultModelConfig, PPOConfig
+
+config = (
+    PPOConfig()
+    .environment("Pendulum-v1", clip_actions=True)
+    .env_runners(num_env_runners=2, num_envs_per_env_runner=4, gym_env_vectorize_mode="async")
+    .learners(num_learners=1)
+    .training(lr=2e-4, gamma=0.95, lambda_=0.9, minibatch_size=256, num_epochs=8,
+        train_batch_size_per_learner=2048, grad_clip=0.5, shuffle_batch_per_epoch=True)
+    .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], use_lstm=False))
+    .debugging(seed=7)
+)
+algo = config.build_algo()
+for _ in range(2):
+    result = algo.train()
+    print(result["env_runners"]["episode_return_mean"])
+checkpoint = algo.save_to_path()
+algo.restore_from_path(checkpoint)
+algo.stop()
+""",
+    **{"lambda": 0.9},
+    env="Pendulum-v1",
+    clip_actions=True,
+    num_workers=2,
+    num_envs_per_worker=4,
+    vectorization_mode="async",
+    lr=2e-4,
+    gamma=0.95,
+    sgd_minibatch_size=256,
+    num_sgd_iter=8,
+    train_batch_size=2048,
+    grad_clip=0.5,
+    model={"fcnet_hiddens": [64, 64], "use_lstm": False},
+    seed=7,
+)
+_script(
+    "2.60 tune",
+    """
+from ray import tune
+from polopt.rllib import PPOConfig
+
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=1)
+    .training(lr=tune.grid_search([0.001, 0.0005]), num_epochs=4)
+)
+tuner = tune.Tuner(
+    config.algo_class,
+    param_space=config,
+    run_config=tune.RunConfig(
+        stop={"env_runners/episode_return_mean": 150.0},
+        checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+    ),
+)
+results = tuner.fit()
+""",
+    env="CartPole-v1",
+    num_workers=1,
+    lr={"grid_search": [0.001, 0.0005]},
+    num_sgd_iter=4,
+)
+_script(
+    "2.60 callbacks",
+    """
+from polopt.rllib import PPOConfig, RLlibCallback
+
+
+class Lengths(RLlibCallback):
+    def on_episode_end(self, *, episode, metrics_logger, env_runner, env, env_index, rl_module,
+            prev_episode_chunks=None, **kwargs):
+        metrics_logger.log_value("length", len(episode), reduce="mean", window=10)
+        metrics_logger.log_value("return", episode.get_return())
+
+
+config = (
+    PPOConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=0)
+    .callbacks(Lengths)
+    .training(train_batch_size_per_learner=256)
+)
+algo = config.build_algo()
+print(algo.train()["env_runners"]["custom_metrics"]["length_mean"])
+algo.stop()
+""",
+    env="CartPole-v1",
+    num_workers=0,
+    train_batch_size=256,
+    rollout_fragment_length=32,
+)
+_script(
+    "2.60 lambda callbacks",
+    """
+from polopt.rllib import APPOConfig
+
+config = (
+    APPOConfig()
+    .environment("CartPole-v1")
+    .env_runners(num_env_runners=2, max_requests_in_flight_per_env_runner=2)
+    .learners(num_learners=0, num_aggregator_actors_per_learner=2)
+    .callbacks(on_train_result=lambda algorithm, result, **kw: result.update(mine=1))
+)
+algo = config.build_algo()
+assert algo.train()
+algo.stop()
+""",
+    env="CartPole-v1",
+    num_workers=2,
+    max_requests_in_flight_per_worker=2,
+)
+_script(
+    "2.60 lstm",
+    """
+import gymnasium as gym
+from polopt.rllib import PPOConfig
+
+
+def make(config):
+    return gym.make("CartPole-v1")
+
+
+config = (
+    PPOConfig()
+    .environment(make)
+    .env_runners(num_env_runners=1, rollout_fragment_length=64, batch_mode="truncate_episodes")
+    .rl_module(model_config={"use_lstm": True, "lstm_cell_size": 64})
+    .evaluation(evaluation_interval=3, evaluation_duration=5, evaluation_duration_unit="episodes")
+    .fault_tolerance(restart_failed_env_runners=True)
+    .reporting(metrics_num_episodes_for_smoothing=100)
+)
+algo = config.build_algo()
+assert algo.train()
+algo.stop()
+""",
+    env=...,
+    num_workers=1,
+    rollout_fragment_length=64,
+    model={"use_lstm": True, "lstm_cell_size": 64},
+    evaluation_interval=3,
+    evaluation_duration=5,
+)
+
+#: What a script asks for that polopt does not have, and what the error says to change.
+REFUSED = {
+    "PPOConfig().multi_agent(policies={'a', 'b'}, policy_mapping_fn=print)": "trains one policy",
+    "PPOConfig().framework('tf2')": "polopt uses PyTorch",
+    "PPOConfig().env_runners(batch_mode='complete_episodes')": "returns that they cut are bootstra",
+    "PPOConfig().env_runners(env_to_module_connector=print)": "polopt has no connectors: wrap the",
+    "PPOConfig().offline_data(input_='/tmp/out')": "polopt has no offline data",
+    "PPOConfig().environment(clip_rewards=True).to_dict()": "gymnasium.wrappers.TransformReward",
+    "PPOConfig().training(learner_class=int)": "a policy of your own has the loss",
+    "PPOConfig().training(model={'use_attention': True}).environment('CartPole-v1').validate()": (
+        "memory is 'use_lstm'"
+    ),
+    "PPOConfig().evaluation(evaluation_duration_unit='timesteps')": "plays whole episodes",
+    "A3CConfig().training(clip_param=0.2)": "is an option of policy",
+    "A2CConfig().training(use_kl_loss=True).to_dict()": "has no KL loss",
+    "PPOConfig().training(optimizer={'eps': 1}).to_dict()": "torch_optimizer, adam_epsilon",
+    "PPOConfig().exploration(explore=False)": "training samples actions",
+    "PPOConfig().env_runners(observation_filter='Own').to_dict()": "normalize_observations=True",
+}

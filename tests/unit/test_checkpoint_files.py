@@ -1,0 +1,144 @@
+"""Files of a checkpoint besides tensors and JSON, as a replay buffer has: complete or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polopt.trainers.checkpoints import (
+    CheckpointError,
+    DamagedCheckpoint,
+    check_further_files,
+    read_checkpoint,
+    write_checkpoint,
+)
+from polopt.trainers.saved_trainer import read_or_fall_back, read_trainer_state
+
+ROWS = bytes(range(256)) * 20_000  # more than is read at a time
+
+
+def state_of(number: int) -> dict[str, Any]:
+    params = torch.full((5,), float(number))
+    return {"config": {}, "optimizer": {"policy": {"params": params}, "number": number}}
+
+
+def adds(**files: bytes) -> Callable[[Path], dict[str, str]]:
+    """Writes files under the names of the arguments."""
+
+    def add_files(directory: Path) -> dict[str, str]:
+        directory.mkdir()
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+        return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+    return add_files
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The second of two checkpoints of a trial."""
+    for number in (0, 1):
+        directory = tmp_path / f"checkpoint_{number:06d}"
+        write_checkpoint(directory, state_of(number), adds(rows=ROWS, more=b"x"))
+    return directory
+
+
+def test_manifest_has_the_sums_of_all_files(saved: Path) -> None:
+    sums = json.loads((saved / "manifest.json").read_text())["sha256"]
+    assert set(sums) == {"tensors.pt", "state.json", "replay/rows", "replay/more"}
+    for name, expected in sums.items():
+        assert hashlib.sha256((saved / name).read_bytes()).hexdigest() == expected
+    check_further_files(saved)
+
+
+def remove(saved: Path) -> None:
+    (saved / "replay" / "more").unlink()
+
+
+def flip_a_bit(saved: Path) -> None:
+    data = bytearray(ROWS)
+    data[-1] ^= 1
+    (saved / "replay" / "rows").write_bytes(data)
+
+
+def cut_off(saved: Path) -> None:
+    (saved / "replay" / "rows").write_bytes(ROWS[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (remove, "replay/more is missing"),
+        (flip_a_bit, "the SHA-256 of replay/rows differs"),
+        (cut_off, "the SHA-256 of replay/rows differs"),
+    ],
+)
+def test_damage_of_a_file_falls_back_to_the_one_before(
+    saved: Path, damage: Callable[[Path], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(saved)
+    with pytest.raises(DamagedCheckpoint, match=said):
+        check_further_files(saved)
+    with caplog.at_level(logging.WARNING, "polopt"):
+        found, state = read_or_fall_back(saved)
+    assert found.name == "checkpoint_000000"
+    assert state["optimizer"]["number"] == 0
+    assert said in caplog.text
+
+
+def test_a_policy_is_read_without_these_files(saved: Path) -> None:
+    flip_a_bit(saved)
+    assert read_trainer_state(saved)["optimizer"]["number"] == 1
+
+
+def test_fallback_skips_a_checkpoint_with_a_damaged_file(saved: Path) -> None:
+    flip_a_bit(saved)
+    flip_a_bit(saved.with_name("checkpoint_000000"))
+    with pytest.raises(DamagedCheckpoint):
+        read_or_fall_back(saved)
+
+
+@pytest.mark.parametrize("name", ["replay/../../x", "/etc/passwd", "replay/", "replay/a/b", "x"])
+def test_other_names_are_refused(saved: Path, name: str) -> None:
+    content = json.loads((saved / "manifest.json").read_text())
+    content["sha256"][name] = "0"
+    del content["seal"]
+    (saved / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"manifest\.json names"):
+        check_further_files(saved)
+
+
+def test_fifo_is_refused(saved: Path) -> None:
+    (saved / "replay" / "more").unlink()
+    os.mkfifo(saved / "replay" / "more")
+    with pytest.raises(CheckpointError, match="replay/more cannot be read: not a regular file"):
+        check_further_files(saved)
+
+
+def test_a_checkpoint_without_them_replaces_one_with_them(saved: Path) -> None:
+    write_checkpoint(saved, state_of(2))
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "manifest.json",
+        "state.json",
+        "tensors.pt",
+    ]
+    check_further_files(saved)
+    assert read_checkpoint(saved)["optimizer"]["number"] == 2
+
+
+def test_a_failed_write_leaves_no_complete_checkpoint(saved: Path) -> None:
+    def full(directory: Path) -> dict[str, str]:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        write_checkpoint(saved, state_of(2), full)
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing"):
+        read_checkpoint(saved)

@@ -1,0 +1,165 @@
+"""Training intensity is exact at every step, across restores, and for whoever waits."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polopt.common.clock import VirtualClock
+from polopt.common.config import ConfigError
+from polopt.replay.rate_limiter import RateLimiter
+
+BATCH = 32
+intensities = st.one_of(st.integers(1, 20), st.sampled_from([0.1, 0.25, 1 / 3, 0.7, 2.5, 31.7]))
+
+
+def restored(limiter: RateLimiter, rows: int | None = None) -> RateLimiter:
+    """A limiter that goes on from the state of another, written as JSON."""
+    state = json.loads(json.dumps(limiter.get_state()))
+    again = RateLimiter(limiter.intensity, limiter.min_size, limiter.error_buffer)
+    again.set_state(state, rows)
+    return again
+
+
+def step(limiter: RateLimiter, fragment: int) -> int:
+    """One step of a synchronous strategy; returns the rows learned."""
+    limiter.inserted(fragment)
+    before = limiter.num_learned
+    while limiter.can_learn(BATCH):
+        limiter.learned(BATCH)
+    return limiter.num_learned - before
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    intensities,
+    st.integers(0, 300),
+    st.lists(st.tuples(st.integers(1, 200), st.booleans()), min_size=1, max_size=60),
+)
+def test_error_is_at_most_one_batch(
+    intensity: float, min_size: int, fragments: list[tuple[int, bool]]
+) -> None:
+    exact = Fraction(intensity).limit_denominator(1_000_000)
+    limiter, counted, missing = RateLimiter(intensity, min_size), 0, min_size
+    for fragment, kill in fragments:
+        if kill:
+            limiter = restored(limiter)
+        step(limiter, fragment)
+        counted += max(0, fragment - missing)
+        missing = max(0, missing - fragment)
+        assert limiter.num_counted == counted
+        assert 0 <= exact * counted - limiter.num_learned < BATCH or missing
+        assert limiter.credit == exact * counted - limiter.num_learned
+        assert missing == 0 or limiter.num_learned == 0
+
+
+@pytest.mark.parametrize("intensity", [1, 8, 0.25])
+def test_no_burst_after_a_restore_without_rows(intensity: float) -> None:
+    """sheeprl learned in one go for all the rows that filled its buffer again."""
+    limiter = RateLimiter(intensity, min_size=1000)
+    for _ in range(300):
+        step(limiter, 10)
+    usual = 10 * intensity + BATCH
+    limiter = restored(limiter, rows=0)
+    learned = [step(limiter, 10) for _ in range(300)]
+    assert learned[:99] == [0] * 99  # until 1,000 rows are there again
+    assert max(learned) <= usual
+    assert sum(learned[100:]) == pytest.approx(2000 * intensity, abs=BATCH)
+
+
+def test_delivered_intensity() -> None:
+    limiter = RateLimiter(8, min_size=64)
+    assert limiter.delivered == 0.0
+    for _ in range(104):
+        step(limiter, 4)
+    assert limiter.num_counted == 416 - 64
+    assert limiter.delivered == 8.0
+    assert limiter.report()["intensity"] == 8.0
+
+
+def test_changed_intensity_counts_from_now_on() -> None:
+    limiter = RateLimiter(1, min_size=0)
+    step(limiter, 320)
+    limiter.set_intensity(2)
+    assert step(limiter, 32) == 64
+
+
+@settings(deadline=None, max_examples=200)
+@given(intensities, st.integers(1, 50), st.integers(0, 100), st.randoms(use_true_random=False))
+def test_error_buffer_bounds_both_sides_and_nobody_is_stuck(
+    intensity: float, fragment: int, slack: int, random: Any
+) -> None:
+    exact = Fraction(intensity).limit_denominator(1_000_000)
+    least = -int(-(BATCH + exact * fragment) // 1)
+    limiter = RateLimiter(intensity, min_size=100, error_buffer=least + slack)
+    limiter.check(BATCH, fragment)
+    for _ in range(300):
+        can = [limiter.can_insert(fragment), limiter.can_learn(BATCH)]
+        assert any(can)
+        if can[0] and (random.random() < 0.5 or not can[1]):
+            limiter.inserted(fragment)
+        else:
+            limiter.learned(BATCH)
+        assert 0 <= limiter.credit <= least + slack
+
+
+def test_error_buffer_that_would_block_both_is_refused() -> None:
+    limiter = RateLimiter(2, min_size=0, error_buffer=51)
+    with pytest.raises(ConfigError, match=r"'error_buffer': got 51; allowed: 52 or more"):
+        limiter.check(32, 10)
+    RateLimiter(2, min_size=0, error_buffer=52).check(32, 10)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), "fast"])
+def test_wrong_intensity(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'training_intensity': got .*allowed: a number above 0"):
+        RateLimiter(wrong, 0)
+
+
+def test_no_limit() -> None:
+    limiter = RateLimiter(None, min_size=10)
+    assert not limiter.can_learn(BATCH)
+    limiter.inserted(10)
+    assert limiter.can_learn(BATCH)
+    assert limiter.can_insert(10**9)
+    limiter.learned(BATCH)
+    assert limiter.can_learn(BATCH)
+    assert restored(limiter).num_learned == BATCH
+
+
+def test_rows_that_got_lost_are_given_back() -> None:
+    limiter = RateLimiter(1, min_size=0)
+    limiter.inserted(BATCH)
+    limiter.learned(BATCH)
+    assert not limiter.can_learn(BATCH)
+    limiter.give_back(BATCH)
+    assert limiter.can_learn(BATCH)
+
+
+def test_who_was_blocked_and_for_how_long() -> None:
+    clock = VirtualClock()
+    limiter = RateLimiter(1, min_size=0, error_buffer=64, clock=clock)
+    assert not limiter.can_learn(BATCH)
+    clock.advance(3.0)
+    assert not limiter.can_learn(BATCH)  # still the same wait
+    clock.advance(2.0)
+    limiter.inserted(64)
+    assert not limiter.can_insert(1)
+    clock.advance(0.5)
+    assert limiter.can_learn(BATCH)
+    clock.advance(1.0)
+    report = limiter.report()
+    assert report["learner_blocked_s"] == 5.5
+    assert report["samplers_blocked_s"] == 1.5  # and still blocked
+    clock.advance(4.0)
+    limiter.learned(BATCH)
+    assert limiter.can_insert(1)
+    clock.advance(9.0)
+    report = limiter.report()
+    assert report["learner_blocked_s"] == 0.0
+    assert report["samplers_blocked_s"] == 4.0

@@ -1,0 +1,117 @@
+"""`log_dir`: a trainer without Tune writes what a trial of Tune writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import tune
+
+import polopt
+from polopt.common.config import ConfigError
+from polopt.dashboards.data.trials import ResultsDirectory
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "min_sample_timesteps_per_iteration": 32,
+    "num_sgd_iter": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with three results, and checkpoints after the second and the third."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    trainer = polopt.SyncPPO(SMALL, log_dir=folder)
+    assert json.loads((folder / "params.json").read_text())["num_sgd_iter"] == 1
+    assert not (folder / "result.json").read_text()
+    trainer.train()
+    for _ in range(2):
+        trainer.train()
+        trainer.save()
+    trainer.stop()
+    trainer.stop()
+    return folder
+
+
+def test_files_are_those_of_a_trial(run: Path) -> None:
+    names = {path.name.split(".vm")[0].split(".tfevents")[0] for path in run.iterdir()}
+    assert names == {
+        "checkpoint_000000",
+        "checkpoint_000001",
+        "events.out",
+        "optimizer.json",
+        "params.json",
+        "params.pkl",
+        "progress.csv",
+        "result.json",
+    }
+    rows = [json.loads(text) for text in (run / "result.json").read_text().splitlines()]
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3]
+    assert rows[0]["config"]["num_sgd_iter"] == 1
+    with (run / "progress.csv").open() as file:
+        table = list(csv.DictReader(file))
+    sampled = [int(row["env_runners/num_env_steps_sampled_lifetime"]) for row in table]
+    assert sampled == [row["num_env_steps_sampled_lifetime"] for row in rows]
+
+
+def test_tune_reads_results_and_checkpoints(run: Path) -> None:
+    found = tune.Result.from_path(str(run))
+    assert found.checkpoint is not None
+    assert Path(found.checkpoint.path).name == "checkpoint_000001"
+    metrics = [metrics["training_iteration"] for _, metrics in found.best_checkpoints]
+    assert metrics == [2, 3]
+
+
+@pytest.mark.parametrize("level", ["a", "."])
+def test_dashboard_shows_the_run(run: Path, level: str, tmp_path: Path) -> None:
+    results = ResultsDirectory(run.parent if level == "." else run, tmp_path)
+    results.refresh()
+    (trial,) = results.trials
+    assert (trial.name, trial.optimizer, trial.problems) == ("a", "sync_samples", [])
+    assert trial.declared is not None
+    assert trial.config["rollout_fragment_length"] == 16
+    values = trial.values("num_env_steps_sampled_lifetime")
+    assert values is not None
+    assert len(values) == 3
+
+
+def test_results_of_another_run_are_not_mixed_with(run: Path) -> None:
+    with pytest.raises(ConfigError, match="holds the results of another run"):
+        polopt.SyncPPO(SMALL, log_dir=run)
+
+
+def test_wrong_option_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        polopt.SyncPPO(SMALL, log_dir=tmp_path / "runs", no_such_option=1)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("folder", [3, "/dev/null/a"])
+def test_directory_that_cannot_be_made_is_refused(folder: Any) -> None:
+    with pytest.raises(ConfigError, match="log_dir: got"):
+        polopt.SyncPPO(SMALL, log_dir=folder)
+
+
+def test_option_that_cannot_be_pickled_is_written_as_text(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def make(config: Any) -> Any:
+        import gymnasium
+
+        with lock:
+            return gymnasium.make("CartPole-v1")
+
+    trainer = polopt.SyncPPO({**SMALL, "env": make}, log_dir=tmp_path)
+    trainer.train()
+    trainer.stop()
+    assert "make" in json.loads((tmp_path / "params.json").read_text())["env"]

@@ -1,0 +1,521 @@
+"""Builders of RLlib's algorithms: scripts of its users become configs of presets."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import pickle
+import re
+from typing import Any
+from unittest import mock
+
+import pytest
+from ray import tune
+from ray.tune.registry import register_env
+from rllib_scripts import CONFIGS, REFUSED, SCRIPTS
+
+import polopt.rllib as rllib
+from polopt import ConfigError
+from polopt.common.episodes import Episode
+from polopt.common.other_libraries import RLLIB_IGNORED, instead_of
+from polopt.rllib.algorithm_config import AlgorithmConfig
+from polopt.rllib.algorithms import _INSTEAD, OLD_RESULTS, Algorithm, add_old_names, algorithm_of
+from polopt.rllib.translation import defaults
+from polopt.rllib.user_callbacks import _NOT_CALLED, as_polopt_callbacks
+from polopt.trainers.experiment import Experiment
+from polopt.trainers.presets import PRESETS
+
+BUILDERS = [cls for cls in vars(rllib).values() if isinstance(cls, type)]
+BUILDERS = [cls for cls in BUILDERS if issubclass(cls, AlgorithmConfig)]
+PRESENT = [cls for cls in BUILDERS if cls.preset_name in PRESETS]
+# Arguments of the methods of RLlib's configs in 2.7, 2.37 and 2.60, of the algorithms that polopt
+# has: the base class, A3C, A2C, PPO, APPO, IMPALA, DD-PPO, DQN, SAC, Ape-X.
+ARGUMENTS = """
+_deterministic_loss _disable_action_flattening _disable_execution_plan_api
+_disable_initialize_loss_from_dummy_batch _disable_preprocessor_api _enable_learner_api
+_enable_new_api_stack _enable_rl_module_api _env_runners_only
+_evaluation_parallel_to_training_wo_thread _fake_gpus _lr_vf _run_training_always_in_thread
+_separate_vf_optimizer _skip_learners _tf_policy_handles_more_than_one_loss
+_torch_grad_scaler_class _torch_lr_scheduler_classes _use_beta_distribution
+_use_msgpack_checkpoints _validate_config action_mask_key action_space actions_in_input_normalized
+actor_lr adam_epsilon add_default_connectors_to_env_to_module_pipeline
+add_default_connectors_to_learner_pipeline add_default_connectors_to_module_to_env_pipeline
+after_train_step algorithm_config_overrides_per_module alpha_lr always_attach_evaluation_results
+auto_wrap_old_gym_envs batch_mode before_learn_on_batch broadcast_env_runner_states
+broadcast_interval broadcast_offline_eval_runner_states burn_in_len callbacks_class
+categorical_distribution_temperature checkpoint_trainable_policies_only
+circular_buffer_iterations_per_batch circular_buffer_num_batches clip_actions clip_param
+clip_rewards compress_observations count_steps_by create_env_on_local_worker
+create_local_env_runner critic_lr custom_evaluation_function custom_resources_for_main_process
+custom_resources_per_env_runner custom_resources_per_learner
+custom_resources_per_offline_eval_runner custom_resources_per_worker custom_stats_cls_lookup
+dataset_num_iters_per_learner dataset_num_iters_per_offline_eval_runner decay
+delay_between_env_runner_restarts_s delay_between_worker_restarts_s disable_env_checking double_q
+dueling eager_max_retraces eager_tracing enable_async_evaluation enable_connectors
+enable_env_runner_and_connector_v2 enable_rl_module_and_learner enable_tf1_exec_eagerly
+entropy_coeff entropy_coeff_schedule env env_config env_runner_cls
+env_runner_health_probe_timeout_s env_runner_restore_timeout_s
+env_runner_state_server_max_concurrency env_task_fn env_to_module_connector
+episode_lookback_horizon episodes_to_numpy epsilon
+evaluation_auto_duration_max_env_steps_per_sample
+evaluation_auto_duration_min_env_steps_per_sample evaluation_config evaluation_duration
+evaluation_duration_unit evaluation_error_after_n_consecutive_skips
+evaluation_force_reset_envs_before_iteration evaluation_interval evaluation_num_env_runners
+evaluation_num_episodes evaluation_num_workers evaluation_parallel_to_training
+evaluation_sample_timeout_s evaluation_unhealthy_workers_timeout_s exploration_config explore
+export_native_model_files extra_python_environs_for_driver extra_python_environs_for_worker
+fake_sampler framework gamma grad_clip grad_clip_by gym_env_vectorize_mode hiddens
+ignore_env_runner_failures ignore_final_observation ignore_offline_eval_runner_failures
+ignore_worker_failures initial_alpha input_ input_compress_columns input_config input_evaluation
+input_filesystem input_filesystem_kwargs input_read_batch_size input_read_episodes
+input_read_method input_read_method_kwargs input_read_sample_batches input_read_schema is_atari
+iter_batches_kwargs keep_local_weights_in_sync keep_per_episode_custom_metrics kl_coeff kl_target
+lambda_ learner_class learner_config_dict learner_connector learner_queue_size
+learner_queue_timeout local_gpu_idx local_tf_session_args log_gradients log_level log_sys_usage
+logger_config logger_creator lr lr_schedule map_batches_kwargs materialize_data
+materialize_mapped_data max_num_env_runner_restarts max_num_offline_eval_runner_restarts
+max_num_worker_restarts max_requests_in_flight_per_aggregator_actor
+max_requests_in_flight_per_aggregator_worker max_requests_in_flight_per_env_runner
+max_requests_in_flight_per_learner max_requests_in_flight_per_offline_eval_runner
+max_requests_in_flight_per_replay_worker max_requests_in_flight_per_sampler_worker
+merge_env_runner_states metrics_episode_collection_timeout_s metrics_num_episodes_for_smoothing
+microbatch_size min_sample_timesteps_per_iteration min_time_s_per_iteration
+min_train_timesteps_per_iteration mini_batch_size_per_learner minibatch_buffer_size minibatch_size
+model model_config model_config_dict module_to_env_connector momentum n_step noisy
+normalize_actions num_aggregation_workers num_aggregator_actors_per_learner num_atoms
+num_consecutive_env_runner_failures_tolerance num_consecutive_worker_failures_tolerance
+num_cpus_for_local_worker num_cpus_for_main_process num_cpus_per_env_runner num_cpus_per_learner
+num_cpus_per_learner_worker num_cpus_per_offline_eval_runner num_cpus_per_worker num_env_runners
+num_envs_per_env_runner num_envs_per_worker num_epochs num_gpu_loader_threads num_gpus
+num_gpus_per_env_runner num_gpus_per_learner num_gpus_per_learner_worker
+num_gpus_per_offline_eval_runner num_gpus_per_worker num_learner_workers num_learners
+num_multi_gpu_tower_stacks num_offline_eval_runners num_rollout_workers num_sgd_iter
+num_steps_sampled_before_learning_starts observation_filter observation_fn observation_space
+off_policy_estimation_methods offline_data_class offline_eval_batch_size_per_runner
+offline_eval_rl_module_inference_only offline_eval_runner_class
+offline_eval_runner_health_probe_timeout_s offline_eval_runner_restore_timeout_s
+offline_evaluation_interval offline_evaluation_timeout_s offline_evaluation_type
+offline_loss_for_module_fn offline_sampling on_algorithm_init on_checkpoint_loaded
+on_env_runners_recreated on_environment_created on_episode_created on_episode_end on_episode_start
+on_episode_step on_evaluate_end on_evaluate_offline_end on_evaluate_offline_start
+on_evaluate_start on_offline_eval_runners_recreated on_sample_end on_train_result
+ope_split_batch_by_episode opt_type optimization_config optimizer output output_compress_columns
+output_config output_filesystem output_filesystem_kwargs output_max_file_size
+output_max_rows_per_file output_write_episodes output_write_method output_write_method_kwargs
+output_write_remaining_data placement_strategy policies policies_to_train policy_map_cache
+policy_map_capacity policy_mapping_fn policy_model_config policy_states_are_swappable
+postprocess_inputs prelearner_buffer_class prelearner_buffer_kwargs prelearner_class
+prelearner_module_synch_period prelearner_use_recorded_module_states preprocessor_pref
+q_model_config recreate_failed_env_runners recreate_failed_workers remote_env_batch_wait_ms
+remote_worker_envs render_env replay_buffer_config replay_buffer_num_slots replay_mode
+replay_proportion restart_failed_env_runners restart_failed_offline_eval_runners
+restart_failed_sub_environments rl_module_spec rollout_fragment_length sample_async
+sample_collector sample_timeout_s sampler_perf_stats_ema_coef seed sgd_minibatch_size
+shuffle_batch_per_epoch shuffle_buffer_size shuffle_sequences sigma0 simple_queue_size
+store_buffer_in_checkpoints synchronize_filter target_entropy target_network_update_freq
+target_update_frequency target_worker_clipping tau td_error_loss_fn tf_session_args
+timeout_s_aggregator_manager timeout_s_replay_manager timeout_s_sampler_manager
+torch_compile_learner torch_compile_learner_dynamo_backend torch_compile_learner_dynamo_mode
+torch_compile_learner_what_to_compile torch_compile_worker torch_compile_worker_dynamo_backend
+torch_compile_worker_dynamo_mode torch_ddp_kwargs torch_distributed_backend
+torch_skip_nan_gradients train_batch_size train_batch_size_per_learner training_intensity twin_q
+update_worker_filter_stats use_circular_buffer use_critic use_env_runner_state_server use_gae
+use_kl_loss use_worker_filter_stats v_max v_min validate_env_runners_after_construction
+validate_offline_eval_runners_after_construction validate_workers_after_construction vf_clip_param
+vf_loss_coeff vf_share_layers vtrace vtrace_clip_pg_rho_threshold vtrace_clip_rho_threshold
+vtrace_drop_last_ts worker_cls worker_health_probe_timeout_s worker_restore_timeout_s
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_ray() -> Any:
+    """Nothing here starts Ray."""
+    import ray
+
+    yield
+    assert not ray.is_initialized()
+
+
+def run(source: str) -> list[tuple[Any, dict[str, Any]]]:
+    """Runs a script with stand-ins for algorithms and tuners; returns what they were made of."""
+    made: list[tuple[Any, dict[str, Any]]] = []
+
+    def build(self: Any, env: Any = None, **others: Any) -> Any:
+        if env is not None:
+            self.environment(env)
+        made.append((self.algo_class, self.to_dict()))
+        algo = mock.create_autospec(self.algo_class, instance=True)
+        episodes = {"episode_return_mean": 1.0, "custom_metrics": {"length_mean": 1.0}}
+        algo.train.return_value = {"env_runners": episodes, "num_env_steps_sampled_lifetime": 8}
+        add_old_names(algo.train.return_value)
+        return algo
+
+    real = tune.Tuner
+
+    def tuner(trainable: Any, *, param_space: Any, **others: Any) -> Any:
+        real(trainable, param_space=param_space)  # Tune accepts it
+        is_builder = isinstance(param_space, AlgorithmConfig)
+        made.append((trainable, param_space.to_dict() if is_builder else param_space))
+        return mock.Mock()
+
+    with (
+        mock.patch.object(AlgorithmConfig, "build_algo", build),
+        mock.patch.object(AlgorithmConfig, "build", build),
+        mock.patch.object(tune, "Tuner", tuner),
+        mock.patch.object(
+            tune, "run", lambda trainable, config, **_: tuner(trainable, param_space=config)
+        ),
+    ):
+        exec(compile(source, "script", "exec"), {"__name__": "script"})
+    return made
+
+
+def concrete(value: Any) -> Any:
+    """A value of a search space."""
+    if isinstance(value, dict) and "grid_search" in value:
+        return value["grid_search"][0]
+    return value.sample() if isinstance(value, tune.search.sample.Domain) else value
+
+
+# ---- scripts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_makes_the_config_that_it_means(name: str) -> None:
+    ((trainable, config),) = run(SCRIPTS[name])
+    expected = CONFIGS[name]
+    callbacks = config.pop("callbacks", None)
+    assert (callbacks is not None) == ("callbacks(" in SCRIPTS[name])
+    assert set(config) == set(expected)
+    assert {key: config[key] for key, value in expected.items() if value is not ...} == {
+        key: value for key, value in expected.items() if value is not ...
+    }
+    algorithm = re.search(r"= \(?\s*(\w+)Config\(\)", SCRIPTS[name])
+    assert algorithm is not None
+    preset = {"PPO": "SyncPPO"}.get(algorithm[1], algorithm[1])
+    assert trainable in (algorithm[1], algorithm_of(preset))
+    # The preset accepts the config.
+    values = {key: concrete(value) for key, value in config.items()}
+    Experiment.parse({**values, "callbacks": callbacks}, PRESETS[preset].preset)
+
+
+def test_scripts_are_of_three_releases() -> None:
+    for release in ("2.7", "2.37", "2.60"):
+        assert sum(name.startswith(f"{release} ") for name in SCRIPTS) == 5
+    assert all("polopt" in source for source in SCRIPTS.values())
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_what_polopt_has_not_says_what_to_change(code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        eval(code, vars(rllib).copy())
+    assert REFUSED[code] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- options ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("builder", PRESENT, ids=lambda cls: cls.__name__)
+def test_every_argument_of_rllib_has_an_answer(builder: type[AlgorithmConfig]) -> None:
+    names = [name for name in ARGUMENTS.split() if not name.startswith("on_")]
+    assert len(names) > 320
+    unknown = []
+    for name in names:
+        config = builder()
+        try:
+            config.training(**{name: None if "callbacks" in name else {}})
+        except TypeError:
+            unknown.append(name)
+        except ConfigError as error:
+            if repr(name) not in str(error):
+                unknown.append(name)
+    assert unknown == []
+
+
+def test_misspelled_name_is_a_type_error_with_the_nearest() -> None:
+    said = r"PPOConfig.training\(\) got an unexpected .* 'lamda_'; did you mean 'lambda_'"
+    with pytest.raises(TypeError, match=said):
+        rllib.PPOConfig().training(lamda_=0.9)
+
+
+def test_ignored_options_are_in_the_tables() -> None:
+    without = {name for name in RLLIB_IGNORED if not instead_of(name)}
+    assert len(without) < 12, "most of them have a place here"
+    keys = {key for builder in PRESENT for key in defaults(PRESETS[builder.preset_name])}
+    assert RLLIB_IGNORED & keys == set(), "a key of polopt is never ignored"
+
+
+def test_ignored_option_warns_and_its_own_value_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "polopt"):
+        config = rllib.PPOConfig().learners(num_learners=0).fault_tolerance(True)
+        assert caplog.messages == []
+        config.learners(num_learners=3)
+    assert config.to_dict() == {}
+    (message,) = caplog.messages
+    assert message.startswith("PPOConfig.learners(): num_learners=3 is ignored. For 'num_learners'")
+
+
+def test_later_value_replaces_an_earlier_one_under_another_name() -> None:
+    config = rllib.PPOConfig().training(num_sgd_iter=3).training(num_epochs=5)
+    assert config.to_dict() == {"num_sgd_iter": 5}
+
+
+def test_dicts_add_up() -> None:
+    config = rllib.PPOConfig().environment(env_config={"a": 1}).environment(env_config={"b": 2})
+    config.training(model={"use_lstm": True}).rl_module(model_config={"fcnet_hiddens": [8]})
+    assert config.to_dict() == {
+        "env_config": {"a": 1, "b": 2},
+        "model": {"use_lstm": True, "fcnet_hiddens": [8]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"use_kl_loss": False, "kl_coeff": 0.3}, {"kl_coeff": 0.0}),
+        ({"use_kl_loss": True, "kl_coeff": 0.3}, {"kl_coeff": 0.3}),
+        ({"use_kl_loss": True}, {"kl_coeff": 0.2}),
+        ({"lr": 1.0, "lr_schedule": [[0, 0.1], [9, 0.0]]}, {"lr": [[0, 0.1], [9, 0.0]]}),
+        ({"lr": 1.0, "lr_schedule": None}, {"lr": 1.0}),
+        ({"entropy_coeff_schedule": [[0, 0.1], [9, 0.0]]}, {"entropy_coeff": [[0, 0.1], [9, 0.0]]}),
+        ({"vf_clip_param": math.inf}, {"vf_clip_param": None}),
+        ({"clip_rewards": False}, {}),
+        ({"observation_filter": "NoFilter"}, {}),
+        ({"sample_timeout_s": None}, {"worker_timeout_s": 1e7}),
+        ({"evaluation_interval": 0, "evaluation_num_workers": 2}, {"evaluation_interval": None}),
+        ({"rollout_fragment_length": "auto"}, {}),
+        ({"horizon": 200}, {"max_frames_per_traj": 200}),
+        # 2 workers of 8 environments: one fragment of each gives 64 rows of 4 steps.
+        (
+            {"train_batch_size": 64},
+            {"train_batch_size": 64, "rollout_fragment_length": 4},
+        ),
+        ({"train_batch_size": 10**5}, {"train_batch_size": 10**5}),
+        (
+            {"train_batch_size": 6401, "rollout_fragment_length": "auto"},
+            {"train_batch_size": 6401, "rollout_fragment_length": 401},
+        ),
+        (
+            {"train_batch_size": 64, "rollout_fragment_length": 16},
+            {"train_batch_size": 64, "rollout_fragment_length": 16},
+        ),
+    ],
+)
+def test_options_that_mean_something_together(given: Any, expected: Any) -> None:
+    assert rllib.PPOConfig().training(**given).to_dict() == expected
+
+
+def test_batch_of_ddppo_is_one_fragment_of_a_worker() -> None:
+    config = rllib.DDPPOConfig().training(train_batch_size=500)
+    assert config.env_runners(num_envs_per_env_runner=5).to_dict() == {
+        "num_envs_per_worker": 5,
+        "rollout_fragment_length": 100,
+    }
+
+
+def test_batch_of_a3c_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "polopt"):
+        assert rllib.A3CConfig().training(train_batch_size=500).to_dict() == {}
+    assert "train_batch_size=500 is ignored: a gradient is of one fragment" in caplog.text
+
+
+# ---- the object -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("builder", BUILDERS, ids=lambda cls: cls.__name__)
+def test_builder_exists_when_its_preset_exists(builder: type[AlgorithmConfig]) -> None:
+    if builder.preset_name in PRESETS:
+        config = builder().environment("CartPole-v1")
+        assert config.to_dict() == {"env": "CartPole-v1"}
+        assert issubclass(config.algo_class, PRESETS[builder.preset_name])
+        assert config.algo_class.__name__ == builder.algorithm_name
+        assert pickle.loads(pickle.dumps(config.algo_class)) is config.algo_class
+    else:
+        with pytest.raises(ConfigError, match=f"{builder.__name__}: polopt has no"):
+            builder()
+
+
+def test_tune_takes_a_builder_as_its_config() -> None:
+    config = rllib.PPOConfig().environment("CartPole-v1")
+    tune.Tuner("PPO", param_space=config)
+    with mock.patch.object(AlgorithmConfig, "to_dict", side_effect=KeyboardInterrupt) as asked:
+        for take in (
+            lambda: tune.run("PPO", config=config),
+            lambda: tune.Tuner("PPO", param_space=config),
+        ):
+            with pytest.raises(KeyboardInterrupt), mock.patch("ray.init"):
+                take()
+    assert asked.call_count == 2
+    with pytest.raises(ValueError, match="must be a dict"):
+        tune.Tuner("PPO", param_space=object())
+
+
+def test_copies_are_independent_and_frozen_as_asked() -> None:
+    config = rllib.PPOConfig().environment("CartPole-v1", env_config={"a": 1})
+    config.freeze()
+    for change in (
+        lambda: setattr(config, "lr", 1.0),
+        lambda: config.training(lr=1.0),
+        lambda: config.update_from_dict({"lr": 1.0}),
+    ):
+        with pytest.raises(
+            AttributeError, match=r"Cannot set attribute \(lr\) of an already frozen"
+        ):
+            change()
+    assert config.copy()._is_frozen
+    thawed = config.copy(copy_frozen=False)
+    thawed.env_config["a"] = 2
+    assert (thawed["env_config"], config["env_config"]) == ({"a": 2}, {"a": 1})
+    for other in (pickle.loads(pickle.dumps(thawed)), copy.deepcopy(thawed)):
+        assert other.to_dict() == thawed.to_dict()
+    assert config.copy(copy_frozen=True).to_dict() == config.to_dict()
+
+
+def test_values_are_read_under_all_names() -> None:
+    config = rllib.PPOConfig().env_runners(num_env_runners=3)
+    names = ("num_workers", "num_env_runners", "num_rollout_workers")
+    assert {config[name] for name in names} == {getattr(config, name) for name in names} == {3}
+    assert (config.lr, config["lambda"], config.lambda_) == (1e-3, 0.95, 0.95)
+    assert (config.framework_str, config.explore, config.env) == ("torch", True, None)
+    assert config.get("nothing", 7) == config.pop("nothing", 7) == 7
+    assert "lr" in config
+    assert "nothing" not in config
+    assert dict(config.items()) == {"num_workers": 3}
+    with pytest.raises(AttributeError, match="no option 'gama'; did you mean 'gamma'"):
+        _ = config.gama
+
+
+def test_validate_checks_values() -> None:
+    config = rllib.PPOConfig().environment("CartPole-v1").training(gamma=2.0)
+    with pytest.raises(ConfigError, match=r"key 'gamma': got 2\.0"):
+        config.validate()
+
+
+def test_to_dict_is_a_copy() -> None:
+    config = rllib.PPOConfig().environment(env_config={"a": []})
+    config.to_dict()["env_config"]["a"].append(1)
+    assert config.to_dict() == {"env_config": {"a": []}}
+
+
+def test_model_config_of_rllib_itself() -> None:
+    module = pytest.importorskip("ray.rllib.core.rl_module.default_model_config")
+    given = module.DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True)
+    config = rllib.PPOConfig().rl_module(model_config=given)
+    assert config.to_dict() == {"model": {"fcnet_hiddens": [8], "use_lstm": True}}
+
+
+def test_environment_of_register_env() -> None:
+    register_env("of_a_user", lambda config: None)
+    config = rllib.PPOConfig().environment("of_a_user")
+    config.validate()
+
+
+# ---- callbacks --------------------------------------------------------------------------------
+
+
+class Worker:
+    """What callbacks see of a worker."""
+
+    policy = "the policy"
+
+    class sampler:
+        env = "the environments"
+
+
+EPISODE = Episode(3, 10.0, 4, True, {"goal": 1})
+
+
+def metrics_of(cls: type) -> Any:
+    return as_polopt_callbacks(cls)().on_episode_end(episode=EPISODE, worker=Worker())
+
+
+def test_callback_gets_the_arguments_that_it_has() -> None:
+    seen: dict[str, Any] = {}
+
+    class Old(rllib.DefaultCallbacks):
+        def on_episode_end(self, *, worker, base_env, policies, episode, env_index, **kwargs):  # type: ignore
+            seen.update(kwargs, env_index=env_index, policies=policies)
+            episode.custom_metrics["length"] = episode.length + episode.last_info_for()["goal"]
+            with pytest.raises(AttributeError, match="'base_env', which polopt does not have"):
+                base_env.get_sub_environments()
+            with pytest.raises(AttributeError, match="no 'hist_data' in polopt"):
+                _ = episode.hist_data
+
+    class New(rllib.RLlibCallback):
+        def on_episode_end(self, *, episode, metrics_logger, env, rl_module=None):  # type: ignore
+            assert (env, rl_module) == ("the environments", "the policy")
+            metrics_logger.log_value(("a", "b"), len(episode), reduce="mean")
+            metrics_logger.log_dict({"c": episode.get_return()}, window=3)
+            assert episode.get_infos(-1) == {"goal": 1}
+            assert episode.is_terminated
+            assert not episode.is_truncated
+
+    assert metrics_of(Old) == {"length": 5.0}
+    assert (seen["env_index"], seen["policies"]) == (3, {"default_policy": "the policy"})
+    assert metrics_of(New) == {"a/b": 4.0, "c": 10.0}
+
+
+def test_functions_as_callbacks() -> None:
+    config = rllib.PPOConfig().callbacks(
+        on_episode_end=lambda episode, metrics_logger, **_: metrics_logger.log_value("x", 2),
+        on_train_result=None,
+    )
+    cls = config.to_dict()["callbacks"]
+    assert cls().on_episode_end(episode=EPISODE, worker=Worker()) == {"x": 2}
+    assert "on_train_result" not in vars(cls)
+
+
+def test_result_can_be_changed() -> None:
+    class Mine(rllib.RLlibCallback):
+        def on_train_result(self, *, algorithm, result, **kwargs):  # type: ignore
+            super().on_train_result(algorithm=algorithm, result=result)
+            result["of"] = algorithm
+
+    result: dict[str, Any] = {}
+    as_polopt_callbacks(Mine)().on_train_result(trainer="the trainer", result=result)
+    assert result == {"of": "the trainer"}
+
+
+@pytest.mark.parametrize("name", _NOT_CALLED)
+def test_method_that_is_not_called_says_what_to_do(name: str) -> None:
+    cls = type("Mine", (rllib.DefaultCallbacks,), {name: lambda self, **_: None})
+    with pytest.raises(ConfigError, match=f"Mine has the method {name!r}.*Instead: "):
+        rllib.PPOConfig().callbacks(cls)
+
+
+def test_callbacks_of_rllib_itself_have_the_same_methods() -> None:
+    module = pytest.importorskip("ray.rllib.callbacks.callbacks")
+    theirs = {name for name in vars(module.RLlibCallback) if name.startswith("on_")}
+    assert theirs <= {name for name in dir(rllib.RLlibCallback) if name.startswith("on_")}
+
+    class Mine(module.RLlibCallback):  # type: ignore
+        def on_episode_end(self, *, episode, metrics_logger, **kwargs):  # type: ignore
+            metrics_logger.log_value("x", 1)
+
+    assert metrics_of(Mine) == {"x": 1}
+
+
+# ---- results and algorithms -------------------------------------------------------------------
+
+
+def test_old_names_of_results() -> None:
+    result = {
+        "env_runners": {"episode_return_mean": 5.0, "num_episodes_lifetime": 3},
+        "num_env_steps_sampled_lifetime": 8,
+    }
+    add_old_names(result)
+    assert result["episode_reward_mean"] == 5.0
+    assert (result["episodes_total"], result["num_env_steps_sampled"]) == (3, 8)
+    assert "episode_reward_min" not in result
+    assert set(OLD_RESULTS) >= set(result) - {"env_runners", "num_env_steps_sampled_lifetime"}
+
+
+@pytest.mark.parametrize("name", [*_INSTEAD, "anything"])
+def test_attribute_of_an_algorithm_of_rllib(name: str) -> None:
+    algo = object.__new__(algorithm_of("SyncPPO"))
+    said = "" if name == "anything" else ". Instead of RLlib's: "
+    with pytest.raises(AttributeError, match=f"'PPO' object has no attribute '{name}'{said}"):
+        getattr(algo, name)
+    assert not hasattr(Algorithm, name)

@@ -1,0 +1,244 @@
+"""`train`: the command `polopt train` as a function, in the process that calls it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ray.train import Checkpoint
+from rich.console import Console
+
+from polopt.common.config import ConfigError, shown
+from polopt.metrics.diagnosis import diagnose
+from polopt.policies.policy import Policy
+from polopt.rollouts.envs.env_sources import env_name
+from polopt.trainers.command_line.examples import Example, load_example
+from polopt.trainers.command_line.output import RESULTS_DIR, say, say_findings
+from polopt.trainers.command_line.plan import Plan, plan_of
+from polopt.trainers.command_line.progress_table import Progress
+from polopt.trainers.experiment import with_keywords
+from polopt.trainers.saved_trainer import BEST
+from polopt.trainers.stop_when import StopWhen
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+#: Checkpoints that a run keeps, the newest ones.
+_KEPT = 3
+_INTERRUPTED = "interrupted (Ctrl-C)"
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingResult:
+    """What a run of `polopt.train` leaves. `polopt.load` takes it.
+
+    Attributes:
+        metrics: the last result; `docs/results.md` lists its keys.
+        path: directory of the results, for `polopt dashboard` and `tune.Result.from_path`.
+        checkpoint: the last checkpoint, whose directory is its `path`.
+        best_checkpoint: the checkpoint with the best evaluation; None without
+            `evaluation_interval`.
+        policy: the trained policy, for `policy.predict(observation)`.
+    """
+
+    metrics: dict[str, Any]
+    path: str
+    checkpoint: Checkpoint
+    best_checkpoint: Checkpoint | None
+    policy: Policy
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run ended."""
+        return str(self.metrics["stop_reason"])
+
+    def __repr__(self) -> str:
+        """One line: a notebook shows it, and the metrics alone have thousands of characters."""
+        mean = self.metrics["episode_return_mean"]
+        steps = self.metrics["num_env_steps_sampled_lifetime"]
+        return (
+            f"<TrainingResult: episode_return_mean {mean:.1f} after {steps:,} env steps; "
+            f"{self.stop_reason}; {self.path}>"
+        )
+
+
+def train(
+    experiment: str | type[PolicyOptimizerTrainer],
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 20,
+    restore: str | os.PathLike[str] | None = None,
+    verbose: int = 1,
+    **options: Any,
+) -> TrainingResult:
+    """Trains until a limit is reached, and shows the progress.
+
+        result = polopt.train(
+            "SyncPPO", env="CartPole-v1", num_workers=0, stop={"episode_return_mean": 450}
+        )
+        action, _ = result.policy.predict(observation)
+
+    Writes the same files as `polopt train`. The trainer is in this process,
+    so that a debugger and an environment of a notebook work as usual. Ctrl-C ends the run with a
+    checkpoint and returns its result. A second Ctrl-C raises KeyboardInterrupt at once. An error
+    during training is raised after the results so far have been written.
+
+    Args:
+        experiment: a preset or its class, a tuned example, or the path of a YAML or Python file.
+        config: options by key; `options` are added to it.
+        stop: result key to the value that ends the run, the first that is reached. None: the limits
+            of the example. A preset has none: it trains until Ctrl-C, or until a callback calls
+            `trainer.request_stop`.
+        log_dir: directory of results and checkpoints. None: a new one in `~/ray_results/polopt`.
+        checkpoint_every: iterations between checkpoints; 0: only at the end. The last three are
+            kept.
+        restore: a checkpoint to start from, or a directory above it.
+        verbose: 0: nothing. 1: a table and a progress bar on a terminal and in a notebook, lines
+            elsewhere. 2: a line for each iteration.
+        options: options of the preset, such as `env`.
+
+    Raises:
+        ConfigError: an option, a stop key or `log_dir` is wrong; before any worker starts.
+        CheckpointError: `restore` does not fit, or a checkpoint cannot be written.
+    """
+    if verbose not in (0, 1, 2):
+        raise ConfigError(f"verbose: got {shown(verbose)}. Allowed: 0, 1 or 2")
+    if not isinstance(checkpoint_every, int) or checkpoint_every < 0:
+        raise ConfigError(f"checkpoint_every: got {shown(checkpoint_every)}. Allowed: 0 or more")
+    changes = with_keywords({} if config is None else config, options)
+    planned = _plan(experiment, changes, stop, restore)
+    name = f"{planned.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    folder = Path(_unused(RESULTS_DIR.expanduser() / name) if log_dir is None else log_dir)
+    limits = planned.example.stop
+    title = f"{planned.name}: {planned.example.run} on {env_name(planned.experiment.rollout.env)}"
+    progress = None
+    if verbose:
+        console = Console(force_terminal=False, force_jupyter=False) if verbose == 2 else Console()
+        progress = Progress(console, title, limits, folder / "polopt.log")
+    with progress or nullcontext():
+        result = _run(planned, folder, StopWhen(limits), checkpoint_every, progress)
+    if progress is not None:
+        say_findings(diagnose(progress.history.results()))
+        say(f"ended       {result.stop_reason}")
+        say(f"results     {result.path}")
+        say(f"checkpoint  {result.checkpoint.path}")
+        if result.best_checkpoint is not None:
+            say(f"best        {result.best_checkpoint.path}")
+    return result
+
+
+def _plan(
+    experiment: str | type[PolicyOptimizerTrainer],
+    changes: Mapping[str, Any],
+    stop: Mapping[str, float] | None,
+    restore: str | os.PathLike[str] | None,
+) -> Plan:
+    preset = experiment if isinstance(experiment, type) else None
+    if preset is not None and issubclass(preset, PolicyOptimizerTrainer):
+        name, example = preset.__name__, Example(run=preset.__name__)
+    elif isinstance(experiment, str):
+        name, example = Path(experiment).stem, load_example(experiment)
+    else:
+        raise ConfigError(
+            f"experiment: got {shown(experiment)}. Allowed: a preset or its class, a tuned "
+            "example, or the path of a YAML or Python file"
+        )
+    if example.callbacks:
+        raise ConfigError(
+            f"{experiment}: its 'callbacks' are of Tune, which polopt.train does without. Run it "
+            f"with `polopt train {experiment}`"
+        )
+    if stop is not None:
+        example = Example.parse({**vars(example), "stop": stop}, "polopt.train")
+    checkpoint = None if restore is None else Path(restore).expanduser()
+    return plan_of(name, example, changes, checkpoint, preset=preset)
+
+
+def _run(
+    planned: Plan,
+    folder: Path,
+    stop: StopWhen,
+    checkpoint_every: int,
+    progress: Progress | None,
+) -> TrainingResult:
+    if progress is not None:
+        progress.say("starting workers")
+    trainer = planned.preset(planned.config, log_dir=folder)
+    trainer.stop_when = stop
+    saved: list[str] = []
+
+    def request() -> None:
+        if progress is not None:
+            progress.stopping = "stopping with a checkpoint; Ctrl-C again stops at once"
+        trainer.request_stop(_INTERRUPTED)
+
+    def save() -> Checkpoint:
+        checkpoint: Checkpoint = trainer.save().checkpoint
+        saved.append(checkpoint.path)
+        for old in saved[:-_KEPT]:
+            shutil.rmtree(old)
+        del saved[:-_KEPT]
+        return checkpoint
+
+    try:
+        if planned.restore is not None:
+            trainer.restore(planned.restore)
+        with _first_interrupt(request):
+            if progress is not None:
+                progress.on_trial_start(0, [], None)
+            while True:
+                result = trainer.train()
+                if stop.error is not None:
+                    raise stop.error
+                if progress is not None:
+                    progress.on_trial_result(0, [], None, result)
+                    progress.on_step_begin(0, [])
+                if result["done"]:
+                    break
+                if checkpoint_every and result["training_iteration"] % checkpoint_every == 0:
+                    save()
+            checkpoint, best = save(), Path(trainer.logdir, BEST)
+    finally:
+        trainer.stop()
+    return TrainingResult(
+        metrics=result,
+        path=trainer.logdir,
+        checkpoint=checkpoint,
+        best_checkpoint=Checkpoint(best) if best.is_dir() else None,
+        policy=trainer.get_policy(),
+    )
+
+
+def _unused(folder: Path) -> Path:
+    while folder.exists():  # runs that start in the same second
+        folder = folder.with_name(f"{folder.name}_1")
+    return folder
+
+
+@contextmanager
+def _first_interrupt(request: Callable[[], None]) -> Iterator[None]:
+    """Within, the first SIGINT calls `request`, and the second one has its usual effect. Python
+    lets only the main thread handle signals. In another thread, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        request()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,29 @@
+"""What a trial requests of Ray."""
+
+from __future__ import annotations
+
+from ray import tune
+
+from polopt.trainers.experiment import Experiment
+
+
+def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
+    """One bundle for the driver, and one for each process that the run cannot start without:
+    workers, the workers below them, processes that the optimizer starts, evaluation workers."""
+    driver, rollout = experiment.trainer, experiment.rollout
+    head = {"CPU": driver.num_cpus_for_driver, "GPU": driver.num_gpus}
+    worker = {
+        "CPU": rollout.num_cpus_per_worker,
+        "GPU": rollout.num_gpus_per_worker,
+        "memory": rollout.memory_per_worker,
+        **rollout.custom_resources_per_worker,
+    }
+    places = rollout.workers_needed * (1 + rollout.num_workers_below)
+    evaluation = [{**worker, "GPU": 0.0}] * driver.evaluation_num_workers
+    nonzero = [
+        {key: amount for key, amount in bundle.items() if amount}
+        for bundle in [head, *([worker] * places), *experiment.further_processes, *evaluation]
+    ]
+    if not any(nonzero):
+        nonzero = [{"CPU": 0.001}]  # Tune does not accept an empty request
+    return tune.PlacementGroupFactory([nonzero[0], *(b for b in nonzero[1:] if b)])
