@@ -42,7 +42,7 @@ test-chaos: $(STAMP) ## tests that kill workers over and over
 test-oldest: ## unit tests and each optimizer on Ray, with the oldest versions in setup.cfg (not in CI)
 	$(VERSIONS) oldest $(VENV)-oldest $(ON_RAY) tests/unit $(IN_PARALLEL) $(ARGS)
 
-test-newest: ## the same tests, with the newest versions inside setup.cfg's ranges (not in CI)
+test-newest: ## the same tests, with the newest versions of the registry (not in CI)
 	$(VERSIONS) newest $(VENV)-newest $(ON_RAY) tests/unit $(IN_PARALLEL) $(ARGS)
 
 test-wheel: ## builds and checks sdist and wheel; the same tests with the installed wheel (not in CI)

@@ -235,7 +235,7 @@ _NO_RAINBOW = "`dqn` has double Q-learning, a dueling network, n-step returns an
 _IN_DRIVER = "the driver learns. Optimizer `decentralized_allreduce` learns in all workers"
 _CALLBACKS = "`callbacks`, a class with `on_episode_end` and `on_train_result`"
 _WRAP = "wrap the environment"
-_CONNECTORS = f"polopt has no connectors: {_WRAP}, or write a policy"
+_CONNECTORS = f"polopt has no connectors: {_WRAP} ([wrappers](wrappers.md)), or write a policy"
 _RESTARTS = (
     "workers that fail are always replaced: `max_consecutive_failures`, `worker_timeout_s` and "
     "`worker_startup_timeout_s`"
@@ -508,7 +508,7 @@ RLLIB_FIXED = (
         "returns are of the last 100 episodes. [Results](results.md) lists all keys",
     ),
     Fixed(
-        {"microbatch_size": None, "vtrace_drop_last_ts": (True, False), "after_train_step": ()}
+        {"vtrace_drop_last_ts": (True, False), "after_train_step": ()}
         | {"_enable_new_api_stack": (True, False), "dataset_num_iters_per_offline_eval_runner": ()},
         "a policy of your own learns from a batch as it likes",
     ),
@@ -517,11 +517,7 @@ RLLIB_FIXED = (
         "ranks sum their gradients over sockets or gloo: `optimizer/allreduce_backend`",
     ),
     Fixed(
-        {"hiddens": (), "sigma0": (), "before_learn_on_batch": None, "td_error_loss_fn": ()}
-        | {"categorical_distribution_temperature": (), "burn_in_len": 0, "q_model_config": ()}
-        | {"policy_model_config": (), "optimization_config": (), "actor_lr": (), "critic_lr": ()}
-        | {"alpha_lr": (), "_deterministic_loss": False, "_use_beta_distribution": False}
-        | {"replay_mode": "independent"},
+        {"optimization_config": (), "replay_mode": "independent"},
         "an option of RLlib's DQN or SAC that no policy of polopt has",
     ),
     Fixed(

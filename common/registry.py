@@ -86,6 +86,25 @@ class Registry:
         found = self._known[name]
         return load_path(found) if isinstance(found, str) else found
 
+    def named(self, value: Any) -> Any:
+        """The class that a user's `module:Class` names; other values as they are. `get` imports no
+        such module, because names of checkpoints reach it too.
+
+        Raises:
+            ConfigError: there is no such class.
+        """
+        if not isinstance(value, str) or ":" not in value:
+            return value
+        try:
+            found = load_path(value)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"key {self._kind!r}: got {value!r}: {error}. Allowed: 'module:Class' of a "
+                f"subclass of {self._base}, or one of {', '.join(map(repr, self.names()))}"
+            ) from None
+        self._check(value, found)
+        return found
+
     def name_of(self, cls: type) -> str | None:
         """A name of `cls`; None if it is not registered."""
         return next((n for n, known in self._known.items() if known in (cls, _path(cls))), None)

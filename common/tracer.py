@@ -17,12 +17,14 @@ class Event(NamedTuple):
         name: of the phase or counter.
         at_s: start of the span, or time of the value, of `time.perf_counter`.
         value: duration of the span in seconds, or value of the counter.
+        event: number in the record of the run, for `polopt rerun --at`; None: there is none.
     """
 
     track: str
     name: str
     at_s: float
     value: float
+    event: int | None = None
 
 
 class Tracer:
@@ -40,7 +42,7 @@ class Tracer:
         events, self._events = self._events, None
         return events or []
 
-    def span(self, track: str, name: str, started_s: float) -> float:
+    def span(self, track: str, name: str, started_s: float, event: int | None = None) -> float:
         """Records a span that ends now.
 
         Args:
@@ -48,13 +50,14 @@ class Tracer:
             name: of the phase.
             started_s: of `time.perf_counter`, or of `time.monotonic`, which is the same clock on
                 Linux and macOS.
+            event: see `Event`.
 
         Returns:
             its duration in seconds.
         """
         duration_s = time.perf_counter() - started_s
         if self._events is not None and len(self._events) < MAX_EVENTS:
-            self._events.append(Event(track, name, started_s, duration_s))
+            self._events.append(Event(track, name, started_s, duration_s, event))
         return duration_s
 
     def count(self, name: str, value: float) -> None:

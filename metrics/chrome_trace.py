@@ -100,6 +100,7 @@ def _span(event: Event, pid: int, tid: int, start_s: float) -> dict[str, Any]:
         "tid": tid,
         "ts": _US * (event.at_s - start_s),
         "dur": _US * event.value,
+        **({} if event.event is None else {"args": {"event": event.event}}),
     }
 
 

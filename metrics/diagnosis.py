@@ -102,7 +102,8 @@ def _worker_failures(run: RunResults) -> Found:
     return (
         f"{restarts:,.0f} {_plural('worker', restarts)} restarted{gone}"
         + _reason(run, "last_failure"),
-        "see the Faults tab for the tracebacks; a worker that is killed may lack memory",
+        "see the Faults tab for the tracebacks; a worker that is killed may lack memory"
+        + _in_a_rerun(run),
         restarts + given_up,
     )
 
@@ -243,7 +244,7 @@ def _return_fell(run: RunResults) -> Found:
     at = steps[len(steps) - len(returns) + best]
     return (
         f"Return fell from {high:,.4g} (after {at:,.0f} steps) to {last:,.4g}",
-        "lower lr, or let it fall with the steps; set grad_clip",
+        "lower lr, or let it fall with the steps; set grad_clip" + _in_a_rerun(run),
         float((high - last) / spread),
     )
 
@@ -523,6 +524,12 @@ def _more_workers(run: RunResults) -> Found:
 def _late(values: Array) -> Array:
     """The last two thirds of a column."""
     return values[len(values) // 3 :]
+
+
+def _in_a_rerun(run: RunResults) -> str:
+    """What to do with a run that was recorded."""
+    recorded = run.rise("num_events_recorded") > 0.0
+    return "; polopt rerun TRIAL repeats this run, to look at it" if recorded else ""
 
 
 def _reason(run: RunResults, key: str, most: int = 120) -> str:

@@ -62,6 +62,11 @@ class Record:
         use: use of processors, memory and GPUs by the worker's process since this was last sent;
             None: not this time.
         custom_metrics: what callbacks have returned for episodes, by name.
+        timing: what timing has decided in the call, for the record of a run: `steps` of each
+            fragment if one of them ended early, `sums` that were completed before a group broke,
+            and `below`, the record of the calls that this process has made itself.
+        num_fragments: fragments sampled so far, those that were not finite included; only in the
+            worker.
     """
 
     #: What a reply carries.
@@ -86,8 +91,17 @@ class Record:
         "env_statistics",
         "use",
         "custom_metrics",
+        "timing",
     )
-    __slots__ = (*FIELDS, "_clock", "_episodes", "_inner_s", "_started_s")
+    __slots__ = (
+        *FIELDS,
+        "_clock",
+        "_ended_early",
+        "_episodes",
+        "_inner_s",
+        "_started_s",
+        "_steps",
+    )
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -114,6 +128,9 @@ class Record:
         self.env_statistics: dict[str, Any] | None = None
         self.use: ProcessUse | None = None
         self.custom_metrics: Mapping[str, Values] = {}
+        self.timing: dict[str, Any] = {}
+        self._steps: list[int] = []  # of each fragment
+        self._ended_early = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, tuple(getattr(self, name) for name in self.FIELDS)
@@ -141,6 +158,16 @@ class Record:
         """Counts time of a phase that something else has measured within the phase that is open."""
         self._inner_s[-1] += duration_s
         self.seconds[name] = self.seconds.get(name, 0.0) + duration_s
+
+    @property
+    def num_fragments(self) -> int:
+        """See the class."""
+        return len(self._steps)
+
+    def fragment_ended(self, steps: int, early: bool) -> None:
+        """Notes the steps of a fragment, finite or not."""
+        self._steps.append(steps)
+        self._ended_early |= early
 
     def sampled(
         self,
@@ -208,6 +235,8 @@ class Record:
         self.version = version
         self.episodes = EpisodeStats.concat(self._episodes)
         self.num_bytes = payload_bytes(value)
+        if self._ended_early:
+            self.timing["steps"] = self._steps
 
     # ---- where it is added ----------------------------------------------------------------------
 

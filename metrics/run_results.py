@@ -40,6 +40,7 @@ COLUMNS = {
     "num_updates": "optimizer/num_updates",
     "num_skipped_updates": "optimizer/num_skipped_updates",
     "num_bytes_sent": "optimizer/num_bytes_sent",
+    "num_events_recorded": "optimizer/num_events_recorded",
     "num_ranks": "optimizer/num_ranks",
     "num_gradients": "optimizer/num_gradients",
     "num_gradients_stale": "optimizer/num_gradients_stale",

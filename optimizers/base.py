@@ -241,11 +241,13 @@ class PolicyOptimizer(ABC):
 
     def stats(self) -> dict[str, Any]:
         """The `optimizer/` block of results; see `OptimizerStats.report`."""
+        event = self.workers.transport.event
         return {
             "name": self.title(),
             "transport": self.workers.transport_paths,
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
             "num_bytes_sent": self.workers.weights.num_bytes_sent,
+            "num_events_recorded": 0 if event is None else event + 1,
             "requests_in_flight": self.calls.load.report(),
             "num_skipped_updates": self.num_skipped_updates,
             **self.extra_stats(),

@@ -28,9 +28,9 @@ class ReplayOptions(OptimizerConfig):
             than one batch.
         prioritized_replay: draw rows in proportion to `|TD error|^alpha` (Schaul et al., 2016).
             False: all rows with the same probability.
-        prioritized_replay_alpha: see there; 0 would be uniform.
+        prioritized_replay_alpha: see there. 0 would be uniform.
         prioritized_replay_beta: exponent of the importance-sampling weights at the start.
-        final_prioritized_replay_beta: the exponent at the end; 1 corrects the whole bias.
+        final_prioritized_replay_beta: the exponent at the end. 1 corrects the whole bias.
         prioritized_replay_beta_annealing_timesteps: environment steps until it is reached.
         prioritized_replay_eps: added to each absolute TD error, so that every row can be drawn.
     """
@@ -156,8 +156,7 @@ class ReplayOptimizer(PolicyOptimizer):
         return new_priorities
 
     def buffer_stats(self, buffer: Mapping[str, Any]) -> dict[str, Any]:
-        """The numbers of results that a buffer's `stats` has, or those of several buffers
-        together."""
+        """The numbers of results, from `ReplayBuffer.stats`."""
         priority = buffer.get("priority", {"mean": 0.0, "max": 0.0})
         return {
             "buffer_rows": buffer["num_rows"],

@@ -6,6 +6,7 @@ be saved. Results do not depend on the order in which samples arrive.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,19 +22,22 @@ from polopt.optimizers.base import OptimizerConfig
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.replay.rate_limiter import RateLimiter
+from polopt.replay.row_store import readable_bytes
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.call_workers import restore_samplers, sampler_states
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.gathering import Fragments, check_batch
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: First number of the key of the random numbers that draw rows. It is no index of a worker, and not
-#: that of evaluation.
+logger = logging.getLogger("polopt")
+
+#: First number of the key of the random numbers that draw rows. Workers have their index there, and
+#: evaluation has 2**31.
 _DRAWS = 2**31 + 1
 
 
 class SyncReplayConfig(ReplayOptions):
-    """Options of `SyncReplay`, in addition to those of `ReplayOptions`.
+    """Options of `SyncReplay`, besides the ones of `ReplayOptions`.
 
     Attributes:
         save_replay_buffer: checkpoints hold the buffer. Without it, a restored run fills the buffer
@@ -54,8 +58,9 @@ class SyncReplay(ReplayOptimizer):
     A step samples one fragment of each worker that is up. As long as none fails, a run is
     reproducible bit for bit for one seed, config and number of workers, also if `collection` is
     `overlapped`: then the next fragments are sampled while the driver learns, with weights that are
-    one step older. Fragments of a failed worker are reassigned to the others, and those of its
-    replacement do not follow the ones before. With `num_workers=0` the local worker samples.
+    one step older. Fragments of a failed worker are reassigned to the others. The buffer knows that
+    the fragments of its replacement do not continue the ones before. With `num_workers=0` the local
+    worker samples.
     """
 
     name = "sync_replay"
@@ -77,6 +82,9 @@ class SyncReplay(ReplayOptimizer):
         self.fragments = Fragments(self.calls, workers)
         self.overlaps = workers.config.rollout.collection == "overlapped"
         self._begin_buffer()
+        if self.config.save_replay_buffer:
+            size = readable_bytes(self.buffer.nbytes)
+            logger.info("each checkpoint holds the replay buffer, up to %s", size)
         self._samplers_blocked_s = 0.0
         self._learn_s = 0.0  # of the last step
 

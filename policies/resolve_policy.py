@@ -22,6 +22,7 @@ def resolve_policy(policy: Any) -> tuple[Any, Config]:
     options: Mapping[str, Any] = {}
     if isinstance(policy, tuple):
         policy, options = policy
+    policy = POLICIES.named(policy)
     if isinstance(policy, str) or (isinstance(policy, type) and issubclass(policy, Policy)):
         policy_class = POLICIES.get(policy)
         return policy_class, policy_class.config_class.parse(options, "policy")

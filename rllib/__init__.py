@@ -19,6 +19,8 @@ from polopt.rllib.builders import (
     PPOConfig,
     SACConfig,
 )
+from polopt.rllib.from_rllib import from_rllib
+from polopt.rllib.rl_modules import load_rl_module, to_rl_module
 from polopt.rllib.user_callbacks import DefaultCallbacks, RLlibCallback
 
 __all__ = [
@@ -35,4 +37,7 @@ __all__ = [
     "PPOConfig",
     "RLlibCallback",
     "SACConfig",
+    "from_rllib",
+    "load_rl_module",
+    "to_rl_module",
 ]

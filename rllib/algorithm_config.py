@@ -59,7 +59,8 @@ class AlgorithmConfig:
 
     def __init__(self, algo_class: Any = None) -> None:
         if self.preset_name not in PRESETS:
-            reason = instead_of_algorithm(self.preset_name) or "Use a subclass"
+            reason = instead_of_algorithm(self.preset_name)
+            reason = reason or f"polopt has no preset {self.preset_name!r}"
             raise ConfigError(f"{type(self).__name__}: {reason}")
         vars(self).update(_given={}, _is_frozen=False)
         register_names({self.algorithm_name: self.algo_class})
@@ -73,6 +74,11 @@ class AlgorithmConfig:
         from polopt.rllib.algorithms import algorithm_of
 
         return algorithm_of(self.preset_name)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """A copy of the options that were given, before they are put together by `to_dict`."""
+        return dict(self._given)
 
     @property
     def _preset(self) -> type[PolicyOptimizerTrainer]:

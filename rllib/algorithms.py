@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from polopt.rllib.rl_modules import to_rl_module
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -65,6 +66,11 @@ class Algorithm(PolicyOptimizerTrainer):
         if policy_id not in ("default_policy", "default_agent"):
             raise KeyError(f"polopt trains one policy, 'default_policy': got {policy_id!r}")
         return super().get_policy()
+
+    def get_module(self, module_id: str = "default_policy") -> Any:
+        """RLlib's `RLModule` with a copy of the weights; needs `polopt[rllib]`. See
+        `polopt.rllib.to_rl_module`."""
+        return to_rl_module(self.get_policy(module_id))
 
     def compute_single_action(  # type: ignore[override]  # the arguments of RLlib
         self, observation: Any = None, state: Any = None, explore: bool | None = None, **others: Any

@@ -80,8 +80,9 @@ def _aliases(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, str]:
 
 def key_of(name: str, preset: type[PolicyOptimizerTrainer]) -> str:
     """The key under which an option is kept: the key of polopt, where polopt has the option."""
-    name = _SAME.get(name, name)
-    return _aliases(preset).get(name, name)
+    aliases = _aliases(preset)
+    name = name if name in aliases else _SAME.get(name, name)
+    return aliases.get(name, name)
 
 
 def checked(
@@ -119,7 +120,8 @@ def checked(
         Experiment.parse({"env": "CartPole-v1", key: value}, preset.preset)
     except ConfigError as error:
         if "is an option of" in str(error):
-            raise ConfigError(f"{where}: {error}") from None
+            said = str(error).replace(repr(key), repr(name))
+            raise ConfigError(f"{where}: {said}") from None
     if instead := instead_of(key) or instead_of(name):
         raise ConfigError(f"{where}: option {name!r}: got {shown(value)}. {instead}")
     names = [*defaults(preset), *_aliases(preset), *_SAME, *(n for o in RLLIB for n in o.names)]

@@ -215,6 +215,7 @@ def _counts(optimizer: str, iteration: int, rng: random.Random) -> dict[str, Any
     return {
         "num_bytes_sent": iteration * 1_000_000,
         "num_bytes_received": iteration * 1_500_000,
+        "num_events_recorded": 0,
         "machine": {
             "cpu_share": 0.7,
             "num_cpus": 16,

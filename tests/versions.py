@@ -9,7 +9,7 @@ it exists. All others go to pytest; without any, no test runs.
 
 - `oldest`: the lower bound `>=X` of each requirement in setup.cfg, in `install_requires` and in the
   extra `dashboard`, becomes `==X`. Everything else is the newest version that fits.
-- `newest`: the newest versions inside the ranges of setup.cfg.
+- `newest`: the newest versions of the registry; setup.cfg has no upper bounds.
 - `wheel`: builds the sdist, and the wheel from the sdist; checks both with twine; installs the
   wheel with the versions of constraints.txt; and runs the tests of the unpacked sdist, without the
   folders of the package, so that only the installed wheel can be imported. `SOURCE_TESTS` are left
@@ -98,7 +98,7 @@ def install(python: Path, *arguments: str | Path) -> None:
 
 
 def install_range(python: Path, mode: str, torch: str | None) -> None:
-    """Installs polopt, editable, with the oldest or the newest versions that setup.cfg allows."""
+    """Installs polopt, editable, with the oldest versions of setup.cfg or the newest ones."""
     pins = oldest_pins() if mode == "oldest" else []
     if torch:
         pins = [pin for pin in pins if not pin.startswith("torch==")] + [f"torch=={torch}"]

@@ -179,6 +179,7 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
             "num_workers": config.evaluation_num_workers,
             "transport": "ray",
             "num_workers_below": 0,
+            "record_arrivals": False,  # training does not depend on when it ends
             "min_workers": None,
             "num_gpus_per_worker": 0.0,
         }
@@ -313,6 +314,10 @@ class Evaluation:
                     return True
         self.drop()
         return False
+
+    def finish(self) -> None:
+        """Waits for the evaluation that is under way."""
+        self.run(lambda: False)
 
     def poll(self) -> bool:
         """Whether an evaluation in workers has ended since the last call; does not wait. Replaces

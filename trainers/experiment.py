@@ -159,8 +159,8 @@ class Experiment:
         """Passes each key to the config class that owns it.
 
         Args:
-            options: the user's flat dict. `optimizer` and `policy` are a registered name, a dict of
-                `name` and options of that plugin alone, or a class.
+            options: the user's flat dict. `optimizer` and `policy` are a registered name,
+                `module:Class`, a class, or a dict of `name` and options of that plugin alone.
             preset: options that differ from the defaults; `options` override them.
 
         Raises:
@@ -401,9 +401,10 @@ def _plugin(
         name, only = chosen.get("name", fixed), {k: v for k, v in chosen.items() if k != "name"}
     if not isinstance(name, str | type):
         raise ConfigError(
-            f"key {key!r}: got {shown(chosen)}. Allowed: a name, or a dict with a 'name'"
+            f"key {key!r}: got {shown(chosen)}. Allowed: a class, 'module:Class', a name, "
+            "or a dict with a 'name'"
         )
-    return name, only
+    return (OPTIMIZERS if key == "optimizer" else POLICIES).named(name), only
 
 
 def _name(plugin: Any, registry: Registry) -> str:

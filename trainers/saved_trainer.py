@@ -80,6 +80,12 @@ def _problems(
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
+    for plugin in ("optimizer", "policy"):
+        saved = state["config"].get(plugin)
+        name = saved.get("name") if isinstance(saved, Mapping) else saved
+        if isinstance(name, str) and ":" in name:
+            allowed = "a name that is registered: nothing that a checkpoint names is imported"
+            yield f"config/{plugin}/name", name, allowed
     yield from _evaluation_problems(state)
     if _runs(state) != state.get("runs", []):
         yield "runs", state["runs"], "a list of strings"

@@ -16,6 +16,7 @@ import ray
 from ray import tune
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
+from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
@@ -43,6 +44,7 @@ from polopt.trainers.run_context import (
     finish_despite_sigterm,
     in_directory,
 )
+from polopt.trainers.run_record import RunRecord
 from polopt.trainers.saved_checkpoint import SavedCheckpoint, following
 from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_spaces import describe_space
@@ -120,6 +122,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     preset: ClassVar[dict[str, Any]] = {}
     __signature__ = PresetSignature()
+    #: The record that this trainer repeats; see `polopt.rerun`.
+    recorded: ClassVar[dict[str, Any] | None] = None
     #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
     _progress_metrics = ProgressMetrics(
         "episode_return_mean",
@@ -140,6 +144,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _stop_reason = ""
     _log_handler: logging.Handler | None = None
     _trace: StepTrace
+    _record: RunRecord
     #: Identifiers of the runs that this one was restored from, and its own as the last.
     _runs: list[str]
     _has_warned = False
@@ -238,6 +243,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk
         # that is full by then it would find none, and say nothing of the disk.
         tempfile.gettempdir()
+        warn_of_untested_versions()
         self._exporter = PrometheusExporter()
         if run is not None:
             self._run = run
@@ -262,6 +268,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         worker_config = experiment.make_worker_config()
         experiment.optimizer_class.check_spaces(worker_config, experiment.optimizer)
         evaluation = evaluation_config(experiment.trainer, worker_config)
+        worker_config = dataclasses.replace(worker_config, arrivals=self.recorded)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
         if num_processes := experiment.num_remote_processes:
             workers, cpus = experiment.trainer.evaluation_num_workers, experiment.remote_cpus
@@ -275,6 +282,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.workers.stop()
             raise
         self._trace = StepTrace(experiment.trainer, Path(self.logdir))
+        self._begin_record()
+
+    def _begin_record(self) -> None:
+        config = self.experiment.to_dict() | {"seed": self.workers.config.seed}
+        name, storage = type(self).__name__, self._storage_of_trial
+        self._record = RunRecord(self.workers, config, name, storage, self.logdir)
 
     def _make_optimizer(self) -> Any:
         cls = self.experiment.optimizer_class
@@ -304,9 +317,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
             return self._step()
 
     def _step(self) -> dict[str, Any]:
-        limits, metrics = self.experiment.trainer, self.optimizer.metrics
+        limits, metrics, record = self.experiment.trainer, self.optimizer.metrics, self._record
+        record.mark("train")
         metrics.begin_iteration()
-        started_s, sampled_before = time.perf_counter(), metrics.num_env_steps_sampled
+        clock = self.workers.clock
+        started_s, sampled_before = clock(), metrics.num_env_steps_sampled
         next_check_s, steps = _STOP_CHECK_S, 0
         while True:
             self._trace.before_step(self.optimizer)
@@ -314,7 +329,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._trace.after_step(self.optimizer)
             steps += 1
             sampled = metrics.num_env_steps_sampled - sampled_before
-            elapsed_s = time.perf_counter() - started_s
+            elapsed_s = clock() - started_s
             if (
                 sampled >= limits.min_sample_timesteps_per_iteration
                 and elapsed_s >= limits.min_time_s_per_iteration
@@ -322,7 +337,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 break
             if elapsed_s >= next_check_s:
                 next_check_s = elapsed_s + _STOP_CHECK_S
-                if self._is_stopped():
+                if record.decide(self._is_stopped, lambda: None):
                     break
         if self.evaluation is not None:
             with self.optimizer.timers[EVALUATION]:
@@ -345,6 +360,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self._stop_reason:
             result |= {"done": True, "stop_reason": self._stop_reason}
             self._stop_reason = ""
+        record.result(self.iteration + 1, self.get_policy())
         self._exporter.add(result, self.trial_id)
         return result
 
@@ -413,7 +429,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def _evaluate(self, evaluation: Evaluation) -> None:
         """Takes an evaluation that has ended beside training, and begins one that is due."""
-        if evaluation.poll():
+        if self._record.decide(evaluation.poll, evaluation.finish):
             self._offer_best(evaluation)
         iteration, optimizer = self.iteration + 1, self.optimizer
         if not evaluation.is_due(iteration):
@@ -422,8 +438,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         statistics = [one["statistics"] for one in driver_state["workers"].values()]
         state = self._state(driver_state, iteration)
         evaluation.begin(self.get_policy().get_weights(), state, statistics)
-        if evaluation.in_driver and evaluation.run(self._is_stopped):
-            self._offer_best(evaluation)
+        if evaluation.in_driver:
+            if self._record.decide(lambda: evaluation.run(self._is_stopped), evaluation.finish):
+                self._offer_best(evaluation)
+            else:
+                evaluation.drop()
 
     def _offer_best(self, evaluation: Evaluation) -> None:
         last = evaluation.last
@@ -482,6 +501,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
+        self._record.mark("save")
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
@@ -539,6 +559,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
+        self._record.mark("restore", str(found))
         policy, own = self.get_policy(), self._runs[-1]
         problem = misfit(state, policy)
         if not problem:
@@ -598,12 +619,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self.experiment.optimizer_class.check_spaces(worker_config, self.experiment.optimizer)
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
-            if not self.workers.reconfigure(worker_config, device):
+            recorded = worker_config.rollout.record_arrivals or self._record.log is not None
+            # A rerun begins with processes that are new.
+            if recorded or not self.workers.reconfigure(worker_config, device):
                 self.workers.stop()
                 self.workers = make_workers(worker_config, device)
             self.optimizer = self._make_optimizer()
             self._make_evaluation(evaluation, device)
         self._trace = StepTrace(self.experiment.trainer, Path(self.logdir))
+        self._begin_record()
         return True
 
     def stop(self) -> None:

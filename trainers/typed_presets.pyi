@@ -83,6 +83,7 @@ class _RolloutConfig(TypedDict, total=False):
     max_consecutive_env_faults: int
     max_consecutive_non_finite: int
     seed: int | None
+    record_arrivals: bool
 
 class _PolicyConfig(TypedDict, total=False):
     lr: float | Sequence[Sequence[int | float]]
@@ -274,6 +275,7 @@ class AnyOptions(PluginOptions, total=False):
     max_consecutive_env_faults: int
     max_consecutive_non_finite: int
     seed: int | None
+    record_arrivals: bool
     lr: float | Sequence[Sequence[int | float]]
     lr_schedule: float | Sequence[Sequence[int | float]]
     torch_optimizer: Literal["adam", "rmsprop"]

@@ -33,6 +33,7 @@ EVALUATED_STEPS = "evaluation/policy_env_steps"
 STEPS = "num_env_steps_sampled_lifetime"
 #: Seconds of wall time since the end of start-up, and of start-up itself.
 TRAINING_S, STARTUP_S = "optimizer/training_s", "optimizer/startup_s"
+EVENTS = "optimizer/num_events_recorded"
 #: A run that has written nothing for so long is not shown as running.
 _SILENT_S = 120.0
 #: Tune saves its state every 10 s, or every 19 times as long as that takes.

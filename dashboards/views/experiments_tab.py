@@ -18,14 +18,14 @@ from polopt.dashboards.data.selection import (
     differing_keys,
     last_return,
 )
-from polopt.dashboards.data.trials import RETURN, STARTUP_S, STEPS
+from polopt.dashboards.data.trials import EVENTS, RETURN, STARTUP_S, STEPS
 from polopt.dashboards.views.charts import run_lines
 from polopt.dashboards.views.drawing import Panel
 from polopt.dashboards.views.faults_tab import total_faults
 
 _COLUMNS = (
     "state", "group", "task", "seed", "optimizer", "best return", "steps", "seconds", "start-up, s",
-    "steps/s", "faults", "experiment", "trial",
+    "steps/s", "faults", "recorded", "experiment", "trial",
 )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def _row(selection: Selection, run: Run) -> list[Any]:
         round(float(finite.max()), 2) if len(finite) else None,
         _whole(trial.last(STEPS)), _whole(float(seconds[-1])) if seconds is not None else None,
         _tenths(trial.last(STARTUP_S)), _whole(selection.rate_of(run)),
-        total_faults(run), trial.experiment, trial.name,
+        total_faults(run), "yes" if trial.last(EVENTS) > 0 else "no", trial.experiment, trial.name,
     ]  # fmt: skip
 
 

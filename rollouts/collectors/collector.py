@@ -11,6 +11,7 @@ import ray
 import torch
 
 from polopt.common.sample_batch import SampleBatch
+from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.collectors.collector_arguments import CollectorArguments
@@ -61,6 +62,7 @@ class Collector:
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any) -> None:
+        warn_of_untested_versions()
         config = CollectorConfig.parse(options, "Collector")
         self._arguments: CollectorArguments | None
         self._arguments = CollectorArguments(create_env_fn, policy, config)

@@ -27,6 +27,7 @@ from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.call_workers import begin_restored_run, update_algorithm_parameter
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.gathering import current_rollout
+from polopt.rollouts.workers.recorded_transport import RecordedTransport
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_config
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -117,7 +118,7 @@ class GradientWorker(RolloutWorker):
         seed = int(stream.generate_state(1)[0]) >> 1
         offset = max(self.index - 1, 0) * rollout.num_workers_below
         return dataclasses.replace(
-            config, rollout=below, seed=seed, device="cpu", env_index_offset=offset
+            config, rollout=below, seed=seed, device="cpu", env_index_offset=offset, is_below=True
         )
 
     def next_batch(self) -> SampleBatch:
@@ -135,6 +136,14 @@ class GradientWorker(RolloutWorker):
         process when memory that it shares changes, so this thread looks ten times a second."""
         while not self._stopped.wait(STOP_CHECK_S):
             self.collector.stop_batch_early(self.stop_after())
+
+    def complete(self, record: Record) -> None:
+        """Adds also the record of the calls below, if the run is recorded."""
+        super().complete(record)
+        if isinstance(self.workers.transport, RecordedTransport):
+            below = self.workers.transport.log.take()
+            if below["events"]:
+                record.timing["below"] = below
 
     def set_weights(self, weights: Weights | None) -> None:
         """Sets weights here, and in the workers below before their next fragments."""

@@ -61,13 +61,15 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
 
 
 def described(error: BaseException) -> str:
-    """Type and text of an exception. One without a text has the line that raised it instead, and
-    what to do about a wrapper of Gymnasium that refuses the mode of the vector which it wraps."""
+    """Type and text of an exception, or the line that raised it, if it has no text. Says what to do
+    about a wrapper of Gymnasium that refuses the mode of the vector which it wraps: up to Gymnasium
+    1.3 by an assertion without a text, later by a ValueError."""
     text, frames = str(error), list(traceback.walk_tb(error.__traceback__))
-    if text or not frames:
+    if not frames or (text and "autoreset_mode" not in text):
         return f"{type(error).__name__}: {text}"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    text = f"{type(error).__name__} in {last.filename}, line {last.lineno}: {last.line}"
+    where = f" in {last.filename}, line {last.lineno}: {last.line}"
+    text = f"{type(error).__name__}" + (f": {text}" if text else where)
     wrapper = frames[-1][0].f_locals.get("self")
     if isinstance(wrapper, VectorWrapper):
         mode = getattr(vars(wrapper).get("env"), "metadata", {}).get("autoreset_mode")

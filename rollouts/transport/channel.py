@@ -29,6 +29,7 @@ class Message(NamedTuple):
             encodes it.
         args: the further arguments. A reference (`Transport.put`) stands for its object.
         by_reference: the answer's value stays where it is made, and the answer holds a reference.
+        version: of the driver's weights when it is sent; for records of a run.
     """
 
     number: int
@@ -36,6 +37,7 @@ class Message(NamedTuple):
     function: Function
     args: tuple[Any, ...]
     by_reference: bool = False
+    version: int = 0
 
 
 class TransportError(RuntimeError):
@@ -175,6 +177,11 @@ class Transport(ABC):
 
     name: str
     clock: Callable[[], float]
+
+    @property
+    def event(self) -> int | None:
+        """Number of the last event in the record of the run; None: the run is not recorded."""
+        return None
 
     @abstractmethod
     def start(

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from polopt.common.sums import SUMS
 from polopt.rollouts.transport.channel import TransportError
 from polopt.rollouts.transport.socket_allreduce import SocketAllReduce
 from polopt.rollouts.transport.sockets import CONNECTION_ERRORS
@@ -122,10 +123,12 @@ class AllReducer:
                 self._group = _torch_group(spec, self._rank)
         except (RuntimeError, ValueError, *CONNECTION_ERRORS) as error:
             self.close()
+            SUMS.broken = True
             raise GroupBroken(
                 f"rank {self._rank} of {spec.world_size} could not join group {spec.generation} "
                 f"({spec.backend}) within {spec.join_timeout_s} s: {error}"
             ) from error
+        self._count_sum()
 
     def sum_(self, tensor: Tensor) -> None:
         """Replaces `tensor` by its sum over all ranks, in place.
@@ -148,7 +151,14 @@ class AllReducer:
                 tensor.copy_(moved)
         except (RuntimeError, *CONNECTION_ERRORS) as error:
             self.close()
+            SUMS.broken = True
             raise GroupBroken(f"all-reduce failed: {error}") from error
+        self._count_sum()
+
+    def _count_sum(self) -> None:
+        if not SUMS.completed():
+            self.close()
+            raise GroupBroken("the group broke here in the recorded run")
 
     def close(self) -> None:
         """Leaves the group."""

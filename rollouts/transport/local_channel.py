@@ -26,7 +26,7 @@ class LocalTicket(Ticket):
         """Runs the call, unless it has run."""
         if self._ended:
             return
-        number, _, function, args, by_reference = self._message
+        number, _, function, args, by_reference, _ = self._message
         try:
             answer = self._target.run_here(number, function, *map(self._transport.get, args))
             if by_reference:

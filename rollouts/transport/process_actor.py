@@ -19,30 +19,42 @@ class ProcessActor:
     The target is made, called and stopped in the main thread of the process. Environments may be
     bound to the thread that made them, and some of what they use works in the main thread only.
 
-    Args:
-        make: makes the target: `make(*args, control=page)`. The target has the methods of
-            `polopt.rollouts.workers.call_runner.CallRunner`.
-        args: its arguments.
+    Its constructor takes no time: `booted` answers as soon as the process is up, and `make` may
+    take long.
     """
 
-    def __init__(self, make: Callable[..., Any], *args: Any) -> None:
+    _target: Any = None
+
+    def __init__(self) -> None:
         self._control = ControlPage()
         self._server = SocketServer()
+
+    def booted(self) -> None:
+        """Tells that there is a process, which has its resources."""
+
+    def make(self, make: Callable[..., Any], *args: Any) -> Started:
+        """Makes the target, and tells that the process has started.
+
+        Args:
+            make: makes the target: `make(*args, control=page)`. The target has the methods of
+                `polopt.rollouts.workers.call_runner.CallRunner`.
+            args: its arguments.
+        """
         self._target = make(*args, control=self._control)
         try:
             self._control_path = self._control.share()
         except OSError:  # the driver then knows nothing of a call until it ends
             self._control_path = ""
+        return self._started()
 
-    def ping(self) -> Started:
-        """Tells that the process has started."""
+    def _started(self) -> Started:
         node = ray.get_runtime_context().get_node_id()
         return Started(os.getpid(), node, self._control_path)
 
     def remake(self, *args: Any) -> Started:
         """Replaces the target by another one, in the same process."""
         self._target = self._target.remade(*args, control=self._control)
-        return self.ping()
+        return self._started()
 
     def run_encoded(self, call: bytes) -> Any:
         """Runs a call: number, function, arguments and whether to answer by reference, encoded by
@@ -80,6 +92,7 @@ class ProcessActor:
 
     def stop(self) -> None:
         """Stops the target, and closes the connection."""
-        remove(self._control_path)
         self._server.close()
-        self._target.stop()
+        if self._target is not None:
+            remove(self._control_path)
+            self._target.stop()

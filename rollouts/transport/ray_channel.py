@@ -45,7 +45,6 @@ from polopt.rollouts.transport.process_actor import ProcessActor
 from polopt.rollouts.transport.ray_resources import (
     Request,
     cluster_request,
-    has_process,
     unmet_requests,
 )
 
@@ -113,17 +112,28 @@ class RayChannel(Channel):
         name: see `Channel`.
         request: what it requests of the cluster; None: a placement group has reserved it.
         transport: started the actor.
+        make: arguments of `ProcessActor.make`.
     """
 
     def __init__(
-        self, actor: Any, name: str, request: Request | None, transport: RayTransport
+        self,
+        actor: Any,
+        name: str,
+        request: Request | None,
+        transport: RayTransport,
+        make: Sequence[Any],
     ) -> None:
         self.request = request
         self.actor = actor
         self.name = name
-        self.start = RayTicket(actor.ping.remote())
+        self._booted = RayTicket(actor.booted.remote())
+        self.start = RayTicket(actor.make.remote(*make), starts=True)
         self._transport = transport
         self._control: ControlPage | _RemotePage | None = None
+
+    def has_process(self) -> bool:
+        """Whether there is a process of this actor, which may still be making its target."""
+        return self._booted.ended()
 
     def note_started(self, started: Started) -> None:
         super().note_started(started)
@@ -131,7 +141,7 @@ class RayChannel(Channel):
             self._control = self._transport.open_control(started)
 
     def send(self, message: Message) -> Ticket:
-        number, _, function, args, by_reference = message
+        number, _, function, args, by_reference, _ = message
         if any(isinstance(arg, ray.ObjectRef) for arg in args):
             # Ray replaces those that are arguments themselves.
             encoded = cloudpickle.dumps(function)
@@ -173,8 +183,8 @@ class RayTransport(Transport):
         self, make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], name: str
     ) -> RayChannel:
         small = [self._argument(arg) for arg in args]
-        actor = _actor_class().options(**options).remote(make, *small)
-        return RayChannel(actor, name, cluster_request(options), self)
+        actor = _actor_class().options(**options).remote()
+        return RayChannel(actor, name, cluster_request(options), self, (make, *small))
 
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         assert isinstance(channel, RayChannel)
@@ -198,7 +208,7 @@ class RayTransport(Transport):
         waiting: list[Channel] = []
         requests: Counter[Request] = Counter()
         for channel in requesting:
-            if channel.request and unmet[channel.request] and not has_process(channel.actor):
+            if channel.request and unmet[channel.request] and not channel.has_process():
                 waiting.append(channel)
                 requests[channel.request] += 1
         return waiting, sum((requests & unmet).values())

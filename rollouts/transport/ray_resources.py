@@ -10,8 +10,6 @@ import ray
 
 #: Amounts of resources by Ray's names of them.
 Request = frozenset[tuple[str, float]]
-#: States of an actor whose process may not have started.
-_UNPLACED = {"DEPENDENCIES_UNREADY", "PENDING_CREATION"}
 
 
 def cluster_request(options: Mapping[str, Any]) -> Request | None:
@@ -44,11 +42,3 @@ def unmet_requests() -> Counter[Request]:
         for bundle in demand.bundles_by_count:
             unmet[_request(bundle.bundle)] += bundle.count
     return unmet
-
-
-def has_process(actor: Any) -> bool:
-    """Whether there is a process of this actor, which may still be starting."""
-    # The public state API (ray.util.state) needs the dashboard, which may not run.
-    info = ray._private.state.actors(actor._actor_id.hex())
-    # Ray sets the node before it has resources, and the IP address once the process has booted.
-    return not info or info["State"] not in _UNPLACED or bool(info["Address"]["IPAddress"])

@@ -154,7 +154,7 @@ class SocketChannel(Channel):
     # ---- sending --------------------------------------------------------------------------------
 
     def send(self, message: Message) -> Ticket:
-        number, _, function, args, by_reference = message
+        number, _, function, args, by_reference, _ = message
         if by_reference or any(isinstance(arg, ray.ObjectRef) for arg in args):
             self.pause()
             return self.through_ray.send(message)

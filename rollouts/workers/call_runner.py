@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from polopt.common.sums import SUMS
 from polopt.metrics.record import Record
 from polopt.rollouts.transport.control_page import ControlPage
 from polopt.rollouts.workers.answer import Answer, CallError
@@ -32,6 +33,8 @@ class CallRunner:
         record: counts of the current call.
         clock: the clock.
         control: the page.
+        recorded_steps: in a rerun, the steps of each fragment of the current call, if one of them
+            ended early in the recorded run.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class CallRunner:
         self.control = control or ControlPage()
         self.state: dict[str, Any] = {}
         self.record = Record(clock)
+        self.recorded_steps: Sequence[int] = ()
         self._running: list[int] = []  # calls; a gradient worker's own run within its driver's
 
     # ---- calls ----------------------------------------------------------------------------------
@@ -57,6 +61,7 @@ class CallRunner:
             its value, or its error; with what it has counted either way.
         """
         self.record = Record(self.clock)
+        SUMS.begin()
         value, failed = None, None
         with self._during(number):
             try:
@@ -82,6 +87,8 @@ class CallRunner:
 
     def _answer(self, value: Any, error: CallError | None = None) -> Answer:
         record = self.record
+        if SUMS.broken:
+            record.timing["sums"] = SUMS.done
         self.complete(record)
         record.end(self.version, value)
         return Answer(value, record, error)
@@ -114,6 +121,9 @@ class CallRunner:
     def stop_after(self) -> int | None:
         """Steps after which the fragments of the current call are to end; None: they are not to end
         early. Any thread may call this."""
+        if self.recorded_steps:
+            fragment = min(self.record.num_fragments, len(self.recorded_steps) - 1)
+            return self.recorded_steps[fragment]
         for number in self._running:
             steps = self.control.keep_steps(number)
             if steps is not None:

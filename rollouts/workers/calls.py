@@ -227,7 +227,8 @@ class Calls:
             why = f"{group.who}s take no weights, and Calls has no `weights` for them"
             raise FunctionError(self._supervisor.message(work, worker, why))
         args = tuple([weights.for_call(worker) if a is WEIGHTS else a for a in work.args])
-        message = Message(number, work.name, work.function, args, work.by_reference)
+        version = 0 if weights is None else weights.version
+        message = Message(number, work.name, work.function, args, work.by_reference, version)
         try:
             ticket = worker.channel.send(message)
         except TransportError:
@@ -235,7 +236,6 @@ class Calls:
         except Exception as error:  # pickling can raise anything
             why = f"the call cannot be pickled: {type(error).__name__}: {error}"
             raise FunctionError(self._supervisor.message(work, worker, why)) from error
-        version = 0 if weights is None else weights.version
         call = Pending(work, worker, number, ticket, version, self._workers.clock())
         self._queues.setdefault(worker, deque()).append(call)
         self._supervisor.sent(call)
@@ -552,7 +552,8 @@ class Calls:
         if not isinstance(answer, Answer):
             return self._fail(call, *answer)
         of = "" if worker.who == self._workers.who else f"{worker.who} "
-        TRACER.span(f"request {of}{worker.index}", "request", call.sent_s)
+        event = self._workers.transport.event
+        TRACER.span(f"request {of}{worker.index}", "request", call.sent_s, event)
         self.load.add(sum(map(len, self._queues.values())))
         self._end(call)
         worker.last_answer_s = self._workers.clock()

@@ -61,6 +61,7 @@ class FaultLog:
             worker counts its fragments and gradients itself.
         who: what the processes are called in messages.
         clock: seconds of a monotonic clock.
+        event: number of the last event in the record of the run; None: there is no record.
 
     Attributes:
         counts: failures by kind.
@@ -77,7 +78,9 @@ class FaultLog:
         max_consecutive_non_finite: int = 5,
         who: str = "worker",
         clock: Callable[[], float] = time.monotonic,
+        event: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._event = event
         self._who = who
         self._clock = clock
         self._limit = max_consecutive_failures
@@ -171,7 +174,11 @@ class FaultLog:
                 f"{failure.worker_index} ({failure.kind}):\n{failure.message}"
             )
         last_line = failure.message.strip().splitlines()[-1] if failure.message.strip() else ""
-        logger.warning("%s %d: %s; it is replaced. %s", self._who, index, failure.kind, last_line)
+        event = self._event()
+        recorded = "" if event is None else f" (event {event} of the record)"
+        logger.warning(
+            "%s %d: %s; it is replaced%s. %s", self._who, index, failure.kind, recorded, last_line
+        )
 
     def lost_argument(self, failure: WorkerFailure) -> None:
         """Counts and logs a call that was dropped because an argument is lost."""

@@ -84,7 +84,7 @@ class ProcessGroup(ABC):
     def _new_faults(self) -> FaultLog:
         options = self.options
         limits = options.max_consecutive_failures, options.max_consecutive_non_finite
-        return FaultLog(*limits, who=self.who, clock=self.clock)
+        return FaultLog(*limits, who=self.who, clock=self.clock, event=lambda: self.transport.event)
 
     @abstractmethod
     def _start_process(self, index: int) -> WorkerHandle:

@@ -127,7 +127,8 @@ class RolloutWorker(CallRunner):
         """Seeds the global generators, which environments may draw from; in the driver's process
         only for environments there and an explicit seed, as in RLlib."""
         rollout = self.config.rollout
-        if self.index > 0 or (rollout.num_workers == 0 and rollout.seed is not None):
+        seeded = rollout.seed is not None or rollout.record_arrivals
+        if self.index > 0 or (rollout.num_workers == 0 and seeded):
             seed_global_generators(seeds.process)
 
     def _make_policy(self, seeds: Seeds) -> Policy:
@@ -150,11 +151,14 @@ class RolloutWorker(CallRunner):
             self.sampler.policy = policy
 
     def complete(self, record: Record) -> None:
-        """Adds the statistics of environments and the use of the machine, once a second."""
+        """Adds the statistics of environments and the use of the machine, once a second. A
+        replacement begins with these statistics, so a run that is recorded sends them each time."""
         now_s = self.clock()
-        if now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S:
-            self._statistics_sent_s = now_s
+        is_due = now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S
+        if is_due or self.config.rollout.record_arrivals:
             record.env_statistics = self.get_statistics() or None
+        if is_due:
+            self._statistics_sent_s = now_s
             record.use = self._process.read()
 
     # ---- sampling and learning ------------------------------------------------------------------
@@ -199,9 +203,10 @@ class RolloutWorker(CallRunner):
             with self.phase("sample"):
                 batch = self._sample(sampler, request)
             moments, batch.moments = batch.moments, None
+            early = batch.shape[0] < (request.steps or sampler.fragment_length)
+            self.record.fragment_ended(batch.shape[0], early)
             if not batch.faults.non_finite:
-                steps = request.steps or sampler.fragment_length
-                dist, early = self.policy.dist, batch.shape[0] < steps
+                dist = self.policy.dist
                 self.record.sampled(batch, dist.sizes, moments, dist.bounds, early_stopped=early)
                 self.new_moments = merged(self.new_moments, moments)
                 self._finite.note("fragments", "")

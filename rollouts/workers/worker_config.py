@@ -43,6 +43,8 @@ class WorkerConfig:
         callbacks: class of the user's callbacks; None: there are none.
         in_evaluation: the worker plays episodes for evaluation, and none to learn from.
         env_index_offset: of `EnvContext.worker_index` from the index of the worker.
+        arrivals: in a rerun, the record of the calls that this process makes itself.
+        is_below: these calls are made by a gradient worker.
     """
 
     rollout: RolloutConfig
@@ -59,6 +61,8 @@ class WorkerConfig:
     callbacks: type[Callbacks] | None = None
     in_evaluation: bool = False
     env_index_offset: int = 0
+    arrivals: dict[str, Any] | None = None
+    is_below: bool = False
 
     @property
     def who(self) -> str:

@@ -15,6 +15,7 @@ from polopt.rollouts.transport.socket_channel import open_transport
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.placement import actor_options
 from polopt.rollouts.workers.process_group import ProcessGroup
+from polopt.rollouts.workers.recorded_transport import RecordedTransport
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.snapshots import WeightSnapshots
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -78,6 +79,9 @@ class WorkerSet(ProcessGroup):
         if transport is None:
             kind = rollout.transport if rollout.num_workers else "ray"
             transport = open_transport(kind, rollout.worker_timeout_s)
+        if rollout.record_arrivals:
+            limits_s = rollout.worker_timeout_s, rollout.worker_startup_timeout_s
+            transport = RecordedTransport(transport, config.arrivals, config.is_below, limits_s)
         super().__init__(transport, rollout, config.who, meanwhile)
         self.config = config
         self._specs = dict(enumerate(specs, start=1))
@@ -117,6 +121,8 @@ class WorkerSet(ProcessGroup):
 
     def _start_process(self, index: int) -> WorkerHandle:
         own = self.config_of(index)
+        if isinstance(self.transport, RecordedTransport):
+            own = dataclasses.replace(own, arrivals=self.transport.below())
         options = actor_options(own.rollout, index)
         options.update(self._specs.get(index, WorkerSpec()).options)
         name = f"{self.who} {index}"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from polopt.common.config import ConfigError as ConfigError
     from polopt.common.episodes import Episode as Episode
     from polopt.common.sample_batch import SampleBatch as SampleBatch
+    from polopt.common.transitions import Sequences as Sequences
+    from polopt.common.transitions import Transitions as Transitions
     from polopt.common.weights import Gradients as Gradients
     from polopt.common.weights import Weights as Weights
     from polopt.dashboards.tensorboard import TensorBoardLayout as TensorBoardLayout
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from polopt.policies.networks.registry import register_network as register_network
     from polopt.policies.policy import Policy as Policy
     from polopt.policies.registry import register_policy as register_policy
+    from polopt.replay.rate_limiter import RateLimiter as RateLimiter
+    from polopt.replay.replay_buffer import ReplayBuffer as ReplayBuffer
     from polopt.rollouts.collectors.collector import Collector as Collector
     from polopt.rollouts.collectors.collector_thread import CollectorEnded as CollectorEnded
     from polopt.rollouts.collectors.collector_thread import CollectorThread as CollectorThread
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
     from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
     from polopt.trainers.presets import register as register
+    from polopt.trainers.rerun import RerunDifference as RerunDifference
+    from polopt.trainers.rerun import rerun as rerun
     from polopt.trainers.saved_policy import load as load
     from polopt.trainers.typed_presets import A2C as A2C
     from polopt.trainers.typed_presets import A3C as A3C
@@ -112,11 +118,15 @@ _MODULE_OF = {
     "PolicyConfig": "polopt.policies.learning.policy_config",
     "PolicyOptimizer": "polopt.optimizers.base",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
+    "RateLimiter": "polopt.replay.rate_limiter",
+    "ReplayBuffer": "polopt.replay.replay_buffer",
     "Reply": "polopt.rollouts.workers.calls",
+    "RerunDifference": "polopt.trainers.rerun",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "SAC": "polopt.trainers.presets",
     "SampleBatch": "polopt.common.sample_batch",
+    "Sequences": "polopt.common.transitions",
     "StepResult": "polopt.metrics.optimizer_stats",
     "Stragglers": "polopt.rollouts.workers.early_stop",
     "SyncPPO": "polopt.trainers.presets",
@@ -124,6 +134,7 @@ _MODULE_OF = {
     "Tab": "polopt.metrics.tab",
     "TensorBoardLayout": "polopt.dashboards.tensorboard",
     "TrainingResult": "polopt.trainers.command_line.train_function",
+    "Transitions": "polopt.common.transitions",
     "WEIGHTS": "polopt.rollouts.workers.calls",
     "Weights": "polopt.common.weights",
     "WorkerHandle": "polopt.rollouts.workers.worker_handle",
@@ -137,6 +148,7 @@ _MODULE_OF = {
     "register_network": "polopt.policies.networks.registry",
     "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.registry",
+    "rerun": "polopt.trainers.rerun",
     "scheme_config": "polopt.optimizers.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
     "train": "polopt.trainers.command_line.train_function",

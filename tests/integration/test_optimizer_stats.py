@@ -35,6 +35,7 @@ COMMON = {
     *NESTED,
     "num_bytes_sent",
     "num_bytes_received",
+    "num_events_recorded",
     "num_gradients_accepted",
     "num_gradients_stale",
     "num_gradients_skipped",

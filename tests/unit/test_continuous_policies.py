@@ -84,7 +84,7 @@ def stored_actions(policy: Any, rows: Any) -> np.ndarray:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "sac": {"initial_alpha": 0.3},
-    "td3": {"target_noise": 0.6, "target_noise_clip": 0.4},
+    "td3": {"target_noise": 1.5, "target_noise_clip": 0.9},
 }
 
 

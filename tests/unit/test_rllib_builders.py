@@ -294,8 +294,8 @@ def test_dicts_add_up() -> None:
         ),
         ({"train_batch_size": 10**5}, {"train_batch_size": 10**5}),
         (
-            {"train_batch_size": 6400, "rollout_fragment_length": "auto"},
-            {"train_batch_size": 6400, "rollout_fragment_length": 400},
+            {"train_batch_size": 6401, "rollout_fragment_length": "auto"},
+            {"train_batch_size": 6401, "rollout_fragment_length": 401},
         ),
         (
             {"train_batch_size": 64, "rollout_fragment_length": 16},

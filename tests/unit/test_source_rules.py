@@ -19,14 +19,6 @@ ALLOWED = {
         "policies/learning/torch_optimizers.py",
         "tests/unit/test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
     ),
-    "ray._private": (
-        "rollouts/transport/ray_resources.py",
-        "tests/integration/test_placement.py::test_actor_waits_for_missing_resources",
-    ),
-    "_actor_id": (
-        "rollouts/transport/ray_resources.py",
-        "tests/integration/test_placement.py::test_actor_waits_for_missing_resources",
-    ),
     "_global_registry": (
         "common/tune_registry.py",
         "tests/unit/test_env_sources.py::test_name_registered_with_tune",

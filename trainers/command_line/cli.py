@@ -1,5 +1,5 @@
-"""The command line: `polopt train`, `evaluate`, `export`, `list`, and the commands that show
-results.
+"""The command line: `polopt train`, `evaluate`, `export`, `rerun`, `list`, and the commands that
+show results.
 
 Each command imports what it needs, so that `--help` loads neither Ray nor torch.
 """
@@ -18,6 +18,7 @@ from polopt import __version__
 from polopt.common.config import ConfigError
 from polopt.trainers.command_line.dashboards import dashboard, grafana, report, trace
 from polopt.trainers.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
+from polopt.trainers.command_line.rerun_command import rerun
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -245,6 +246,7 @@ app.command()(dashboard)
 app.command()(report)
 app.command()(grafana)
 app.command()(trace)
+app.command()(rerun)
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""A plugin of polopt: the optimizer `slow_momentum` and the policy `huber_a2c`."""

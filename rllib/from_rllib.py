@@ -1,0 +1,80 @@
+"""`from_rllib`: from a config of RLlib to a builder of polopt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polopt.common.config import ConfigError, differ, shown
+from polopt.rllib import builders
+from polopt.rllib.algorithm_config import AlgorithmConfig
+from polopt.rllib.translation import key_of
+from polopt.trainers.presets import PRESETS
+
+#: Where RLlib keeps what its methods take.
+_TAKEN_BY = {"_model_config": "model_config", "_rl_module_spec": "rl_module_spec"}
+#: What RLlib itself sets when options are given.
+_DERIVED = ("_is_frozen", "algo_class", "enable_rl_module_and_learner", "_prior_exploration_config")
+
+
+def from_rllib(algorithm_config: Any, verbose: bool = True) -> AlgorithmConfig:
+    """The builder of polopt with the options of a config of RLlib, such as `PPOConfig()`.
+
+    Only options count that differ from RLlib's defaults. The others have the defaults of polopt.
+
+    Args:
+        algorithm_config: of `ray.rllib`, for an algorithm that polopt has.
+        verbose: print what was kept, what has another name here, and what was dropped, with the
+            reason.
+
+    Raises:
+        ConfigError: polopt does not have the algorithm.
+    """
+    builder = _builder_for(algorithm_config)
+    lines: dict[str, list[str]] = {"kept": [], "renamed": [], "dropped": []}
+    for name, value in _changes(algorithm_config).items():
+        before = builder.given
+        try:
+            builder.update_from_dict({name: value})
+        except (ConfigError, TypeError) as error:
+            lines["dropped"].append(f"{name}={shown(value)}: {error}")
+            continue
+        key = key_of(name, PRESETS[builder.preset_name])
+        if builder.given == before and key not in before:
+            lines["dropped"].append(f"{name}={shown(value)}: polopt does the same, or ignores it")
+        elif key == name:
+            lines["kept"].append(f"{name}={shown(value)}")
+        else:
+            lines["renamed"].append(f"{name}={shown(value)}: {key}")
+    if verbose:
+        print(f"{type(algorithm_config).__name__} of RLlib, without its defaults:")
+        for what, texts in lines.items():
+            for text in texts:
+                print(f"  {what:<8} {text}")
+    return builder
+
+
+def _builder_for(algorithm_config: Any) -> AlgorithmConfig:
+    for cls in type(algorithm_config).__mro__:
+        builder = getattr(builders, cls.__name__, None)
+        if isinstance(builder, type) and issubclass(builder, AlgorithmConfig):
+            if builder is AlgorithmConfig:
+                break
+            return builder()
+    raise ConfigError(
+        f"from_rllib: got {type(algorithm_config).__name__}. Allowed: a config of RLlib for an "
+        f"algorithm that polopt has: {', '.join(name for name in PRESETS)}"
+    )
+
+
+def _changes(algorithm_config: Any) -> dict[str, Any]:
+    """The options that differ from the defaults of the config's class, by RLlib's names."""
+    given, plain = algorithm_config.to_dict(), type(algorithm_config)().to_dict()
+    changes = {}
+    for name, value in given.items():
+        if name in _DERIVED or not differ(value, plain.get(name)):
+            continue
+        if name == "model" and isinstance(value, Mapping):
+            value = {key: v for key, v in value.items() if differ(v, plain["model"].get(key))}
+        changes[_TAKEN_BY.get(name, name)] = value
+    return changes

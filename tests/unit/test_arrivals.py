@@ -1,0 +1,472 @@
+"""Records of runs, and their repetition: on simulated processes, and in one process without Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import re
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fakes import FakeTransport, make_optimizer, worker_config
+from plugin_page import PLUGINS, plugin
+from toy_envs import Drift
+from typer.testing import CliRunner
+
+import polopt
+from polopt.common.config import ConfigError
+from polopt.common.sums import SUMS
+from polopt.common.tracer import TRACER
+from polopt.metrics.chrome_trace import chrome_trace
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.policies.ppo import PPOPolicy
+from polopt.rollouts.transport.collective import AllReducer, GroupBroken, GroupSpec
+from polopt.rollouts.transport.simulated_channel import (
+    Script,
+    none_ready,
+    oldest_first,
+    shuffled_by,
+)
+from polopt.rollouts.workers import arrival_log
+from polopt.rollouts.workers.arrival_log import (
+    ArrivalLog,
+    Departure,
+    RecordEnded,
+    Rerun,
+    lines_of,
+    read_log,
+)
+from polopt.rollouts.workers.gathering import sample
+from polopt.rollouts.workers.recorded_transport import (
+    RecordedTransport,
+    fingerprint,
+    run_as_recorded,
+)
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.trainers import run_record
+from polopt.trainers.command_line.cli import app
+from polopt.trainers.rerun import find_records
+from polopt.trainers.run_record import PATTERN, digest_of
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+STRATEGIES = ("async_gradients", "sync_gradients", "sync_samples", "async_samples", *PLUGINS)
+#: Their results depend on the order of arrival.
+ASYNCHRONOUS = ("async_gradients", "async_samples", "elastic_averaging")
+STEPS = 8
+
+
+def run(
+    name: str,
+    script: Script,
+    recorded: dict[str, Any] | None = None,
+    dies_at: int | None = None,
+    env: Any = Drift,
+) -> tuple[list[str], dict[str, Any], WorkerSet]:
+    """Some steps of a strategy with three simulated workers, of which one may die: digests of the
+    weights, and the record."""
+    if name in PLUGINS:
+        plugin(name)
+    fake = FakeTransport()
+
+    def deadly(pending: list[Any]) -> Any:
+        mine = [one for one in pending if one.channel.name == "worker 2"]
+        if mine and next(numbers) == dies_at:
+            mine[0].channel.die()
+            return mine[0]
+        return script(pending)
+
+    fake.script, numbers = deadly, itertools.count()
+    rollout = {"num_workers": 3, "record_arrivals": True, "worker_timeout_s": 5.0}
+    config = worker_config("a2c", env, rollout=rollout)
+    workers = WorkerSet(dataclasses.replace(config, arrivals=recorded), transport=fake)
+    options = {"grads_per_step": 5} if name.endswith("gradients") else {}
+    options |= {"train_batch_size": 20} if name.endswith("samples") else {}
+    optimizer = make_optimizer(OPTIMIZERS.get(name), workers, **options)
+    digests = []
+    for _ in range(STEPS):
+        optimizer.step()
+        digests.append(digest_of(optimizer.policy))
+    transport = workers.transport
+    assert isinstance(transport, RecordedTransport)
+    return digests, transport.log.take(), workers
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_rerun_is_equal_whatever_the_order_of_arrival(name: str) -> None:
+    digests, recorded, workers = run(name, shuffled_by(1), dies_at=3)
+    assert workers.faults.num_restarts == 1, "the run has a death"
+    again, nothing, repeated = run(name, oldest_first, json.loads(json.dumps(recorded)))
+    assert again == digests
+    assert repeated.faults.num_restarts == 1, "nobody died, and the death is repeated"
+    assert not nothing["events"]
+    assert repeated.restart_counts == workers.restart_counts
+    free, *_ = run(name, oldest_first)
+    if name in ASYNCHRONOUS:
+        assert free[2] != digests[2], "before the death, only the order differs"
+
+
+def test_a_hang_is_repeated_at_the_same_point() -> None:
+    digests, recorded, workers = run("sync_gradients", hangs_after(12))
+    assert workers.faults.counts["hang"] == 3
+    again, _, repeated = run("sync_gradients", shuffled_by(3), recorded)
+    assert again == digests
+    assert repeated.faults.counts["hang"] == 3
+
+
+def hangs_after(count: int) -> Script:
+    """After some answers, no call ends for a while."""
+    numbers = itertools.count()
+    return lambda pending: (none_ready if count <= next(numbers) < count + 2 else oldest_first)(
+        pending
+    )
+
+
+class Clock(Drift):
+    """Rewards depend on what time it is."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, reward + time.perf_counter_ns() % 1000 / 1000, *rest
+
+
+def test_the_first_difference_names_event_and_worker() -> None:
+    _, recorded, _ = run("async_gradients", shuffled_by(1), env=Clock)
+    with pytest.raises(
+        Departure, match=r"worker \d \(.*compute_gradient\) answered with other"
+    ) as e:
+        run("async_gradients", oldest_first, recorded, env=Clock)
+    first = next(n for n, event in enumerate(recorded["events"]) if event[0] == "reply")
+    assert first <= e.value.event <= first + 8, "at once"
+
+
+def test_another_program_is_a_difference() -> None:
+    _, recorded, _ = run("async_gradients", shuffled_by(1))
+    with pytest.raises(Departure, match="where the record has"):
+        run("sync_samples", oldest_first, recorded)
+    with pytest.raises(RecordEnded):
+        run("async_gradients", oldest_first, {**recorded, "events": recorded["events"][:50]})
+    with pytest.raises(RecordEnded):
+        run("async_gradients", oldest_first, {**recorded, "clock": recorded["clock"][:50]})
+
+
+def test_versions_of_the_weights_are_compared() -> None:
+    _, recorded, _ = run("async_gradients", shuffled_by(1))
+    events = recorded["events"]
+    last = max(n for n, event in enumerate(events) if event[0] == "send")
+    events[last] = [*events[last][:2], events[last][2] + 1]
+    with pytest.raises(Departure, match="a call to process"):
+        run("async_gradients", oldest_first, recorded)
+
+
+# ---- what timing decides within a call ----------------------------------------------------------
+
+
+def test_fragments_end_early_where_they_did() -> None:
+    worker = RolloutWorker(worker_config(), 1)
+    batches = []
+    for timing in ({"steps": [3]}, {}):
+        answer = worker.run(1, run_as_recorded, sample, timing, worker.policy.get_weights())
+        batches.append(answer.value)
+        assert answer.record.timing == timing, "a rerun could be recorded"
+    assert [batch.shape[0] for batch in batches] == [3, 5]
+
+
+def test_sums_fail_where_they_did() -> None:
+    group = AllReducer(GroupSpec(1, 1, "socket", 5.0, 5.0, key=b"k" * 32), 0)
+    worker = RolloutWorker(worker_config(), 1)
+
+    def sums(worker: RolloutWorker, count: int) -> int:
+        for done in range(count):
+            try:
+                group.sum_(torch.ones(2))
+            except GroupBroken:
+                return done
+        return count
+
+    group.join([None])
+    assert worker.run(1, sums, 3).value == 3
+    answer = worker.run(2, run_as_recorded, sums, {"sums": 2}, 3)
+    assert answer.value == 2
+    assert worker.run(3, sums, 1).value == 0, "the rank has left the group"
+    assert SUMS.broken
+
+
+def test_broken_sums_are_recorded() -> None:
+    worker = RolloutWorker(worker_config(), 1)
+
+    def breaks(worker: RolloutWorker) -> None:
+        SUMS.completed()
+        SUMS.broken = True
+
+    assert worker.run(1, breaks).record.timing == {"sums": 1}
+    assert worker.run(2, lambda worker: None).record.timing == {}
+
+
+def test_the_fingerprint_is_of_numbers() -> None:
+    worker = RolloutWorker(worker_config(), 1)
+    batch = worker.sample()
+
+    def of(value: Any) -> int:
+        return fingerprint(worker.run(1, lambda worker, value: value, value))
+
+    changed = dataclasses.replace(batch, columns={**batch.columns})
+    changed.columns["rewards"] = batch["rewards"] + 1e-3
+    assert of(batch) == of(dataclasses.replace(batch))
+    assert of(batch) != of(changed)
+    assert of({"w": np.arange(5.0)}) != of({"w": np.arange(1.0, 6.0)})
+    assert of("address 1") == of("address 2"), "texts differ in each run"
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_up_to_the_last_flush(tmp_path: Path) -> None:
+    times = itertools.count(5)
+    log = ArrivalLog(lambda: next(times) / 10)
+    log.note("start", "worker 1")  # before the file is open
+    path = tmp_path / "arrivals_000000.jsonl.gz"
+    log.open(path, {"seed": 3})
+    assert [log.read_clock() for _ in range(3)] == [0.5, 0.6, 0.7]
+    log.result(1, 4, "ab")
+    log.note("wait")
+    whole = path.read_bytes()
+    log.close()
+    header, recorded = read_log(path)
+    assert header["seed"] == 3
+    assert recorded["events"] == [["start", "worker 1"], ["result", 1, 4, "ab"], ["wait"]]
+    rerun = Rerun(recorded, lambda: -1.0)
+    assert [rerun.read_clock() for _ in range(3)] == [0.5, 0.6, 0.7]
+    path.write_bytes(path.read_bytes()[:-5])  # the process died while it wrote
+    assert read_log(path)[1]["events"][-1] == ["result", 1, 4, "ab"]
+    path.write_bytes(whole)
+    shown = subprocess.run(["zcat", path], capture_output=True, text=True, check=True).stdout
+    assert json.loads(shown.splitlines()[0])["polopt_arrivals"] == 1
+    path.write_bytes(b"no gzip")
+    with pytest.raises(ConfigError, match="is not a record"):
+        read_log(path)
+
+
+def test_what_is_kept_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival_log, "MOST_EVENTS", 10)
+    log = ArrivalLog(time.monotonic)
+    log.open(tmp_path / "a.jsonl.gz", {})
+    for number in range(25):
+        log.note("wait", number)
+    assert len(log.take()["events"]) == 5
+    below = ArrivalLog(time.monotonic)  # without a file
+    for _ in range(25):
+        below.note("wait")
+    assert len(below.take()["events"]) == 5
+    assert below.num_events == 25
+
+
+def test_a_full_disk_ends_the_record_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full:
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    log = ArrivalLog(time.monotonic)
+    log.open(tmp_path / "a.jsonl.gz", {})
+    log._file = Full()
+    with caplog.at_level(logging.WARNING, logger="polopt"):
+        log.result(1, 1, "")
+        log.result(2, 1, "")
+    assert caplog.text.count("recording ends, and the run goes on") == 1
+    assert not log.is_open
+
+
+def test_other_threads_read_the_real_clock() -> None:
+    log = ArrivalLog(lambda: 1.25)
+    thread = threading.Thread(target=log.read_clock)
+    thread.start()
+    thread.join()
+    assert not log.take()["clock"]
+    log.read_clock()
+    assert log.take()["clock"] == [1_250_000]
+
+
+def test_events_are_shown_with_names() -> None:
+    _, recorded, _ = run("async_gradients", shuffled_by(1), dies_at=3)
+    lines = list(lines_of(recorded["events"], 0, len(recorded["events"])))
+    assert len(lines) == len(recorded["events"])
+    assert any("worker 2, sent with weights" in line for line in lines)
+    assert any("worker 2 has failed" in line for line in lines)
+
+
+def test_log_and_trace_name_the_events(caplog: pytest.LogCaptureFixture) -> None:
+    TRACER.begin()
+    with caplog.at_level(logging.WARNING, logger="polopt"):
+        _, recorded, _ = run("async_gradients", shuffled_by(1), dies_at=3)
+    spans = [event for event in TRACER.take() if event.name == "request"]
+    trace = chrome_trace({"driver": spans}, (0.0, 1e12))["traceEvents"]
+    named = [span["args"]["event"] for span in trace if span["ph"] == "X"]
+    assert len(named) == len(spans) > 10
+    assert {recorded["events"][number][0] for number in named} == {"reply"}
+    (number,) = re.findall(r"death; it is replaced \(event (\d+) of the record\)", caplog.text)
+    assert recorded["events"][int(number)][0] == "fail"
+
+
+# ---- trainers, in one process -------------------------------------------------------------------
+
+SMALL = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 8,
+    "min_sample_timesteps_per_iteration": 32,
+    "model": {"fcnet_hiddens": [8]},
+    "record_arrivals": True,
+}
+
+
+def trained(
+    folder: Path, patch: pytest.MonkeyPatch, restore: Any = None, **options: Any
+) -> tuple[PolicyOptimizerTrainer, list[str]]:
+    """A trainer after three iterations, with a checkpoint after the second; digests of weights."""
+    patch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(folder))
+    trainer = PolicyOptimizerTrainer({**SMALL, **options})
+    if restore is not None:
+        trainer.restore(restore)
+    digests = []
+    for iteration in range(3):
+        assert trainer.train()["optimizer"]["num_events_recorded"] > 0
+        digests.append(digest_of(trainer.get_policy()))
+        if iteration == 1:
+            trainer.save()
+    trainer.stop()
+    return trainer, digests
+
+
+def rerun_digests(trial: Any, **options: Any) -> list[str]:
+    return [digest_of(trainer.get_policy()) for trainer in polopt.rerun(trial, **options)]
+
+
+def test_a_trainer_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, digests = trained(tmp_path, monkeypatch)
+    assert rerun_digests(trainer.logdir) == digests
+    assert [t.iteration for t in polopt.rerun(tmp_path, until=2)] == [1, 2]
+    _, others = trained(tmp_path / "2", monkeypatch)
+    assert others != digests, "the seed was drawn"
+
+
+def test_time_of_the_trainer_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of steps of an iteration, and evaluation in the driver."""
+    options = {"min_time_s_per_iteration": 0.3, "evaluation_interval": 1, "evaluation_duration": 2}
+    trainer, digests = trained(tmp_path, monkeypatch, **options)
+    again = list(polopt.rerun(trainer.logdir))
+    assert again[-1].optimizer is None
+    assert rerun_digests(trainer.logdir) == digests
+
+
+def test_a_restored_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _ = trained(tmp_path / "1", monkeypatch)
+    checkpoint = Path(trainer.logdir) / "checkpoint_000000"
+    restored, digests = trained(tmp_path / "2", monkeypatch, restore=checkpoint)
+    found = [(t.iteration, digest_of(t.get_policy())) for t in polopt.rerun(restored.logdir)]
+    assert found == list(zip([3, 4, 5], digests, strict=True))
+    assert rerun_digests(restored.logdir, start=checkpoint) == digests
+    with pytest.raises(ConfigError, match="can begin only where the run itself was restored"):
+        rerun_digests(trainer.logdir, start=checkpoint)
+
+
+def test_a_trial_may_have_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, digests = trained(tmp_path / "1", monkeypatch)
+    checkpoint = Path(first.logdir) / "checkpoint_000000"
+    second, more = trained(tmp_path / "2", monkeypatch, restore=checkpoint)
+    (record,) = find_records(second.logdir)
+    record.rename(Path(first.logdir) / "arrivals_000001.jsonl.gz")
+    assert rerun_digests(first.logdir) == digests + more
+    assert rerun_digests(first.logdir, start=checkpoint) == more
+    with pytest.raises(ConfigError, match="holds no record of a run"):
+        find_records(second.logdir)
+
+
+def test_an_environment_that_reads_the_clock_gives_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = trained(tmp_path, monkeypatch, env=Clock)
+    with pytest.raises(ConfigError, match=r"does not hold env .*Give it"):
+        rerun_digests(trainer.logdir)
+    with pytest.raises(polopt.RerunDifference) as error:
+        rerun_digests(trainer.logdir, env=Clock)
+    said = str(error.value)
+    assert "in iteration 1" in said
+    assert "likely because the environment" in said
+    assert "is not deterministic: it depends on the clock" in said
+    monkeypatch.setattr(
+        "polopt.trainers.rerun.this_machine",
+        lambda: {**run_record.this_machine(), "numpy": "1.0"},
+    )
+    with pytest.raises(polopt.RerunDifference, match=r"another version .*: numpy 1.0 \(recorded"):
+        rerun_digests(trainer.logdir, env=Clock)
+
+
+def test_classes_that_the_record_does_not_hold_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, digests = trained(tmp_path, monkeypatch, policy=OwnPPO)
+    assert rerun_digests(trainer.logdir, policy=OwnPPO) == digests
+
+
+class OwnPPO(PPOPolicy):
+    """A policy that is not registered."""
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _ = trained(tmp_path, monkeypatch)
+
+    def command(*arguments: object) -> Any:
+        return CliRunner().invoke(app, ["rerun", trainer.logdir, *map(str, arguments)])
+
+    done = command()
+    assert done.exit_code == 0, done.output
+    assert done.output.count(" equal ") == 3
+    assert done.output.endswith("equal       3 iterations\n")
+    assert command("--until", 1).output.endswith("equal       1 iterations\n")
+    stopped = command("--at", 1)
+    assert stopped.exit_code == 0
+    assert "stopped     before event 1: equal up to there" in stopped.output
+    assert "the beginning of an iteration" in command("--show", "0:5").output
+    assert command("--show", "5").exit_code == 2
+    assert command("--pdb").exit_code == 2
+    (record,) = find_records(trainer.logdir)
+    _, recorded = read_log(record)
+    changed = next(event for event in recorded["events"] if event[0] == "result")
+    changed[3] = "0" * 64
+    header, _ = read_log(record)
+    record.unlink()
+    log = ArrivalLog(time.monotonic)
+    log.open(record, header)
+    log._events = recorded["events"]
+    log._readings = list(itertools.accumulate(recorded["clock"]))
+    log.close()
+    differs = command()
+    assert differs.exit_code == 1
+    assert "the weights of iteration 1 have other bytes" in differs.output
+    assert differs.output.count("\n") == 1
+
+
+def test_without_the_option_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
+    trainer = PolicyOptimizerTrainer({**SMALL, "record_arrivals": False})
+    assert trainer.train()["optimizer"]["num_events_recorded"] == 0
+    trainer.stop()
+    assert not list(tmp_path.rglob(PATTERN))

@@ -1,0 +1,655 @@
+"""Rows of a replay buffer in closed form: episode ends in every autoreset mode, borders of
+fragments, interrupted streams, the place where the ring wraps, priorities and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_envs import AUTORESET, make_policy, make_sampler, sync_clocks
+
+from polopt.common.config import ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.transitions import Transitions
+from polopt.replay import row_store
+from polopt.replay.replay_buffer import ReplayBuffer
+from polopt.replay.row_store import ColumnSpec
+
+GAMMA = 0.9
+LENGTHS = [5, 7]  # of the episodes of two environments
+
+every_mode = pytest.mark.parametrize("mode", AUTORESET)
+every_n = pytest.mark.parametrize("n", [1, 3])
+every_alpha = pytest.mark.parametrize("alpha", [None, 0.6])
+
+
+def fragment(
+    first: int, steps: int = 4, envs: int = 2, follows: bool = True, **changes: Any
+) -> SampleBatch:
+    """Steps `first` to `first + steps` of a stream without ends: the observation of a step is its
+    number, plus 1,000 for each environment, and so is its reward."""
+    numbers = np.arange(first, first + steps + 1)[:, None] + 1000 * np.arange(envs)
+    shape = steps, envs
+    columns = {
+        "actions": numbers[:-1] % 3,
+        "rewards": numbers[:-1].astype(np.float32),
+        "terminated": np.zeros(shape, dtype=bool),
+        "truncated": np.zeros(shape, dtype=bool),
+        "valid": np.ones(shape, dtype=bool),
+    }
+    batch = SampleBatch(
+        all_obs=numbers[..., None].astype(np.float32),
+        columns=columns,
+        successor_index=np.zeros(0, dtype=np.int64),
+        successor_obs=np.zeros((0, 1), dtype=np.float32),
+        worker_index=1,
+        place=(7, first),
+    )
+    for name, value in changes.items():
+        setattr(batch, name, value)
+    return batch
+
+
+def drawn(buffer: ReplayBuffer, count: int = 3000) -> Transitions:
+    """So many rows that all rows of a small buffer are among them."""
+    return buffer.sample(count)
+
+
+def places(rows: Transitions) -> set[int]:
+    """The distinct observations of rows."""
+    return set(rows.obs.reshape(len(rows.obs), -1)[:, 0].astype(int).tolist())
+
+
+# ---- episode ends, with the real sampler --------------------------------------------------------
+
+
+@every_alpha
+@every_n
+@every_mode
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+@pytest.mark.parametrize("length", [1, 5, 6, 16])
+def test_closed_form(mode: str, ends: str, n: int, length: int, alpha: float | None) -> None:
+    """Episodes of 5 and 7 steps of reward 1 whose observation is the time, in a ring that wraps at
+    different steps of them."""
+    env = sync_clocks(LENGTHS, ends, mode)
+    sampler = make_sampler(env, make_policy("a2c", env), length)
+    buffer = ReplayBuffer(61, GAMMA, n, alpha=alpha)
+    for _ in range(-(-100 // length)):
+        buffer.add(sampler.sample())
+    rows = drawn(buffer)
+    now, after = rows.obs.argmax(-1), rows.next_obs.argmax(-1)
+    steps = after - now
+    # An environment cannot be told by its observation: 7-step episodes have times that 5-step
+    # episodes do not have, and windows that end early show the length of their episode.
+    assert set(np.unique(now)) == set(range(7))
+    cut = rows.discounts == 0 if ends == "terminated" else steps < n
+    if ends == "truncated":
+        assert (steps >= 1).all()
+        assert (steps <= n).all()
+        assert np.isin(after[cut], LENGTHS).all()
+        np.testing.assert_allclose(rows.discounts, GAMMA**steps, rtol=1e-6)
+        np.testing.assert_allclose(rows.rewards, (1 - GAMMA**steps) / (1 - GAMMA), rtol=1e-6)
+    else:
+        np.testing.assert_allclose(rows.discounts[~cut], GAMMA**n, rtol=1e-6)
+        np.testing.assert_array_equal(steps[~cut], n)
+        full = (1 - GAMMA**n) / (1 - GAMMA)
+        np.testing.assert_allclose(rows.rewards[~cut], full, rtol=1e-6)
+        left = [length - now[cut] for length in LENGTHS]  # one of them, from 1 to n
+        sums = [(1 - GAMMA**steps) / (1 - GAMMA) for steps in left]
+        fits = [
+            np.isclose(rows.rewards[cut], total, rtol=1e-6) & (steps >= 1) & (steps <= n)
+            for steps, total in zip(left, sums, strict=True)
+        ]
+        assert (fits[0] | fits[1]).all()
+    # A window of n steps that just reaches the truncation is not shorter than n.
+    shortened = n if ends == "terminated" else n - 1
+    expected = {t for total in LENGTHS for t in range(total - shortened, total)}
+    assert set(now[cut].tolist()) == expected
+
+
+# ---- any stream, against a list of what happened ------------------------------------------------
+
+
+class Reference:
+    """Keeps all steps in lists, and walks through them for each row.
+
+    A step is a dict with `obs`, `reward`, `terminated`, `truncated`, `valid`, and the successor
+    `own` or None. A stream is a list of steps for each environment, and the observation after it.
+    """
+
+    def __init__(self, capacity: int, n: int) -> None:
+        self.capacity, self.n = capacity, n
+        self.ring: list[float | None] = []  # observations of steps; None: a successor
+        self.streams: list[dict[str, Any]] = []
+        self.open: dict[int, dict[str, Any]] = {}
+
+    def add(self, batch: SampleBatch, follows: bool) -> None:
+        stream = self.open.get(batch.worker_index)
+        if stream is not None and not follows:
+            self._end(stream)
+        if stream is None or not follows:
+            stream = {"envs": [[] for _ in range(batch.shape[1])], "ended": False}
+            self.streams.append(stream)
+            self.open[batch.worker_index] = stream
+        own = dict(zip(batch.successor_index.tolist(), batch.successor_obs[:, 0], strict=True))
+        steps, envs = batch.shape
+        for t in range(steps):
+            for e in range(envs):
+                step = {name: batch[name][t, e] for name in batch.columns}
+                step |= {"obs": batch.obs[t, e, 0], "own": own.get(t * envs + e)}
+                stream["envs"][e].append(step)
+                self.ring.append(step["obs"])
+        terminated = batch["terminated"].reshape(-1)
+        self.ring += [None for row in own if not terminated[row]]
+        stream["last"] = batch.bootstrap_obs[:, 0]
+
+    def _end(self, stream: dict[str, Any]) -> None:
+        stream["ended"] = True
+        for steps in stream["envs"]:
+            if not steps[-1]["terminated"] and steps[-1]["own"] is None:
+                self.ring.append(None)
+
+    def rows(self) -> dict[float, tuple[float, float, float | None]]:
+        """By observation, the return, discount and next observation of each row to be drawn."""
+        kept = {obs for obs in self.ring[-self.capacity :] if obs is not None}
+        found = {}
+        for stream in self.streams:
+            for steps, last in zip(stream["envs"], stream["last"], strict=True):
+                for i, step in enumerate(steps):
+                    row = self._row(steps, i, last if stream["ended"] else None)
+                    if step["valid"] and row is not None and step["obs"] in kept:
+                        found[step["obs"]] = row
+        return found
+
+    def _row(
+        self, steps: list[dict[str, Any]], i: int, last: float | None
+    ) -> tuple[float, float, float | None] | None:
+        total = 0.0
+        for k in range(self.n):
+            step = steps[i + k]
+            total += GAMMA**k * step["rewards"]
+            if step["terminated"]:
+                return total, 0.0, None
+            if step["own"] is not None:
+                return total, GAMMA ** (k + 1), step["own"]
+            if i + k + 1 == len(steps):  # nothing is known after it, unless the stream has ended
+                return None if last is None else (total, GAMMA ** (k + 1), last)
+            following = steps[i + k + 1]
+            if step["truncated"] or not following["valid"] or k == self.n - 1:
+                return total, GAMMA ** (k + 1), following["obs"]
+        return None
+
+
+class Streams:
+    """Fragments with random ends, of several workers in random order. Every observation occurs
+    once, so that it names its row."""
+
+    def __init__(self, mode: str, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.next_step = mode == "next_step"
+        self.number = 0
+        self.workers: dict[int, dict[str, Any]] = {}
+
+    def observation(self) -> float:
+        self.number += 1
+        return float(self.number)
+
+    def fragment(self, worker: int, steps: int, envs: int, gap: bool) -> tuple[SampleBatch, bool]:
+        """The next fragment of a worker, and whether it continues the one before."""
+        state, rng = self.workers.get(worker), self.rng
+        follows = state is not None and not gap and len(state["obs"]) == envs
+        if state is None or not follows:
+            place = (int(rng.integers(2**62)), 0)
+            obs = [self.observation() for _ in range(envs)]
+            state = {"obs": obs, "resets": [False] * envs, "place": place}
+            self.workers[worker] = state
+        all_obs = np.zeros((steps + 1, envs, 1), dtype=np.float32)
+        all_obs[0, :, 0] = state["obs"]
+        columns: dict[str, np.ndarray] = {
+            "actions": rng.integers(0, 3, (steps, envs)),
+            "rewards": rng.normal(size=(steps, envs)).astype(np.float32),
+            "terminated": np.zeros((steps, envs), dtype=bool),
+            "truncated": np.zeros((steps, envs), dtype=bool),
+            "valid": np.ones((steps, envs), dtype=bool),
+        }
+        index, successors = [], []
+        for t in range(steps):
+            for e in range(envs):
+                all_obs[t + 1, e] = self.observation()
+                if state["resets"][e]:
+                    columns["valid"][t, e] = columns["rewards"][t, e] = False
+                    state["resets"][e] = False
+                    continue
+                chance = rng.random()
+                if chance < 0.05:  # the environment raised
+                    columns["valid"][t, e] = columns["rewards"][t, e] = False
+                    columns["truncated"][t, e] = True
+                elif chance < 0.3:
+                    columns["terminated"][t, e] = chance < 0.15
+                    columns["truncated"][t, e] = chance > 0.12
+                    if self.next_step:
+                        state["resets"][e] = True
+                    else:
+                        index.append(t * envs + e)
+                        successors.append([self.observation()])
+        batch = SampleBatch(
+            all_obs=all_obs,
+            columns=columns,
+            successor_index=np.array(index, dtype=np.int64),
+            successor_obs=np.array(successors, dtype=np.float32).reshape(-1, 1),
+            worker_index=worker,
+            place=state["place"],
+        )
+        state["obs"], state["place"] = all_obs[-1, :, 0].tolist(), batch.next_place
+        return batch, follows
+
+
+additions = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 3), st.booleans()),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(["next_step", "same_step"]),
+    st.integers(1, 4),
+    st.integers(40, 120),
+    st.sampled_from([None, 0.7]),
+    additions,
+    st.integers(0, 10**6),
+)
+def test_equals_a_list_of_what_happened(
+    mode: str, n: int, capacity: int, alpha: float | None, added: list[Any], seed: int
+) -> None:
+    streams, reference = Streams(mode, seed), Reference(capacity, n)
+    buffer = ReplayBuffer(capacity, GAMMA, n, seed=seed, alpha=alpha)
+    for worker, steps, envs, gap in added:
+        batch, follows = streams.fragment(worker, steps, envs, gap)
+        assert buffer.add(batch) == batch.env_steps
+        reference.add(batch, follows)
+        expected = reference.rows()
+        assert buffer.num_drawable == len(expected)
+        kept = reference.ring[-capacity:]
+        assert buffer.stats()["fill"] == len(kept) / capacity
+        if not expected:
+            with pytest.raises(ValueError, match="nothing can be drawn yet"):
+                buffer.sample(1)
+            continue
+        rows = drawn(buffer, 1500)
+        assert set(rows.obs[:, 0].tolist()) == set(expected)
+        for obs, reward, discount, next_obs in zip(
+            rows.obs[:200, 0], rows.rewards, rows.discounts, rows.next_obs[:, 0], strict=False
+        ):
+            total, power, following = expected[float(obs)]
+            assert reward == pytest.approx(total, abs=1e-5)
+            assert discount == pytest.approx(power)
+            assert following is None or next_obs == following
+
+
+# ---- streams ------------------------------------------------------------------------------------
+
+
+def test_last_rows_wait_for_the_next_fragment() -> None:
+    buffer = ReplayBuffer(100, GAMMA, 3)
+    buffer.add(fragment(0))
+    assert places(drawn(buffer)) == {0, 1000}
+    buffer.add(fragment(4))
+    rows = drawn(buffer)
+    assert places(rows) == {*range(5), *range(1000, 1005)}
+    np.testing.assert_array_equal(rows.next_obs - rows.obs, 3.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"place": (8, 4)},  # a worker that was replaced
+        {"place": (7, 8)},  # a fragment was lost
+        {"place": (7, 3)},
+        {"place": None},
+    ],
+)
+def test_no_window_reaches_into_a_fragment_that_does_not_follow(change: dict[str, Any]) -> None:
+    buffer = ReplayBuffer(100, GAMMA, 3)
+    buffer.add(fragment(0))
+    buffer.add(fragment(4, **change))
+    rows = drawn(buffer)
+    assert places(rows) == {*range(5), *range(1000, 1005)}
+    steps = (rows.next_obs - rows.obs)[:, 0]
+    first = rows.obs[:, 0] % 1000 < 4
+    np.testing.assert_array_equal(steps[first], np.minimum(3, 4 - rows.obs[first, 0] % 1000))
+    np.testing.assert_allclose(rows.discounts, GAMMA**steps, rtol=1e-6)
+    assert buffer.stats()["num_gaps"] == 1
+
+
+def test_equal_observations_do_not_make_a_fragment_follow() -> None:
+    buffer = ReplayBuffer(100, GAMMA, 1)
+    buffer.add(fragment(0))
+    buffer.add(fragment(4, place=(9, 0)))  # starts at the stored last observation, by accident
+    assert buffer.stats()["num_gaps"] == 1
+
+
+def test_owner_says_whether_a_fragment_follows() -> None:
+    buffer = ReplayBuffer(100, GAMMA, 3)
+    buffer.add(fragment(0, place=None))
+    buffer.add(fragment(4, place=None), follows=True)
+    assert buffer.stats()["num_gaps"] == 0
+    buffer.cut(1)
+    buffer.cut(5)
+    assert buffer.num_drawable == buffer.num_rows == 16
+    assert buffer.stats()["num_gaps"] == 1
+
+
+def test_workers_progress_at_their_own_speed() -> None:
+    buffer = ReplayBuffer(100, GAMMA, 3)
+    for first, worker in ((0, 1), (0, 2), (4, 1), (8, 1), (12, 1), (4, 2)):
+        batch = fragment(first, envs=1, worker_index=worker, place=(worker, first))
+        batch.all_obs += 100 * worker
+        buffer.add(batch)
+    rows = drawn(buffer)
+    assert places(rows) == {*range(100, 113), *range(200, 205)} - {213}
+    np.testing.assert_array_equal(rows.next_obs - rows.obs, 3.0)
+
+
+def test_sampler_names_its_fragments() -> None:
+    env = sync_clocks([50, 60], "truncated", "same_step")
+    sampler = make_sampler(env, make_policy("a2c", env), 4)
+    first, second = sampler.sample(), sampler.sample(steps=3)
+    third = sampler.sample()
+    assert second.place == first.next_place != first.place
+    assert third.place == second.next_place
+    assert third.steps(1, 3).place == (third.place[0], third.place[1] + 1)
+    saved = sampler.get_state()
+    sampler.reset_some(np.array([True, False]))
+    assert sampler.sample().place != third.next_place
+    sampler.reset()
+    assert sampler.sample().place[0] == first.place[0]
+    if saved is not None:
+        sampler.set_state(saved)
+        assert sampler.sample().place == third.next_place
+    other = make_sampler(env, make_policy("a2c", env), 4, seed=1)
+    assert other.sample().place[0] != first.place[0]
+
+
+# ---- storage ------------------------------------------------------------------------------------
+
+
+def test_bytes_stay_bytes_and_are_stored_once() -> None:
+    batch = fragment(0)
+    batch.all_obs = np.zeros((5, 2, 8, 8, 3), dtype=np.uint8)
+    batch.successor_obs = np.zeros((0, 8, 8, 3), dtype=np.uint8)
+    buffer = ReplayBuffer(1000, GAMMA)
+    buffer.add(batch)
+    assert buffer.sample(4).next_obs.dtype == np.uint8
+    # The image, an action of 8 bytes, a reward, the place of the next row, and flags.
+    assert buffer.nbytes == 1000 * (192 + 8 + 4 + 4 + 1)
+
+
+def test_size_is_known_before_it_is_filled() -> None:
+    buffer = ReplayBuffer(1_000_000, GAMMA)
+    spec = ColumnSpec((17,), np.dtype(np.float32)), ColumnSpec((6,), np.dtype(np.float32))
+    assert buffer.nbytes == 0
+    assert buffer.nbytes_of(*spec) == 101_000_000 == buffer.allocate(*spec) == buffer.nbytes
+
+
+def test_more_than_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Free:
+        available = 50_500_000
+
+    monkeypatch.setattr(row_store.psutil, "virtual_memory", lambda: Free)
+    spec = ColumnSpec((17,), np.dtype(np.float32)), ColumnSpec((6,), np.dtype(np.float32))
+    said = (
+        r"key 'replay_capacity': got 1,000,000; the full buffer needs 101.0 MB \(101 bytes a row\),"
+        r" and 50.5 MB of memory are free. Allowed: up to about 500,000"
+    )
+    with pytest.raises(ConfigError, match=said):
+        ReplayBuffer(1_000_000, GAMMA).allocate(*spec)
+
+
+def test_mapped_from_a_directory(tmp_path: Path) -> None:
+    in_memory, mapped = ReplayBuffer(30, GAMMA), ReplayBuffer(30, GAMMA, directory=tmp_path)
+    for first in range(0, 40, 4):
+        for buffer in (in_memory, mapped):
+            buffer.add(fragment(first))
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+    for one, other in zip(in_memory.sample(50), mapped.sample(50), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_other_rows_than_before_are_refused() -> None:
+    buffer = ReplayBuffer(100, GAMMA)
+    buffer.add(fragment(0))
+    batch = fragment(4)
+    batch.all_obs = batch.all_obs.astype(np.float64)
+    with pytest.raises(ValueError, match=r"obs must have shape \[1\] and dtype float32"):
+        buffer.add(batch)
+    with pytest.raises(ConfigError, match="'replay_capacity': got 7; allowed: 8 or more"):
+        ReplayBuffer(7, GAMMA).add(fragment(0))
+
+
+def test_few_drawable_rows_among_many() -> None:
+    buffer = ReplayBuffer(2000, GAMMA)
+    batch = fragment(0, steps=1000)
+    batch["valid"][:] = False
+    batch["valid"][500, 1] = True
+    buffer.add(batch)
+    assert places(buffer.sample(300)) == {1500}
+
+
+def test_draws_are_uniform() -> None:
+    buffer = ReplayBuffer(64, GAMMA)
+    for first in range(0, 100, 4):
+        buffer.add(fragment(first))
+    _, counts = np.unique(buffer.sample(62_000).indices, return_counts=True)
+    assert len(counts) == 62  # the last step of both environments waits
+    assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000)
+
+
+# ---- priorities ---------------------------------------------------------------------------------
+
+
+def prioritized(capacity: int = 100, **options: Any) -> ReplayBuffer:
+    options = {"alpha": 0.5, "beta": 0.4, "priority_epsilon": 0.0, **options}
+    return ReplayBuffer(capacity, GAMMA, **options)
+
+
+def test_probabilities_and_weights() -> None:
+    buffer = prioritized(beta_rows=16)
+    buffer.add(fragment(0), np.arange(1.0, 9.0).reshape(4, 2))
+    buffer.cut(1)
+    rows = buffer.sample(100_000)
+    place = (rows.obs[:, 0] % 1000 * 2 + rows.obs[:, 0] // 1000).astype(int)
+    chances = np.sqrt(np.arange(1.0, 9.0))
+    chances /= chances.sum()
+    np.testing.assert_allclose(np.bincount(place) / 100_000, chances, atol=1e-4)
+    weights = (8 * chances) ** -0.7  # half of the rows until beta is 1
+    np.testing.assert_allclose(rows.weights, (weights / weights.max())[place], rtol=1e-5)
+    assert buffer.beta_now == pytest.approx(0.7)
+    buffer.add(fragment(4, place=None))
+    buffer.add(fragment(8, place=None))
+    assert buffer.beta_now == 1.0
+
+
+def test_new_rows_have_the_largest_priority() -> None:
+    buffer = prioritized(alpha=1.0)
+    buffer.add(fragment(0))
+    rows = buffer.sample(50)
+    buffer.update_priorities(rows.indices, np.full(50, 0.5))
+    assert buffer.stats()["max_priority"] == 1.0
+    buffer.update_priorities(rows.indices[:1], np.array([9.0]))
+    buffer.add(fragment(4))  # makes the last 2 rows drawable, and 6 of its own
+    total = 5 * 0.5 + 9 * 9.0
+    rows = buffer.sample(40_000)
+    shares = np.array([np.mean(rows.obs[:, 0] == place) for place in (3, 1003, 5, 1006)])
+    np.testing.assert_allclose(shares, 9 / total, rtol=0.01)
+
+
+def test_given_priorities_wait_with_their_rows() -> None:
+    buffer = ReplayBuffer(100, GAMMA, 3, alpha=1.0, priority_epsilon=0.0)
+    buffer.add(fragment(0, envs=1), np.array([[1.0], [2.0], [3.0], [4.0]]))
+    buffer.add(fragment(4, envs=1), np.array([[5.0], [6.0], [7.0], [8.0]]))
+    rows = buffer.sample(15_000)
+    np.testing.assert_allclose(
+        np.bincount(rows.obs[:, 0].astype(int)) / 1000, [1, 2, 3, 4, 5], rtol=0.01
+    )
+
+
+def test_completed_rows_keep_what_was_learned() -> None:
+    """A fragment that arrives does not set the priorities of rows of the one before again."""
+    buffer = prioritized(alpha=1.0)
+    buffer.add(fragment(0, envs=1))
+    rows = buffer.sample(30)
+    buffer.update_priorities(rows.indices, np.full(30, 0.001))
+    buffer.add(fragment(4, envs=1))
+    assert np.mean(buffer.sample(1000).obs[:, 0] < 3) < 0.01
+
+
+def test_priorities_of_overwritten_rows_are_ignored() -> None:
+    buffer = prioritized(16, alpha=1.0)
+    buffer.add(fragment(0))
+    old = buffer.sample(20).indices
+    for first in (4, 8):
+        buffer.add(fragment(first))
+    before = buffer.sample(2000)
+    buffer.update_priorities(old, np.full(20, 1e9))
+    assert buffer.stats()["num_stale_priorities"] == 20
+    assert buffer.stats()["max_priority"] == 1.0
+    assert len(np.unique(buffer.sample(2000).indices)) == len(np.unique(before.indices))
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
+def test_wrong_priorities(wrong: float) -> None:
+    buffer = prioritized()
+    buffer.add(fragment(0))
+    with pytest.raises(ValueError, match="priorities must be finite and 0 or larger; got"):
+        buffer.update_priorities(np.array([0, 1]), np.array([1.0, wrong]))
+
+
+def test_age_of_rows() -> None:
+    buffer = ReplayBuffer(1000, GAMMA)
+    buffer.add(fragment(0, steps=100, envs=1))
+    rows = buffer.sample(5000)
+    age = buffer.stats()["row_age"]
+    assert (age["mean"], age["max"]) == (np.mean(99 - rows.indices), 99)
+    assert buffer.stats()["row_age"]["max"] == 0
+
+
+# ---- sequences ----------------------------------------------------------------------------------
+
+
+def sequences(length: int, **options: Any) -> ReplayBuffer:
+    return ReplayBuffer(200, GAMMA, unit="sequence", sequence_length=length, **options)
+
+
+def with_state(batch: SampleBatch) -> SampleBatch:
+    batch.per_env["state"] = batch.all_obs[0] * np.ones((1, 3), dtype=np.float32)
+    return batch
+
+
+@every_alpha
+@pytest.mark.parametrize("length", [4, 6, 9])
+def test_sequences_begin_with_the_stored_state(length: int, alpha: float | None) -> None:
+    buffer = sequences(length, alpha=alpha, burn_in=2)
+    for first in range(0, 240, 4):
+        buffer.add(with_state(fragment(first)))
+    found = buffer.sample_sequences(500)
+    batch = found.batch
+    assert batch.shape == (length, 500)
+    np.testing.assert_array_equal(np.diff(batch.all_obs, axis=0), 1.0)
+    np.testing.assert_array_equal(batch["rewards"], batch.obs[..., 0])
+    np.testing.assert_array_equal(batch["actions"], batch.obs[..., 0] % 3)
+    assert (batch.obs[0, :, 0] % 4 == 0).all()  # where fragments begin
+    np.testing.assert_array_equal(batch.per_env["state"][:, 2], batch.obs[0, :, 0])
+    assert batch["valid"].all()
+    assert found.num_rows == (length - 2) * 500
+    firsts = set(batch.obs[0, :, 0].astype(int) % 1000)
+    kept = range(140, 240 - length, 4)  # 200 rows are 100 steps; the last step waits
+    assert firsts == set(kept)
+
+
+def test_sequence_of_an_interrupted_stream_is_filled_up() -> None:
+    buffer = sequences(10, burn_in=3)
+    buffer.add(with_state(fragment(0, envs=1)))
+    buffer.add(with_state(fragment(4, envs=1)))
+    assert buffer.num_drawable == 0
+    buffer.cut(1)
+    batch = buffer.sample_sequences(50).batch
+    firsts = batch.obs[0, :, 0]
+    assert set(firsts.tolist()) == {0.0, 4.0}
+    lengths = batch["valid"].sum(axis=0)
+    np.testing.assert_array_equal(lengths, 8 - firsts)
+    t, b = np.divmod(batch.successor_index, 50)
+    order = np.argsort(b)
+    np.testing.assert_array_equal(b[order], np.arange(50))
+    np.testing.assert_array_equal(t[order], lengths - 1)
+    np.testing.assert_array_equal(batch.successor_obs, 8.0)
+
+
+def test_sequence_without_a_row_after_its_burn_in_is_not_drawn() -> None:
+    buffer = sequences(10, burn_in=4)
+    buffer.add(with_state(fragment(0, envs=1)))
+    buffer.add(with_state(fragment(4, envs=1)))
+    buffer.cut(1)
+    assert set(buffer.sample_sequences(50).batch.obs[0, :, 0].tolist()) == {0.0}
+
+
+@every_mode
+def test_sequences_equal_the_fragments_that_they_came_from(mode: str) -> None:
+    env = sync_clocks(LENGTHS, "truncated", mode)
+    sampler = make_sampler(env, make_policy("a2c", env), 8)
+    buffer = sequences(8)
+    batches = [sampler.sample() for _ in range(5)]
+    for batch in batches:
+        buffer.add(batch)
+    found = buffer.sample_sequences(200)
+    envs = batches[0].shape[1]
+    for b, index in enumerate(found.indices.tolist()):
+        start = [i for i in range(len(batches)) if _start(batches, i) <= index][-1]
+        column = index - _start(batches, start)
+        assert column < envs
+        source = batches[start].select(np.array([column]))
+        got = found.batch.select(np.array([b]))
+        for name in found.batch.columns:
+            np.testing.assert_array_equal(got[name], source[name], err_msg=name)
+        np.testing.assert_array_equal(got.all_obs, source.all_obs)
+        np.testing.assert_array_equal(got.successor_index, source.successor_index)
+        np.testing.assert_array_equal(got.successor_obs, source.successor_obs)
+
+
+def _start(batches: list[SampleBatch], i: int) -> int:
+    """Serial number of the first row of a fragment."""
+    return sum(len(batch) + len(batch.successor_index) for batch in batches[:i])
+
+
+def test_fragment_longer_than_a_sequence_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'sequence_length': got 3; allowed: 4 or more"):
+        sequences(3).add(fragment(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ReplayBuffer(0, GAMMA), "'replay_capacity': got 0"),
+        (lambda: ReplayBuffer(10, 1.5), "'gamma': got 1.5; allowed: 0 to 1"),
+        (lambda: ReplayBuffer(10, GAMMA, 0), "'n_step': got 0; allowed: 1 or larger"),
+        (lambda: ReplayBuffer(10, GAMMA, unit="episode"), "allowed: transition, sequence"),
+        (lambda: ReplayBuffer(10, GAMMA, unit="sequence"), "'sequence_length': got None"),
+        (lambda: sequences(4, burn_in=4), "'burn_in': got 4; allowed: 0 to 3"),
+    ],
+)
+def test_wrong_arguments(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_unit_decides_what_is_drawn() -> None:
+    with pytest.raises(ValueError, match="call sample_sequences"):
+        sequences(4).sample(1)
+    with pytest.raises(ValueError, match="call sample"):
+        ReplayBuffer(10, GAMMA).sample_sequences(1)

@@ -1,0 +1,135 @@
+"""`polopt rerun`: repeats a recorded run, and stops at the first difference."""
+
+from __future__ import annotations
+
+import pdb
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polopt.common.config import ConfigError
+from polopt.trainers.command_line.output import FAILED, bad_input, fail, say
+
+
+class _Here(BaseException):
+    """The rerun has come to the event that `--at` names."""
+
+
+def rerun(
+    trial: Annotated[
+        Path, typer.Argument(help="Directory of a trial with record_arrivals=true, or its record.")
+    ],
+    until: Annotated[
+        int | None, typer.Option(min=1, metavar="ITERATION", help="Last iteration.")
+    ] = None,
+    at: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="EVENT", help="End before this event of the first record."),
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--pdb", help="Do not end there: open Python's debugger in the driver.")
+    ] = False,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="CHECKPOINT", help="Begin where the run was restored from it."
+        ),
+    ] = None,
+    show: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST:LAST", help="Only print these events of the record."),
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENV",
+            help="Environment instead of the record's: an id, module:id, module:callable, or "
+            "FILE.py:callable. No module is imported that is not named here.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="Class of the policy, where it is not installed."),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="Class of the custom network, likewise."),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="Class of the policy optimizer, likewise."),
+    ] = None,
+    callbacks: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Class of the callbacks.")
+    ] = None,
+) -> None:
+    """Repeat a recorded run bit for bit; exit status 1 at the first difference."""
+    with bad_input():
+        if debug and at is None:
+            raise ConfigError("--pdb without --at EVENT. Allowed: both")
+        from polopt.trainers.command_line.names import import_from, named
+        from polopt.trainers.rerun import RerunDifference, find_records
+        from polopt.trainers.rerun import rerun as reruns
+
+        if show is not None:
+            _show(find_records(trial)[0], show)
+            return
+        import_from(Path.cwd())
+        classes = {"policy": policy, "network": network, "optimizer": optimizer}
+        changes: dict[str, Any] = {
+            key: named(name, f"--{key}") for key, name in classes.items() if name is not None
+        }
+        if env is not None:
+            changes["env"] = named(env, "--env") if ".py:" in env else env
+        if callbacks is not None:
+            changes["callbacks"] = named(callbacks, "--callbacks")
+        try:
+            _run(reruns(trial, until=until, start=start, before=_at(at, debug), **changes))
+        except RerunDifference as difference:
+            fail(str(difference), FAILED)
+        except _Here:
+            say(f"stopped     before event {at}: equal up to there")
+
+
+def _run(trainers: Any) -> None:
+    from polopt.trainers.run_record import digest_of
+
+    iterations = 0
+    for trainer in trainers:
+        iterations += 1
+        returns = trainer.optimizer.metrics.episodes.report()["episode_return_mean"]
+        digest = digest_of(trainer.get_policy())[:12]
+        say(f"iteration {trainer.iteration:<5} equal   return {returns:<10.4g} weights {digest}")
+    say(f"equal       {iterations} iterations")
+
+
+def _at(event: int | None, debug: bool) -> Callable[[int], None] | None:
+    """What is done before each event."""
+    if event is None:
+        return None
+
+    def before(number: int) -> None:
+        if number != event:
+            return
+        if not debug:
+            raise _Here
+        say(f"before event {event}; `up` leads to the strategy's step, `c` goes on")
+        debugger = pdb.Pdb()
+        debugger.set_trace(sys._getframe(1))
+
+    return before
+
+
+def _show(path: Path, numbers: str) -> None:
+    from polopt.rollouts.workers.arrival_log import lines_of, read_log
+
+    first, colon, last = numbers.partition(":")
+    if not (first.isdecimal() and colon and last.isdecimal()):
+        raise ConfigError(f"--show {numbers}. Allowed: FIRST:LAST, as 1200:1250")
+    _, recorded = read_log(path)
+    say(f"record      {path}")
+    for line in lines_of(recorded["events"], int(first), int(last)):
+        say(line)

@@ -1,0 +1,266 @@
+"""`polopt.rerun`: runs a recorded run again, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from polopt.common.config import ConfigError
+from polopt.rollouts.envs.env_sources import env_name, resolve_env
+from polopt.rollouts.workers.arrival_log import (
+    Departure,
+    RecordEnded,
+    Rerun,
+    described,
+    read_log,
+)
+from polopt.trainers.run_record import PATTERN, this_machine
+from polopt.trainers.saved_config import decode_config
+from polopt.trainers.saved_config import described as described_values
+from polopt.trainers.trainer import PolicyOptimizerTrainer
+
+
+class RerunDifference(RuntimeError):
+    """A rerun is not the recorded run. The message is one sentence.
+
+    Attributes:
+        event: number of the event at which they differ.
+    """
+
+    def __init__(self, event: int, message: str) -> None:
+        super().__init__(message)
+        self.event = event
+
+
+def rerun(
+    trial: Any,
+    *,
+    until: int | None = None,
+    start: Any = None,
+    before: Callable[[int], None] | None = None,
+    **changes: Any,
+) -> Iterator[PolicyOptimizerTrainer]:
+    """Runs a recorded run again, and compares it with its record.
+
+        for trainer in polopt.rerun("~/ray_results/my_run/A3C_CartPole-v1_00000"):
+            print(trainer.iteration, trainer.optimizer.metrics.lag.in_updates.report())
+
+    Processes run for real. Their answers are taken in the recorded order, the deaths of workers are
+    repeated, and the driver reads the recorded clock. So results are those of the run, its seconds
+    included. What a program of its own did with the trainer between two results, such as
+    `trainer.workers.add_workers(1)`, has to be done again in the loop.
+
+    Args:
+        trial: directory of a trial that was trained with `record_arrivals: true`, or of an
+            experiment with one trial, a result of Tune, or a file of the record.
+        until: last iteration; None: to the end of the record.
+        start: checkpoint that a restored run began at: the rerun begins there. None: it begins with
+            the first process of the trial.
+        before: called with the number of each event before it is repeated.
+        changes: values of the config that the record does not hold or may not import, such as a
+            callable `env`; `policy` and `optimizer` may be classes, and `network` is the class of
+            a custom network.
+
+    Yields:
+        the trainer, after each result.
+
+    Raises:
+        ConfigError: there is no record, or a value of the config is missing.
+        RerunDifference: at the first difference.
+    """
+    paths = find_records(trial)
+    if start is not None:
+        paths = _from_checkpoint(paths, Path(getattr(start, "path", start)).expanduser())
+    for path in paths:
+        header, recorded = read_log(path)
+        config = _config_of(header, path, changes)
+        for trainer in _rerun_one(header, recorded, config, path, until, before):
+            yield trainer
+            if until is not None and trainer.iteration >= until:
+                return
+
+
+def find_records(trial: Any) -> list[Path]:
+    """The files of a trial's record, in order of time.
+
+    Raises:
+        ConfigError: the directory holds no file, or the files of several trials.
+    """
+    path = Path(getattr(trial, "path", trial)).expanduser()
+    if path.is_file():
+        return [path]
+    found = sorted(path.glob(PATTERN))
+    if not found:
+        below = sorted(path.rglob(PATTERN))
+        folders = sorted({one.parent for one in below})
+        if len(folders) > 1:
+            names = ", ".join(str(one.relative_to(path)) for one in folders[:6])
+            raise ConfigError(f"{path} holds records of {len(folders)} trials. Name one: {names}")
+        found = below
+    if not found:
+        raise ConfigError(
+            f"{path} holds no record of a run, arrivals_000000.jsonl.gz. A run writes one with "
+            "record_arrivals: true"
+        )
+    return found
+
+
+def _from_checkpoint(paths: list[Path], checkpoint: Path) -> list[Path]:
+    """The files from the one on that began with the restore of a checkpoint.
+
+    Raises:
+        ConfigError: none did.
+    """
+    begun = [_restored(path) for path in paths]
+    for number, restored in enumerate(begun):
+        if restored is not None and Path(restored).resolve() == checkpoint.resolve():
+            return paths[number:]
+    known = ", ".join(restored for restored in begun if restored is not None) or "none"
+    raise ConfigError(
+        f"no process of this trial began at checkpoint {checkpoint}. A checkpoint does not hold "
+        "what environments are doing, so a rerun can begin only where the run itself was restored. "
+        f"Allowed: {known}"
+    )
+
+
+def _restored(path: Path) -> str | None:
+    """Checkpoint at which the run of a record began; None: at its first weights."""
+    for kind, *values in read_log(path)[1]["events"]:
+        if kind == "restore":
+            return str(values[0])
+        if kind == "train":
+            break
+    return None
+
+
+def _config_of(header: Mapping[str, Any], path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a run, with what the user gives.
+
+    Raises:
+        ConfigError: a value is missing.
+    """
+    config = decode_config(header["config"], f"{path}: field 'config")
+    given = dict(changes)
+    network = given.pop("network", None)
+    for plugin in ("optimizer", "policy"):
+        if isinstance(given.get(plugin), type):
+            config[plugin] = {**config[plugin], "name": given.pop(plugin)}
+    if network is not None:
+        policy = config["policy"]
+        config["policy"] = {**policy, "model": {**policy["model"], "custom": network}}
+    missing = {
+        place: kind
+        for place, kind in header["unsaved"].items()
+        if place.partition(".")[0].partition("[")[0] not in given
+        and not (network is not None and place.startswith("policy.model.custom"))
+    }
+    callbacks = config.get("callbacks")
+    if isinstance(callbacks, str) and "callbacks" not in given:
+        missing["callbacks"] = f"{callbacks}, which is not imported unless you name it"
+    if missing:
+        raise ConfigError(
+            f"{path} does not hold {described_values(missing)}. Give it: "
+            "polopt.rerun(trial, KEY=VALUE), or on the command line --env, --policy, --optimizer, "
+            "--network, --callbacks"
+        )
+    if "env" not in given:
+        try:
+            given["env"] = resolve_env(config["env"], allow_import=False)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; to import it: --env {config['env']}") from None
+    return {**config, **given}
+
+
+def _rerun_one(
+    header: Mapping[str, Any],
+    recorded: dict[str, Any],
+    config: dict[str, Any],
+    path: Path,
+    until: int | None,
+    before: Callable[[int], None] | None,
+) -> Iterator[PolicyOptimizerTrainer]:
+    """Reruns what one process has trained."""
+    kind = type(str(header["trainer"]), (PolicyOptimizerTrainer,), {"recorded": recorded})
+    trainer: PolicyOptimizerTrainer | None = None
+    log: Rerun | None = None
+    try:
+        trainer = kind(config)
+        assert trainer is not None
+        log = trainer.workers.transport.log
+        assert isinstance(log, Rerun)
+        log.before = before or log.before
+        with contextlib.suppress(RecordEnded):
+            while (event := log.peek()) is not None:
+                match event:
+                    case ["train"]:
+                        trainer.train()
+                        yield trainer
+                    case ["save"]:
+                        with tempfile.TemporaryDirectory() as folder:
+                            trainer.save_checkpoint(folder)
+                    case ["restore", checkpoint]:
+                        trainer.load_checkpoint(_found(checkpoint, path))
+                    case ["kill", _]:  # the run was stopped
+                        break
+                    case _:
+                        log.depart(
+                            log.num_events,
+                            f"the record goes on with {described(event)}, which no trainer does by "
+                            "itself",
+                        )
+    except RecordEnded:  # while the trainer was made
+        return
+    except Departure as departure:
+        raise RerunDifference(
+            departure.event, _sentence(departure, recorded["events"], header, config)
+        ) from None
+    finally:
+        if log is not None:
+            log.finish()
+        if trainer is not None:
+            trainer.stop()
+
+
+def _found(checkpoint: str, path: Path) -> str:
+    """A checkpoint where it was, or beside the record, which may have been moved with it."""
+    beside = path.parent / Path(checkpoint).name
+    return checkpoint if Path(checkpoint).exists() or not beside.exists() else str(beside)
+
+
+def _sentence(
+    departure: Departure,
+    events: list[Any],
+    header: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> str:
+    iterations = sum(event[0] == "train" for event in events[: departure.event + 1])
+    return (
+        f"at event {departure.event}, in iteration {max(iterations, 1)} of this record, the rerun "
+        f"differs: {departure}; likely because {_cause(departure, header, config)}"
+    )
+
+
+def _cause(departure: Departure, header: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What is likely."""
+    recorded, own = header["made_by"], this_machine()
+    changed = [
+        f"{name} {own.get(name, 'none')} (recorded with {recorded.get(name, 'none')})"
+        for name in sorted({*recorded, *own})
+        if recorded.get(name) != own.get(name) and name != "processor"
+    ]
+    if changed:
+        return f"another version of a library computes differently: {', '.join(changed)}"
+    if recorded.get("processor") != own["processor"]:
+        return (
+            f"another processor rounds differently: {own['processor']} (recorded with "
+            f"{recorded.get('processor')})"
+        )
+    if "answered with" in str(departure) or "the weights of" in str(departure):
+        return (
+            f"the environment {env_name(config['env'])!r} is not deterministic: it depends on the "
+            "clock, on other processes, or on random numbers that its seed does not set"
+        )
+    return "the program is not the one that was recorded"
