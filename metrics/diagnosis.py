@@ -449,7 +449,7 @@ def _learner_waits_for_shards(run: RunResults) -> Found:
     return (
         f"The learner waits for replay shards: {waits:.0%} of its time",
         "more num_replay_shards if cores are free, a larger train_batch_size, or a larger "
-        "learner_queue_size",
+        "prefetch_batches",
         waits,
     )
 

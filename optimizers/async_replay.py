@@ -58,8 +58,7 @@ class AsyncReplayConfig(ReplayOptions):
             them. A sampler always stores its fragments in the same shard, so there is at least one
             sampler for each shard. RLlib 0.8: `num_replay_buffer_shards`.
         num_cpus_per_replay_shard: Ray CPUs of each shard.
-        learner_queue_size: batches that are drawn ahead, on their way or waiting for the learner.
-            RLlib: `learner_queue_size`.
+        prefetch_batches: batches that are drawn ahead, on their way or waiting for the learner.
         max_requests_in_flight_per_worker: most fragments requested of each sampler at once. With 2,
             it samples the next one while the driver learns.
         error_buffer: rows by which learning may fall behind `training_intensity` times the rows
@@ -70,7 +69,7 @@ class AsyncReplayConfig(ReplayOptions):
 
     num_replay_shards: int = pydantic.Field(default=1, ge=1, le=10_000)
     num_cpus_per_replay_shard: Amount = 1.0
-    learner_queue_size: int = pydantic.Field(default=4, ge=1, le=1000)
+    prefetch_batches: int = pydantic.Field(default=4, ge=1, le=1000)
     max_requests_in_flight_per_worker: int = pydantic.Field(default=2, ge=1, le=1000)
     error_buffer: Automatic = pydantic.Field(default=None, ge=0, le=10**12)
 
@@ -90,7 +89,7 @@ class AsyncReplayConfig(ReplayOptions):
         most = self.most_fragments * rollout.num_workers * rows
         bound = self.error_buffer or (
             math.ceil(self.training_intensity * most)
-            + self.learner_queue_size * self.train_batch_size
+            + self.prefetch_batches * self.train_batch_size
         )
         # With so many rows, one environment has more steps than a window: a row can be drawn.
         window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
@@ -284,7 +283,7 @@ class AsyncReplay(ReplayOptimizer):
         """Draws batches ahead, as many as the queue of the learner takes and the limiter allows."""
         size = self.config.train_batch_size
         drawing = self._num_drawing
-        while drawing < self.config.learner_queue_size:
+        while drawing < self.config.prefetch_batches:
             if not self.limiter.can_learn((drawing + 1) * size):
                 break
             shard = self.shards.next_to_draw()

@@ -136,11 +136,11 @@ class PolicyOptimizer(ABC):
         return []
 
     @classmethod
-    def check_spaces(cls, workers: WorkerConfig, config: Any) -> None:
+    def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
         """Refuses what does not fit the spaces of the environment, before any actor starts.
 
         Args:
-            workers: what workers are made from.
+            worker_config: what workers are made from.
             config: an instance of `config_class`.
 
         Raises:

@@ -104,10 +104,12 @@ class ReplayOptimizer(PolicyOptimizer):
     learns_from: ClassVar[type] = Transitions
 
     @classmethod
-    def check_spaces(cls, workers: WorkerConfig, config: Any) -> None:
+    def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
         """Refuses a buffer that is larger than the free memory."""
-        policy = workers.policy_class(
-            workers.observation_space, workers.action_space, workers.policy
+        policy = worker_config.policy_class(
+            worker_config.observation_space,
+            worker_config.action_space,
+            worker_config.policy,
         )
         cls.make_buffer(policy, config)
 

@@ -41,7 +41,9 @@ class SACConfig(ReplayConfig):
 
     Attributes:
         lr: learning rate of actor, critics and temperature.
-        actor_lr, critic_lr, alpha_lr: their own learning rates; None: `lr`.
+        actor_lr: learning rate of the actor; None: `lr`.
+        critic_lr: learning rate of the critics; None: `lr`.
+        alpha_lr: learning rate of the temperature; None: `lr`.
         initial_alpha: temperature at the beginning.
         target_entropy: entropy that the temperature is tuned to, of actions in [-1, 1]; `auto`:
             minus the number of action dimensions. None: the temperature is `initial_alpha`.

@@ -42,7 +42,8 @@ class TD3Config(ReplayConfig):
 
     Attributes:
         lr: learning rate of actor and critics.
-        actor_lr, critic_lr: their own learning rates; None: `lr`.
+        actor_lr: learning rate of the actor; None: `lr`.
+        critic_lr: learning rate of the critics; None: `lr`.
         policy_delay: updates of the critics for each update of the actor. With the default of
             `target_network_update_freq`, which is the same, targets move with the actor.
         exploration_noise: standard deviation of the noise of sampled actions; a number or a

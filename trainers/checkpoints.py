@@ -74,7 +74,7 @@ def write_checkpoint(
     Args:
         directory: of the checkpoint.
         state: what `read_checkpoint` returns.
-        add_files: called first. Writes what is too large for `state`, and may add to `state`. It
+        add_files: called before. Writes what is too large for `state`, and may add to `state`. It
             gets a directory that does not exist, and returns the SHA-256 of each file that it has
             written there, by name.
 
@@ -83,6 +83,7 @@ def write_checkpoint(
         CheckpointError: a file is too large, or cannot be written; no temporary file is left.
     """
     directory = Path(directory)
+    files = _files(directory, state)  # raises before anything is written
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # Until the new manifest exists, the directory counts as incomplete.
@@ -90,7 +91,8 @@ def write_checkpoint(
         if (directory / REPLAY).exists():  # of a checkpoint that was here before
             shutil.rmtree(directory / REPLAY)
         further = add_files(directory / REPLAY)
-        files = _files(directory, state)
+        if further:
+            files = _files(directory, state)
         for name, data in files.items():
             _write(directory / name, data)
         sums = {name: _sha256(data) for name, data in files.items()}

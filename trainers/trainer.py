@@ -506,6 +506,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self.evaluation is not None:
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
 
+        state["optimizer"]["files"] = {}
+
         def add_files(directory: Path) -> dict[str, str]:
             checksums: dict[str, str]
             state["optimizer"]["files"], checksums = self.optimizer.write_files(directory)

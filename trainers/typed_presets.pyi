@@ -192,7 +192,7 @@ class _AsyncReplayConfig(TypedDict, total=False):
     num_replay_shards: int
     num_replay_buffer_shards: int
     num_cpus_per_replay_shard: float
-    learner_queue_size: int
+    prefetch_batches: int
     max_requests_in_flight_per_worker: int
     max_requests_in_flight_per_env_runner: int
     error_buffer: int | None
@@ -348,7 +348,7 @@ class AnyOptions(PluginOptions, total=False):
     num_replay_shards: int
     num_replay_buffer_shards: int
     num_cpus_per_replay_shard: float
-    learner_queue_size: int
+    prefetch_batches: int
     error_buffer: int | None
     max_rollout_lag: int | None
     backend: Literal["auto", "socket", "gloo", "nccl"]

@@ -201,7 +201,7 @@ def test_learning_stays_within_the_stated_buffer_at_every_step(seed: int, intens
         optimizer.step()
         assert 0 <= credit(optimizer) <= optimizer.limiter.error_buffer
         waiting = sum(task.kind == "batch" for task in optimizer._tasks())
-        assert waiting <= optimizer.config.learner_queue_size
+        assert waiting <= optimizer.config.prefetch_batches
         stored = optimizer.shards.num_rows
     sampled = optimizer.metrics.num_env_steps_sampled
     assert sampled == stored + under_way(optimizer)
@@ -253,7 +253,7 @@ def test_large_batches_stay_with_the_shard_until_they_are_learned_from(
         optimizer.step()
     values = [value for c in channels(optimizer, "replay shard") for value in c.values]
     by_value = sum(isinstance(value, replay_shards.Batch) for value in values)
-    assert by_value <= optimizer.config.learner_queue_size, "until one has told its size"
+    assert by_value <= optimizer.config.prefetch_batches, "until one has told its size"
     assert sum(isinstance(value, Reference) for value in values) > 50
     assert optimizer.metrics.num_updates > 50
 
@@ -529,8 +529,8 @@ def test_bad_options_are_refused_before_any_process_starts(
 
 
 def test_names_of_rllib_are_accepted() -> None:
-    config = AsyncReplayConfig.parse({"num_replay_buffer_shards": 3, "learner_queue_size": 16})
-    assert (config.num_replay_shards, config.learner_queue_size) == (3, 16)
+    config = AsyncReplayConfig.parse({"num_replay_buffer_shards": 3, "prefetch_batches": 16})
+    assert (config.num_replay_shards, config.prefetch_batches) == (3, 16)
 
 
 def test_shards_are_among_the_processes_of_a_run() -> None:

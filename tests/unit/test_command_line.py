@@ -78,7 +78,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "said"),
     [
         (["cartpole_a3c", "gama=0.9"], "unknown key 'gama'; did you mean 'gamma'?"),
-        (["cartpole_a3c", "train_batch_size=9"], "an option of optimizer 'async_samples'"),
+        (
+            ["cartpole_a3c", "train_batch_size=9"],
+            "an option of optimizer 'async_replay', 'async_samples'",
+        ),
         (["cartpole_a3c", "lr=fast"], "key 'lr': got 'fast'"),
         (["cartpole_a3c", "num_workers=0"], "'async_gradients' with num_workers=0"),
         (["cartpole_a3c", "lr"], "'lr'. Allowed: key=value"),

@@ -169,7 +169,7 @@ def test_command_lists_options(name: str, said: str, capsys: pytest.CaptureFixtu
     assert max(map(len, out.splitlines())) <= 100
 
 
-@pytest.mark.parametrize(("name", "said"), [("SyncPP0", "SyncPPO"), ("SAC", "SAC")])
+@pytest.mark.parametrize(("name", "said"), [("SyncPP0", "SyncPPO"), ("SACK", "SAC")])
 def test_command_refuses_other_names(
     name: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from toy_envs import random_batch
 
 from polopt.common.sample_batch import SampleBatch
-from polopt.policies import actor_critic, gae
+from polopt.policies import fragment_policy, gae
 from polopt.policies.gae import standardized
 from polopt.policies.learning.minibatches import num_minibatches, shuffled
 from polopt.policies.learning.reducer import LocalReducer
@@ -147,21 +147,21 @@ def own_standardisation(wrapped: Callable[..., np.ndarray]) -> Callable[..., np.
 
 @every_policy
 def test_averaging_without_counts_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_critic, "reduce_gradient", plain_average)
+    monkeypatch.setattr(fragment_policy, "reduce_gradient", plain_average)
     with pytest.raises(AssertionError):
         assert_together_equals_alone(name, (0.9, 0.2))
 
 
 def test_statistics_of_values_of_one_learner_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments, statistics = actor_critic.value_sums, actor_critic.value_statistics
+    moments, statistics = fragment_policy.value_sums, fragment_policy.value_statistics
     own = threading.local()  # each learner is a thread
 
     def keep(batch: SampleBatch) -> list[float]:
         own.moments = moments(batch)
         return own.moments
 
-    monkeypatch.setattr(actor_critic, "value_sums", keep)
-    monkeypatch.setattr(actor_critic, "value_statistics", lambda _: statistics(own.moments))
+    monkeypatch.setattr(fragment_policy, "value_sums", keep)
+    monkeypatch.setattr(fragment_policy, "value_statistics", lambda _: statistics(own.moments))
     with pytest.raises(AssertionError):
         assert_together_equals_alone("ppo", (0.9, 0.2))
 

@@ -21,7 +21,6 @@ from polopt.trainers.experiment import TrainerConfig
 ROOT = Path(__file__).parents[2]
 #: Options that neither the docs nor an example set, and where they are from.
 OF_OTHER_LIBRARIES = {
-    "grads_per_step": "RLlib 0.8: A3C",
     "standardize_advantages": "RLlib 0.8: `standardize_fields` of its optimizers",
     "vf_loss_coeff": "RLlib 0.8: A3C, PPO, IMPALA and APPO",
     "vtrace_clip_rho_threshold": "RLlib 0.8: IMPALA and APPO",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import pdb
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,7 +118,7 @@ def _at(event: int | None, debug: bool) -> Callable[[int], None] | None:
             raise _Here
         say(f"before event {event}; `up` leads to the strategy's step, `c` goes on")
         debugger = pdb.Pdb()
-        debugger.set_trace(sys._getframe(1))
+        debugger.set_trace(inspect.currentframe().f_back)
 
     return before
 

@@ -18,7 +18,7 @@ class HuberA2CConfig(polopt.ActorCriticConfig):
         huber_delta: error from which on the loss of a value grows linearly.
     """
 
-    huber_delta: float = pydantic.Field(1.0, gt=0.0)
+    huber_delta: float = pydantic.Field(default=1.0, gt=0.0)
 
 
 class HuberA2C(polopt.ActorCriticPolicy):

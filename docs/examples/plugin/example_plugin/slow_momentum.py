@@ -18,8 +18,8 @@ class SlowMomentumConfig(polopt.OptimizerConfig):
         slow_momentum: share of the last move that the next one keeps; beta in the paper.
     """
 
-    local_rounds: int = pydantic.Field(2, ge=1)
-    slow_momentum: float = pydantic.Field(0.5, ge=0.0, lt=1.0)
+    local_rounds: int = pydantic.Field(default=2, ge=1)
+    slow_momentum: float = pydantic.Field(default=0.5, ge=0.0, lt=1.0)
 
 
 def learn_alone(
