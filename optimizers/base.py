@@ -22,9 +22,9 @@ from polopt.metrics.tab import Tab
 from polopt.policies.policy import Policy
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.call_workers import (
-    begin_restored_run,
-    call_each,
-    restore_statistics,
+    latest_statistics,
+    present_statistics,
+    restore_workers,
     update_algorithm_parameter,
 )
 from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
@@ -279,23 +279,16 @@ class PolicyOptimizer(ABC):
         """As `get_state`, of what the driver has at this moment: drains nothing and calls no
         worker, so that training goes on as without it. Of the wrappers it has the statistics that
         replies carried last."""
-        statistics = dict(self.workers.env_statistics)
-        if own := self.workers.local.get_statistics():
-            statistics[0] = own
         return {
             **self.metrics.get_state(),
             "restore_count": self.workers.config.restore_count,
             "policy": self.policy.get_state(),
-            "workers": {str(index): {"statistics": one} for index, one in statistics.items()},
+            "workers": latest_statistics(self.workers),
         }
 
     def worker_states(self) -> dict[str, Any]:
         """What is saved of each worker, by index as text."""
-        up = {worker.index: () for worker in self.workers.remote if worker.up}
-        states = call_each(self.workers, "get_statistics", up)
-        if self.workers.local.sampler is not None:
-            states[0] = self.workers.local.get_statistics()
-        return {str(index): {"statistics": one} for index, one in states.items() if one}
+        return present_statistics(self.workers)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from what `get_state` of any optimizer returned. Results of pending calls are
@@ -305,11 +298,7 @@ class PolicyOptimizer(ABC):
         self.policy.set_state(state["policy"])  # first: raises for another network
         self.metrics.set_state(state)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
-        self.workers.weights.take(force=True)
-        if self.workers.remote:
-            self.workers.up()
-        begin_restored_run(self.workers, int(state["restore_count"]) + 1)
-        restore_statistics(self.workers, state.get("workers", {}))
+        restore_workers(self.workers, int(state["restore_count"]), state.get("workers", {}))
 
     def write_files(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Writes what of the state is too large for `get_state`, a replay buffer for example. By

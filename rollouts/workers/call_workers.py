@@ -72,6 +72,43 @@ def set_up_all(workers: WorkerSet, method: str, *args: Any) -> None:
     set_up_each(workers, method, {worker.index: args for worker in workers.remote})
 
 
+def latest_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
+    """What the driver has at this moment of the running statistics of the environments' wrappers:
+    replies carry them once a second. By worker index, as text, under the key `statistics`."""
+    statistics = dict(workers.env_statistics)
+    statistics[0] = workers.local.get_statistics()
+    return _as_saved(statistics)
+
+
+def present_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
+    """As `latest_statistics`, asked of all workers that are up."""
+    statistics = call_each(
+        workers, "get_statistics", {worker.index: () for worker in workers.remote if worker.up}
+    )
+    statistics[0] = workers.local.get_statistics()
+    return _as_saved(statistics)
+
+
+def _as_saved(statistics: Mapping[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {str(index): {"statistics": one} for index, one in statistics.items() if one}
+
+
+def restore_workers(workers: WorkerSet, restore_count: int, states: Mapping[str, Any]) -> None:
+    """Has all workers continue a run that was saved, with the present weights of the driver, which
+    come with their next calls.
+
+    Args:
+        workers: waits until enough of them are up for a run to begin.
+        restore_count: how often the run had been restored when it was saved.
+        states: see `restore_statistics`, which also says what is raised.
+    """
+    workers.weights.take(force=True)
+    if workers.remote:
+        workers.up()
+    begin_restored_run(workers, restore_count + 1)
+    restore_statistics(workers, states)
+
+
 def begin_restored_run(workers: WorkerSet, restore_count: int) -> None:
     """All workers, and later replacements, begin new episodes with random numbers that were not
     used before the restore; see `RolloutWorker.begin_restored_run`."""
@@ -94,8 +131,7 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
 
     Args:
         workers: the workers; those that are starting get theirs once they are up.
-        states: by worker index, as text: a dict with the result of `get_env_statistics` as
-            `statistics`.
+        states: as `present_statistics` returns them.
 
     Raises:
         ValueError: the environments have other wrappers than those that were saved.

@@ -118,7 +118,8 @@ def _at(event: int | None, debug: bool) -> Callable[[int], None] | None:
             raise _Here
         say(f"before event {event}; `up` leads to the strategy's step, `c` goes on")
         debugger = pdb.Pdb()
-        debugger.set_trace(inspect.currentframe().f_back)
+        here = inspect.currentframe()
+        debugger.set_trace(here.f_back if here is not None else None)
 
     return before
 
