@@ -111,6 +111,32 @@ class Algorithm(PolicyOptimizerTrainer):
         """
         self.restore(str(path))
 
+    def evaluate(self, *others: Any, **more: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Plays `evaluation_duration` episodes with the policy as it is now, in this process; see
+        `PolicyOptimizerTrainer.evaluate`.
+
+        Args:
+            others: arguments of RLlib that change nothing here.
+            more: arguments of RLlib that change nothing here.
+
+        Returns:
+            `env_runners`, as RLlib 2.60 returns it, and the names of RLlib 2.7: `evaluation`, with
+            `episode_reward_mean` and so on.
+        """
+        played = super().evaluate().episodes
+        returns = [episode.episode_return for episode in played]
+        lengths = [episode.episode_len for episode in played]
+        block = {
+            "episode_return_mean": sum(returns) / len(played),
+            "episode_return_min": min(returns),
+            "episode_return_max": max(returns),
+            "episode_len_mean": sum(lengths) / len(played),
+            "num_episodes": len(played),
+        }
+        result: dict[str, Any] = {"env_runners": block}
+        add_old_names(result)
+        return result | {"evaluation": dict(result)}
+
     def __getattr__(self, name: str) -> Any:
         instead = _INSTEAD.get(name)
         raise AttributeError(

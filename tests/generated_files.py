@@ -36,7 +36,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, overload
 
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.policies.policy import Policy
@@ -171,6 +171,10 @@ class {name}(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[{name}Options],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[{name}Options]
+    ) -> Self: ...
 """
 
 
@@ -181,14 +185,14 @@ def _train() -> str:
         for name, options in presets
         if options != f"{PolicyOptimizerTrainer.__name__}Options"
     ]
-    forms += [("str", "AnyOptions"), ("type[_Trainer]", "")]
+    forms += [("str", "AnyOptions"), ("None", "AnyOptions"), ("type[_Trainer]", "")]
     lines = []
     for experiment, options in forms:
         given = f"Unpack[{options}]" if options else "Any"
         lines.append(
             "@overload\n"
             "def train(\n"
-            f"    experiment: {experiment},\n"
+            f"    experiment: {experiment}{' = None' * (experiment == 'None')},\n"
             "    config: Mapping[str, Any] | None = None,\n"
             "    *,\n"
             "    stop: Mapping[str, float] | None = None,\n"

@@ -16,6 +16,7 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.saved_config import described, unsaved_in
 from polopt.trainers.saved_spaces import space_of
 from polopt.trainers.saved_trainer import (
+    checkpoint_path,
     find_checkpoint,
     name_previous,
     read_trainer_state,
@@ -46,8 +47,7 @@ def load(
             without an option of the policy that could not be saved.
         ConfigError: the class of the policy or of the network is not known; the message names it.
     """
-    checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
-    directory = find_checkpoint(Path(getattr(checkpoint, "path", checkpoint)).expanduser())
+    directory = find_checkpoint(checkpoint_path(checkpoint))
     return policy_of(read_whole(directory), directory, policy_class, network, device)
 
 

@@ -261,6 +261,12 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+def checkpoint_path(checkpoint: Any) -> Path:
+    """The path of a checkpoint: of a path, a Tune checkpoint, or what `Trainable.save` returned."""
+    checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
+    return Path(getattr(checkpoint, "path", checkpoint)).expanduser()
+
+
 def check_directory(checkpoint: Any) -> None:
     """Refuses what Tune would handle before it calls the trainer: a directory that does not exist,
     and one with a file that Tune would unpickle. polopt writes no such file, and unpickling

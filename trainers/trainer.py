@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
 from ray import tune
@@ -30,9 +30,11 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
+from polopt.trainers.evaluate_now import evaluate_now
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import ProgressMetrics
+from polopt.trainers.play_episodes import EvaluationResult
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
 from polopt.trainers.prometheus_exporter import PrometheusExporter
 from polopt.trainers.result_files import ResultFiles
@@ -47,9 +49,12 @@ from polopt.trainers.run_context import (
 from polopt.trainers.run_record import RunRecord
 from polopt.trainers.saved_checkpoint import SavedCheckpoint, following
 from polopt.trainers.saved_config import described, encode_config
+from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.saved_trainer import (
     check_directory,
+    checkpoint_path,
+    find_checkpoint,
     misfit,
     read_or_fall_back,
     restore_state,
@@ -59,6 +64,9 @@ from polopt.trainers.tab_file import write_tab
 from polopt.trainers.trace_file import StepTrace
 from polopt.trainers.trial_resources import bundles
 from polopt.trainers.tune_storage import next_checkpoint, results_folder
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = logging.getLogger("polopt")
 
@@ -156,7 +164,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self,
         config: dict[str, Any] | None = None,
         *,
-        log_dir: str | os.PathLike[str] | None = None,
+        log_dir: str | os.PathLike[str] | ResultFiles | None = None,
         storage: Any = None,
         **options: Any,
     ) -> None:
@@ -179,7 +187,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
         refuse_made_env(config.get("env"))  # copying one may even damage it
-        if log_dir is not None:
+        if isinstance(log_dir, ResultFiles):
+            self._files = log_dir
+        elif log_dir is not None:
             Experiment.parse(config, self.preset)  # before the directory is made
             self._files = ResultFiles(log_dir)
         super().__init__(OwnCopies(config), storage=storage, **others)
@@ -584,6 +594,66 @@ class PolicyOptimizerTrainer(tune.Trainable):
         counted, seconds = super().iteration, self._counted_s()
         self._earlier_iterations = int(state.get("training_iteration", counted)) - counted
         self._earlier_s = float(state.get("time_total_s", seconds)) - seconds
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Any, *, log_dir: str | os.PathLike[str] | None = None, **changes: Any
+    ) -> Self:
+        """Returns a trainer with the config of a checkpoint, restored from it.
+
+            trainer = polopt.SyncPPO.from_checkpoint("runs/a", lr=1e-4, log_dir="runs/a")
+
+        Args:
+            checkpoint: a directory, one above it, of which the newest checkpoint is taken, or what
+                `save` or `polopt.train` returned.
+            log_dir: as in the constructor. The directory of the checkpoint's run is continued.
+            changes: options that replace saved ones. The optimizer of a preset replaces the saved
+                one, and `PolicyOptimizerTrainer` keeps it.
+
+        Raises:
+            CheckpointError: missing, damaged, or without a value that could not be saved: the
+                message names the option, which `changes` then has to give.
+            ConfigError: an option is wrong, or a module is named by the checkpoint alone.
+        """
+        found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
+        config = config_of(state, f"checkpoint {found}", changes, cls.preset)
+        Experiment.parse(config, cls.preset)  # before the directory is made
+        files = None
+        if log_dir is not None:
+            continues = Path(log_dir).expanduser().resolve() in found.resolve().parents
+            files = ResultFiles(log_dir, continues)
+        trainer = cls(config, log_dir=files)
+        try:
+            trainer.restore(found)
+        except BaseException:
+            trainer.stop()
+            raise
+        return trainer
+
+    def evaluate(
+        self,
+        episodes: int | None = None,
+        *,
+        stochastic: bool | None = None,
+        seed: int | None = None,
+    ) -> EvaluationResult:
+        """Plays whole episodes with the policy as it is now, in this process, in an environment of
+        evaluation (`evaluation_config`). Training is the same with it and without it.
+
+        Args:
+            episodes: number of episodes. None: `evaluation_duration`, 10 by default.
+            stochastic: sample actions, instead of the mode of the policy's distribution. None: what
+                `explore` of `evaluation_config` says, False by default.
+            seed: of the environment and of the actions; None draws one.
+
+        Raises:
+            ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
+            RuntimeError: the trainer has been stopped.
+        """
+        self._check_runs("evaluate")
+        return evaluate_now(
+            self.experiment, self.get_policy(), self.optimizer, episodes, stochastic, seed
+        )
 
     def restore(self, checkpoint_path: Any) -> None:
         """Restores a checkpoint, and goes on counting its iterations, steps and seconds.

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, overload
 
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from polopt.optimizers.base import PolicyOptimizer
 from polopt.policies.policy import Policy
@@ -416,6 +416,10 @@ class A3C(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[A3COptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[A3COptions]
+    ) -> Self: ...
 
 class A2COptions(
     PluginOptions,
@@ -437,6 +441,10 @@ class A2C(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[A2COptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[A2COptions]
+    ) -> Self: ...
 
 class SyncPPOOptions(
     PluginOptions,
@@ -459,6 +467,10 @@ class SyncPPO(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[SyncPPOOptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[SyncPPOOptions]
+    ) -> Self: ...
 
 class DDPPOOptions(
     PluginOptions,
@@ -481,6 +493,10 @@ class DDPPO(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[DDPPOOptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[DDPPOOptions]
+    ) -> Self: ...
 
 class IMPALAOptions(
     PluginOptions,
@@ -503,6 +519,10 @@ class IMPALA(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[IMPALAOptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[IMPALAOptions]
+    ) -> Self: ...
 
 class APPOOptions(
     PluginOptions,
@@ -527,6 +547,10 @@ class APPO(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[APPOOptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[APPOOptions]
+    ) -> Self: ...
 
 class DQNOptions(
     PluginOptions,
@@ -550,6 +574,10 @@ class DQN(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[DQNOptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[DQNOptions]
+    ) -> Self: ...
 
 class ApexDQNOptions(
     PluginOptions,
@@ -573,6 +601,10 @@ class ApexDQN(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[ApexDQNOptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[ApexDQNOptions]
+    ) -> Self: ...
 
 class SACOptions(
     PluginOptions,
@@ -595,6 +627,10 @@ class SAC(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[SACOptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[SACOptions]
+    ) -> Self: ...
 
 class TD3Options(
     PluginOptions,
@@ -617,6 +653,10 @@ class TD3(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[TD3Options],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[TD3Options]
+    ) -> Self: ...
 
 class PQNOptions(
     PluginOptions,
@@ -638,6 +678,10 @@ class PQN(PolicyOptimizerTrainer):
         log_dir: _Path | None = None,
         **options: Unpack[PQNOptions],
     ) -> None: ...
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]
+        cls, checkpoint: Any, *, log_dir: _Path | None = None, **changes: Unpack[PQNOptions]
+    ) -> Self: ...
 
 @overload
 def train(
@@ -774,6 +818,18 @@ def train(
 @overload
 def train(
     experiment: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    stop: Mapping[str, float] | None = None,
+    log_dir: _Path | None = None,
+    checkpoint_every: int = 20,
+    restore: _Path | None = None,
+    verbose: int = 1,
+    **options: Unpack[AnyOptions],
+) -> TrainingResult: ...
+@overload
+def train(
+    experiment: None = None,
     config: Mapping[str, Any] | None = None,
     *,
     stop: Mapping[str, float] | None = None,

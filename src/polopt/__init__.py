@@ -62,7 +62,9 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.rollout_worker import RolloutWorker as RolloutWorker
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
+    from polopt.trainers.command_line.evaluate_function import evaluate as evaluate
     from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
+    from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
     from polopt.trainers.presets import register as register
     from polopt.trainers.rerun import RerunDifference as RerunDifference
     from polopt.trainers.rerun import rerun as rerun
@@ -102,6 +104,7 @@ _MODULE_OF = {
     "DDPPO": "polopt.trainers.presets",
     "DQN": "polopt.trainers.presets",
     "Episode": "polopt.common.episodes",
+    "EvaluationResult": "polopt.trainers.play_episodes",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
     "GradientWorker": "polopt.rollouts.collectors.gradient_worker",
@@ -141,6 +144,7 @@ _MODULE_OF = {
     "WorkerSet": "polopt.rollouts.workers.worker_set",
     "WorkersFailedError": "polopt.rollouts.workers.errors",
     "call_each": "polopt.rollouts.workers.call_workers",
+    "evaluate": "polopt.trainers.command_line.evaluate_function",
     "foreach_worker": "polopt.rollouts.workers.call_workers",
     "load": "polopt.trainers.saved_policy",
     "pack": "polopt.common.compression",

@@ -25,6 +25,7 @@ import polopt as package
 from polopt.common.config import ConfigError
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.registry import POLICIES
+from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.command_line import evaluate_command, tune_run
 from polopt.trainers.command_line.cli import app
@@ -215,10 +216,10 @@ def test_evaluate_plays_episodes(checkpoint: Path) -> None:
 def test_evaluation_is_reproducible(checkpoint: Path) -> None:
     state, experiment = evaluate_command.load(checkpoint)
     policy = policy_of(state, checkpoint)
-    with evaluate_command.environment(experiment) as env:
-        evaluate_command.check_spaces(policy, env)
-        played = evaluate_command.play(policy, env, 4, seed=0)
-        again = evaluate_command.play(policy, env, 4, seed=0)
+    with play_episodes.environment(experiment.rollout) as env:
+        play_episodes.check_spaces(policy, env)
+        played = play_episodes.play(policy, env, 4, seed=0)
+        again = play_episodes.play(policy, env, 4, seed=0)
     assert played == again
     assert [e.episode_return for e in played] == [
         e.episode_len for e in played
@@ -239,12 +240,12 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
     state, experiment = evaluate_command.load(
         tmp_path / "c", "test_command_line:normalized_cartpole"
     )
-    with evaluate_command.environment(experiment) as env:
+    with play_episodes.environment(experiment.rollout) as env:
         policy = policy_of(state, tmp_path / "c")
-        evaluate_command.check_spaces(policy, env)
+        play_episodes.check_spaces(policy, env)
         restore_env_statistics(state, env)
         observation, _ = env.reset(seed=7)
-        evaluate_command.play(policy, env, 2, seed=0)
+        play_episodes.play(policy, env, 2, seed=0)
         assert env.obs_rms.count == pytest.approx(sum(e[0]["count"] for e in saved["envs"]))
         again, _ = env.reset(seed=7)
     np.testing.assert_array_equal(observation, again)  # evaluation does not change them
@@ -309,7 +310,7 @@ def played_endless(folder: Path, *arguments: object, **options: Any) -> list[str
 
 def test_evaluate_prints_each_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr(evaluate_command, "time", seconds)
+    monkeypatch.setattr(play_episodes, "time", seconds)
     lines = played_endless(tmp_path, "max_frames_per_traj=25")
     assert lines[:6] == [
         "episode 1   has not ended after 10 steps (10 s); max_frames_per_traj=STEPS bounds the "
@@ -559,3 +560,15 @@ def test_next_command_starts_this_polopt_again(
     monkeypatch.setattr(sys, "argv", [started])
     monkeypatch.setattr(shutil, "which", lambda name: on_path)
     assert tune_run.program() == program
+
+
+def test_restore_alone_takes_changes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Any] = []
+    monkeypatch.setattr(tune_run, "run", lambda plan, *_: planned.append(plan))
+    assert polopt("train", "--restore", checkpoint).exit_code == 0
+    assert polopt("train", "lr=0.5", "gamma=0.5", "--restore", checkpoint).exit_code == 0
+    saved, changed = (plan.experiment.policy for plan in planned)
+    assert [plan.restore for plan in planned] == [checkpoint] * 2
+    assert (changed.lr, changed.gamma) == (0.5, 0.5)
+    assert saved.model_copy(update={"lr": 0.5, "gamma": 0.5}) == changed
+    assert "nothing to train" in error_of(polopt("train"))

@@ -7,6 +7,7 @@ import logging
 import math
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -519,3 +520,24 @@ def test_attribute_of_an_algorithm_of_rllib(name: str) -> None:
     with pytest.raises(AttributeError, match=f"'PPO' object has no attribute '{name}'{said}"):
         getattr(algo, name)
     assert not hasattr(Algorithm, name)
+
+
+def test_algorithm_is_evaluated_and_made_of_a_checkpoint(tmp_path: Path) -> None:
+    config = rllib.PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0)
+    algo = config.evaluation(evaluation_duration=2).training(lr=1e-3).build_algo()
+    saved = algo.save_to_path(tmp_path / "saved")
+    result = algo.evaluate()
+    block = result["env_runners"]
+    assert block["num_episodes"] == 2
+    assert (
+        block["episode_return_min"] <= block["episode_return_mean"] <= block["episode_return_max"]
+    )
+    assert block["episode_len_mean"] == block["episode_return_mean"]  # a reward of 1 for each step
+    assert result["evaluation"]["episode_reward_mean"] == block["episode_return_mean"]
+    for made in (type(algo), Algorithm):
+        again = made.from_checkpoint(saved)
+        assert isinstance(again, Algorithm)
+        assert again.experiment.policy.lr == 1e-3
+        assert again.experiment.trainer.evaluation_duration == 2
+        again.stop()
+    algo.stop()

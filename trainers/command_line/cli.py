@@ -71,12 +71,13 @@ def options(
 @app.command()
 def train(
     experiment: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="EXAMPLE_OR_CONFIG",
-            help="A tuned example or a preset (see `polopt list`), or a YAML or Python file.",
+            help="A tuned example or a preset (see `polopt list`), or a YAML or Python file. With "
+            "--restore it may be left out: the checkpoint has the config.",
         ),
-    ],
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Argument(
@@ -117,7 +118,7 @@ def train(
 
                     gc.enable()
                     names.import_from(Path.cwd())
-                    planned = plan.plan(experiment, changes or [], restore)
+                    planned = plan.plan(*_experiment(experiment, changes, restore), restore)
                 signals.install()  # a Python file may have called `ray.init`
                 error = tune_run.run(planned, results_dir, signals, checkpoint_every, verbose)
             except Stopped:
@@ -126,6 +127,15 @@ def train(
             signals.leave()
         if error:
             fail(error, FAILED)
+
+
+def _experiment(
+    experiment: str | None, changes: list[str] | None, restore: Path | None
+) -> tuple[str | None, list[str]]:
+    """The experiment and its changes. With a checkpoint, the first argument may be a change."""
+    if restore is not None and experiment is not None and "=" in experiment:
+        return None, [experiment, *(changes or [])]
+    return experiment, changes or []
 
 
 @app.command()
@@ -161,6 +171,7 @@ def evaluate(
 ) -> None:
     """Play episodes with a trained policy."""
     with bad_input():
+        from polopt.trainers import play_episodes
         from polopt.trainers.command_line import evaluate_command
         from polopt.trainers.command_line.names import named_classes
         from polopt.trainers.saved_policy import policy_of
@@ -170,11 +181,11 @@ def evaluate(
         found = find_checkpoint(checkpoint.expanduser())
         state, experiment = evaluate_command.load(found, env, changes or [])
         loaded = policy_of(state, found, *classes)
-        with evaluate_command.environment(experiment, video) as single_env:
-            evaluate_command.check_spaces(loaded, single_env)
+        with play_episodes.environment(experiment.rollout, video) as single_env:
+            play_episodes.check_spaces(loaded, single_env)
             restore_env_statistics(state, single_env)
             say(f"checkpoint  {found}")
-            played = evaluate_command.play(loaded, single_env, episodes, stochastic, seed, say)
+            played = play_episodes.play(loaded, single_env, episodes, stochastic, seed, say)
     for name, key in (("return", "episode_return"), ("length", "episode_len")):
         summary = evaluate_command.summary([getattr(episode, key) for episode in played])
         say(f"{name:<11} {summary}  ({episodes} episodes)")

@@ -23,6 +23,7 @@ from polopt.trainers.evaluation import evaluation_config
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.results import check_stop_key
+from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.saved_trainer import (
     find_checkpoint,
     misfit,
@@ -61,8 +62,15 @@ def ray_address() -> str:
     return os.environ.get("RAY_ADDRESS") or "local"
 
 
-def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = None) -> Plan:
+def plan(
+    example_or_config: str | None, changes: Sequence[str], restore: Path | None = None
+) -> Plan:
     """Reads, changes and checks an experiment; starts no process.
+
+    Args:
+        example_or_config: see `load_example`. None: what the checkpoint `restore` has trained.
+        changes: `key=value` arguments.
+        restore: a checkpoint to start from, or a directory above it.
 
     Raises:
         ConfigError: wrong config, stop condition or environment, `num_gpus` without a GPU, more
@@ -70,10 +78,36 @@ def plan(example_or_config: str, changes: Sequence[str], restore: Path | None = 
         CheckpointError: `restore` is not a complete checkpoint, or does not fit: it is of another
             network, torch optimizer or normalisation, or of environments with other wrappers.
     """
+    if example_or_config is None:
+        if restore is None:
+            raise ConfigError(
+                "nothing to train. Allowed: a tuned example, a preset, a file, or a checkpoint to "
+                "restore"
+            )
+        return plan_of_checkpoint(restore, *apply_changes(Example(run=""), changes))
     example, config_changes = apply_changes(load_example(example_or_config), changes)
     path = Path(example_or_config)
     folder = path.resolve().parent if path.suffix == ".py" else None
     return plan_of(path.stem, example, config_changes, restore, folder=folder)
+
+
+def plan_of_checkpoint(restore: Path, example: Example, config_changes: Mapping[str, Any]) -> Plan:
+    """Returns the plan of a run that goes on with the config of a checkpoint.
+
+    Args:
+        restore: a checkpoint, or a directory above it.
+        example: with its `stop` limits, and its `run` where another preset continues the run.
+        config_changes: options that replace saved ones.
+
+    Raises:
+        ConfigError, CheckpointError: see `plan`.
+    """
+    found, state = read_or_fall_back(find_checkpoint(restore))
+    saved = str(state.get("trainer"))
+    name = example.run or (saved if saved in PRESETS else PolicyOptimizerTrainer.__name__)
+    config = config_of(state, f"checkpoint {found}", config_changes, preset_named(name).preset)
+    described = Example.parse({**vars(example), "run": name, "config": config}, "arguments")
+    return plan_of(name, described, {}, found)
 
 
 def preset_named(name: str) -> type[PolicyOptimizerTrainer]:

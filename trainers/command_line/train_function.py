@@ -23,7 +23,7 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.trainers.command_line.examples import Example, load_example
 from polopt.trainers.command_line.output import RESULTS_DIR, say, say_findings
-from polopt.trainers.command_line.plan import Plan, plan_of
+from polopt.trainers.command_line.plan import Plan, plan_of, plan_of_checkpoint
 from polopt.trainers.command_line.progress_table import Progress
 from polopt.trainers.experiment import with_keywords
 from polopt.trainers.saved_trainer import BEST
@@ -70,7 +70,7 @@ class TrainingResult:
 
 
 def train(
-    experiment: str | type[PolicyOptimizerTrainer],
+    experiment: str | type[PolicyOptimizerTrainer] | None = None,
     config: Mapping[str, Any] | None = None,
     *,
     stop: Mapping[str, float] | None = None,
@@ -94,6 +94,7 @@ def train(
 
     Args:
         experiment: a preset or its class, a tuned example, or the path of a YAML or Python file.
+            None: what the checkpoint `restore` has trained, with its config.
         config: options by key; `options` are added to it.
         stop: result key to the value that ends the run, the first that is reached. None: the limits
             of the example. A preset has none: it trains until Ctrl-C, or until a callback calls
@@ -137,11 +138,20 @@ def train(
 
 
 def _plan(
-    experiment: str | type[PolicyOptimizerTrainer],
+    experiment: str | type[PolicyOptimizerTrainer] | None,
     changes: Mapping[str, Any],
     stop: Mapping[str, float] | None,
     restore: str | os.PathLike[str] | None,
 ) -> Plan:
+    checkpoint = None if restore is None else Path(restore).expanduser()
+    if experiment is None:
+        if checkpoint is None:
+            raise ConfigError(
+                "nothing to train. Allowed: a preset or its class, a tuned example, the path of a "
+                "YAML or Python file, or a checkpoint to restore"
+            )
+        limits = Example.parse({"run": "", "stop": stop or {}}, "polopt.train")
+        return plan_of_checkpoint(checkpoint, limits, changes)
     preset = experiment if isinstance(experiment, type) else None
     if preset is not None and issubclass(preset, PolicyOptimizerTrainer):
         name, example = preset.__name__, Example(run=preset.__name__)
@@ -159,7 +169,6 @@ def _plan(
         )
     if stop is not None:
         example = Example.parse({**vars(example), "stop": stop}, "polopt.train")
-    checkpoint = None if restore is None else Path(restore).expanduser()
     return plan_of(name, example, changes, checkpoint, preset=preset)
 
 

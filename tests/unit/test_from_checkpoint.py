@@ -1,0 +1,249 @@
+"""A trainer, a run and an evaluation from a checkpoint alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import polopt
+from polopt.common.config import ConfigError
+from polopt.trainers.checkpoints import CheckpointError
+from polopt.trainers.command_line.plan import plan
+from polopt.trainers.experiment import Experiment
+from polopt.trainers.saved_experiment import config_of
+from polopt.trainers.saved_trainer import read_or_fall_back
+
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "min_sample_timesteps_per_iteration": 32,
+    "num_sgd_iter": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "seed": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results and checkpoint of two iterations."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    polopt.train("SyncPPO", SMALL, stop={"training_iteration": 2}, log_dir=folder, verbose=0)
+    return folder
+
+
+def flat(trainer: Any) -> np.ndarray:
+    return np.array(trainer.get_policy().get_weights().flat)
+
+
+def test_is_the_trainer_of_the_run_restored(run: Path) -> None:
+    whole = polopt.SyncPPO(SMALL)
+    whole.restore(next(run.glob("checkpoint_*")))
+    whole.train()
+    trainer = polopt.SyncPPO.from_checkpoint(run)
+    assert trainer.experiment.policy.model.fcnet_hiddens == (8,)
+    assert trainer.iteration == 2
+    trainer.train()
+    np.testing.assert_array_equal(flat(trainer), flat(whole))
+    for one in (trainer, whole):
+        one.stop()
+
+
+def test_changes_replace_saved_options(run: Path) -> None:
+    trainer = polopt.SyncPPO.from_checkpoint(
+        run, lr=5e-4, num_epochs=3, model={"fcnet_activation": "tanh"}
+    )
+    policy = trainer.experiment.policy
+    assert (policy.lr, policy.num_sgd_iter, policy.model.fcnet_hiddens) == (5e-4, 3, (8,))
+    assert trainer.experiment.rollout.rollout_fragment_length == 16
+    trainer.stop()
+
+
+def test_other_optimizer_and_policy_leave_their_options_out(run: Path) -> None:
+    trainer = polopt.A2C.from_checkpoint(run)
+    assert trainer.experiment.policy_name == "a2c"
+    assert trainer.experiment.policy.num_sgd_iter == polopt.ActorCriticConfig().num_sgd_iter
+    trainer.stop()
+    _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
+    changes = {"optimizer": "sync_gradients", "num_workers": 1}
+    experiment = Experiment.parse(config_of(state, "checkpoint x", changes, {}), {})
+    assert experiment.optimizer_name == "sync_gradients"
+    assert experiment.policy_name == "ppo"
+    assert experiment.policy.num_sgd_iter == 1
+
+
+def test_network_of_another_size_is_refused(run: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not fit"):
+        polopt.SyncPPO.from_checkpoint(run, model={"fcnet_hiddens": [9]})
+
+
+def test_results_of_the_run_are_continued(run: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "a"
+    shutil.copytree(run, copied)
+    trainer = polopt.SyncPPO.from_checkpoint(copied, log_dir=copied)
+    trainer.train()
+    trainer.stop()
+    rows = [json.loads(text) for text in (copied / "result.json").read_text().splitlines()]
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3]
+    with pytest.raises(ConfigError, match="another run"):
+        polopt.SyncPPO.from_checkpoint(run, log_dir=copied)
+
+
+class Odd:
+    """A value that no checkpoint holds."""
+
+
+def make(config: Any) -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+def test_values_that_were_not_saved_have_to_be_given(tmp_path: Path) -> None:
+    trainer = polopt.SyncPPO(
+        {**SMALL, "env": make, "env_config": {"odd": Odd()}}, callbacks=polopt.Callbacks
+    )
+    saved = trainer.save(str(tmp_path / "saved"))
+    trainer.stop()
+    with pytest.raises(CheckpointError, match=r"callbacks=.*, env=.*, env_config=") as caught:
+        polopt.SyncPPO.from_checkpoint(saved)
+    assert "env_config.odd" in str(caught.value)
+    again = polopt.SyncPPO.from_checkpoint(saved, env=make, env_config={"odd": 1}, callbacks=None)
+    assert again.experiment.rollout.env_config == {"odd": 1}
+    again.stop()
+
+
+@pytest.mark.parametrize("option", ["env", "custom"])
+def test_modules_that_only_the_checkpoint_names_are_not_imported(
+    option: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hostile.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
+    if option == "env":
+        state["config"]["env"] = "hostile:Env-v0"
+    else:
+        state["config"]["policy"]["model"]["custom"] = "hostile:Network"
+    with pytest.raises(ConfigError, match="hostile:"):
+        config_of(state, "checkpoint x", {}, polopt.SyncPPO.preset)
+
+
+def test_restore_alone_trains_what_the_checkpoint_has_trained(run: Path, tmp_path: Path) -> None:
+    planned = plan(None, ["lr=0.5", "stop.training_iteration=9"], run)
+    assert planned.preset is polopt.SyncPPO
+    assert planned.experiment.policy.lr == 0.5
+    assert planned.experiment.policy.model.fcnet_hiddens == (8,)
+    assert planned.example.stop == {"training_iteration": 9}
+    result = polopt.train(
+        restore=run, stop={"training_iteration": 3}, log_dir=tmp_path / "b", verbose=0
+    )
+    assert result.metrics["training_iteration"] == 3
+    with pytest.raises(ConfigError, match="nothing to train"):
+        plan(None, [])
+    with pytest.raises(ConfigError, match="nothing to train"):
+        polopt.train()
+
+
+# ---- evaluation -------------------------------------------------------------------------------
+
+
+def test_checkpoint_is_evaluated_in_its_environment(run: Path) -> None:
+    result = polopt.evaluate(run, episodes=3, seed=4)
+    assert len(result.episodes) == 3
+    returns = [episode.episode_return for episode in result.episodes]
+    assert result.episode_return_mean == np.mean(returns)
+    assert result.episode_return_std == np.std(returns)
+    assert result.episode_len_mean == result.episode_return_mean  # a reward of 1 for each step
+    assert "3 episodes" in repr(result)
+    again = polopt.evaluate(run, episodes=3, seed=4)
+    assert [episode.episode_return for episode in again.episodes] == returns
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", make, "made"])
+def test_policy_is_evaluated_in_an_environment(env: Any, run: Path) -> None:
+    expected = polopt.evaluate(run, episodes=2, seed=4)
+    given = gymnasium.make("CartPole-v1") if env == "made" else env
+    for policy in (polopt.load(run), run):
+        result = polopt.evaluate(policy, given, episodes=2, seed=4)
+        assert result.episode_return_mean == expected.episode_return_mean
+        bounded = polopt.evaluate(policy, given, 2, max_frames_per_traj=3)
+        assert bounded.episode_len_mean == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"episodes": 0}, "episodes: got 0"),
+        ({"lr": 1}, "'lr' has no effect on evaluation"),
+        ({"env": "Pendulum-v1"}, "does not fit"),
+        ({"env": "NoSuchEnv-v0"}, "NoSuchEnv"),
+    ],
+)
+def test_wrong_evaluation_is_refused(arguments: dict[str, Any], said: str, run: Path) -> None:
+    with pytest.raises((ConfigError, CheckpointError), match=said):
+        polopt.evaluate(run, **arguments)
+
+
+def test_policy_needs_an_environment(run: Path) -> None:
+    with pytest.raises(ConfigError, match="env: got None"):
+        polopt.evaluate(polopt.load(run))
+
+
+def test_trainer_evaluates_without_an_effect_on_training() -> None:
+    one, other = polopt.SyncPPO(SMALL), polopt.SyncPPO(SMALL)
+    for trainer in (one, other):
+        trainer.train()
+    random.seed(1)
+    before = random.getstate()
+    result = one.evaluate(3, seed=5)
+    assert len(result.episodes) == 3
+    assert random.getstate() == before
+    for trainer in (one, other):
+        trainer.train()
+    np.testing.assert_array_equal(flat(one), flat(other))
+    for trainer in (one, other):
+        trainer.stop()
+    with pytest.raises(RuntimeError, match="stopped"):
+        one.evaluate()
+
+
+def test_trainer_evaluates_in_the_environment_of_evaluation() -> None:
+    changes = {"evaluation_config": {"max_frames_per_traj": 3}, "evaluation_duration": 4}
+    trainer = polopt.SyncPPO(SMALL, **changes)
+    result = trainer.evaluate()
+    assert [episode.episode_len for episode in result.episodes] == [3] * 4
+    assert len(trainer.evaluate(2).episodes) == 2
+    with pytest.raises(ConfigError, match="episodes: got 0"):
+        trainer.evaluate(0)
+    trainer.stop()
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_trainer_evaluates_with_the_actions_of_evaluation(explore: bool) -> None:
+    trainer = polopt.SyncPPO(SMALL, evaluation_config={"explore": explore})
+    modes, sampled = (trainer.evaluate(3, stochastic=s, seed=1) for s in (False, True))
+    assert modes.episodes != sampled.episodes
+    assert trainer.evaluate(3, seed=1).episodes == (sampled if explore else modes).episodes
+    trainer.stop()
+
+
+def test_trainer_evaluates_with_the_statistics_of_training() -> None:
+    def normalized(config: Any) -> Any:
+        return gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
+
+    trainer = polopt.SyncPPO({**SMALL, "env": normalized})
+    trainer.train()
+    seen: list[Any] = []
+    policy = trainer.get_policy()
+    act = policy.act
+    policy.act = lambda obs, *rest, **more: (seen.append(obs), act(obs, *rest, **more))[1]  # type: ignore[method-assign]
+    trainer.evaluate(1, seed=1)
+    trainer.stop()
+    # With statistics of its own, the first observation would be close to 0 in each element.
+    assert np.abs(np.asarray(seen[0], float)).max() > 0.1
