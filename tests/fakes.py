@@ -19,7 +19,7 @@ from toy_envs import POLICIES, Drift
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.optimizers.base import PolicyOptimizer
-from polopt.policies import actor_critic
+from polopt.policies import fragment_policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.vector_env import probe_spaces
@@ -285,14 +285,14 @@ class UnweightedPPO(PPOPolicy):
     """Wrong variant: unweighted mean over learners, although their row counts differ."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
-        right = actor_critic.reduce_gradient
-        actor_critic.reduce_gradient = lambda policy, _, stats, group: right(
+        right = fragment_policy.reduce_gradient
+        fragment_policy.reduce_gradient = lambda policy, _, stats, group: right(
             policy, 1, stats, group
         )
         try:
             return super().learn_on_batch(batch, reducer)
         finally:
-            actor_critic.reduce_gradient = right
+            fragment_policy.reduce_gradient = right
 
 
 class StallingPPO(PPOPolicy):

@@ -43,7 +43,8 @@ def known_keys() -> set[str]:
     model = set(type(experiment.policy.model).model_fields)
     keys = set(experiment.to_dict()) | model | {"train_batch_size"} | set(TrainerConfig.keys())
     keys |= set(experiment.optimizer.to_dict())
-    keys.update(*(POLICIES.get(name).config_class.keys() for name in POLICIES.names()))
+    for registry in (POLICIES, OPTIMIZERS):
+        keys.update(*(registry.get(name).config_class.keys() for name in registry.names()))
     return keys | set(aliases_for({}, {}))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from source_tree import PACKAGE_FOLDERS, Module, imported_names, modules
 import polopt
 
 ROOT = Path(__file__).parents[2]
+STUB = ROOT / "trainers" / "typed_presets.pyi"
 # Files that a wheel is built from, besides the folders of the sub-packages.
 BUILD_FILES = ["setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]
 
@@ -205,6 +207,11 @@ def test_public_names_resolve_as_type_checkers_see_them() -> None:
     assert set(polopt.__all__) <= set(dir(polopt))
     for name, module in for_checkers.items():
         assert module is not None
+        if module == "polopt.trainers.typed_presets":  # a stub, which no program imports
+            found = getattr(polopt, name)
+            assert re.search(rf"^(class|def) {name}\(", STUB.read_text(), re.MULTILINE)
+            assert found.__module__.startswith("polopt.trainers.")
+            continue
         assert getattr(polopt, name) is getattr(importlib.import_module(module), name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = polopt.nothing
