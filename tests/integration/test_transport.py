@@ -73,7 +73,10 @@ def connected(lines: list[Line]) -> list[Line]:
 class Silent:
     """An actor that neither connects nor answers; a test plays its part on the socket."""
 
-    def ping(self) -> None:
+    def booted(self) -> None:
+        pass
+
+    def make(self) -> None:
         pass
 
     def serve(self, endpoint: Any) -> str:
@@ -95,7 +98,7 @@ def silent_actor(ray_session: None) -> Iterator[Any]:
 def played(transport: SocketTransport, silent_actor: Any) -> Iterator[tuple[Line, Connection]]:
     """A line, and the end of its connection that the test plays."""
     channel: Any = SocketChannel(
-        RayChannel(silent_actor, "worker 3", None, transport.through_ray), transport
+        RayChannel(silent_actor, "worker 3", None, transport.through_ray, ()), transport
     )
     endpoint = channel._endpoint = transport.endpoint_for(channel)
     peer = dial(endpoint.address, endpoint.key, LIMIT_S)

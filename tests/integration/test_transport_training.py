@@ -161,7 +161,7 @@ def test_odd_answer_is_the_workers_failure(ray_session: None, transport: str) ->
             optimizer.step()
             assert optimizer.step().updates == 5
             faults = workers.faults
-            assert faults.counts == {"death": 0, "hang": 0, "exception": number, "environment": 0}
+            assert faults.counts == {**dict.fromkeys(faults.counts, 0), "exception": number}
             assert faults.num_restarts == number
             assert faults.last is not None
             assert faults.last.worker_index == 1

@@ -159,4 +159,4 @@ def test_function_that_never_returns_ends_at_its_limit(ray_session: None, transp
     assert ".never_returns failed in worker 1" in message
     assert "no answer and no progress for 1." in message
     counts = strategy.workers.faults.counts
-    assert counts == {"death": 0, "hang": 2, "exception": 0, "environment": 0}
+    assert counts == {**dict.fromkeys(counts, 0), "hang": 2}
