@@ -2,11 +2,11 @@
 
     python benchmarks/async_replay.py [--seconds 10] [--workers 4] [--shards 2] [--step-ms 5]
 
-CartPole-v1 whose steps take `--step-ms`, as those of a simulator do, so that few cores suffice for
-the samplers. DQN with batches of 512 rows, prioritised. Four runs, each in a session of Ray of its
-own: one sampler, whose rows nobody learns from; `--workers` samplers likewise; the learner, while
-samplers wait; all at the same time, without a bound on the training intensity. Prints Markdown:
-sampling beside `--workers` times one sampler, and learning beside the learner alone. The goal of
+The environment is CartPole-v1. Each step takes `--step-ms`, like the step of a simulator, so few
+cores suffice for the samplers. DQN learns from prioritised batches of 512 rows. There are four
+runs, each with its own session of Ray: one sampler without a learner, `--workers` samplers without
+a learner, the learner while samplers wait, and all at the same time, without a bound on the
+training intensity. Prints Markdown: sampling beside `--workers` times one sampler, and learning beside the learner alone. The goal of
 both shares is 90 percent.
 """
 

@@ -91,7 +91,7 @@ class Registry:
         such module, because names of checkpoints reach it too.
 
         Raises:
-            ConfigError: there is no such class.
+            ConfigError: the class cannot be found.
         """
         if not isinstance(value, str) or ":" not in value:
             return value

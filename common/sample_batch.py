@@ -50,9 +50,10 @@ class SampleBatch:
             batch is normalised already (`Normalizer.normalized`).
         moments: of the transitions, until the worker counts them; None: the policy does not
             normalise, or they are counted.
-        place: `(stream, step)`: where the fragment lies among those of its sampler. A stream has
-            consecutive steps of the same environments; `step` counts those before the fragment.
-            None: not known, as of batches that were put together from others.
+        place: `(stream, step)`: where the fragment lies among the fragments of its sampler. A
+            stream has consecutive steps of the same environments, and `step` is the number of
+            steps before the fragment. None: not known, because the batch was put together from
+            several fragments.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]

@@ -12,7 +12,7 @@ class SumCount:
     Attributes:
         done: sums of this call that were completed. Joining a group counts as one.
         broken: a sum of this call failed.
-        limit: the sum after this many fails; None: none has to.
+        limit: number of sums that succeed before one fails. None: no sum is made to fail.
     """
 
     def __init__(self) -> None:
