@@ -6,8 +6,8 @@ The environment is CartPole-v1. Each step takes `--step-ms`, like the step of a 
 cores suffice for the samplers. DQN learns from prioritised batches of 512 rows. There are four
 runs, each with its own session of Ray: one sampler without a learner, `--workers` samplers without
 a learner, the learner while samplers wait, and all at the same time, without a bound on the
-training intensity. Prints Markdown: sampling beside `--workers` times one sampler, and learning beside the learner alone. The goal of
-both shares is 90 percent.
+training intensity. Prints Markdown: sampling beside `--workers` times one sampler, and learning
+beside the learner alone. The goal of both shares is 90 percent.
 """
 
 from __future__ import annotations
