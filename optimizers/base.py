@@ -67,6 +67,8 @@ class PolicyOptimizer(ABC):
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     #: What its policies learn from, as `Policy.learns_from`.
     learns_from: ClassVar[type] = SampleBatch
+    #: What they learn from with options that are not the defaults: by what, key and value.
+    also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
     phases: ClassVar[tuple[str, ...]] = ()
     #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
@@ -124,6 +126,14 @@ class PolicyOptimizer(ABC):
                 f"num_workers of 1 or more, or optimizer {cls.in_process_instead!r}"
             )
         cls.check(rollout, config)
+
+    @classmethod
+    def batches_of(cls, config: Any) -> type:
+        """What its policies learn from with these options, an instance of `config_class`."""
+        for kind, (key, value) in cls.also_learns_from.items():
+            if getattr(config, key) == value:
+                return kind
+        return cls.learns_from
 
     @classmethod
     def further_processes(cls, config: Any) -> list[dict[str, float]]:

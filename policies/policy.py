@@ -59,8 +59,8 @@ class Policy(ActingPolicy):
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
-    #: What the policy learns from: `SampleBatch`, or `Transitions` of a replay buffer. An optimizer
-    #: of the same kind can use it.
+    #: What the policy learns from: `SampleBatch`, or `Transitions` or `Sequences` of a replay
+    #: buffer. An optimizer of the same kind can use it.
     learns_from: ClassVar[type] = SampleBatch
     #: Any, because a subclass declares its own config class, and type checkers refuse a variable
     #: that narrows the type of another one.

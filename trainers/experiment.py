@@ -271,7 +271,8 @@ class Experiment:
                 "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
-        _check_fit(self.optimizer_name, self.optimizer_class, self.policy_name, self.policy_class)
+        given = self.optimizer_class.batches_of(self.optimizer)
+        _check_fit(self.optimizer_name, given, self.policy_name, self.policy_class.learns_from)
         self.optimizer_class.check_options(self.rollout, self.optimizer)
         if self.trainer.evaluation_interval is not None:
             self.optimizer_class.check_evaluation(self.optimizer)
@@ -324,24 +325,29 @@ def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     return _aliases(_owners(OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)))
 
 
-def _check_fit(
-    optimizer_name: str,
-    optimizer_class: type[PolicyOptimizer],
-    policy_name: str,
-    policy_class: type[Policy],
-) -> None:
+def _check_fit(optimizer_name: str, given: type, policy_name: str, needed: type) -> None:
     """Refuses a policy that does not learn from what the optimizer gives it.
+
+    Args:
+        optimizer_name: for the error.
+        given: what the optimizer gives.
+        policy_name: for the error.
+        needed: what the policy learns from.
 
     Raises:
         ConfigError: names the optimizers and the policies that fit.
     """
-    given, needed = optimizer_class.learns_from, policy_class.learns_from
     if given is needed:
         return
-    optimizers, policies = (
-        [repr(name) for name in registry.names() if registry.get(name).learns_from is kind]
-        for registry, kind in ((OPTIMIZERS, needed), (POLICIES, given))
-    )
+    policies = [repr(n) for n in POLICIES.names() if POLICIES.get(n).learns_from is given]
+    optimizers = []
+    for name in OPTIMIZERS.names():
+        optimizer_class = OPTIMIZERS.get(name)
+        if optimizer_class.learns_from is needed:
+            optimizers.append(repr(name))
+        elif needed in optimizer_class.also_learns_from:
+            key, value = optimizer_class.also_learns_from[needed]
+            optimizers.append(f"{name!r} with {key}={value!r}")
     raise ConfigError(
         f"policy {policy_name!r} with optimizer {optimizer_name!r}: the policy learns from "
         f"{needed.__name__}, and the optimizer gives it {given.__name__}. Allowed: optimizer "
