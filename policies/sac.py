@@ -193,6 +193,7 @@ class SACPolicy(ReplayPolicy):
             self.alpha_loss(log_prob).backward()
         stats |= {"policy_loss": actor_loss, "entropy": -log_prob.mean()}
         stats["total_loss"] = critic_loss + actor_loss
+        stats["alpha_value"] = self.log_alpha[0].exp()
         return as_floats(stats), errors.detach().abs().mean(0).cpu().numpy()
 
     @torch.inference_mode()

@@ -102,7 +102,7 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
         policy.log_alpha.grad -= log_prob + policy.target_entropy
     policy_loss = float(alpha) * log_prob - float(np.add.reduce(worst)) / count
     stats = {"vf_loss": vf_loss, "policy_loss": policy_loss, "entropy": -log_prob}
-    stats["total_loss"] = vf_loss + policy_loss
+    stats |= {"total_loss": vf_loss + policy_loss, "alpha_value": float(alpha)}
     mean_errors = 0.5 * (errors[0] + errors[1])
     absolute = 0.5 * (np.abs(errors[0]) + np.abs(errors[1]))
     return stats | value_stats_of(mean_errors, targets), absolute
