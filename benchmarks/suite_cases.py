@@ -86,6 +86,12 @@ CASES = (
         ),
     ),
     Case(
+        "dqn",
+        "SyncReplay, DQN, one update of 32 rows for 4 steps, 2 x 8",
+        "dqn",
+        (Opponent("sb3", ("dqn-16", "dqn-8", "dqn-1"), 3.0),),
+    ),
+    Case(
         "ddppo",
         "DecentralizedAllReduce, DD-PPO's defaults, 2 x 5 x 100",
         "ddppo",
