@@ -107,8 +107,8 @@ EVALUATION_EPISODES = 100
 MUJOCO_SAC_STEPS = 100_000
 #: Examples that have not been measured with five seeds, and are therefore no tuned examples.
 UNTUNED: dict[str, dict[str, Any]] = {
-    # CleanRL's settings of PQN. Acrobot needs a long exploration: a random policy hardly reaches the
-    # goal, and rows are learned from only once.
+    # CleanRL's settings of PQN. Acrobot needs a long exploration: a random policy hardly reaches
+    # the goal, and rows are learned from only once.
     "acrobot_pqn": {
         "run": "PQN",
         "config": {
