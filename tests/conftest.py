@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -72,6 +73,15 @@ def _names_of_this_module() -> Iterator[None]:
     for registry, known in before:
         registry._known.clear()
         registry._known.update(known)
+
+
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """`gc.collect()` looks at the objects that the test makes, not at a million older ones."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
