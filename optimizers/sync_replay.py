@@ -20,8 +20,8 @@ from polopt.common.transitions import Sequences, Transitions
 from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
-from polopt.optimizers.base import OptimizerConfig
 from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.policy_optimizer import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.policies.replay_policy import ReplayConfig
 from polopt.replay.rate_limiter import RateLimiter
