@@ -6,7 +6,7 @@ An update draws a batch of the replay buffer and makes one step of each torch op
 networks included. Both libraries have the same environment, network and batch, and learn in turn,
 A B A B, in this process and on one thread. Figures are medians over turns of processor time, which
 other work on the machine changes little. Needs `stable-baselines3`, and for SAC `mujoco`. Prints
-Markdown; status 1 if a goal is missed.
+Markdown. Status 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def sb3_update(case: Case) -> Update:
 
 
 def rate(update: Update, seconds: float, updates: int) -> float:
-    """Updates per processor second; a call of `update` makes several."""
+    """Updates per processor second. A call of `update` makes several."""
     began_s, made = time.process_time(), 0
     while (elapsed_s := time.process_time() - began_s) < seconds:
         update()

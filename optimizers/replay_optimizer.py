@@ -139,7 +139,7 @@ class ReplayOptimizer(PolicyOptimizer):
         return buffer
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
-        """Makes one update of the driver's policy with `Transitions` or `Sequences`; counts the
+        """Makes one update of the driver's policy with `Transitions` or `Sequences`. Counts the
         update and the rows, each as often as it is drawn.
 
         Returns:

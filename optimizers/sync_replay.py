@@ -207,7 +207,7 @@ class SyncReplay(ReplayOptimizer):
             self.fragments.request_in_turn(workers, len(workers))
 
     def _draw(self) -> Transitions | Sequences:
-        """A batch of `train_batch_size` rows; fewer where sequences have rows that reset."""
+        """A batch of `train_batch_size` rows. Fewer where sequences have rows that reset."""
         count, length = self.config.train_batch_size, self.config.sequence_length
         if length is None:
             return self.buffer.sample(count)

@@ -25,7 +25,7 @@ _SEQUENCES = (
     "optimizer 'sync_replay' with replay_unit='sequence', sequence_length and burn_in, and a "
     "policy of your own that learns from sequences"
 )
-#: Keys whose values change nothing here, and what to use instead of others; None: any value.
+#: Keys whose values change nothing here, and what to use instead of others. None: any value.
 _FIXED: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "storage_unit": (("timesteps",), _SEQUENCES),
     "replay_sequence_length": ((1, None), _SEQUENCES),
@@ -51,11 +51,11 @@ def of_replay_buffer(config: Any, where: str) -> dict[str, Any]:
     leaves `beta` as it is, so `final_prioritized_replay_beta` has the same value.
 
     Args:
-        config: RLlib's dict; None: nothing is given.
+        config: RLlib's dict. None: nothing is given.
         where: method that the user called, for messages.
 
     Raises:
-        ConfigError: a key, or its value, that polopt does not have; says what to use instead.
+        ConfigError: a key, or its value, that polopt does not have. Says what to use instead.
     """
     if config is None:
         return {}

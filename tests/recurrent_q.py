@@ -65,7 +65,7 @@ class RecurrentQ(EpsilonGreedyPolicy, ReplayPolicy):
         return q
 
     def errors(self, rows: Sequences) -> Tensor:
-        """TD errors `[L - burn_in, B]`; 0 in rows that give no loss."""
+        """TD errors `[L - burn_in, B]`. 0 in rows that give no loss."""
         batch, first = rows.batch, rows.burn_in
         q = self.q_values(self.model, rows)
         with torch.no_grad():
