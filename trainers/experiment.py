@@ -16,12 +16,13 @@ from polopt.common.config import (
     ConfigError,
     canonical,
     differ,
+    nearest_of,
     shown,
     unknown_key,
     without_fixed,
 )
-from polopt.common.other_libraries import RLLIB_FIXED, instead_of
-from polopt.common.registry import Registry
+from polopt.common.other_libraries import RLLIB_FIXED, instead_of, instead_of_algorithm
+from polopt.common.registry import Registry, load_path
 from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.learning.policy_config import PolicyConfig
@@ -161,12 +162,15 @@ class Experiment:
         Args:
             options: the user's flat dict. `optimizer` and `policy` are a registered name,
                 `module:Class`, a class, or a dict of `name` and options of that plugin alone.
+                `preset` is the name of a preset, `module:Class`, a class, or a dict of `name` and
+                options that hold with this preset alone.
             preset: options that differ from the defaults; `options` override them.
 
         Raises:
             ConfigError: unknown key, wrong value or impossible combination.
         """
         _check_mapping(options)
+        options, preset = with_preset(options, preset)
         for plugin in ("optimizer", "policy"):
             _check_not_fixed(plugin, options, preset)
         optimizer_name, optimizer_only = _plugin("optimizer", options, preset)
@@ -311,7 +315,67 @@ def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple
     Raises:
         ConfigError: one of them is neither.
     """
+    options, preset = with_preset(options, preset)
     return _plugin("optimizer", options, preset)[0], _plugin("policy", options, preset)[0]
+
+
+def with_preset(
+    options: Mapping[str, Any], preset: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Resolves the key `preset`, with which one trainer compares several presets.
+
+    Returns:
+        the options without that key, and the options in which the preset that it names differs from
+        the defaults; without the key, both as given.
+
+    Raises:
+        ConfigError: no such preset, or the trainer is a preset itself.
+    """
+    if "preset" not in options:
+        return options, preset
+    chosen = options["preset"]
+    rest = {key: value for key, value in options.items() if key != "preset"}
+    if chosen is None:
+        return rest, preset
+    if preset:
+        raise ConfigError(
+            f"key 'preset': got {shown(chosen)}, but this trainer is a preset itself. Allowed with "
+            "PolicyOptimizerTrainer"
+        )
+    name, only = chosen, {}
+    if isinstance(chosen, Mapping):
+        name, only = chosen.get("name"), {k: v for k, v in chosen.items() if k != "name"}
+    preset = _preset_options(chosen if name is None else name)
+    if only:
+        aliases = aliases_for({**rest, **only}, preset)
+        rest = canonical(rest, aliases) | canonical(only, aliases, "preset")
+    return rest, preset
+
+
+def _preset_options(name: Any) -> Mapping[str, Any]:
+    """The options of a preset that differ from the defaults.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    presets = load_path(_PRESETS)
+    found = presets.get(name) if isinstance(name, str) else name
+    problem = "."
+    if isinstance(name, str) and ":" in name:
+        try:
+            found = load_path(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            problem = f": {error}."
+    elif isinstance(name, str) and found is None:
+        instead = instead_of_algorithm(name)
+        problem = f". {instead}." if instead else f"{nearest_of(name, presets)}."
+    if isinstance(found, type) and issubclass(found, presets["PolicyOptimizerTrainer"]):
+        options: Mapping[str, Any] = found.preset
+        return options
+    raise ConfigError(
+        f"key 'preset': got {shown(name)}{problem} A preset is given by its name, as its class or "
+        "'module:Class', or as a dict of its 'name' and options"
+    )
 
 
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
@@ -414,6 +478,8 @@ def _name(plugin: Any, registry: Registry) -> str:
     return str(plugin)
 
 
+#: Presets by name. They are trainers, which import this module.
+_PRESETS = "polopt.trainers.presets:PRESETS"
 #: Defaults of `PolicyOptimizerTrainer`.
 _DEFAULT_PLUGINS = {"optimizer": "sync_samples", "policy": "ppo"}
 
@@ -444,7 +510,11 @@ def _owner(
 
 
 def _known(owners: Mapping[str, type[Config]]) -> list[str]:
-    return [key for owner in owners.values() for key in _keys(owner)] + ["optimizer", "policy"]
+    return [key for owner in owners.values() for key in _keys(owner)] + [
+        "optimizer",
+        "policy",
+        "preset",
+    ]
 
 
 def _keys(owner: type[Config]) -> list[str]:

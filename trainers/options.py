@@ -28,6 +28,15 @@ _PLUGINS = {
     "policy": "the policy: a registered name, a class, or a dict of `name` and options of this "
     "policy",
 }
+#: Of a trainer that is no preset itself.
+_PRESET = (
+    "a preset whose optimizer, policy and defaults hold; with `tune.grid_search`, presets are "
+    "compared in one experiment"
+)
+_ANY_PRESET = (
+    "None; the name, the class or 'module:Class' of a preset; or a dict of `name` and options that "
+    "hold with this preset"
+)
 _SAME_IN_RLLIB = {
     name for row in RLLIB for name in row.names if name in re.findall(r"`(\w+)`", row.here)
 }
@@ -105,6 +114,8 @@ def options_of(preset: Mapping[str, Any]) -> list[Option]:
         else:
             allowed = f"{fixed!r}, which the preset fixes"
         found.append(Option(key, chosen[key], allowed, meaning, (), (), Any, None))
+    if not preset:
+        found.append(Option("preset", None, _ANY_PRESET, _PRESET, (), (), Any, None))
     return found
 
 
