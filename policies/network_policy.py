@@ -15,7 +15,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Acting
 from polopt.policies import gae
 from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
+from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, numpy_network
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.networks.backend import Backend, as_tensor
@@ -89,8 +89,9 @@ class NetworkPolicy(Policy):
     def make_backend(self, network: Network) -> Backend:
         """Computes the outputs of a network of `make_network`, whose parameters are in `flat`, and
         the gradients of `loss`. It computes in NumPy where `fast_cpu` allows it."""
-        if self.config.fast_cpu and is_supported(network):
-            return NumpyBackend(network, self)
+        in_numpy = numpy_network(network) if self.config.fast_cpu else None
+        if in_numpy is not None:
+            return NumpyBackend(network, in_numpy, self)
         return Backend(network, self.device, self.loss)
 
     @abstractmethod
