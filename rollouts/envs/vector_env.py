@@ -18,7 +18,7 @@ from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
-from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv, KeptInfos
 from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -39,7 +39,7 @@ def make_vector_env(
     worker_index: int = 0,
     num_envs: int | None = None,
     fast: bool = True,
-    keep_infos: bool = False,
+    keep_infos: KeptInfos = "none",
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
@@ -147,7 +147,7 @@ def _vector_of_callable(
     worker_index: int,
     num_envs: int,
     fast: bool,
-    keep_infos: bool,
+    keep_infos: KeptInfos,
     index_offset: int,
     in_evaluation: bool,
 ) -> VectorEnv[Any, Any, Any]:
@@ -176,7 +176,7 @@ def _vector_of(
     config: RolloutConfig,
     worker_index: int,
     fast: bool,
-    keep_infos: bool,
+    keep_infos: KeptInfos,
     first: Any = None,
 ) -> VectorEnv[Any, Any, Any]:
     """A vector of fault-tolerant environments; `first` is the first of them, if it is made."""
