@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 
 class Episode(NamedTuple):
-    """One episode that has ended; in `on_episode_step`, the episode so far.
+    """One episode that has ended. In `on_episode_step`, the episode so far.
 
     Attributes:
         env_index: of its environment in the worker.
         episode_return: undiscounted sum of rewards.
         episode_len: length in environment steps.
-        terminated: how it ended; False: it was truncated, or it goes on.
-        info: the environment's infos of the last step; empty where they are not kept.
-        data: what `on_episode_step` has put there, the same dict in all steps of the episode; empty
+        terminated: how it ended. False: it was truncated, or it goes on.
+        info: the environment's infos of the last step. Empty where they are not kept.
+        data: what `on_episode_step` has put there, the same dict in all steps of the episode. Empty
             if the callbacks do not define it.
         done: whether it has ended.
     """

@@ -93,7 +93,7 @@ class CallbackEpisode:
     """An episode that has ended, or the episode so far, with the names of RLlib's episodes.
 
     Attributes:
-        custom_metrics: numbers by name, for results; filled by the callback.
+        custom_metrics: numbers by name, for results. Filled by the callback.
         user_data: a dict for the callback, the same in all steps of the episode.
         total_reward: undiscounted sum of rewards.
         length: in environment steps.
@@ -163,7 +163,7 @@ class MetricsLogger:
         Args:
             name: a name, or a path of names.
             value: the number.
-            how: `reduce`; other options of RLlib have no effect.
+            how: `reduce`. Other options of RLlib have no effect.
         """
         name = "/".join(name) if isinstance(name, tuple) else name
         self._values.setdefault(name, []).append(float(value))

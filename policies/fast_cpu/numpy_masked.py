@@ -33,7 +33,7 @@ class NumpyMasked:
         return values
 
     def forward(self, obs: np.ndarray) -> tuple[Any, ...]:
-        """What the network within returns, with masked parameters `[B, P]`; the last element is for
+        """What the network within returns, with masked parameters `[B, P]`. The last element is for
         `backward`."""
         params, *others, done = self._inner.forward(self._rest(obs))
         allowed = self._allowed(obs)

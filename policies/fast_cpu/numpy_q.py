@@ -21,7 +21,7 @@ class NumpyQNetwork:
     """Computes the outputs and the gradients of a `QNetwork` over an MLP.
 
     Args:
-        network: on the CPU; see `NumpyMLP`.
+        network: on the CPU. See `NumpyMLP`.
     """
 
     def __init__(self, network: QNetwork) -> None:
@@ -58,7 +58,7 @@ class NumpyQNetwork:
 
 
 def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
-    """The network in NumPy, also with an action mask; None if it is not supported there."""
+    """The network in NumPy, also with an action mask. None if it is not supported there."""
     if type(network) is MaskedNetwork:
         inner = numpy_q_network(network.network)
         return None if inner is None else NumpyMasked(inner, network)
@@ -114,7 +114,7 @@ def dqn_targets(
     target: NumpyQNetwork | NumpyMasked,
     rows: Any,
 ) -> np.ndarray:
-    """`DQNPolicy.targets` `[B]` of rows of arrays; arguments as `dqn`."""
+    """`DQNPolicy.targets` `[B]` of rows of arrays. Arguments as `dqn`."""
     q = target.action_params(rows.next_obs)
     if policy.config.double_q:
         best = q[np.arange(len(q)), online.action_params(rows.next_obs).argmax(axis=1)]

@@ -9,7 +9,7 @@
 
 Only `run` and, as a rule, `config` are needed. The first limit of `stop` that is reached ends the
 run. A Python file may also define `callbacks`, a list of `ray.tune.Callback`. `run` and options of
-`config` may be grids and distributions; see `sweep.py`. Files of RLlib's `rllib train`, with one
+`config` may be grids and distributions. See `sweep.py`. Files of RLlib's `rllib train`, with one
 experiment below its name, are accepted, too.
 """
 
@@ -31,12 +31,12 @@ from polopt.trainers.command_line.sweep import is_grid
 from polopt.trainers.presets import PRESETS
 
 _PACKAGE = "polopt.tuned_examples"
-#: JSON has neither NaN nor infinity, and no result reaches them; strict: neither a text nor a bool.
+#: JSON has neither NaN nor infinity, and no result reaches them. Strict: neither a text nor a bool.
 _Limit = Annotated[float, pydantic.Strict(), pydantic.AllowInfNan(False)]
 
 
 class Example(Config):
-    """One experiment as a file describes it; the options of its preset are not parsed yet.
+    """One experiment as a file describes it. The options of its preset are not parsed yet.
 
     Attributes:
         run: name of a preset, or a grid of presets.
@@ -108,7 +108,7 @@ def load_example(name_or_path: str) -> Example:
 
 
 def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, dict[str, Any]]:
-    """Parses `key=value` arguments; the values are YAML.
+    """Parses `key=value` arguments. The values are YAML.
 
     `run=...` (or `preset=...`) and `stop.KEY=...` change the example (`stop.KEY=null` removes a
     limit). The other keys change its config. A dotted key changes nested dicts.

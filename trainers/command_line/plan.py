@@ -45,14 +45,14 @@ class Plan:
 
     Attributes:
         name: of the experiment's file without suffix, or of its preset.
-        folder: directory of a Python file, whose modules workers import; None for other
+        folder: directory of a Python file, whose modules workers import. None for other
             experiments.
         example: as read, with the changes to its `run` and `stop`.
         preset: the class to train.
         config: with changes, under the canonical keys, and with the grids and distributions of a
             sweep.
         experiments: the parsed configs of the trials that were checked. A sweep has several.
-        restore: a complete checkpoint to start from; None: train from scratch.
+        restore: a complete checkpoint to start from. None: train from scratch.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Plan:
 
 
 def ray_address() -> str:
-    """Address of the cluster that RAY_ADDRESS names; `local` if it names none."""
+    """Address of the cluster that RAY_ADDRESS names. `local` if it names none."""
     return os.environ.get("RAY_ADDRESS") or "local"
 
 
@@ -86,14 +86,14 @@ def plan(
     num_samples: int | None = None,
     seeds: int | None = None,
 ) -> Plan:
-    """Reads, changes and checks an experiment; starts no process.
+    """Reads, changes and checks an experiment. Starts no process.
 
     Args:
         example_or_config: see `load_example`. None: what the checkpoint `restore` has trained.
         changes: `key=value` arguments.
         restore: a checkpoint to start from, or a directory above it.
-        num_samples: see `Example`; None: as the experiment says.
-        seeds: see `Example`; None: as the experiment says.
+        num_samples: see `Example`. None: as the experiment says.
+        seeds: see `Example`. None: as the experiment says.
 
     Raises:
         ConfigError: wrong config, stop condition or environment, `num_gpus` without a GPU, more
@@ -163,14 +163,14 @@ def plan_of(
     preset: type[PolicyOptimizerTrainer] | None = None,
     folder: Path | None = None,
 ) -> Plan:
-    """Changes and checks an experiment that was read; starts no process.
+    """Changes and checks an experiment that was read. Starts no process.
 
     Args:
         name: see `Plan`.
         example: as read.
         config_changes: options that replace options of the example.
         restore: a checkpoint, or a directory above it.
-        preset: the class to train; None: the one that the example names.
+        preset: the class to train. None: the one that the example names.
         folder: see `Plan`.
 
     Raises:
@@ -228,7 +228,7 @@ def _checked(experiment: Experiment) -> WorkerConfig:
 
 
 def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
-    """Returns why a checkpoint cannot be restored; an empty string if it can. It is restored here,
+    """Returns why a checkpoint cannot be restored. An empty string if it can. It is restored here,
     where no process has started, in a policy, counts and environments that nothing else uses."""
     spaces = config.observation_space, config.action_space
     policy = config.policy_class(*spaces, config.policy)
@@ -239,7 +239,7 @@ def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
         int(optimizer["restore_count"])
         saved = optimizer.get("workers", {}).values()
         statistics = [one["statistics"] for one in saved if one.get("statistics")]
-        # Environments in processes of their own keep theirs there; none are restored.
+        # Environments in processes of their own keep theirs there. None are restored.
         if statistics and config.rollout.vectorization_mode != "async":
             env = make_vector_env(config.env, config.rollout)
             try:

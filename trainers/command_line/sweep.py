@@ -66,7 +66,7 @@ def with_searches(value: Any, key: str = "") -> Any:
 
     Args:
         value: a config, or a value of it.
-        key: of the value, for errors; empty for a config.
+        key: of the value, for errors. Empty for a config.
 
     Raises:
         ConfigError: such a text, or a grid, has another form.
