@@ -95,6 +95,7 @@ class AsyncGradients(PolicyOptimizer):
     name = "async_gradients"
     config_class = AsyncGradientsConfig
     config: AsyncGradientsConfig
+    needs_gradients = True
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
     tab: ClassVar[Tab] = Tab(
         "1 - wait is how busy the driver is. Near 100 percent busy, more workers do not help: "

@@ -67,6 +67,8 @@ class PolicyOptimizer(ABC):
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     #: What its policies learn from, as `Policy.learns_from`.
     learns_from: ClassVar[type] = SampleBatch
+    #: Whether its policies have to define `compute_gradients`; see `Policy.gives_gradients`.
+    needs_gradients: ClassVar[bool] = False
     phases: ClassVar[tuple[str, ...]] = ()
     #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()

@@ -38,6 +38,7 @@ class SyncGradients(PolicyOptimizer):
     name = "sync_gradients"
     config_class = SyncGradientsConfig
     config: SyncGradientsConfig
+    needs_gradients = True
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
     after_failure = "drop"
     tab: ClassVar[Tab] = Tab(

@@ -330,24 +330,37 @@ def _check_fit(
     policy_name: str,
     policy_class: type[Policy],
 ) -> None:
-    """Refuses a policy that does not learn from what the optimizer gives it.
+    """Refuses a policy that the optimizer cannot use.
 
     Raises:
         ConfigError: names the optimizers and the policies that fit.
     """
-    given, needed = optimizer_class.learns_from, policy_class.learns_from
-    if given is needed:
+    problem = _misfit(optimizer_class, policy_class)
+    if not problem:
         return
-    optimizers, policies = (
-        [repr(name) for name in registry.names() if registry.get(name).learns_from is kind]
-        for registry, kind in ((OPTIMIZERS, needed), (POLICIES, given))
-    )
+    optimizers = [n for n in OPTIMIZERS.names() if not _misfit(OPTIMIZERS.get(n), policy_class)]
+    policies = [n for n in POLICIES.names() if not _misfit(optimizer_class, POLICIES.get(n))]
     raise ConfigError(
-        f"policy {policy_name!r} with optimizer {optimizer_name!r}: the policy learns from "
-        f"{needed.__name__}, and the optimizer gives it {given.__name__}. Allowed: optimizer "
-        f"{', '.join(optimizers) or 'of your own'}, or policy "
-        f"{', '.join(policies) or 'of your own'}"
+        f"policy {policy_name!r} with optimizer {optimizer_name!r}: {problem}. Allowed: optimizer "
+        f"{', '.join(map(repr, optimizers)) or 'of your own'}, or policy "
+        f"{', '.join(map(repr, policies)) or 'of your own'}"
     )
+
+
+def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy]) -> str:
+    """Returns why the optimizer cannot use the policy, or an empty string if it can."""
+    given, learned = optimizer_class.learns_from, policy_class.learns_from
+    if given is not learned:
+        return (
+            f"the policy learns from {learned.__name__}, and the optimizer gives it "
+            f"{given.__name__}"
+        )
+    if optimizer_class.needs_gradients and not policy_class.gives_gradients():
+        return (
+            "the optimizer applies gradients that workers compute, and the policy does not define "
+            "compute_gradients"
+        )
+    return ""
 
 
 def _owners(
