@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from polopt.common.tracer import TRACER
+from polopt.common.weights import Gradients
 from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
@@ -198,6 +199,43 @@ class OptimizerStats:
         self.lag.in_rollouts.add(rollouts)
         self.gradient_lag.in_updates.add(0)
         self.gradient_lag.in_rollouts.add(0)
+
+    def add_gradients(self, parts: Sequence[Gradients], now: int, stale: bool) -> None:
+        """Counts gradients of workers that were taken, with their lags.
+
+        Args:
+            parts: the gradients, also if only their mean is applied.
+            now: version of the weights that they are applied to.
+            stale: they are older than the optimizer's limit.
+        """
+        self.num_gradients += len(parts)
+        self.num_gradients_stale += len(parts) * stale
+        for part in parts:
+            self.add_lag(part.acted, now, computed=part.version)
+
+    def add_gradients_skipped(self) -> None:
+        """Counts a gradient of a worker that was not finite there."""
+        self.num_gradients += 1
+        self.num_gradients_skipped += 1
+
+    def add_gradient_update(
+        self, gradients: Gradients, num_parts: int, updates: int, stats: Mapping[str, float]
+    ) -> None:
+        """Counts what became of a gradient.
+
+        Args:
+            gradients: of one worker, or the mean over several.
+            num_parts: number of these workers.
+            updates: updates made with it; 0: it was not finite and was skipped.
+            stats: statistics of the learner.
+        """
+        if updates:
+            self.num_gradients_accepted += num_parts
+        else:
+            self.num_gradients_skipped += num_parts
+        new_rows = gradients.new_rows if updates else 0
+        self.add_training(new_rows, updates, stats, gradients.rows)
+        self.add_update_rows(updates, updates * gradients.rows)
 
     def add_training(
         self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None

@@ -22,8 +22,9 @@ from polopt.common.config import (
 )
 from polopt.common.other_libraries import RLLIB_FIXED, instead_of
 from polopt.common.registry import Registry
+from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
@@ -274,7 +275,7 @@ class Experiment:
         _check_fit(self.optimizer_name, self.optimizer_class, self.policy_name, self.policy_class)
         self.optimizer_class.check_options(self.rollout, self.optimizer)
         if self.trainer.evaluation_interval is not None:
-            self.optimizer_class.check_evaluation(self.optimizer)
+            self.optimizer.check_evaluation()
 
 
 def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

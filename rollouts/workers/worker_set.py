@@ -216,10 +216,15 @@ class WorkerSet(ProcessGroup):
 
     # ---- configuration ------------------------------------------------------------
 
-    @property
-    def transport_paths(self) -> str:
-        """How calls travel: `socket`, `ray`, or `socket, ray`."""
-        return self.transport.paths([worker.channel for worker in self.remote])
+    def message_stats(self) -> dict[str, Any]:
+        """For results: how calls travel (`socket`, `ray`, or `socket, ray`), bytes of the weights
+        that were sent, and events in the record of the run."""
+        event = self.transport.event
+        return {
+            "transport": self.transport.paths([worker.channel for worker in self.remote]),
+            "num_bytes_sent": self.weights.num_bytes_sent,
+            "num_events_recorded": 0 if event is None else event + 1,
+        }
 
     def reconfigure(
         self,
