@@ -13,12 +13,14 @@ import gymnasium
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from polopt.common.config import ConfigError
+from polopt.common.config import ConfigError, shown, shown_options
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
+from polopt.rollouts.envs.env_errors import EnvironmentFailedError, described
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -107,9 +109,30 @@ def probe_spaces(
         in_evaluation: see `EnvContext`.
 
     Raises:
-        ConfigError: as `make_vector_env`.
-        Exception: from the environment.
+        ConfigError: the environment cannot be made, or does not support an option.
     """
+    try:
+        return _spaces_of_one(source, config, keys, worker_index, in_evaluation)
+    except ConfigError:
+        raise
+    except Exception as error:  # an environment may raise anything
+        cause = error.__cause__ if isinstance(error, EnvironmentFailedError) else error
+        missing = missing_package(cause, env_name(source))
+        if missing is not None:
+            raise ConfigError(missing) from error
+        raise ConfigError(
+            f"key {keys[0]!r}: {shown(config.env or source)} cannot be made with {keys[1]} "
+            f"{shown_options(config.env_config)}: {described(error)}"
+        ) from error
+
+
+def _spaces_of_one(
+    source: EnvSource,
+    config: RolloutConfig,
+    keys: tuple[str, str, str],
+    worker_index: int,
+    in_evaluation: bool,
+) -> tuple[Space[Any], Space[Any]]:
     if callable(source):
         _check_mode_of_callable(config)
         context = EnvContext(config.env_config, worker_index, 0, config.num_workers, in_evaluation)
