@@ -32,7 +32,7 @@ class BufferFiles:
             directory: does not exist yet.
 
         Returns:
-            what `read` needs besides the files: numbers, strings, lists and dicts; and the SHA-256
+            what `read` needs besides the files: numbers, strings, lists and dicts. And the SHA-256
             of each file in the directory, by name. Both are empty if nothing is saved.
         """
         if not self._saves:
@@ -46,7 +46,7 @@ class BufferFiles:
 
         Args:
             directory: does not exist if nothing was written.
-            state: what `write` returned; empty if nothing was written.
+            state: what `write` returned. Empty if nothing was written.
 
         Raises:
             ValueError: the files do not fit.
