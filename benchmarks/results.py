@@ -11,14 +11,17 @@ again. The page is `docs/tasks.md`, the figures are `docs/images/task-*.png`; a 
 says "not run".
 
 The return of a run is the mean undiscounted return of the last 100 training episodes at the budget,
-in which actions are sampled. Figures: interquartile mean over seeds, and its 95 percent interval
-(percentile bootstrap over seeds); wall time is the median over seeds, start-up not included.
+in which actions are sampled. For tasks with `episodes`, it is the mean return of as many evaluation
+episodes with the policy at the budget, whose actions are not sampled. Figures: interquartile mean
+over seeds, and its 95 percent interval (percentile bootstrap over seeds); wall time is the median
+over seeds, start-up and evaluation not included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from statistics import median
@@ -64,11 +67,13 @@ class Task(NamedTuple):
         env_steps: budget of each run.
         cells: the trainers.
         goal: mean return that counts as solved, for tasks where steps to it are of interest.
+        episodes: evaluation episodes at the budget; 0: the return is the one of training.
     """
 
     env_steps: int
     cells: tuple[Cell, ...]
     goal: float | None = None
+    episodes: int = 0
 
 
 def breakout(config: Any) -> Any:
@@ -88,8 +93,68 @@ DECOUPLED_PPO: dict[str, Any] = {
     "max_rollout_lag": 2,
     "max_requests_in_flight_per_worker": 2,
 }
+#: SAC on MuJoCo: the learning rates of CleanRL's SAC, and its first 5,000 random steps.
+MUJOCO_SAC: dict[str, Any] = {
+    "learning_starts": 5000,
+    "random_timesteps": 5000,
+    "actor_lr": 3e-4,
+    "critic_lr": 1e-3,
+    "alpha_lr": 1e-3,
+    "buffer_size": 100_000,
+}
+#: Evaluation episodes of a run with a replay policy, and its tasks' budget on MuJoCo.
+EVALUATION_EPISODES = 100
+MUJOCO_SAC_STEPS = 100_000
 #: Examples that have not been measured with five seeds, and are therefore no tuned examples.
 UNTUNED: dict[str, dict[str, Any]] = {
+    "acrobot_pqn": {
+        "run": "PQN",
+        "config": {
+            "env": "Acrobot-v1",
+            "num_workers": 0,
+            "num_envs_per_worker": 8,
+            "lr": [[0, 1e-3], [500_000, 1e-4]],
+            "epsilon": [[0, 1.0], [50_000, 0.02]],
+            "min_sample_timesteps_per_iteration": 4096,
+        },
+    },
+    # As Zoo's settings for Stable-Baselines3, with double Q-learning and a dueling network.
+    "cartpole_dqn": {
+        "run": "DQN",
+        "config": {
+            "env": "CartPole-v1",
+            "num_envs_per_worker": 1,
+            "rollout_fragment_length": 256,
+            "buffer_size": 50_000,
+            "learning_starts": 1000,
+            "train_batch_size": 64,
+            "training_intensity": 32.0,
+            "lr": 2.3e-3,
+            "epsilon": [[0, 1.0], [8000, 0.04]],
+            "target_network_update_freq": 128,
+            "model": {"fcnet_hiddens": [256, 256]},
+        },
+    },
+    "halfcheetah_sac": {"run": "SAC", "config": {"env": "HalfCheetah-v5", **MUJOCO_SAC}},
+    "hopper_sac": {"run": "SAC", "config": {"env": "Hopper-v5", **MUJOCO_SAC}},
+    # MinAtar's paper: one update for each of 5M frames, and epsilon and buffer as here.
+    "breakout_dqn": {
+        "run": "DQN",
+        "config": {
+            "env": breakout,
+            "num_envs_per_worker": 4,
+            "rollout_fragment_length": 4,
+            "buffer_size": 100_000,
+            "learning_starts": 5000,
+            "train_batch_size": 32,
+            "training_intensity": 8.0,
+            "lr": 2.5e-4,
+            "epsilon": [[0, 1.0], [100_000, 0.1]],
+            "target_network_update_freq": 250,
+            "model": {"conv_filters": [[16, 3, 1]], "post_fcnet_hiddens": [128]},
+            "min_sample_timesteps_per_iteration": 4000,
+        },
+    },
     "breakout_ppo": {
         "run": "SyncPPO",
         "config": {
@@ -184,44 +249,112 @@ TASKS: dict[str, Task] = {
         ),
         goal=-95.0,
     ),
+    "Acrobot-v1, evaluated": Task(
+        500_000,
+        (
+            Cell("DQN", "acrobot_dqn"),
+            Cell("PQN", "acrobot_pqn"),
+            Cell("Stable-Baselines3 DQN, RL Zoo's settings", "sb3:result-dqn-acrobot"),
+        ),
+        goal=-95.0,
+        episodes=EVALUATION_EPISODES,
+    ),
+    "CartPole-v1, evaluated": Task(
+        500_000,
+        (Cell("PQN", "cartpole_pqn"),),
+        goal=475.0,
+        episodes=EVALUATION_EPISODES,
+    ),
+    "CartPole-v1 with DQN, evaluated": Task(
+        50_000,
+        (
+            Cell("DQN", "cartpole_dqn"),
+            Cell("Stable-Baselines3 DQN, RL Zoo's settings", "sb3:result-dqn-cartpole"),
+        ),
+        goal=475.0,
+        episodes=EVALUATION_EPISODES,
+    ),
+    "Pendulum-v1, evaluated": Task(
+        20_000,
+        (
+            Cell("SAC", "pendulum_sac"),
+            Cell("TD3", "pendulum_td3"),
+            Cell("Stable-Baselines3 SAC, RL Zoo's settings", "sb3:result-sac-pendulum"),
+            Cell("Stable-Baselines3 TD3, RL Zoo's settings", "sb3:result-td3-pendulum"),
+        ),
+        episodes=EVALUATION_EPISODES,
+    ),
+    "HalfCheetah-v5, evaluated": Task(
+        MUJOCO_SAC_STEPS,
+        (
+            Cell("SAC", "halfcheetah_sac"),
+            Cell("Stable-Baselines3 SAC, RL Zoo's settings", "sb3:result-sac-halfcheetah"),
+        ),
+        episodes=EVALUATION_EPISODES,
+    ),
+    "Hopper-v5, evaluated": Task(
+        MUJOCO_SAC_STEPS,
+        (
+            Cell("SAC", "hopper_sac"),
+            Cell("Stable-Baselines3 SAC, RL Zoo's settings", "sb3:result-sac-hopper"),
+        ),
+        episodes=EVALUATION_EPISODES,
+    ),
+    "MinAtar/Breakout-v1, evaluated": Task(
+        500_000,
+        (
+            Cell("DQN", "breakout_dqn"),
+            Cell("Stable-Baselines3 DQN, the same CNN", "sb3:result-dqn-breakout"),
+        ),
+        episodes=EVALUATION_EPISODES,
+    ),
 }
 
 
-def train_example(name: str, seed: int, env_steps: int) -> dict[str, Any]:
-    """Trains an example up to a budget; the result of `measuring.BudgetClock`."""
+def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, Any]:
+    """Trains an example up to a budget, and evaluates it; the result of `measuring.BudgetClock`."""
     sys.path.insert(0, str(PEERS / "common"))
     import measuring
 
     import polopt
 
     example = UNTUNED.get(name) or yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
-    trainer = getattr(polopt, example["run"])({**example["config"], "seed": seed})
+    config = {**example["config"], "seed": seed}
+    if episodes:
+        config.pop("evaluation_interval", None)  # at the budget only
+        config.pop("evaluation_duration", None)
+    trainer = getattr(polopt, example["run"])(config)
     clock = measuring.BudgetClock(env_steps)
+    fewest = 1 if episodes else measuring.EPISODES
     over = False
     while not over:
         result = trainer.train()
         runners = result["env_runners"]
-        enough = runners["num_episodes_lifetime"] >= measuring.EPISODES
+        enough = runners["num_episodes_lifetime"] >= fewest
         mean = runners["episode_return_mean"] if enough else None
         over = clock.tick(result["num_env_steps_sampled_lifetime"], mean)
+    found = clock.result()
+    if episodes:
+        evaluated = trainer.evaluate(episodes, seed=measuring.EVALUATION_SEED + seed)
+        found["return"] = evaluated.episode_return_mean
     trainer.stop()
-    return clock.result()
+    return found
 
 
-def measure(cell: Cell, seed: int, env_steps: int, cache: Path) -> dict[str, Any]:
+def measure(cell: Cell, seed: int, task: Task, cache: Path) -> dict[str, Any]:
     """One run in a process of its own.
 
     Raises:
         PeerError: it failed.
     """
     peer, _, case = cell.source.partition(":")
+    budget = ["--env-steps", str(task.env_steps), "--episodes", str(task.episodes)]
     if case:
         script = [str(make_environment(peer, cache)), str(PEERS / peer / "run.py"), case]
-        command = [*script, "--seed", str(seed), "--env-steps", str(env_steps)]
-        found = run_process(command, LIMIT_S)
+        found = run_process([*script, "--seed", str(seed), *budget], LIMIT_S)
     else:
         command = [sys.executable, __file__, "--train", cell.source, "--seeds", str(seed)]
-        found = run_process([*command, "--env-steps", str(env_steps)], LIMIT_S, ROOT / "src")
+        found = run_process([*command, *budget], LIMIT_S, ROOT / "src")
     every = max(1, len(found["curve"]) // POINTS)
     return {**found, "curve": found["curve"][::every]}
 
@@ -289,7 +422,7 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
         height=420,
         margin={"t": 70, "b": 60, "l": 70, "r": 20},
         xaxis_title="environment steps",
-        yaxis_title="mean return of the last 100 episodes",
+        yaxis_title="mean return of the last 100 episodes",  # of training
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         title={"text": name, "y": 0.96},
     )
@@ -312,7 +445,7 @@ def write_page(store: dict[str, Any]) -> None:
             lines += [f"Commits: {', '.join(commits)}.", ""]
         figure = figure_of(name, task, runs)
         if figure is not None:
-            image = "task-" + name.lower().replace("/", "-") + ".png"
+            image = "task-" + re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".png"
             figures[image] = figure
             lines += [f"![Learning curves of {name}](images/{image})", ""]
     facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
@@ -336,9 +469,11 @@ def main() -> None:
     )
     parser.add_argument("--train", help=argparse.SUPPRESS)  # one run, in this process
     parser.add_argument("--env-steps", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--episodes", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.train:
-        print(json.dumps(train_example(given.train, given.seeds[0], given.env_steps)), flush=True)
+        budget = given.env_steps, given.episodes
+        print(json.dumps(train_example(given.train, given.seeds[0], *budget)), flush=True)
         return
     STORE.parent.mkdir(exist_ok=True)
     store: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
@@ -355,7 +490,7 @@ def main() -> None:
             if key in store:
                 continue
             try:
-                found = measure(cell, seed, TASKS[name].env_steps, given.cache)
+                found = measure(cell, seed, TASKS[name], given.cache)
                 store[key] = {**found, "commit": facts["commit"]}
             except PeerError as error:
                 print(f"{key}: {error}", file=sys.stderr, flush=True)

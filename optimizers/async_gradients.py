@@ -15,8 +15,8 @@ from polopt.common.weights import Gradients, Weights
 from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
-from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_collection
+from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.gathering import current_rollout
 from polopt.rollouts.workers.rollout_worker import RolloutWorker

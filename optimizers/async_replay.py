@@ -19,8 +19,8 @@ from polopt.metrics import plots
 from polopt.metrics.lag import AgeHistogram, DoublingHistogram
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
-from polopt.optimizers.base import OptimizerConfig
 from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.policy_optimizer import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.optimizers.replay_shards import (
     Batch,

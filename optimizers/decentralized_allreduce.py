@@ -19,8 +19,8 @@ from polopt.common.weights import Weights
 from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
-from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_collection, check_unused
+from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
 from polopt.rollouts.rollout_config import RolloutConfig, sockets_for_zmq
 from polopt.rollouts.transport.collective import GroupBroken, TimedReducer

@@ -7,7 +7,7 @@ from polopt.common.registry import Registry
 OPTIMIZERS = Registry(
     "optimizer",
     "polopt.optimizers",
-    "polopt.optimizers.base:PolicyOptimizer",
+    "polopt.optimizers.policy_optimizer:PolicyOptimizer",
     {
         "async_gradients": "polopt.optimizers.async_gradients:AsyncGradients",
         "async_replay": "polopt.optimizers.async_replay:AsyncReplay",

@@ -9,7 +9,7 @@ import numpy as np
 import pydantic
 
 from polopt.common.transitions import Transitions
-from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec
 from polopt.rollouts.workers.worker_config import WorkerConfig

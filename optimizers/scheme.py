@@ -21,8 +21,8 @@ from polopt.common.config import ConfigError
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_replay import AsyncReplay
 from polopt.optimizers.async_samples import AsyncSamples
-from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples

@@ -17,8 +17,8 @@ from polopt.metrics.learner import mean_stats
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.async_gradients import GradientsConfig, compute_gradient
-from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.checks import check_collection
+from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 

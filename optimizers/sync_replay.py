@@ -18,8 +18,8 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
-from polopt.optimizers.base import OptimizerConfig
 from polopt.optimizers.checks import check_central_gradients
+from polopt.optimizers.policy_optimizer import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.row_store import readable_bytes

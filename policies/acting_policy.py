@@ -15,7 +15,7 @@ from polopt.common.action_mask import find_action_mask
 from polopt.common.config import Config, ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
-from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.normalization import Normalizer
 from polopt.policies.spaces import ObservationEncoder
 

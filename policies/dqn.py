@@ -18,13 +18,13 @@ from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, learns_in_numpy, numpy_q_network
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate
+from polopt.policies.learning.value_statistics import value_stats
 from polopt.policies.networks.q_network import QModelConfig
 from polopt.policies.replay_policy import (
     ReplayConfig,
     ReplayPolicy,
     as_floats,
     bootstrapped,
-    value_stats,
 )
 
 

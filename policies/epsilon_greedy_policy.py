@@ -9,11 +9,11 @@ import pydantic
 from gymnasium import spaces
 
 from polopt.common.config import ConfigError
-from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.epsilon_greedy import EpsilonGreedy
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.schedules import Schedule, ScheduleValue
-from polopt.policies.networks.base import Network
+from polopt.policies.networks.network import Network
 from polopt.policies.networks.q_network import make_q_network
 from polopt.policies.policy import Policy
 

@@ -19,9 +19,9 @@ from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.networks.backend import Backend, as_tensor
-from polopt.policies.networks.base import ActorCriticNetwork, Network
-from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.make_network import make_network
 from polopt.policies.networks.masked import MaskedNetwork
+from polopt.policies.networks.network import ActorCriticNetwork, Network
 from polopt.policies.policy import Policy
 
 

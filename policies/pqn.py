@@ -15,7 +15,7 @@ from polopt.policies import gae
 from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
 from polopt.policies.fragment_policy import FragmentConfig, FragmentPolicy
 from polopt.policies.learning.schedules import LearningRate, ScheduleValue
-from polopt.policies.networks.base import Network
+from polopt.policies.networks.network import Network
 from polopt.policies.networks.q_network import QModelConfig
 
 

@@ -20,7 +20,7 @@ from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
 from polopt.policies.learning.policy_config import NormalizingConfig
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.networks.backend import aligned, as_tensor
-from polopt.policies.networks.base import Network
+from polopt.policies.networks.network import Network
 from polopt.policies.normalization import Normalizer
 from polopt.policies.policy import Policy, reduce_gradient
 
@@ -212,17 +212,6 @@ def bootstrapped(rows: Any, values: Tensor) -> Tensor:
     """Targets `[B]`: the rewards of rows, and discounted values `[B]` of their next observations.
     Where the discount is 0, the next observation is meaningless, and its value may be NaN."""
     return rows.rewards + torch.where(rows.discounts > 0.0, rows.discounts * values, 0.0)
-
-
-def value_stats(values: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """How values `[B]` compare with their targets `[B]`; see `value_statistics`."""
-    variance = targets.var(correction=0)
-    explained = 1.0 - (targets - values).var(correction=0) / variance.clamp(min=1e-12)
-    return {
-        "vf_explained_var": torch.where(variance > 1e-12, explained, 0.0),
-        "vf_predicted_mean": values.mean(),
-        "vf_target_mean": targets.mean(),
-    }
 
 
 def as_floats(stats: Mapping[str, Tensor]) -> dict[str, float]:

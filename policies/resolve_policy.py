@@ -8,7 +8,7 @@ from typing import Any
 from polopt.common.config import Config
 from polopt.policies.non_learning import NonLearningConfig, adapter_for
 from polopt.policies.policy import Policy
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 
 
 def resolve_policy(policy: Any) -> tuple[Any, Config]:

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polopt.common.transitions import Transitions
-from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.numpy_sac import SACLayers, sac_layers
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate
+from polopt.policies.learning.value_statistics import value_stats
 from polopt.policies.networks.critics import (
     CriticModelConfig,
     check_bounded,
@@ -30,7 +31,6 @@ from polopt.policies.replay_policy import (
     ReplayPolicy,
     as_floats,
     bootstrapped,
-    value_stats,
 )
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from polopt.common.transitions import Transitions
-from polopt.policies.distributions.base import ActionDistribution
-from polopt.policies.distributions.clipped_gaussian import ClippedGaussian
+from polopt.policies.distributions.action_distribution import ActionDistribution
+from polopt.policies.distributions.diag_gaussian import ClippedGaussian
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate, Schedule, ScheduleValue
+from polopt.policies.learning.value_statistics import value_stats
 from polopt.policies.networks.critics import (
     CriticModelConfig,
     check_bounded,
@@ -28,7 +29,6 @@ from polopt.policies.replay_policy import (
     ReplayPolicy,
     as_floats,
     bootstrapped,
-    value_stats,
 )
 
 #: Standard deviation of noise where the config says 0: its logarithm is finite.

@@ -15,7 +15,7 @@ from torch import nn
 from polopt.common.config import ConfigError
 from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.policy import Policy
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 
 #: Options of RLlib's `DefaultModelConfig` that the network of polopt has under the same names.
 _OPTIONS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -19,6 +20,9 @@ os.environ["HOME"] = (_home := tempfile.TemporaryDirectory(prefix="polopt-tests-
 import ray
 
 from polopt.optimizers import decentralized_allreduce
+from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.policies.networks.registry import NETWORKS
+from polopt.policies.registry import POLICIES
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -55,6 +59,29 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for module in list(sys.modules.values()):
         if folder in Path(getattr(module, "__file__", None) or "").parents:
             ray.cloudpickle.register_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _names_of_this_module() -> Iterator[None]:
+    """Forgets the classes that a module's tests register, or name in a config.
+
+    Errors list all registered names, so that tests of such errors would depend on the tests that
+    ran before them in the same process.
+    """
+    before = [(registry, dict(registry._known)) for registry in (OPTIMIZERS, POLICIES, NETWORKS)]
+    yield
+    for registry, known in before:
+        registry._known.clear()
+        registry._known.update(known)
+
+
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """`gc.collect()` looks at the objects that the test makes, not at a million older ones."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from toy_envs import Drift
 
-from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 
 
 class Totals(NamedTuple):

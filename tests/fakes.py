@@ -18,7 +18,7 @@ from toy_envs import POLICIES, Drift
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
-from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies import fragment_policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.envs.env_sources import resolve_env

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from polopt.common.config import Config
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import EvaluationConfig, TrainerConfig
 from polopt.trainers.options import Option, config_classes, own_options, shown_default
@@ -38,7 +38,7 @@ from typing import Any, Literal, TypedDict, overload
 
 from typing_extensions import Self, Unpack
 
-from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.policy import Policy
 from polopt.trainers.command_line.train_function import TrainingResult
 from polopt.trainers.trainer import PolicyOptimizerTrainer as _Trainer

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from polopt.common.transitions import Transitions
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 

@@ -22,12 +22,12 @@ from polopt.common.config import (
 )
 from polopt.common.other_libraries import RLLIB_FIXED, instead_of
 from polopt.common.registry import Registry
-from polopt.optimizers.base import OptimizerConfig, PolicyOptimizer
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.resources import Amount
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import resolve_callbacks

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from polopt.common.config import Config
 from polopt.common.other_libraries import RLLIB
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import TrainerConfig, plugin_names
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -24,13 +24,19 @@ from polopt.policies.policy import Policy
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
 from polopt.rollouts.envs.env_api import reward_of, same_encoding
-from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.envs.env_sources import env_name, resolve_env
+from polopt.rollouts.envs.env_state import set_evaluation_statistics
 from polopt.rollouts.envs.missing_packages import missing_package
+from polopt.rollouts.envs.random_state import kept_global_generators
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.seeds import seeds_from
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes
 from polopt.trainers.checkpoints import CheckpointError
+
+if TYPE_CHECKING:
+    from polopt.optimizers.policy_optimizer import PolicyOptimizer
+    from polopt.trainers.experiment import Experiment
 
 #: Seconds of one episode after which a line says so.
 _LONG_S = 10.0
@@ -196,3 +202,42 @@ def play(
     finally:
         vector.closed = True  # its finalizer would close the environment
     return playing.episodes
+
+
+def evaluate_now(
+    experiment: Experiment,
+    policy: Policy,
+    optimizer: PolicyOptimizer,
+    episodes: int | None,
+    stochastic: bool | None,
+    seed: int | None,
+) -> EvaluationResult:
+    """Plays episodes in an environment of evaluation. It gets the running statistics of the
+    environments of training. The global generators of the process are put back at the end.
+
+    Args:
+        experiment: of the trainer.
+        policy: that plays.
+        optimizer: of the trainer, for the statistics.
+        episodes: see `PolicyOptimizerTrainer.evaluate`.
+        stochastic: see `PolicyOptimizerTrainer.evaluate`.
+        seed: see `PolicyOptimizerTrainer.evaluate`.
+
+    Raises:
+        ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
+    """
+    training, config = experiment.rollout, experiment.trainer
+    if episodes is None:
+        episodes = config.evaluation_duration
+    if stochastic is None:
+        stochastic = config.evaluation_config.explore
+    check_episodes(episodes)
+    changes = config.evaluation_config.changes(training)
+    rollout = training.model_copy(update=changes)
+    rollout = rollout.model_copy(update={"env": resolve_env(rollout.env)})
+    workers = optimizer.get_driver_state()["workers"].values()
+    statistics = [one["statistics"] for one in workers if one.get("statistics")]
+    with kept_global_generators(), environment(rollout) as env:
+        if statistics:
+            set_evaluation_statistics(env, statistics)
+        return EvaluationResult(play(policy, env, episodes, stochastic, seed))

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from polopt.common.config import ConfigError
-from polopt.policies.networks.registry import NETWORKS
+from polopt.policies.networks.network_registry import NETWORKS
 from polopt.policies.policy import Policy
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.saved_config import described, unsaved_in
 from polopt.trainers.saved_spaces import space_of

@@ -8,8 +8,9 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
@@ -26,6 +27,9 @@ from polopt.trainers.checkpoints import (
     read_state_file,
 )
 from polopt.trainers.saved_config import decode_config
+
+if TYPE_CHECKING:
+    from ray.train import Checkpoint
 
 logger = logging.getLogger("polopt")
 
@@ -259,6 +263,24 @@ def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
 
 def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, repr=False)
+class SavedCheckpoint:
+    """What `save` returns without Tune. `restore` and `polopt.load` take it.
+
+    Attributes:
+        checkpoint: Tune's object for the directory, which is its `path`.
+        metrics: the last result before it; empty before the first.
+    """
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+
+    def __repr__(self) -> str:
+        """One line: a notebook shows it, and the result alone has thousands of characters."""
+        iteration = self.metrics.get("training_iteration", 0)
+        return f"<checkpoint after iteration {iteration} in {self.checkpoint.path}>"
 
 
 def checkpoint_path(checkpoint: Any) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 from pyarrow import fs
 
 from polopt.metrics.tab import TAB_FILE, OptimizerTab
-from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 
 logger = logging.getLogger("polopt")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from polopt.common.tracer import MAX_EVENTS, TRACER, Event
 from polopt.metrics.chrome_trace import TRACE_FILE, chrome_trace
-from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.trainers.experiment import TrainerConfig
 

@@ -30,11 +30,10 @@ from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
-from polopt.trainers.evaluate_now import evaluate_now
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment, with_keywords
 from polopt.trainers.notebooks import ProgressMetrics
-from polopt.trainers.play_episodes import EvaluationResult
+from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
 from polopt.trainers.preset_help import PresetDoc, PresetSignature
 from polopt.trainers.prometheus_exporter import PrometheusExporter
 from polopt.trainers.result_files import ResultFiles
@@ -47,11 +46,11 @@ from polopt.trainers.run_context import (
     in_directory,
 )
 from polopt.trainers.run_record import RunRecord
-from polopt.trainers.saved_checkpoint import SavedCheckpoint, following
 from polopt.trainers.saved_config import described, encode_config
 from polopt.trainers.saved_experiment import config_of
 from polopt.trainers.saved_spaces import describe_space
 from polopt.trainers.saved_trainer import (
+    SavedCheckpoint,
     check_directory,
     checkpoint_path,
     find_checkpoint,
@@ -63,7 +62,7 @@ from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tab_file import write_tab
 from polopt.trainers.trace_file import StepTrace
 from polopt.trainers.trial_resources import bundles
-from polopt.trainers.tune_storage import next_checkpoint, results_folder
+from polopt.trainers.tune_storage import following, next_checkpoint, results_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self

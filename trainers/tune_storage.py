@@ -1,5 +1,6 @@
-"""Where Tune stores the checkpoints of a trial. Tune has no public name for that: this file alone
-uses `Trainable._storage`."""
+"""Where the next checkpoint of a trainer and its results go, with Tune and without.
+
+Tune has no public name for the storage of a trial: this file alone uses `Trainable._storage`."""
 
 from __future__ import annotations
 
@@ -16,9 +17,16 @@ def next_checkpoint(trainable: tune.Trainable) -> Path | None:
     storage = trainable._storage
     if storage is None:
         return None
-    following = copy.copy(storage)
-    following.current_checkpoint_index += 1
-    return Path(following.checkpoint_fs_path)
+    ahead = copy.copy(storage)
+    ahead.current_checkpoint_index += 1
+    return Path(ahead.checkpoint_fs_path)
+
+
+def following(logdir: str) -> Path:
+    """The first directory in `logdir` after all that have Tune's name for a checkpoint."""
+    found = Path(logdir).glob(f"checkpoint_{'[0-9]' * 6}")
+    last = max((int(path.name[-6:]) for path in found), default=-1)
+    return Path(logdir, f"checkpoint_{last + 1:06}")
 
 
 def results_folder(storage: Any, logdir: str) -> tuple[fs.FileSystem, str]:

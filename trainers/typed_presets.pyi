@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, overload
 
 from typing_extensions import Self, Unpack
 
-from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.policy import Policy
 from polopt.trainers.command_line.train_function import TrainingResult
 from polopt.trainers.trainer import PolicyOptimizerTrainer as _Trainer

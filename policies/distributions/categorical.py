@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
-from polopt.policies.distributions.base import ActionDistribution, gumbel
+from polopt.policies.distributions.action_distribution import ActionDistribution, gumbel
 
 
 class Categorical(ActionDistribution):

@@ -1,4 +1,4 @@
-"""`DiagGaussian`: Box actions from a diagonal Gaussian."""
+"""`DiagGaussian`: Box actions from a diagonal Gaussian. `ClippedGaussian`: actions in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -104,3 +104,20 @@ class DiagGaussian(ActionDistribution):
         ratio = (2.0 * (old_log_std - new_log_std)).exp()
         distance = (old_mean - new_mean).square() * (-2.0 * new_log_std).exp()
         return (new_log_std - old_log_std + 0.5 * (ratio + distance - 1.0)).sum(-1)
+
+
+class ClippedGaussian(DiagGaussian):
+    """Actions from -1 to 1, which are mapped to the bounds of a Box; `params` are means and log
+    standard deviations of the noise `[B, 2 A]`.
+
+    A sample is clipped to [-1, 1]. The density is the density of the action before clipping.
+
+    Args:
+        space: action space of one environment, with finite bounds.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(space, normalize=True)
+
+    def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        return np.clip(super().sample(params, noise), -1.0, 1.0)

@@ -10,8 +10,8 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from polopt.policies.distributions.base import ActionDistribution
-from polopt.policies.distributions.factory import make_distribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
+from polopt.policies.distributions.make_distribution import make_distribution
 
 
 class PassThroughActions(ActionDistribution):

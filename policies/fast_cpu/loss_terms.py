@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.categorical import Categorical
 from polopt.policies.distributions.diag_gaussian import DiagGaussian
 from polopt.policies.distributions.multi_categorical import MultiCategorical

@@ -11,7 +11,6 @@ from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.closed_forms import closed_form_of
 from polopt.policies.fast_cpu.numpy_backend import MAX_PARAMETERS, is_supported
 from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
-from polopt.policies.fast_cpu.value_stats import value_stats_of
 from polopt.policies.networks.q_network import QNetwork
 
 
@@ -113,3 +112,17 @@ def dqn_targets(policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows:
         following = np.where(rows.discounts > 0.0, following, np.float32(0.0))
     targets: np.ndarray = rows.rewards + following
     return targets
+
+
+def value_stats_of(errors: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """`value_stats` of the errors `[B]` of values and their targets `[B]`."""
+    count = len(errors)
+    target, error = float(np.add.reduce(targets)) / count, float(np.add.reduce(errors)) / count
+    centred = targets - np.float32(target)
+    variance = float(np.dot(centred, centred)) / count
+    unexplained = float(np.dot(errors, errors)) / count - error * error
+    return {
+        "vf_explained_var": 1.0 - unexplained / variance if variance > 1e-12 else 0.0,
+        "vf_predicted_mean": target + error,
+        "vf_target_mean": target,
+    }

@@ -15,7 +15,7 @@ from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.closed_forms import closed_form_of
 from polopt.policies.fast_cpu.numpy_backend import is_supported
 from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, value_layers
-from polopt.policies.fast_cpu.value_stats import value_stats_of
+from polopt.policies.fast_cpu.numpy_q import value_stats_of
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -1,10 +1,13 @@
-"""How values compare with their targets, over the rows of one learner or of several."""
+"""How values compare with their targets: over the fragments of one learner or of several, and over
+replayed rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
 
@@ -45,3 +48,14 @@ def value_sums(batch: SampleBatch) -> list[float]:
         float(errors.sum()),
         float(np.square(errors).sum()),
     ]
+
+
+def value_stats(values: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """How values `[B]` compare with their targets `[B]`; see `value_statistics`."""
+    variance = targets.var(correction=0)
+    explained = 1.0 - (targets - values).var(correction=0) / variance.clamp(min=1e-12)
+    return {
+        "vf_explained_var": torch.where(variance > 1e-12, explained, 0.0),
+        "vf_predicted_mean": values.mean(),
+        "vf_target_mean": targets.mean(),
+    }

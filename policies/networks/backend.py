@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polopt.policies.networks.base import Network
+from polopt.policies.networks.network import Network
 
 #: Columns of a batch or a minibatch: arrays, or what `Backend.rows` makes of them.
 Rows = Mapping[str, Any]

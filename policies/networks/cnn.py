@@ -7,9 +7,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from polopt.common.config import ConfigError
-from polopt.policies.networks.base import ActorCriticNetwork
 from polopt.policies.networks.layers import initialised, mlp
 from polopt.policies.networks.model_config import ConvFilter, ModelConfig
+from polopt.policies.networks.network import ActorCriticNetwork
 from polopt.policies.networks.observations import Part
 
 #: Channels, kernel size and stride of each layer (Mnih et al., 2015).

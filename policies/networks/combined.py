@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from polopt.policies.networks.base import ActorCriticNetwork
 from polopt.policies.networks.cnn import ImageEncoder
 from polopt.policies.networks.layers import ACTIVATIONS, mlp
 from polopt.policies.networks.model_config import ModelConfig
+from polopt.policies.networks.network import ActorCriticNetwork
 from polopt.policies.networks.observations import Part, flattened
 
 

@@ -10,9 +10,9 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from polopt.common.config import ConfigError
-from polopt.policies.networks.base import Network
-from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.make_network import make_network
 from polopt.policies.networks.model_config import Activation, ModelConfig, Widths
+from polopt.policies.networks.network import Network
 from polopt.policies.networks.observations import flattened
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from polopt.common.config import ConfigError, shown
-from polopt.policies.networks.base import Network, States
+from polopt.policies.networks.network import Network, States
 from polopt.policies.networks.observations import split
 
 #: Rows of the example batch. Batch normalisation over one row has no variance.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polopt.common.action_mask import MASKED_LOGIT, ActionMask
-from polopt.policies.networks.base import Network, States
+from polopt.policies.networks.network import Network, States
 
 
 class MaskedNetwork(Network):

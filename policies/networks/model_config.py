@@ -12,7 +12,7 @@ from torch import nn
 from polopt.common.config import Config, ConfigError, canonical, without_fixed
 from polopt.common.other_libraries import RLLIB_MODEL_FIXED
 from polopt.common.registry import load_path
-from polopt.policies.networks.registry import NETWORKS
+from polopt.policies.networks.network_registry import NETWORKS
 
 _Width = Annotated[int, pydantic.Field(ge=1, le=16_384)]
 Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from polopt.common.action_mask import ActionMask
 from polopt.common.config import ConfigError
-from polopt.policies.networks.base import Network
-from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.make_network import make_network
 from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.model_config import Activation, ModelConfig
+from polopt.policies.networks.network import Network
 
 
 class QModelConfig(ModelConfig):

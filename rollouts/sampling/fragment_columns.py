@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
 
 
 class FragmentColumns:

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from polopt.metrics.prometheus import Metric as Metric
     from polopt.metrics.tab import Plot as Plot
     from polopt.metrics.tab import Tab as Tab
-    from polopt.optimizers.base import OptimizerConfig as OptimizerConfig
-    from polopt.optimizers.base import PolicyOptimizer as PolicyOptimizer
     from polopt.optimizers.optimizer_registry import register_optimizer as register_optimizer
+    from polopt.optimizers.policy_optimizer import OptimizerConfig as OptimizerConfig
+    from polopt.optimizers.policy_optimizer import PolicyOptimizer as PolicyOptimizer
     from polopt.optimizers.scheme import scheme_config as scheme_config
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
     from polopt.policies.actor_critic import ActorCriticPolicy as ActorCriticPolicy
     from polopt.policies.learning.policy_config import PolicyConfig as PolicyConfig
-    from polopt.policies.networks.registry import register_network as register_network
+    from polopt.policies.networks.network_registry import register_network as register_network
     from polopt.policies.policy import Policy as Policy
-    from polopt.policies.registry import register_policy as register_policy
+    from polopt.policies.policy_registry import register_policy as register_policy
     from polopt.replay.rate_limiter import RateLimiter as RateLimiter
     from polopt.replay.replay_buffer import ReplayBuffer as ReplayBuffer
     from polopt.rollouts.collectors.collector import Collector as Collector
@@ -113,13 +113,13 @@ _MODULE_OF = {
     "IMPALA": "polopt.trainers.presets",
     "Metric": "polopt.metrics.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
-    "OptimizerConfig": "polopt.optimizers.base",
+    "OptimizerConfig": "polopt.optimizers.policy_optimizer",
     "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
     "Plot": "polopt.metrics.tab",
     "Policy": "polopt.policies.policy",
     "PolicyConfig": "polopt.policies.learning.policy_config",
-    "PolicyOptimizer": "polopt.optimizers.base",
+    "PolicyOptimizer": "polopt.optimizers.policy_optimizer",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
     "RateLimiter": "polopt.replay.rate_limiter",
     "ReplayBuffer": "polopt.replay.replay_buffer",
@@ -149,9 +149,9 @@ _MODULE_OF = {
     "load": "polopt.trainers.saved_policy",
     "pack": "polopt.common.compression",
     "register": "polopt.trainers.presets",
-    "register_network": "polopt.policies.networks.registry",
+    "register_network": "polopt.policies.networks.network_registry",
     "register_optimizer": "polopt.optimizers.optimizer_registry",
-    "register_policy": "polopt.policies.registry",
+    "register_policy": "polopt.policies.policy_registry",
     "rerun": "polopt.trainers.rerun",
     "scheme_config": "polopt.optimizers.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,18 @@ OPTIONS: dict[str, Any] = {
     "training_intensity": 1.0,
     "prioritized_replay": True,
 }
+
+
+def test_code_of_the_page_runs(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "replay.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert blocks
+    names = {"__name__": "code_of_replay"}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), names)
 
 
 class Paced(Drift):

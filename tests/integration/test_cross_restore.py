@@ -10,8 +10,8 @@ import pytest
 from fakes import make_optimizer, worker_config
 
 from polopt.optimizers.async_gradients import AsyncGradients
-from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

@@ -10,7 +10,7 @@ import pytest
 from printed_code import ROOT, blocks_of, run_blocks
 
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.experiment import Experiment, TrainerConfig, aliases_for
 from polopt.trainers.presets import PRESETS
 

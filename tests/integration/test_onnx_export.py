@@ -18,7 +18,7 @@ import polopt
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.policies.policy import Policy
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.command_line.cli import app
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 

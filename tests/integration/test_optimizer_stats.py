@@ -11,8 +11,8 @@ from fakes import make_optimizer, worker_config
 from polopt.common.clock import VirtualClock
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.optimizers.async_samples import AsyncSamples
-from polopt.optimizers.base import PolicyOptimizer
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.optimizers.sync_gradients import SyncGradients
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.optimizers.sync_samples import SyncSamples

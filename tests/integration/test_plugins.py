@@ -17,7 +17,7 @@ from polopt.metrics.tab import OptimizerTab
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.sync_samples import SyncSamples
 from polopt.policies.a2c import A2CPolicy
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 
 CLI = "polopt.trainers.command_line.cli"
 PYPROJECT = """

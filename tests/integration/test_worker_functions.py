@@ -13,7 +13,7 @@ import pytest
 from fakes import connect_workers, make_optimizer, worker_config
 
 from polopt.metrics.optimizer_stats import StepResult
-from polopt.optimizers.base import PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.workers.errors import FunctionError, WorkersFailedError
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig

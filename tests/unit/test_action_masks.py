@@ -27,7 +27,7 @@ from toy_envs import AUTORESET, make_policy, make_sampler
 
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
-from polopt.policies.distributions.factory import make_distribution
+from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.networks import masked
 from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.non_learning import (

@@ -16,7 +16,7 @@ from toy_envs import random_batch
 from polopt.metrics.actions import ActionStats, ActionSums
 from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.policies.distributions.factory import make_distribution
+from polopt.policies.distributions.make_distribution import make_distribution
 
 
 def reported(sizes: list[int], dimensions: int, *parts: np.ndarray) -> dict[str, Any]:

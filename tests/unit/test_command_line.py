@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 import polopt as package
 from polopt.common.config import ConfigError
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.command_line import evaluate_command, tune_run

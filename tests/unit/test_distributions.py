@@ -12,10 +12,10 @@ from torch import Tensor
 from torch import distributions as td
 
 from polopt.common.config import ConfigError
-from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.categorical import Categorical
 from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.distributions.factory import make_distribution
+from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.distributions.multi_categorical import MultiCategorical
 from polopt.policies.distributions.squashed_gaussian import SquashedGaussian
 

@@ -10,7 +10,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-PAGES = ["memory.md", "normalization.md", "replay.md", "results.md", "wrappers.md"]
+PAGES = ["memory.md", "normalization.md", "results.md", "wrappers.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

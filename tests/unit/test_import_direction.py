@@ -161,7 +161,7 @@ def planted(root: Path, folder: str, **sources: str) -> list[Module]:
         ("rollouts/workers", "from polopt import Collector", "polopt.Collector"),
         ("rollouts/workers", "import polopt.policies\nx = polopt.A3C", "polopt.A3C"),
         ("optimizers", "from .. import trainers", "polopt.trainers"),
-        ("optimizers", "import optimizers.base", "optimizers.base"),
+        ("optimizers", "import optimizers.policy_optimizer", "optimizers.policy_optimizer"),
         (
             "optimizers",
             "import importlib\nimportlib.import_module('polopt.trainers.experiment')",

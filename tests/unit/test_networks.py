@@ -13,7 +13,7 @@ from torch import nn
 from polopt.common.config import ConfigError
 from polopt.policies.networks.cnn import NATURE_FILTERS, NATURE_MIN_SIZE, CNNNetwork
 from polopt.policies.networks.combined import CombinedNetwork
-from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.make_network import make_network
 from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.networks.model_config import ModelConfig
 

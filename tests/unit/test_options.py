@@ -14,8 +14,8 @@ import typer
 
 import polopt
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
+from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig
-from polopt.policies.registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.command_line.cli import list_
 from polopt.trainers.experiment import Experiment, TrainerConfig

@@ -27,7 +27,7 @@ from polopt.common.other_libraries import (
 )
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers.experiment import Experiment, TrainerConfig
 from polopt.trainers.presets import A3C, PRESETS, SyncPPO

@@ -89,7 +89,7 @@ def test_changed_intensity_counts_from_now_on() -> None:
     assert step(limiter, 32) == 64
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(intensities, st.integers(1, 50), st.integers(0, 100), st.randoms(use_true_random=False))
 def test_error_buffer_bounds_both_sides_and_nobody_is_stuck(
     intensity: float, fragment: int, slack: int, random: Any

@@ -256,7 +256,7 @@ additions = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(["next_step", "same_step"]),
     st.integers(1, 4),

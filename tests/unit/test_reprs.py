@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 import polopt
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL: dict[str, Any] = {

@@ -24,8 +24,8 @@ from test_checkpoints import resign
 from test_command_line import SMALL, error_of, polopt
 
 from polopt.policies.learning.policy_config import PolicyConfig
+from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig, PPOPolicy
-from polopt.policies.registry import POLICIES
 from polopt.trainers import saved_policy
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from polopt.trainers.command_line.tune_run import _next_step

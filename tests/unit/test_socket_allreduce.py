@@ -266,7 +266,7 @@ def test_silent_peers_and_garbage_delay_no_rank(make: Make) -> None:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_groups_leave_no_descriptors_and_directories() -> None:
+def test_groups_leave_no_descriptors_and_directories(quick_collections: None) -> None:
     def run() -> int:
         group = Ranks(4)
         paths = group.addresses

@@ -290,7 +290,7 @@ def test_path_that_is_too_long_is_an_os_error(
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_connections_leave_no_descriptors_and_threads() -> None:
+def test_connections_leave_no_descriptors_and_threads(quick_collections: None) -> None:
     def run() -> tuple[int, int]:
         listener = Listener()
         ends = [end for _ in range(5) for end in listener.greet()]

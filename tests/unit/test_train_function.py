@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 from pathlib import Path
@@ -105,7 +104,7 @@ class Interrupted(polopt.Callbacks):
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
         if result["training_iteration"] == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_interrupt_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_interrupt_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
 class TwiceInterrupted(Interrupted):
     def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
         for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from polopt import __version__
 from polopt.common.config import ConfigError
-from polopt.trainers.command_line.dashboards import dashboard, grafana, report, trace
+from polopt.trainers.command_line.dashboard_commands import dashboard, grafana, report, trace
 from polopt.trainers.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
 from polopt.trainers.command_line.rerun_command import rerun
 
@@ -229,7 +229,7 @@ def list_(
                 say(line)
             return
         from polopt.optimizers.optimizer_registry import OPTIMIZERS
-        from polopt.policies.registry import POLICIES
+        from polopt.policies.policy_registry import POLICIES
         from polopt.trainers.command_line.examples import example_names, load_example
         from polopt.trainers.presets import PRESETS
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from polopt.common.config import ConfigError, nearest_of
 from polopt.common.other_libraries import instead_of_algorithm
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.registry import POLICIES
+from polopt.policies.policy_registry import POLICIES
 from polopt.trainers.options import (
     Option,
     nested_options,

@@ -24,6 +24,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 #: Mean return over `EPISODES` episodes at which a task counts as solved.
 GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0}
 EPISODES = 100
+#: Evaluation of seed s has this plus s as its seed.
+EVALUATION_SEED = 1000
 WARM_UP_S = 2.0
 #: Titles of Ray's own processes.
 RAY_OWN = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
@@ -236,6 +238,7 @@ def main(
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--env-steps", type=int, default=0, help="budget of a `result-` case")
+    parser.add_argument("--episodes", type=int, default=0, help="of evaluation, at the budget")
     parser.add_argument("--turns", action="store_true", help="see `RateClock`")
     args = parser.parse_args()
     result = cases[args.case](args)

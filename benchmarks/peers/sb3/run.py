@@ -12,7 +12,8 @@ setting; `subproc` steps each environment in a process of its own. The faster ca
   Breakout, too, the latter with the CNN of MinAtar's paper.
 - `result-*`: returns at a budget, see `benchmarks/results.py`. Hyper-parameters of RL Baselines3
   Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, schedules over the budget; for MinAtar's Breakout,
-  which it does not have, those for Atari, with the CNN of MinAtar's paper.
+  which it does not have, those for Atari, with the CNN of MinAtar's paper; for DQN there, the
+  settings of `breakout_dqn` of that script. SAC and TD3: settings for Pendulum-v1 and MuJoCo.
 - `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1; its PPO learns
   for 100,000 steps with a falling learning rate and clip range.
 """
@@ -31,10 +32,13 @@ import measuring  # first: it starts the clock of start-up
 
 # isort: split
 import gymnasium
+import numpy as np
 import torch
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 from tasks import make_breakout
@@ -72,14 +76,21 @@ class Ticks(BaseCallback):
     """Reports each round, a rollout and its update, to a clock."""
 
     def __init__(
-        self, clock: measuring.RateClock | measuring.GoalClock | measuring.BudgetClock
+        self,
+        clock: measuring.RateClock | measuring.GoalClock | measuring.BudgetClock,
+        every: int = 1,
+        fewest: int = measuring.EPISODES,
     ) -> None:
+        """Reports rounds of at least `every` steps, with returns once there are `fewest`."""
         super().__init__()
         self._clock = clock
+        self._every, self._fewest = every, fewest
+        self._reported = 0
         self._over = False
 
     def _on_rollout_start(self) -> None:
-        if self.num_timesteps > 0:
+        if self.num_timesteps >= self._reported + self._every:
+            self._reported = self.num_timesteps
             self.report()
 
     def report(self) -> None:
@@ -88,7 +99,7 @@ class Ticks(BaseCallback):
             self._over = self._clock.tick(self.num_timesteps)
             return
         returns = [episode["r"] for episode in self.model.ep_info_buffer]
-        enough = len(returns) == measuring.EPISODES
+        enough = len(returns) >= self._fewest
         mean = sum(returns) / len(returns) if enough else None
         self._over = self._clock.tick(self.num_timesteps, mean)
 
@@ -236,17 +247,123 @@ def breakout(seed: int, env_steps: int) -> Any:
     )
 
 
+def acrobot_dqn(seed: int, env_steps: int) -> Any:
+    """DQN on Acrobot-v1 with Zoo's settings, epsilon within as many steps as of its budget."""
+    return DQN(
+        "MlpPolicy",
+        make_envs("Acrobot-v1", 1, seed),
+        learning_rate=6.3e-4,
+        batch_size=128,
+        buffer_size=50_000,
+        learning_starts=0,
+        target_update_interval=250,
+        train_freq=4,
+        gradient_steps=-1,
+        exploration_fraction=0.12 * 100_000 / env_steps,
+        exploration_final_eps=0.1,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=seed,
+        device="cpu",
+    )
+
+
+def cartpole_dqn(seed: int, env_steps: int) -> Any:
+    """DQN on CartPole-v1 with Zoo's settings, whose budget is 50,000 steps."""
+    return DQN(
+        "MlpPolicy",
+        make_envs("CartPole-v1", 1, seed),
+        learning_rate=2.3e-3,
+        batch_size=64,
+        buffer_size=100_000,
+        learning_starts=1000,
+        target_update_interval=10,
+        train_freq=256,
+        gradient_steps=128,
+        exploration_fraction=0.16,
+        exploration_final_eps=0.04,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=seed,
+        device="cpu",
+    )
+
+
+def breakout_dqn(seed: int, env_steps: int) -> Any:
+    """DQN on MinAtar's Breakout."""
+    return DQN(
+        "MlpPolicy",
+        make_envs(make_breakout, 1, seed),
+        learning_rate=2.5e-4,
+        batch_size=32,
+        buffer_size=100_000,
+        learning_starts=5000,
+        target_update_interval=1000,
+        train_freq=4,
+        gradient_steps=1,
+        exploration_fraction=100_000 / env_steps,
+        exploration_final_eps=0.1,
+        policy_kwargs=MINATAR_MODEL,
+        seed=seed,
+        device="cpu",
+    )
+
+
+def pendulum_sac(seed: int, env_steps: int) -> Any:
+    """SAC on Pendulum-v1 with Zoo's settings."""
+    envs = make_envs("Pendulum-v1", 1, seed)
+    return SAC("MlpPolicy", envs, learning_rate=1e-3, seed=seed, device="cpu")
+
+
+def pendulum_td3(seed: int, env_steps: int) -> Any:
+    """TD3 on Pendulum-v1 with Zoo's settings."""
+    return TD3(
+        "MlpPolicy",
+        make_envs("Pendulum-v1", 1, seed),
+        gamma=0.98,
+        buffer_size=200_000,
+        learning_starts=10_000,
+        action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)),
+        train_freq=1,
+        gradient_steps=1,
+        learning_rate=1e-3,
+        policy_kwargs={"net_arch": [400, 300]},
+        seed=seed,
+        device="cpu",
+    )
+
+
+def mujoco_sac(env: str) -> Callable[[int, int], Any]:
+    """SAC with Zoo's settings for MuJoCo: defaults, and learning from 10,000 steps on."""
+
+    def make(seed: int, env_steps: int) -> Any:
+        envs = make_envs(env, 1, seed)
+        return SAC("MlpPolicy", envs, learning_starts=10_000, seed=seed, device="cpu")
+
+    return make
+
+
 def reach_budget(args: argparse.Namespace) -> dict[str, Any]:
-    """The learning curve up to `--env-steps`."""
+    """The learning curve up to `--env-steps`, and the return of `--episodes` after it."""
     model = RESULTS[args.case](args.seed, args.env_steps)
     clock = measuring.BudgetClock(args.env_steps)
-    ticks = Ticks(clock)
+    ticks = Ticks(clock, every=500, fewest=1) if args.episodes else Ticks(clock)
     model.learn(args.env_steps, callback=ticks)
     ticks.report()  # the last round
-    return clock.result()
+    found = clock.result()
+    if args.episodes:
+        model.get_env().seed(measuring.EVALUATION_SEED + args.seed)
+        found["return"], _ = evaluate_policy(model, model.get_env(), args.episodes)
+        found["return"] = float(found["return"])
+    return found
 
 
 RESULTS = {
+    "result-dqn-acrobot": acrobot_dqn,
+    "result-dqn-cartpole": cartpole_dqn,
+    "result-dqn-breakout": breakout_dqn,
+    "result-sac-pendulum": pendulum_sac,
+    "result-td3-pendulum": pendulum_td3,
+    "result-sac-halfcheetah": mujoco_sac("HalfCheetah-v5"),
+    "result-sac-hopper": mujoco_sac("Hopper-v5"),
     "result-halfcheetah": halfcheetah,
     "result-stateless-cartpole": stateless_cartpole,
     "result-breakout": breakout,

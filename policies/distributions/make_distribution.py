@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from polopt.common.config import ConfigError
-from polopt.policies.distributions.base import ActionDistribution
+from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.categorical import Categorical
 from polopt.policies.distributions.diag_gaussian import DiagGaussian
 from polopt.policies.distributions.multi_categorical import MultiCategorical

@@ -8,7 +8,6 @@ from gymnasium import Space, spaces
 
 from polopt.common.action_mask import ActionMask
 from polopt.common.config import ConfigError
-from polopt.policies.networks.base import Network
 from polopt.policies.networks.cnn import (
     NATURE_FILTERS,
     NATURE_MIN_SIZE,
@@ -22,6 +21,7 @@ from polopt.policies.networks.custom import make_custom
 from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.networks.model_config import ModelConfig
+from polopt.policies.networks.network import Network
 from polopt.policies.networks.observations import Part, parts_of
 
 
