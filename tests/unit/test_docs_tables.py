@@ -1,5 +1,5 @@
-"""The tables of docs name tests that exist and every parameter that they compare. Links lead to pages
-and headings that exist, and the README has a link to each page."""
+"""The tables of docs name tests that exist, and every parameter that they compare. Links lead to
+pages and headings that exist, and the README has a link to each page."""
 
 from __future__ import annotations
 
