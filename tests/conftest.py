@@ -21,8 +21,8 @@ import ray
 
 from polopt.optimizers import decentralized_allreduce
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.policies.networks.registry import NETWORKS
-from polopt.policies.registry import POLICIES
+from polopt.policies.networks.network_registry import NETWORKS
+from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet

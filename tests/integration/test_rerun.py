@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,21 @@ import polopt
 from polopt.trainers.run_record import digest_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
-#: By name: options of the run. Together they have both transports.
-CASES: dict[str, dict[str, Any]] = {
-    "async_gradients": {"optimizer": "async_gradients", "policy": "a2c", "transport": "socket"},
-    "async_samples": {"optimizer": "async_samples", "policy": "impala", "transport": "ray"},
-    "allreduce": {"optimizer": "decentralized_allreduce", "transport": "socket"},
-    "elastic": {"optimizer": "elastic_averaging", "policy": "a2c", "transport": "ray"},
+_REPLAY: dict[str, Any] = {"learning_starts": 100, "train_batch_size": 16}
+#: By name: options of the run.
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "async_gradients": {"optimizer": "async_gradients", "policy": "a2c"},
+    "sync_gradients": {"optimizer": "sync_gradients", "policy": "a2c"},
+    "sync_samples": {"optimizer": "sync_samples", "policy": "ppo"},
+    "async_samples": {"optimizer": "async_samples", "policy": "impala"},
+    "allreduce": {"optimizer": "decentralized_allreduce"},
+    "elastic": {"optimizer": "elastic_averaging", "policy": "a2c"},
+    "local_sgd": {"optimizer": "local_sgd", "policy": "a2c"},
+    "sync_replay": {"optimizer": {"name": "sync_replay", **_REPLAY}, "policy": "dqn"},
+    "async_replay": {
+        "optimizer": {"name": "async_replay", "num_cpus_per_replay_shard": 0.1, **_REPLAY},
+        "policy": "dqn",
+    },
     "workers below": {
         "optimizer": "async_gradients",
         "policy": "a2c",
@@ -29,6 +39,40 @@ CASES: dict[str, dict[str, Any]] = {
         "collection": "async",
     },
 }
+#: Cases that `make test-integration` runs. `make test-slow` runs each strategy on each transport.
+OFTEN = [
+    ("async_gradients", "socket"),
+    ("async_samples", "ray"),
+    ("allreduce", "socket"),
+    ("async_replay", "ray"),
+]
+#: Strategies whose runs depend on the order of arrival.
+ASYNCHRONOUS = ["async_gradients", "async_samples", "elastic", "async_replay"]
+
+
+def cases() -> Iterator[Any]:
+    for name in STRATEGIES:
+        for transport in ("ray", "socket"):
+            marks = [] if (name, transport) in OFTEN else [pytest.mark.slow]
+            yield pytest.param(name, transport, marks=marks, id=f"{name}-{transport}")
+
+
+def options_of(name: str, transport: str) -> dict[str, Any]:
+    for one in PLUGINS:
+        plugin(one)
+    return {
+        "env": "CartPole-v1",
+        "num_workers": 2,
+        "num_envs_per_worker": 2,
+        "rollout_fragment_length": 10,
+        "num_cpus_per_worker": 0.3,
+        "min_sample_timesteps_per_iteration": 200,
+        "model": {"fcnet_hiddens": [16]},
+        "seed": 3,
+        "record_arrivals": True,
+        "transport": transport,
+        **STRATEGIES[name],
+    }
 
 
 def train(options: dict[str, Any]) -> tuple[str, list[str], int]:
@@ -47,31 +91,28 @@ def train(options: dict[str, Any]) -> tuple[str, list[str], int]:
     return trainer.logdir, digests, restarts
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "transport"), cases())
 def test_a_run_with_a_killed_worker_is_repeated(
-    ray_session: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_session: None, name: str, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
-    for one in PLUGINS:
-        plugin(one)
-    options = {
-        "env": "CartPole-v1",
-        "num_workers": 2,
-        "num_envs_per_worker": 2,
-        "rollout_fragment_length": 10,
-        "num_cpus_per_worker": 0.3,
-        "min_sample_timesteps_per_iteration": 200,
-        "model": {"fcnet_hiddens": [16]},
-        "seed": 3,
-        "record_arrivals": True,
-        **CASES[name],
-    }
-    folder, digests, restarts = train(options)
+    folder, digests, restarts = train(options_of(name, transport))
     assert restarts == 1
-    trainers = polopt.rerun(folder)
+    assert len(set(digests)) == len(digests), "the weights change in each iteration"
     again = []
-    for trainer in trainers:
+    for trainer in polopt.rerun(folder):
         again.append(digest_of(trainer.get_policy()))
         restarts = trainer.workers.faults.num_restarts
     assert again == digests
     assert restarts == 1, "nobody was killed, and the death is repeated"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_a_free_second_run_is_another_run(
+    ray_session: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes a rerun equal is the record, and not the seed."""
+    monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
+    (_, first, _), (_, second, _) = (train(options_of(name, "ray")) for _ in range(2))
+    assert first[-1] != second[-1]
