@@ -17,22 +17,11 @@ from polopt.rollouts.workers.arrival_log import (
     described,
     read_log,
 )
+from polopt.rollouts.workers.errors import RerunDifference
 from polopt.trainers.run_record import PATTERN, this_machine
 from polopt.trainers.saved_config import decode_config
 from polopt.trainers.saved_config import described as described_values
 from polopt.trainers.trainer import PolicyOptimizerTrainer
-
-
-class RerunDifference(RuntimeError):
-    """A rerun is not the recorded run. The message is one sentence.
-
-    Attributes:
-        event: number of the event at which they differ.
-    """
-
-    def __init__(self, event: int, message: str) -> None:
-        super().__init__(message)
-        self.event = event
 
 
 def rerun(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from polopt.rollouts.collectors.collector_config import CollectingConfig, Collec
 from polopt.rollouts.collectors.frame_budget import FrameBudget
 from polopt.rollouts.collectors.trajectories import pad_trajectories, split_trajectories
 from polopt.rollouts.collectors.weight_sync import WeightSync
+from polopt.rollouts.workers.arrival_log import ArrivalLog, Departure, RecordEnded, Rerun
 from polopt.rollouts.workers.call_workers import call_each, set_up_each
 from polopt.rollouts.workers.calls import Calls, Reply
 from polopt.rollouts.workers.early_stop import Stragglers
+from polopt.rollouts.workers.errors import RerunDifference
 from polopt.rollouts.workers.gathering import Fragments
+from polopt.rollouts.workers.recorded_transport import RecordedTransport
 from polopt.rollouts.workers.supervisor import Pending
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -67,7 +71,8 @@ class Collector:
         self._arguments: CollectorArguments | None
         self._arguments = CollectorArguments(create_env_fn, policy, config)
         self._started_ray = self._arguments.connect()
-        self._set_up(self._arguments.make_workers(), config)
+        with _differences_raised():
+            self._set_up(self._arguments.make_workers(), config)
 
     @classmethod
     def over(
@@ -108,6 +113,13 @@ class Collector:
         total = f" of {self.config.total_frames:,}" if self.config.total_frames >= 0 else ""
         return f"Collector({self.workers!r}, {self.num_frames:,}{total} frames)"
 
+    @property
+    def _log(self) -> ArrivalLog | Rerun | None:
+        """The record of this collector's own workers."""
+        transport = self.workers.transport
+        own = self._arguments is not None and isinstance(transport, RecordedTransport)
+        return transport.log if own else None
+
     def _count(self, reply: Reply) -> None:
         if reply.counts.moments is not None:  # only policies that learn normalise
             self.policy.add_moments(reply.counts.moments)
@@ -125,13 +137,22 @@ class Collector:
             WorkersFailedError: workers keep failing.
             EnvironmentFailedError: the environments of a collector without workers cannot be made.
             RuntimeError: another thread is collecting, or there are no collectors left.
+            RerunDifference: with `rerun_of`, at the first difference. At the end of the record, the
+                iteration stops.
         """
         if not self._turn.acquire(blocking=False):
             raise RuntimeError("another thread is collecting with this Collector")
         try:
             if self._budget.spent():
                 raise StopIteration
-            return self._next()
+            try:
+                with _differences_raised():
+                    batch = self._next()
+            except RecordEnded:
+                raise StopIteration from None
+            if self._log is not None:
+                self._log.flush()
+            return batch
         finally:
             self._turn.release()
 
@@ -354,6 +375,8 @@ class Collector:
     def shutdown(self) -> None:
         """Stops the collectors, and Ray if this Collector started it. Workers that this Collector
         did not make finish their fragment and continue to run."""
+        if isinstance(self._log, Rerun):
+            self._log.finish()
         self.calls.interrupt()
         self.calls.clear()
         if self._arguments is None:
@@ -368,6 +391,23 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+@contextlib.contextmanager
+def _differences_raised() -> Iterator[None]:
+    """Turns the first difference of a rerun into an error that users handle.
+
+    Raises:
+        RerunDifference: the rerun differs from the record.
+    """
+    try:
+        yield
+    except Departure as departure:
+        raise RerunDifference(
+            departure.event,
+            f"at event {departure.event}, the rerun differs: {departure}; likely because the "
+            "program, a library, the processor or an environment is not the same",
+        ) from None
 
 
 def next_seed(seed: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from polopt.rollouts.collectors.collector_config import CollectorConfig
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.rollouts.workers.arrival_log import ArrivalLog, read_log
+from polopt.rollouts.workers.recorded_transport import RecordedTransport
 from polopt.rollouts.workers.worker_config import checked_spaces, make_worker_config
 from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -53,6 +57,8 @@ class CollectorArguments:
         self._given = policy if isinstance(policy, Policy) else None
         envs = _as_list(create_env_fn, "create_env_fn")
         count = len(envs) if config.num_collectors is None else config.num_collectors
+        if count == 0:
+            _refuse_record(config)
         self.sources = [resolve_env(env) for env in _one_each(envs, max(1, count), "create_env_fn")]
         self.num_collectors = count
         if count == 0:
@@ -72,6 +78,9 @@ class CollectorArguments:
             device=config.policy_device,
             postproc=config.postproc,
         )
+        if config.rerun_of is not None:
+            recorded = read_log(config.rerun_of.expanduser())[1]
+            self.worker_config = dataclasses.replace(self.worker_config, arrivals=recorded)
         self._check_spaces(self.sources[1:])
         if config.exploration_type == "mean":
             _check_mean(self.policy_class(*self._spaces, self.policy_config))
@@ -84,12 +93,18 @@ class CollectorArguments:
         return attach_or_start(cpus, self.num_collectors, self.config.ray_init_config)
 
     def make_workers(self) -> WorkerSet:
-        """Starts the workers."""
+        """Starts the workers, and opens the file of their record.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
         specs = [
             WorkerSpec(env=env, options=options)
             for env, options in zip(self.sources, self.options, strict=True)
         ]
         workers = WorkerSet(self.worker_config, self._learner_device(), specs)
+        if self.config.record_to is not None:
+            _open_record(workers, self.config.record_to.expanduser())
         if self._given is not None:
             workers.local.use_policy(self._given)
         return workers
@@ -153,9 +168,30 @@ def _rollout_config(config: CollectorConfig, count: int) -> RolloutConfig:
             "num_workers": count,
             "num_envs_per_worker": config.envs_per_collector,
             "seed": config.seed,
+            "record_arrivals": bool(config.record_to or config.rerun_of),
             "transport": "ray",
         }
     )
+
+
+def _refuse_record(config: CollectorConfig) -> None:
+    for key in ("record_to", "rerun_of"):
+        if (path := getattr(config, key)) is not None:
+            raise ConfigError(
+                f"key {key!r}: got {str(path)!r} with num_collectors=0. Allowed: collectors that "
+                "are processes. What one process collects is repeated by its seed alone"
+            )
+
+
+def _open_record(workers: WorkerSet, path: Path) -> None:
+    transport = workers.transport
+    assert isinstance(transport, RecordedTransport)
+    assert isinstance(transport.log, ArrivalLog)
+    try:
+        transport.log.open(path, {"trainer": "Collector"})
+    except OSError as error:
+        workers.stop()
+        raise ConfigError(f"key 'record_to': {str(path)!r} cannot be written: {error}") from error
 
 
 def _as_list(given: Any, required: str = "") -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
@@ -110,6 +111,10 @@ class CollectorConfig(CollectingConfig):
         ray_init_config: arguments of `ray.init`, unless this process is connected to Ray already.
             None: attach to a running cluster if there is one, else start Ray here.
         seed: source of all random numbers; None: a random seed.
+        record_to: a new file in which the collector writes down everything that timing decides. It
+            needs a `seed`; see docs/rerun.md.
+        rerun_of: such a file. The same program, with this argument instead of `record_to`, collects
+            the same batches in the same order.
         vectorization_mode, autoreset_mode, worker_timeout_s, worker_startup_timeout_s,
             max_consecutive_failures, max_consecutive_env_faults, max_consecutive_non_finite: as in
             `RolloutConfig`.
@@ -126,6 +131,8 @@ class CollectorConfig(CollectingConfig):
     remote_configs: dict[str, Any] | list[dict[str, Any]] = pydantic.Field(default_factory=dict)
     ray_init_config: dict[str, Any] | None = None
     seed: int | None = pydantic.Field(default=None, ge=0, lt=2**63)
+    record_to: Path | None = None
+    rerun_of: Path | None = None
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
     worker_timeout_s: float = pydantic.Field(default=60.0, gt=0.0, le=1e7)
@@ -133,6 +140,19 @@ class CollectorConfig(CollectingConfig):
     max_consecutive_failures: int = pydantic.Field(default=10, ge=1)
     max_consecutive_env_faults: int = pydantic.Field(default=10, ge=1)
     max_consecutive_non_finite: int = pydantic.Field(default=5, ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _check_record(self) -> CollectorConfig:
+        if self.record_to is not None and self.rerun_of is not None:
+            raise ValueError(
+                f"key 'rerun_of': got {str(self.rerun_of)!r}, and record_to. Allowed: one of them"
+            )
+        if (self.record_to or self.rerun_of) and self.seed is None:
+            raise ValueError(
+                "key 'seed': got None. Allowed with record_to and rerun_of: an integer, because a "
+                "rerun begins with the same random numbers"
+            )
+        return self
 
     @classmethod
     def parse(cls: type[C], options: Mapping[str, Any], where: str = "config") -> C:

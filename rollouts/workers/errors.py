@@ -52,3 +52,15 @@ class InARow:
                 f"{self._who}: {count} {kind} in a row held non-finite values "
                 f"(max_consecutive_non_finite={self._limit}). The last: {problem}"
             )
+
+
+class RerunDifference(RuntimeError):
+    """A rerun is not the recorded run. The message is one sentence.
+
+    Attributes:
+        event: number of the event at which they differ.
+    """
+
+    def __init__(self, event: int, message: str) -> None:
+        super().__init__(message)
+        self.event = event

@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from polopt.trainers.command_line.train_function import TrainingResult as TrainingResult
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
     from polopt.trainers.presets import register as register
-    from polopt.trainers.rerun import RerunDifference as RerunDifference
     from polopt.trainers.rerun import rerun as rerun
     from polopt.trainers.saved_policy import load as load
     from polopt.trainers.typed_presets import A2C as A2C
@@ -124,7 +123,7 @@ _MODULE_OF = {
     "RateLimiter": "polopt.replay.rate_limiter",
     "ReplayBuffer": "polopt.replay.replay_buffer",
     "Reply": "polopt.rollouts.workers.calls",
-    "RerunDifference": "polopt.trainers.rerun",
+    "RerunDifference": "polopt.rollouts.workers.errors",
     "RolloutConfig": "polopt.rollouts.rollout_config",
     "RolloutWorker": "polopt.rollouts.workers.rollout_worker",
     "SAC": "polopt.trainers.presets",

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import pid_of
 from plugin_page import PLUGINS, plugin
+from toy_envs import Drift
 
 import polopt
+from polopt.common.config import ConfigError
 from polopt.trainers.run_record import digest_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -91,7 +94,7 @@ def train(options: dict[str, Any]) -> tuple[str, list[str], int]:
     return trainer.logdir, digests, restarts
 
 
-@pytest.mark.parametrize(("name", "transport"), cases())
+@pytest.mark.parametrize(("name", "transport"), list(cases()))
 def test_a_run_with_a_killed_worker_is_repeated(
     ray_session: None, name: str, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,3 +119,39 @@ def test_a_free_second_run_is_another_run(
     monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
     (_, first, _), (_, second, _) = (train(options_of(name, "ray")) for _ in range(2))
     assert first[-1] != second[-1]
+
+
+def collected(seed: int = 5, **options: Any) -> list[np.ndarray]:
+    """The batches of an asynchronous collector, one of whose workers is killed in a recorded
+    run."""
+    batches = []
+    with polopt.Collector(
+        Drift,
+        "a2c",
+        num_collectors=2,
+        num_envs=2,
+        frames_per_batch=20,
+        total_frames=400,
+        remote_configs={"num_cpus": 0.3},
+        seed=seed,
+        **options,
+    ) as collector:
+        for batch in collector:
+            if len(batches) == 3 and "record_to" in options:
+                os.kill(pid_of(collector.workers.remote[-1]), signal.SIGKILL)
+            collector.policy.learn_on_batch(batch)
+            collector.update_policy_weights_()
+            batches.append(collector.policy.get_weights().flat.copy())
+    return batches
+
+
+def test_batches_of_a_collector_are_collected_again(ray_session: None, tmp_path: Path) -> None:
+    record = tmp_path / "collected.jsonl.gz"
+    first = collected(record_to=record)
+    again = collected(rerun_of=record)
+    assert len(first) >= 10
+    np.testing.assert_array_equal(again, first)
+    with pytest.raises(polopt.RerunDifference, match=r"event \d+, the rerun differs: worker "):
+        collected(seed=6, rerun_of=record)
+    with pytest.raises(ConfigError, match=r"'record_to': .* cannot be written: .*exists"):
+        collected(record_to=record)

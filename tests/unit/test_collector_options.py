@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -555,3 +556,22 @@ def test_state_is_tensors_and_json() -> None:
     collector = local_collector(policy="ppo")
     next(collector)
     check(collector.state_dict())
+
+
+# ---- record and rerun ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["record_to", "rerun_of"])
+def test_what_a_record_needs(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl.gz"
+    with pytest.raises(ConfigError, match=r"'seed': got None\. Allowed with record_to"):
+        local_collector(seed=None, num_collectors=1, **{key: path})
+    with pytest.raises(ConfigError, match=rf"'{key}': .*num_collectors=0\. Allowed: collectors"):
+        local_collector(**{key: path})
+    with pytest.raises(ConfigError, match=r"'rerun_of': got .*, and record_to\. Allowed: one of"):
+        local_collector(num_collectors=1, record_to=path, rerun_of=path)
+
+
+def test_a_record_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        local_collector(num_collectors=1, rerun_of=tmp_path / "run.jsonl.gz")
