@@ -37,7 +37,7 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def cpu_model() -> str:
-    """Model name from /proc/cpuinfo; elsewhere what `platform` reports."""
+    """Model name from /proc/cpuinfo. Elsewhere what `platform` reports."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -10,7 +10,7 @@ in steady state over whole batches. Prints Markdown.
 
 - *polopt*: the policy `a2c`, which also computes values and advantages.
 - *polopt, module*: the same MLP as a `torch.nn.Module`, without values, as in TorchRL.
-- *TorchRL*: `ProbabilisticActor`; several environments of a collector are a `SerialEnv`, the
+- *TorchRL*: `ProbabilisticActor`. Several environments of a collector are a `SerialEnv`, the
   fastest of its options.
 """
 

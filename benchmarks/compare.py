@@ -1,12 +1,12 @@
 """Compares two checkouts of polopt, A and B: environment steps/s and processor time.
 
-    python benchmarks/compare.py PATH_OF_A PATH_OF_B                 # all rows; about 45 minutes
-    python benchmarks/compare.py A B --only a3c ppo --pairs 3        # two rows; minutes
+    python benchmarks/compare.py PATH_OF_A PATH_OF_B                 # all rows. About 45 minutes
+    python benchmarks/compare.py A B --only a3c ppo --pairs 3        # two rows. Minutes
 
     python benchmarks/compare.py A B --only a3c --turns --processes 12 --pairs 4 --seconds 1.5
 
 Each measurement is a new process with PYTHONPATH=<checkout>/src, pinned to two cores. Turns
-alternate: A B A B. The ratio of a pair is B's figure over A's; a row shows the median of the ratios
+alternate: A B A B. The ratio of a pair is B's figure over A's. A row shows the median of the ratios
 with a 95 percent interval of that median (percentile bootstrap over the pairs).
 
 With `--turns` one process of A and one of B measure alternately while the other one waits: for
@@ -96,7 +96,7 @@ def measure_pair(case: str, checkouts: Sequence[Path], seconds: float, seed: int
     """One measurement of each checkout, with the same seed.
 
     Raises:
-        PeerError: one of them failed; the message names the checkout.
+        PeerError: one of them failed. The message names the checkout.
     """
     results = []
     for side, checkout in zip("AB", checkouts, strict=True):
@@ -149,7 +149,7 @@ def table_row(name: str, groups: Sequence[Sequence[Pair]]) -> str:
 
     Args:
         name: of the row.
-        groups: measurements whose pairs have a common process each; their median counts as one.
+        groups: measurements whose pairs have a common process each. Their median counts as one.
     """
     rates, costs = (_compared(groups, key) for key in ("rate", "cpu_s_per_1000_steps"))
     cells = [
@@ -172,7 +172,7 @@ def _compared(groups: Sequence[Sequence[Pair]], key: str) -> tuple[float, float,
 
 
 def commit_of(checkout: Path) -> str:
-    """Commit of a checkout; `-dirty` where it has changes."""
+    """Commit of a checkout. `-dirty` where it has changes."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"

@@ -4,7 +4,7 @@
 
 CartPole-v1, two workers of one environment, SyncPPO. The environment of the second worker takes
 10 ms per step. RLlib 0.8's PPO on two cores fell from 3,404 steps per second to 173. Cases
-alternate; prints Markdown.
+alternate. Prints Markdown.
 """
 
 from __future__ import annotations

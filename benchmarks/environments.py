@@ -17,7 +17,7 @@ INSTALL_LIMIT_S = 3600.0
 
 
 class PeerError(Exception):
-    """A peer cannot be installed or does not run; the message is one line."""
+    """A peer cannot be installed or does not run. The message is one line."""
 
 
 def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Path:
@@ -48,7 +48,7 @@ def make_environment(peer: str, cache: Path, python: str = sys.executable) -> Pa
 
 
 def _runs(python: str) -> bool:
-    """Whether the interpreter starts; a shim of a version manager may point to none."""
+    """Whether the interpreter starts. A shim of a version manager may point to none."""
     if not shutil.which(python):
         return False
     return subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0

@@ -1,12 +1,12 @@
 """Return against an imposed lag: each batch is learned from L batches after it was sampled.
 
-    python benchmarks/imposed_lag.py                          # all cells; resumable; hours
+    python benchmarks/imposed_lag.py                          # all cells. Resumable. Hours
     python benchmarks/imposed_lag.py --only ppo --lags 0 16   # some of them
     python benchmarks/imposed_lag.py --page                   # only writes page and figure
 
 A queue of L batches is between sampling and learning, so that every sample has a lag of exactly L
 batches, whatever the speed of the machine. One process, reproducible by seed. Results are stored
-one by one in `benchmarks/results/imposed_lag.json`; a cell that is there is not run again. The page
+one by one in `benchmarks/results/imposed_lag.json`. A cell that is there is not run again. The page
 is `docs/imposed-lag.md`, the figure `docs/images/imposed-lag.png`.
 
 The experiment follows Hilton et al., 2022 ("Batch size-invariance for policy optimization"), who
@@ -102,7 +102,7 @@ class ImposedLag(polopt.PolicyOptimizer):
 
 
 def run(task: str, policy: str, lag: int, seed: int, env_steps: int) -> dict[str, float]:
-    """Trains once; the mean return of the last 100 episodes, the best one, and the time."""
+    """Trains once. The mean return of the last 100 episodes, the best one, and the time."""
     started_s = time.perf_counter()
     trainer = polopt.PolicyOptimizerTrainer(
         {
@@ -137,7 +137,7 @@ def key(task: str, policy: str, lag: int, seed: int) -> str:
 
 
 def write_page(store: dict[str, Any]) -> None:
-    """Writes page and figure from what is stored; cells without results say "not run"."""
+    """Writes page and figure from what is stored. Cells without results say "not run"."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 

@@ -7,7 +7,7 @@ three workers. Each case runs in a process of its own: a warm-up, `--seconds` wi
 kills, `--minutes` with kills, then, once all workers are up again, `--seconds` without kills.
 Only workers that are up are killed: where starts take longer than the kills' intervals, the kills
 take longer than `--minutes`. Checks after each step that the counters grow by what the step
-reported. Prints Markdown; status 1 if a counter was wrong, or if fewer workers were killed than
+reported. Prints Markdown. Status 1 if a counter was wrong, or if fewer workers were killed than
 planned, because none was up for two minutes.
 
 The figures of the driver are its open file descriptors and its resident memory, before the first
@@ -53,7 +53,7 @@ ALL_UP_LIMIT_S = 120.0
 
 
 class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 whose steps take at least `step_s` of the config; writes the id of its process to
+    """CartPole-v1 whose steps take at least `step_s` of the config. Writes the id of its process to
     the file of its worker in `folder`."""
 
     def __init__(self, config: Any) -> None:
@@ -87,7 +87,7 @@ class Killer(threading.Thread):
         return len(self._killed)
 
     def run(self) -> None:
-        """Sends the signals, then ends; earlier if no worker is up for `ALL_UP_LIMIT_S`."""
+        """Sends the signals, then ends. Earlier if no worker is up for `ALL_UP_LIMIT_S`."""
         for pause_s in self._pauses_s:
             time.sleep(pause_s)
             deadline_s = time.monotonic() + ALL_UP_LIMIT_S
@@ -127,7 +127,7 @@ class Run:
         self.reported = self.wrong = 0
 
     def step(self) -> None:
-        """One step of the optimizer; counts wrong counters."""
+        """One step of the optimizer. Counts wrong counters."""
         metrics = self.optimizer.metrics
         updates = metrics.num_updates
         result = self.optimizer.step()

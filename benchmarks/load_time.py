@@ -2,7 +2,7 @@
 
     python benchmarks/load_time.py [--repeats 7]
 
-Each measurement is a new process; turns alternate. Prints Markdown.
+Each measurement is a new process. Turns alternate. Prints Markdown.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def slope(seconds: np.ndarray, mib: np.ndarray, blocks: int = BLOCKS) -> Slope:
     """Least squares through the means of `blocks` equal parts.
 
     Correlation between neighbouring seconds averages out within a block that is longer than the
-    correlation time; the standard error follows from the residuals of the block means.
+    correlation time. The standard error follows from the residuals of the block means.
 
     Args:
         seconds: `[S]`.
@@ -96,7 +96,7 @@ def slope(seconds: np.ndarray, mib: np.ndarray, blocks: int = BLOCKS) -> Slope:
 
 
 def resident_mib(pid: int) -> float:
-    """Resident size of a process; NaN if it has ended."""
+    """Resident size of a process. NaN if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / MIB
     except OSError:
@@ -138,7 +138,7 @@ def sample(preset: str, workers: int, seconds: float) -> dict[str, list[float]]:
     run = [sys.executable, __file__, "--train", preset, str(workers), str(seconds)]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        # Ends a run that hangs; its output then ends, too.
+        # Ends a run that hangs. Its output then ends, too.
         watchdog = threading.Timer(seconds + START_S, process.kill)
         watchdog.start()
         try:
@@ -175,7 +175,7 @@ def judge(series: dict[str, list[float]]) -> dict[str, Slope]:
 
 
 def print_rows(preset: str, workers: int, slopes: dict[str, Slope], limit: float) -> bool:
-    """The rows of one run; whether all of it is flat."""
+    """The rows of one run. Whether all of it is flat."""
     of_workers = [name for name in slopes if name.startswith("worker ")]
     worst = max(of_workers, key=lambda name: slopes[name].per_hour)
     verdicts = [found.verdict(limit) for found in slopes.values()]
@@ -189,7 +189,7 @@ def print_rows(preset: str, workers: int, slopes: dict[str, Slope], limit: float
 
 
 def main() -> None:
-    """Measures, prints a table, writes JSON; status 1 if anything grows."""
+    """Measures, prints a table, writes JSON. Status 1 if anything grows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=15.0, help="of each run")
     parser.add_argument("--presets", nargs="+", choices=list(CASES), default=PRESETS)

@@ -124,7 +124,7 @@ class Turns:
         return measured
 
     def measure(self) -> dict[str, Any]:
-        """Begins the next measurement and returns it; see `result`."""
+        """Begins the next measurement and returns it. See `result`."""
         given = self._process.stdin
         assert given is not None
         with contextlib.suppress(BrokenPipeError):  # `result` reports why it has ended

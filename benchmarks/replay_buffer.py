@@ -23,7 +23,7 @@ from about import about
 from polopt import ReplayBuffer, SampleBatch
 
 OBS, ACTION, BATCH = 17, 6, 256
-STEPS, ENVS = 50, 8  # of a fragment; an episode has 1,000 steps
+STEPS, ENVS = 50, 8  # of a fragment. An episode has 1,000 steps
 GAMMA = 0.99
 Draw = Callable[[], Any]
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def fragments() -> list[SampleBatch]:
-    """One episode of all environments, in fragments; it is truncated."""
+    """One episode of all environments, in fragments. It is truncated."""
     rng = np.random.default_rng(0)
     made = []
     for start in range(0, 1000, STEPS):
@@ -82,7 +82,7 @@ def fragments() -> list[SampleBatch]:
 
 
 def filled(buffer: ReplayBuffer) -> float:
-    """Fills a buffer; returns the rows added per processor second."""
+    """Fills a buffer. Returns the rows added per processor second."""
     episode, added = fragments(), 0
     start_s = time.process_time()
     while added < buffer.capacity:

@@ -1,19 +1,19 @@
 """Returns on tasks that matter, at a stated budget, with peers at the same budget.
 
-    python benchmarks/results.py                                   # all cells; resumable; hours
+    python benchmarks/results.py                                   # all cells. Resumable. Hours
     python benchmarks/results.py --only HalfCheetah-v5 --seeds 0 1 # some of them
     python benchmarks/results.py --page                            # only writes page and figures
 
 Each run is a process of its own with one thread: `tuned_examples/NAME.yaml` with another seed, or a
 script of `benchmarks/peers`, in that peer's environment. Results are stored one by one in
-`benchmarks/results/tasks.json`; a run that is there is not repeated. Delete it there to measure it
-again. The page is `docs/tasks.md`, the figures are `docs/images/task-*.png`; a cell without runs
+`benchmarks/results/tasks.json`. A run that is there is not repeated. Delete it there to measure it
+again. The page is `docs/tasks.md`, the figures are `docs/images/task-*.png`. A cell without runs
 says "not run".
 
 The return of a run is the mean undiscounted return of the last 100 training episodes at the budget,
 in which actions are sampled. For tasks with `episodes`, it is the mean return of as many evaluation
 episodes with the policy at the budget, whose actions are not sampled. Figures: interquartile mean
-over seeds, and its 95 percent interval (percentile bootstrap over seeds); wall time is the median
+over seeds, and its 95 percent interval (percentile bootstrap over seeds). Wall time is the median
 over seeds, start-up and evaluation not included.
 """
 
@@ -67,7 +67,7 @@ class Task(NamedTuple):
         env_steps: budget of each run.
         cells: the trainers.
         goal: mean return that counts as solved, for tasks where steps to it are of interest.
-        episodes: evaluation episodes at the budget; 0: the return is the one of training.
+        episodes: evaluation episodes at the budget. 0: the return is the one of training.
     """
 
     env_steps: int
@@ -312,7 +312,7 @@ TASKS: dict[str, Task] = {
 
 
 def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, Any]:
-    """Trains an example up to a budget, and evaluates it; the result of `measuring.BudgetClock`."""
+    """Trains an example up to a budget, and evaluates it. The result of `measuring.BudgetClock`."""
     sys.path.insert(0, str(PEERS / "common"))
     import measuring
 
@@ -360,7 +360,7 @@ def measure(cell: Cell, seed: int, task: Task, cache: Path) -> dict[str, Any]:
 
 
 def steps_to(goal: float, run: dict[str, Any]) -> float:
-    """Environment steps at which the mean return reached the goal; infinite: it never did."""
+    """Environment steps at which the mean return reached the goal. Infinite: it never did."""
     return next((steps for steps, mean in run["curve"] if mean >= goal), float("inf"))
 
 
@@ -394,7 +394,7 @@ def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[
 
 
 def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> Any:
-    """Learning curves: each seed thin, the interquartile mean thick; None without runs."""
+    """Learning curves: each seed thin, the interquartile mean thick. None without runs."""
     import numpy as np
     import plotly.graph_objects as go
 

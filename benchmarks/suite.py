@@ -1,14 +1,14 @@
 """Compares polopt with other libraries, in turns on the same cores.
 
-    make bench                                    # all cases; an hour
-    make bench ARGS='--only ppo --repeats 1'      # one comparison; minutes
+    make bench                                    # all cases. An hour
+    make bench ARGS='--only ppo --repeats 1'      # one comparison. Minutes
     make bench ARGS='--markdown docs/benchmarks.md'
 
 Each turn is a process of its own (`peers/<peer>/run.py`): polopt's, then each peer's, then again
 (A B A B). All run on the same two cores with one thread per process. Each peer has a virtual
 environment of its own, made on the first run. Where a peer has several settings that affect only
 speed, all run in the first turn and the fastest is used from then on. A peer that cannot be
-installed, fails, or does not end gets a row with the reason; the other rows are measured.
+installed, fails, or does not end gets a row with the reason. The other rows are measured.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
 
 
 def best_of(sides: Sequence[Side]) -> Side:
-    """The fastest side; one that failed, or did not reach the goal, only if all did."""
+    """The fastest side. One that failed, or did not reach the goal, only if all did."""
 
     def speed(turn: dict[str, Any]) -> tuple[bool, float]:
         if "rate" in turn:

@@ -12,7 +12,7 @@ class Opponent:
 
     Attributes:
         peer: a folder of `peers`.
-        cases: cases of its `run.py`. They differ only in settings that affect speed; the fastest
+        cases: cases of its `run.py`. They differ only in settings that affect speed. The fastest
             of the first turn is used.
         goal: minimum of polopt's rate over the peer's (for `learn`: the peer's seconds over
             polopt's). None: no goal.

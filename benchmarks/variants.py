@@ -1,11 +1,11 @@
-"""Settings of polopt in turn: sockets, Ray and gloo's all-reduce; training without evaluation, with
+"""Settings of polopt in turn: sockets, Ray and gloo's all-reduce. Training without evaluation, with
 evaluation between iterations, and with an evaluation worker beside it.
 
     python benchmarks/variants.py                       # about 15 minutes
     python benchmarks/variants.py --turns 1 --seconds 3 # about 5 minutes
 
 Environment steps/s and processor time of the driver and of all workers per 1,000 environment steps,
-as in `compare.py`. Each measurement is a new process; a turn measures each case once. Ratios are
+as in `compare.py`. Each measurement is a new process. A turn measures each case once. Ratios are
 those of one turn, and a row shows their median with the smallest and the largest. Needs the MuJoCo
 environments for HalfCheetah-v5: pip install -e '.[benchmark]'.
 """

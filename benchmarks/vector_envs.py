@@ -1,11 +1,11 @@
 """Processor time of sampling with `FastSyncVectorEnv` and with Gymnasium's `SyncVectorEnv`.
 
-    pip install -e '.[benchmark]'; pip install --no-deps MinAtar==1.0.15
-    python benchmarks/vector_envs.py                                # 7 environments; 2 minutes
+    pip install -e '.[benchmark]'. Pip install --no-deps MinAtar==1.0.15
+    python benchmarks/vector_envs.py                                # 7 environments. 2 minutes
     python benchmarks/vector_envs.py CartPole-v1 Acrobot-v1
 
 Two workers in this process, which share a PPO policy of 64x64 units, sample fragments of 128 steps
-of 8 environments in turn; one was made with `fast_cpu: false`, and has the plain vector. A row has
+of 8 environments in turn. One was made with `fast_cpu: false`, and has the plain vector. A row has
 medians of `--pairs`, and the median and quartiles of the ratios of the pairs.
 """
 

@@ -41,7 +41,7 @@ class Row:
     Attributes:
         case: name of the case.
         what: description.
-        peer: peer and its case; empty where polopt's rate is compared with a number.
+        peer: peer and its case. Empty where polopt's rate is compared with a number.
         ours: steps per second, or seconds.
         theirs: same unit.
         ratio: polopt's advantage, above 1 if polopt is faster.
@@ -109,7 +109,7 @@ def learn_rows(case: Case, peer: str, goal: float | None, ours: Turns, theirs: T
 
 
 def seconds(turns: Turns, startup: bool) -> Spread:
-    """Seconds to the goal; infinite where it was not reached."""
+    """Seconds to the goal. Infinite where it was not reached."""
     return Spread.of(
         [
             turn["seconds_to_goal"] + (turn["startup_s"] if startup else 0.0)

@@ -13,7 +13,7 @@ from polopt.common.config import ConfigError
 #: Key of a Dict observation space that holds a mask.
 MASK_KEY = "action_mask"
 #: Logit of an action that is not allowed. Its probability is exactly 0 beside any logit that a
-#: network computes; sums and squares of it are finite in float32, so that entropy, KL and gradients
+#: network computes. Sums and squares of it are finite in float32, so that entropy, KL and gradients
 #: are.
 MASKED_LOGIT = -1e18
 
@@ -36,7 +36,7 @@ class ActionMask:
         """Logits `[N, sum of sizes]` float32 with those of actions that are not allowed replaced.
 
         Args:
-            logits: `[N, sum of sizes]`; one number: the allowed actions are equally probable.
+            logits: `[N, sum of sizes]`. One number: the allowed actions are equally probable.
             obs: encoded observations `[N, D]`.
         """
         return np.where(obs[:, self.place] > 0.5, np.float32(logits), np.float32(MASKED_LOGIT))
@@ -112,12 +112,12 @@ def find_action_mask(observation_space: Space[Any], action_space: Space[Any]) ->
         if key == MASK_KEY:
             break
         start += spaces.utils.flatdim(part)
-    # A list keeps the order; a dict would be sorted.
+    # A list keeps the order. A dict would be sorted.
     return ActionMask(sizes, slice(start, start + total), spaces.Dict(rest))
 
 
 def sizes_of(action_space: Space[Any]) -> tuple[int, ...] | None:
-    """Number of categories of each action of a Discrete or MultiDiscrete space; else None."""
+    """Number of categories of each action of a Discrete or MultiDiscrete space. Else None."""
     if isinstance(action_space, spaces.Discrete):
         return (int(action_space.n),)
     if isinstance(action_space, spaces.MultiDiscrete):

@@ -9,8 +9,8 @@
   (byte shuffling, as in Blosc). It pays for uint8 images, which the other codecs leave as they are:
   over a 100 Mbit/s link a fragment of 80 Pong observations takes 5 ms instead of 200 ms. Float
   columns are sent faster with `bf16`. PyArrow, which Ray's data library requires, has the codec.
-- `topk`: the largest magnitudes only, with error feedback (Stich et al., 2018), for gradients only;
-  see `GradientPacker`.
+- `topk`: the largest magnitudes only, with error feedback (Stich et al., 2018), for gradients only.
+  See `GradientPacker`.
 
 Packed data are NumPy arrays, which pickle protocol 5 transfers out of band without a copy.
 """
@@ -55,7 +55,7 @@ class Packed(NamedTuple):
 
 @np.errstate(all="ignore")
 def pack(array: np.ndarray, codec: str) -> Packed:
-    """Packs one array. Lossy codecs apply to float32 only; other dtypes are stored unpacked.
+    """Packs one array. Lossy codecs apply to float32 only. Other dtypes are stored unpacked.
 
     Args:
         array: any shape.
@@ -88,7 +88,7 @@ def pack(array: np.ndarray, codec: str) -> Packed:
 
 @np.errstate(all="ignore")
 def unpack(packed: Packed) -> np.ndarray:
-    """The original array, `[shape]` with its dtype; read-only if it was stored unpacked.
+    """The original array, `[shape]` with its dtype. Read-only if it was stored unpacked.
 
     Raises:
         ValueError: for an unknown codec.
@@ -153,10 +153,10 @@ class GradientPacker:
 
     Args:
         codec: `none`, `fp16`, `bf16` or `topk`.
-        share: fraction of the elements that `topk` sends; at least one element.
+        share: fraction of the elements that `topk` sends. At least one element.
 
     Attributes:
-        residual: `[P]` float32 of `topk`; None before the first gradient.
+        residual: `[P]` float32 of `topk`. None before the first gradient.
     """
 
     def __init__(self, codec: GradientCodec, share: float = 0.1) -> None:

@@ -55,7 +55,7 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
     Args:
         name: the given name.
         known: names that may be suggested.
-        shown: names that are listed as allowed; by default those of `known`.
+        shown: names that are listed as allowed. By default those of `known`.
     """
     given, known = str(name), list(known)
     names = set(known if shown is None else shown)
@@ -99,7 +99,7 @@ def without_fixed(
         where: name of the dict in error messages.
 
     Raises:
-        ConfigError: one of them asks for something else; says what to use instead.
+        ConfigError: one of them asks for something else. Says what to use instead.
     """
     kept, known = {}, set(known)
     for key, value in options.items():
@@ -220,8 +220,8 @@ class Config(pydantic.BaseModel):
                 raise ConfigError(f"{where}: key {key!r} is gone: {cls.removed[key]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The options by key; `type(self).parse` accepts the result. Values of options of any type
-        are the same objects; pydantic would make dicts of a user's dataclasses."""
+        """The options by key. `type(self).parse` accepts the result. Values of options of any type
+        are the same objects. Pydantic would make dicts of a user's dataclasses."""
         options = self.model_dump(by_alias=True)
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -274,7 +274,7 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
         return f"key {path!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
     complete = isinstance(problem.get("ctx", {}).get("error"), ConfigError)
-    if not path or complete:  # a validator of the whole model; its message names the keys
+    if not path or complete:  # a validator of the whole model. Its message names the keys
         return message
     allowed = _PLAIN_WORDS.get(kind, message.removeprefix("Input should be "))
     if described and kind in ("tuple_type", "missing", "too_long"):
@@ -300,7 +300,7 @@ _PLAIN_WORDS = {
 
 
 def _description(cls: type[Config], path: tuple[int | str, ...]) -> str:
-    """What the field at a path says that it allows; empty if it says nothing."""
+    """What the field at a path says that it allows. Empty if it says nothing."""
     owner: Any = cls
     for part in path:
         field = owner.model_fields.get(part)
@@ -311,7 +311,7 @@ def _description(cls: type[Config], path: tuple[int | str, ...]) -> str:
 
 
 def _owner(cls: type[Config], path: tuple[int | str, ...]) -> type[Config] | None:
-    """The config, `cls` or one nested in it, that a key belongs to; None for a key of a dict."""
+    """The config, `cls` or one nested in it, that a key belongs to. None for a key of a dict."""
     owner: Any = cls
     for part in path[:-1]:
         field = owner.model_fields.get(part) if isinstance(part, str) else None

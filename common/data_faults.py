@@ -15,7 +15,7 @@ class DataFaults(NamedTuple):
         env_index: index within the worker of the environment that raised the last exception.
         traceback: traceback of the last exception, from the environment's own code on.
         non_finite: which values of the fragment or of data computed from it are not finite, and
-            where; empty if all values are finite. A batch with such values must not be learned
+            where. Empty if all values are finite. A batch with such values must not be learned
             from.
     """
 

@@ -13,8 +13,8 @@ class Episode(NamedTuple):
         env_index: of its environment in the worker.
         episode_return: undiscounted sum of rewards.
         episode_len: length in environment steps.
-        terminated: how it ended; False: it was truncated.
-        info: the environment's infos of the last step; empty where they are not kept.
+        terminated: how it ended. False: it was truncated.
+        info: the environment's infos of the last step. Empty where they are not kept.
     """
 
     env_index: int

@@ -11,7 +11,7 @@ from pathlib import Path
 
 def open_regular(path: Path, most_bytes: int) -> BufferedReader:
     """Opens a regular file, or a link to one, for reading. A FIFO would block, and a device may
-    never end; neither is opened.
+    never end. Neither is opened.
 
     Args:
         path: of the file.
@@ -21,7 +21,7 @@ def open_regular(path: Path, most_bytes: int) -> BufferedReader:
         OSError: missing, not a regular file, larger than `most_bytes`, or not readable.
     """
     _check(path, path.stat(), most_bytes)
-    # Another file may take its place now; O_NONBLOCK opens a FIFO without waiting for a writer.
+    # Another file may take its place now. O_NONBLOCK opens a FIFO without waiting for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _check(path, os.fstat(descriptor), most_bytes)
@@ -32,8 +32,8 @@ def open_regular(path: Path, most_bytes: int) -> BufferedReader:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Reads a regular file of at most `most_bytes` bytes. What is appended meanwhile is left out;
-    so is all of a file without a size, such as those in `/proc`.
+    """Reads a regular file of at most `most_bytes` bytes. What is appended meanwhile is left out.
+    So is all of a file without a size, such as those in `/proc`.
 
     Raises:
         OSError: as `open_regular`.

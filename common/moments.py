@@ -15,7 +15,7 @@ class Moments(NamedTuple):
 
     Attributes:
         rows: number of rows.
-        mean: `[S]`; 0 without rows.
+        mean: `[S]`. 0 without rows.
         m2: `[S]` sum of squared deviations from the mean.
     """
 
@@ -52,7 +52,7 @@ class Moments(NamedTuple):
     @property
     @np.errstate(all="ignore")
     def variance(self) -> np.ndarray:
-        """`[S]` mean squared deviation; 0 without rows."""
+        """`[S]` mean squared deviation. 0 without rows."""
         return self.m2 / max(self.rows, 1)
 
     @property
@@ -62,7 +62,7 @@ class Moments(NamedTuple):
 
 
 def merged(first: Moments | None, second: Moments | None) -> Moments | None:
-    """The moments of both; None stands for no rows."""
+    """The moments of both. None stands for no rows."""
     if first is None or second is None:
         return second if first is None else first
     return first.merge(second)

@@ -35,7 +35,7 @@ class Fixed(NamedTuple):
 
     Attributes:
         same: names, and the value that means what polopt does: it is accepted. A tuple holds
-            several values; an empty one, none.
+            several values. An empty one, none.
         here: what to do instead for other values.
     """
 

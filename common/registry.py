@@ -18,7 +18,7 @@ class Registry:
         kind: `"policy"`, `"optimizer"` or `"network"`, for error messages.
         entry_point_group: entry-point group in which installed packages list their classes.
         base: `module:Class` that registered classes must derive from.
-        builtin: `{name: "module:Class"}`; a class is imported when it is first requested.
+        builtin: `{name: "module:Class"}`. A class is imported when it is first requested.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Registry:
         """The class registered as `name`, or `name` itself if it is such a class.
 
         Raises:
-            ConfigError: for an unknown name; the message has the nearest known one.
+            ConfigError: for an unknown name. The message has the nearest known one.
         """
         if isinstance(name, type):
             self._check(name.__name__, name)
@@ -87,7 +87,7 @@ class Registry:
         return load_path(found) if isinstance(found, str) else found
 
     def named(self, value: Any) -> Any:
-        """The class that a user's `module:Class` names; other values as they are. `get` imports no
+        """The class that a user's `module:Class` names. Other values as they are. `get` imports no
         such module, because names of checkpoints reach it too.
 
         Raises:
@@ -106,7 +106,7 @@ class Registry:
         return found
 
     def name_of(self, cls: type) -> str | None:
-        """A name of `cls`; None if it is not registered."""
+        """A name of `cls`. None if it is not registered."""
         return next((n for n, known in self._known.items() if known in (cls, _path(cls))), None)
 
     def names(self) -> list[str]:
@@ -139,7 +139,7 @@ def _path(cls: type) -> str:
 
 
 def load_path(path: str) -> Any:
-    """What `module:Class` names; imports the module.
+    """What `module:Class` names. Imports the module.
 
     Raises:
         ImportError, AttributeError: there is no such module, or nothing of that name in it.

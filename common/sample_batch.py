@@ -22,33 +22,33 @@ class SampleBatch:
 
     - `actions`: as sampled from the distribution, before they are mapped to the bounds, clipped,
       squashed or offset.
-    - `rewards` float32; `terminated`, `truncated` bool.
+    - `rewards` float32. `terminated`, `truncated` bool.
     - `valid` bool: False in rows without a transition (resets of next-step autoreset, padding,
       steps in which the environment raised). Losses and counts leave them out. `truncated` is set
       where an environment raised: the episode stops without a terminal state.
     - `action_dist_inputs` float32 `[T, N, P]`: parameters of the distribution of the action.
     - after `Policy.postprocess`, some of `action_logp`, `values`, `advantages`, `value_targets`,
-      float32; policies with V-trace compute the last three in the learner.
+      float32. Policies with V-trace compute the last three in the learner.
 
     Attributes:
         all_obs: `[T + 1, N, ...]`: the observations of the T steps, and the one after them.
         columns: see above.
         successor_index: `[K]` flat row numbers `t * N + n` whose next observation is not
             `all_obs[t + 1, n]`, because an episode ended there and the next began in the same step.
-        successor_obs: `[K, ...]` those next observations; truncated rows bootstrap from them.
-        version: version of the weights that chose the actions; the oldest if there were several.
+        successor_obs: `[K, ...]` those next observations. Truncated rows bootstrap from them.
+        version: version of the weights that chose the actions. The oldest if there were several.
         worker_index: index of the worker that sampled it.
         episodes: the episodes that ended within.
-        device: device of the tensors of `to_tensordict`; the arrays are in host memory.
+        device: device of the tensors of `to_tensordict`. The arrays are in host memory.
         faults: exceptions of environments, and non-finite values.
         compress: codec of `polopt.common.compression` for sending it to another process.
-        column_versions: `[N]` versions of each column; None: all are `version`.
+        column_versions: `[N]` versions of each column. None: all are `version`.
         per_env: by name `[N, ...]`: what each environment's column began with or was made with.
             `state`: memory of the policy before the first step. `obs_mean`, `obs_inverse_std`
             and `reward_scale`: how the policy that acted normalised observations and rewards, which
             are stored as the environment returned them. They are missing if it did not, and if the
             batch is normalised already (`Normalizer.normalized`).
-        moments: of the transitions, until the worker counts them; None: the policy does not
+        moments: of the transitions, until the worker counts them. None: the policy does not
             normalise, or they are counted.
         place: `(stream, step)`: where the fragment lies among the fragments of its sampler. A
             stream has consecutive steps of the same environments, and `step` is the number of
@@ -104,12 +104,12 @@ class SampleBatch:
 
     @property
     def obs(self) -> np.ndarray:
-        """`[T, N, ...]` observations of the steps; a view."""
+        """`[T, N, ...]` observations of the steps. A view."""
         return self.all_obs[:-1]
 
     @property
     def bootstrap_obs(self) -> np.ndarray:
-        """`[N, ...]` observations after the last step; a view."""
+        """`[N, ...]` observations after the last step. A view."""
         return self.all_obs[-1]
 
     @property
@@ -137,16 +137,16 @@ class SampleBatch:
 
     @property
     def next_place(self) -> tuple[int, int] | None:
-        """The `place` of the fragment that continues this one; None: not known."""
+        """The `place` of the fragment that continues this one. None: not known."""
         return None if self.place is None else (self.place[0], self.place[1] + self.shape[0])
 
     def flat(self, name: str) -> np.ndarray:
-        """`[T * N, ...]`: a column with time and environments flattened; a view."""
+        """`[T * N, ...]`: a column with time and environments flattened. A view."""
         column = self[name]
         return column.reshape(-1, *column.shape[2:])
 
     def steps(self, start: int, stop: int) -> SampleBatch:
-        """Steps `start` to `stop` of all environments, `[stop - start, N, ...]`; views.
+        """Steps `start` to `stop` of all environments, `[stop - start, N, ...]`. Views.
 
         `episodes` of the result is empty, because episode statistics cannot be divided. A policy
         with memory can learn only from steps that begin at 0: its state after others is not kept.
@@ -167,7 +167,7 @@ class SampleBatch:
         )
 
     def select(self, envs: np.ndarray) -> SampleBatch:
-        """The environments `envs` `[n]`, in that order: a batch `[T, n, ...]`; copies.
+        """The environments `envs` `[n]`, in that order: a batch `[T, n, ...]`. Copies.
 
         `episodes` of the result is empty, because episode statistics cannot be divided.
         """
@@ -186,7 +186,7 @@ class SampleBatch:
         )
 
     def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """`(name, [T * N, ...])` of the observations and of each column; views."""
+        """`(name, [T * N, ...])` of the observations and of each column. Views."""
         yield "obs", self.flat("obs")
         for name in self.columns:
             yield name, self.flat(name)
@@ -198,11 +198,11 @@ class SampleBatch:
         `("next", "observation")` (the true one also where an episode ended), `("next", "reward")`,
         `("next", "done")`, `("next", "terminated")` and `("next", "truncated")` `[N, T, 1]`, and
         if `Policy.postprocess` has computed them `state_value`, `advantage` and `value_target`
-        `[N, T, 1]`. `("collector", "mask")` is False in rows without a transition; `("collector",
-        "traj_ids")` numbers the trajectories. Actions are as in `actions`; categories are indices.
+        `[N, T, 1]`. `("collector", "mask")` is False in rows without a transition. `("collector",
+        "traj_ids")` numbers the trajectories. Actions are as in `actions`. Categories are indices.
 
         Args:
-            device: device of the tensors; by default the batch's `device`.
+            device: device of the tensors. By default the batch's `device`.
 
         Raises:
             ImportError: if `tensordict` is not installed.

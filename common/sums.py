@@ -25,7 +25,7 @@ class SumCount:
         self.done, self.broken, self.limit = 0, False, limit
 
     def completed(self) -> bool:
-        """Counts a sum; returns whether it may be used. This process takes part in the sum that has
+        """Counts a sum. Returns whether it may be used. This process takes part in the sum that has
         to fail, because others may have completed it."""
         if self.limit is not None and self.done >= self.limit:
             return False

@@ -24,7 +24,7 @@ _CONVERTED_SEPARATELY = {"rewards", "terminated", "truncated", "valid"}
 def to_tensordict(
     all_obs: np.ndarray, next_obs: np.ndarray, columns: Mapping[str, np.ndarray], device: str
 ) -> Any:
-    """A `TensorDict` of batch size `[N, T]`; for the names see `SampleBatch.to_tensordict`.
+    """A `TensorDict` of batch size `[N, T]`. For the names see `SampleBatch.to_tensordict`.
 
     Args:
         all_obs: `[T + 1, N, ...]`.

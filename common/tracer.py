@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-#: Events of one process that a trace keeps; later ones are dropped.
+#: Events of one process that a trace keeps. Later ones are dropped.
 MAX_EVENTS = 500_000
 
 
@@ -13,11 +13,11 @@ class Event(NamedTuple):
     """One span or one value of a counter.
 
     Attributes:
-        track: row of the process in which a span is drawn; empty for counters.
+        track: row of the process in which a span is drawn. Empty for counters.
         name: of the phase or counter.
         at_s: start of the span, or time of the value, of `time.perf_counter`.
         value: duration of the span in seconds, or value of the counter.
-        event: number in the record of the run, for `polopt rerun --at`; None: there is none.
+        event: number in the record of the run, for `polopt rerun --at`. None: there is none.
     """
 
     track: str
@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 class Tracer:
-    """Records spans and counters between `begin` and `take`; otherwise it keeps nothing."""
+    """Records spans and counters between `begin` and `take`. Otherwise it keeps nothing."""
 
     def __init__(self) -> None:
         self._events: list[Event] | None = None

@@ -23,9 +23,9 @@ class Transitions(NamedTuple):
         obs: observations, encoded as in `SampleBatch`.
         actions: actions as the policy sampled them, as in `SampleBatch`.
         rewards: the sums of gamma^k r_k over the steps of each row.
-        discounts: gamma^m, where m is the number of steps of the row; 0 after `terminated`.
+        discounts: gamma^m, where m is the number of steps of the row. 0 after `terminated`.
         next_obs: the observations to bootstrap from.
-        weights: importance-sampling weights (Schaul et al., 2016); 1 where sampling is uniform.
+        weights: importance-sampling weights (Schaul et al., 2016). 1 where sampling is uniform.
         indices: the places of the rows in their buffer, for the priorities that flow back.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def share(name: str, value: Callable[..., Any]) -> None:
-    """Makes a value known to all processes of the Ray job; before Ray starts, once it does.
+    """Makes a value known to all processes of the Ray job. Before Ray starts, once it does.
 
     Args:
         name: that no environment of the user has.
@@ -20,13 +20,13 @@ def share(name: str, value: Callable[..., Any]) -> None:
 
 
 def shared(name: str) -> Callable[..., Any] | None:
-    """What `share`, or the user's `register_env`, gave this name; None: nothing. The registry has
+    """What `share`, or the user's `register_env`, gave this name. None: nothing. The registry has
     no public reader."""
     return _registered("env_creator", name)
 
 
 def registered_trainable(name: str) -> Callable[..., Any] | None:
-    """The trainable that has a name; None: none has. The public reader would import RLlib and
+    """The trainable that has a name. None: none has. The public reader would import RLlib and
     register its algorithms, if the name is unknown."""
     return _registered("trainable_class", name)
 

@@ -16,7 +16,7 @@ class Acting(NamedTuple):
 
     Attributes:
         normalize_actions, clip_actions: see `PolicyConfig`.
-        scale_by_high: images of bytes are divided by the bound `high` of their space; False: by
+        scale_by_high: images of bytes are divided by the bound `high` of their space. False: by
             255, as older versions did, whatever the bound.
     """
 
@@ -39,11 +39,11 @@ class Weights(NamedTuple):
     Attributes:
         flat: `[P]` float32.
         version: number of updates applied.
-        env_steps: environment steps sampled so far by all workers; the argument of all schedules.
+        env_steps: environment steps sampled so far by all workers. The argument of all schedules.
         coefficients: values that learning adapts (PPO's `kl_coeff`).
-        moments: that observations and rewards are normalised with; None: they are not, or the
+        moments: that observations and rewards are normalised with. None: they are not, or the
             receiver keeps its own.
-        acting: how the policy acts with them; None: the receiver keeps its own.
+        acting: how the policy acts with them. None: the receiver keeps its own.
     """
 
     flat: np.ndarray  # [P] float32
@@ -88,7 +88,7 @@ class Gradients(NamedTuple):
 
 
 def _reduced(vector: Weights | Gradients, restore: Callable[..., Any], protocol: int) -> Any:
-    """Pickles the vector as a raw buffer from protocol 5 on; it is restored as `[P]` float32.
+    """Pickles the vector as a raw buffer from protocol 5 on. It is restored as `[P]` float32.
 
     NumPy pickles a description of the array's type with each array, which takes longer than the
     rest.

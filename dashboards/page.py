@@ -37,7 +37,7 @@ _MOST_VALUES = 40  # of a config key that is offered as a filter
 _MOST_SMOOTHING = 0.99
 _TABS_IN_MEMORY = 10
 # Plots stand side by side where both get 430 px, below each other otherwise. A table that is wider
-# than the page has a scroll bar that can be seen; Streamlit shows it only under the pointer.
+# than the page has a scroll bar that can be seen. Streamlit shows it only under the pointer.
 _STYLE = """<style>
 .st-key-panels > div, .st-key-panels { display: grid !important; gap: 0.75rem;
   grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); }

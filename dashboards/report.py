@@ -1,4 +1,4 @@
-"""The report: all views as one HTML file that opens without a network; PNG and CSV of each plot."""
+"""The report: all views as one HTML file that opens without a network. PNG and CSV of each plot."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def write_report(
     Args:
         results_dir: directory of Tune results.
         output: the HTML file. It is replaced.
-        figures: directory for a CSV and a PNG of each plot; None writes none.
+        figures: directory for a CSV and a PNG of each plot. None writes none.
 
     Returns:
         Notes for the user, such as why PNG files could not be written.
@@ -129,7 +129,7 @@ class _Section:
 
     Attributes:
         tab: the tab.
-        run: whose shares and histograms it has; None where it has none.
+        run: whose shares and histograms it has. None where it has none.
         panels: in order.
     """
 

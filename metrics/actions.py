@@ -1,4 +1,4 @@
-"""The distribution of sampled actions: shares of categories; or means, standard deviations and the
+"""The distribution of sampled actions: shares of categories. Or means, standard deviations and the
 share that is clipped."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from polopt.common.moments import Moments, merged
 
-#: Bins of the histogram of one categorical action; the last one counts all further categories.
+#: Bins of the histogram of one categorical action. The last one counts all further categories.
 MOST_CATEGORIES = 32
 #: Categorical actions of a MultiDiscrete space, and dimensions of a Box, that are counted.
 MOST_PARTS, MOST_DIMENSIONS = 8, 32
@@ -22,7 +22,7 @@ class ActionSums(NamedTuple):
 
     Attributes:
         counts: of each categorical action the number of times that each category was chosen.
-        moments: of the dimensions of a Box; None for categories.
+        moments: of the dimensions of a Box. None for categories.
         clipped: number of elements of actions of a Box that the environment got clipped.
     """
 
@@ -40,9 +40,9 @@ class ActionSums(NamedTuple):
         """The sums of actions `[B, ...]` as sampled from the distribution.
 
         Args:
-            actions: categories counted from 0, `[B]` or `[B, K]`; of a Box `[B, A]`.
-            sizes: number of categories of each categorical action, K; empty: actions are real.
-            bounds: beyond which real actions are clipped, `[A]` each; None: they are not.
+            actions: categories counted from 0, `[B]` or `[B, K]`. Of a Box `[B, A]`.
+            sizes: number of categories of each categorical action, K. Empty: actions are real.
+            bounds: beyond which real actions are clipped, `[A]` each. None: they are not.
         """
         flat = actions.reshape(len(actions), math.prod(actions.shape[1:]))
         if not sizes:
@@ -77,7 +77,7 @@ class ActionStats:
     """Distribution of the actions since the last report.
 
     Args:
-        sizes: number of categories of each categorical action; empty: actions are real.
+        sizes: number of categories of each categorical action. Empty: actions are real.
         dimensions: of a real action.
     """
 
@@ -92,7 +92,7 @@ class ActionStats:
 
     def report(self) -> dict[str, Any]:
         """`histogram` of each categorical action by its number, or `mean` and `std` of each
-        dimension and the share that is `clipped`, NaN without actions; then resets them. Empty for
+        dimension and the share that is `clipped`, NaN without actions. Then resets them. Empty for
         actions of no dimension."""
         sums, self._sums = self._sums, ActionSums()
         if self._bins:

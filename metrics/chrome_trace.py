@@ -41,7 +41,7 @@ def chrome_trace(
     from the end of each span named `gradient` to the driver's next span named `apply`.
 
     Args:
-        processes: events by name of the process, on one clock; `driver` and `worker N`.
+        processes: events by name of the process, on one clock. `driver` and `worker N`.
         window_s: begin and end of the recording.
         other: further JSON values, kept as `otherData`.
     """
@@ -182,7 +182,7 @@ def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         trace: what `chrome_trace` returned.
 
     Returns:
-        by name of the process, then by name of the span; requests are left out.
+        by name of the process, then by name of the span. Requests are left out.
     """
     names: dict[tuple[str, int, int], str] = {}
     for event in trace["traceEvents"]:
@@ -208,7 +208,7 @@ def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def percentages(trace: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Whole percentages of the recorded time in spans of each name; they sum to 100.
+    """Whole percentages of the recorded time in spans of each name. They sum to 100.
 
     Time without a span is `other`. Percentages are rounded down, and the points that are missing
     then go to the largest remainders.

@@ -54,7 +54,7 @@ class CustomMetrics:
         self._values = merge_values(self._values, values)
 
     def report(self) -> dict[str, float]:
-        """`NAME_mean`, `NAME_min` and `NAME_max` since the last report, NaN without values; the
+        """`NAME_mean`, `NAME_min` and `NAME_max` since the last report, NaN without values. The
         names of RLlib's block `custom_metrics`. Names that were seen once stay. Then resets the
         values."""
         none = Values(0, math.nan, math.nan, math.nan)

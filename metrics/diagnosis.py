@@ -38,7 +38,7 @@ class Finding:
     severity: float
 
 
-#: Text, change and severity of what a rule finds; None if it finds nothing.
+#: Text, change and severity of what a rule finds. None if it finds nothing.
 Found = tuple[str, str, float] | None
 
 

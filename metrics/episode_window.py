@@ -47,7 +47,7 @@ class EpisodeWindow:
 
     def report(self) -> dict[str, Any]:
         """Statistics under RLlib's keys of `env_runners/`, percentiles, and histograms, which are
-        lists of `HISTOGRAM_BINS` counts; resets the statistics since the last report."""
+        lists of `HISTOGRAM_BINS` counts. Resets the statistics since the last report."""
         total, count = self._sum_since_report, self._count_since_report
         self._sum_since_report, self._count_since_report = 0.0, 0
         return {

@@ -11,11 +11,11 @@ class LagHistogram:
     """Distribution of policy lag since the last report.
 
     Lag in updates is the learner's version when a gradient or batch is used, minus the version of
-    the weights that it was computed with. Bin `i` counts lag `i`; the last bin counts all larger
+    the weights that it was computed with. Bin `i` counts lag `i`. The last bin counts all larger
     ones, so that the length of the reported list is constant.
 
     Args:
-        bins: number of bins; the last one is open.
+        bins: number of bins. The last one is open.
     """
 
     def __init__(self, bins: int = 17) -> None:
@@ -37,7 +37,7 @@ class LagHistogram:
         self._max = max(self._max, lag)
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` since the last report; then resets them."""
+        """`{mean, max, histogram}` since the last report. Then resets them."""
         histogram = self._histogram
         mean = self._sum / max(sum(histogram), 1)
         report = {"mean": mean, "max": self._max, "histogram": histogram}
@@ -72,7 +72,7 @@ class AgeHistogram:
     report.
 
     The age of a row is the number of rows that were sampled after it. The bins divide the capacity
-    of the buffer into equal parts; the last one also counts older rows.
+    of the buffer into equal parts. The last one also counts older rows.
 
     Args:
         capacity: rows of the buffer.
@@ -96,7 +96,7 @@ class AgeHistogram:
         self._max = max(self._max, int(ages.max(initial=0)))
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` since the last report; then resets them."""
+        """`{mean, max, histogram}` since the last report. Then resets them."""
         mean = self._sum / max(int(self._counts.sum()), 1)
         report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
         self._begin()
@@ -130,7 +130,7 @@ class DoublingHistogram:
         self._max = max(self._max, int(values.max(initial=0)))
 
     def report(self) -> dict[str, object]:
-        """`{mean, max, histogram}` since the last report; then resets them."""
+        """`{mean, max, histogram}` since the last report. Then resets them."""
         mean = self._sum / max(int(self._counts.sum()), 1)
         report = {"mean": mean, "max": self._max, "histogram": self._counts.tolist()}
         self._begin()

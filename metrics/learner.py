@@ -42,7 +42,7 @@ class LearnerStats:
                 sums[1] += rows
 
     def report(self) -> dict[str, float]:
-        """Means since the last report; a key without new values keeps its last mean."""
+        """Means since the last report. A key without new values keeps its last mean."""
         for key, (total, weight) in self._sums.items():
             if weight > 0:
                 self._last[key] = total / weight

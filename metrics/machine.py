@@ -19,7 +19,7 @@ class ProcessUse(NamedTuple):
         wall_s: length of the span.
         cpu_s: seconds of processors, of all its threads together.
         memory_bytes: resident at the end.
-        gpu_s: seconds in which its GPU was busy, whatever the process; NaN: not known.
+        gpu_s: seconds in which its GPU was busy, whatever the process. NaN: not known.
         gpu_memory_bytes: that PyTorch held on GPUs at the end.
     """
 
@@ -39,7 +39,7 @@ class ProcessUse(NamedTuple):
 
     def report(self) -> dict[str, float]:
         """`cpus` (processors in use, mean), `memory_bytes`, `gpu_share` (of the time in which its
-        GPU was busy) and `gpu_memory_bytes`; see `docs/metrics.md`."""
+        GPU was busy) and `gpu_memory_bytes`. See `docs/metrics.md`."""
         wall_s = max(self.wall_s, 1e-9)
         return {
             "cpus": self.cpu_s / wall_s,
@@ -93,7 +93,7 @@ class GpuReader:
         if self._known:
             try:
                 return float(self._cuda.utilization(gpu)) / 100.0
-            except Exception:  # NVML's errors share no public class; training goes on without
+            except Exception:  # NVML's errors share no public class. Training goes on without
                 self._known = False
         return math.nan
 
@@ -102,7 +102,7 @@ class ProcessMeter:
     """Use of processors, memory and GPUs by this process.
 
     Args:
-        read_gpus: the use of its GPUs now, a `GpuReader`; None: it uses none.
+        read_gpus: the use of its GPUs now, a `GpuReader`. None: it uses none.
     """
 
     def __init__(self, read_gpus: Callable[[], GpuUse] | None = None) -> None:
@@ -136,12 +136,12 @@ class MachineMeter:
         self._then = _busy_and_total_s()
 
     def report(self) -> dict[str, float]:
-        """Numbers since the last call; then begins a new interval.
+        """Numbers since the last call. Then begins a new interval.
 
         Returns:
             `cpu_share` of all processors that is busy, `num_cpus` that this process may use,
             `load_1m` (processes that run or wait for a processor, mean of the last minute),
-            `memory_share` in use; of this process, the keys of `ProcessUse.report` with the prefix
+            `memory_share` in use. Of this process, the keys of `ProcessUse.report` with the prefix
             `driver_`.
         """
         busy_then_s, total_then_s = self._then

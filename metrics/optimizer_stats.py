@@ -46,16 +46,16 @@ class OptimizerStats:
             `evaluation` are added to them.
         worker_phases: names of phases that the driver does not spend its own time in.
         actions: counts the actions of the policy's distribution.
-        read_gpus: the use of the driver's GPUs now, a `GpuReader`; None: it uses none.
+        read_gpus: the use of the driver's GPUs now, a `GpuReader`. None: it uses none.
         clock: seconds of a monotonic clock.
 
     Attributes:
         num_env_steps_sampled: environment steps so far.
-        num_env_steps_discarded: environment steps of fragments that were not finite; not among
+        num_env_steps_discarded: environment steps of fragments that were not finite. Not among
             those sampled.
         num_env_steps_trained: of those sampled, those that were learned from.
         num_updates: updates so far.
-        lag: policy lag, that of the weights that acted; see `LagMeter`.
+        lag: policy lag, that of the weights that acted. See `LagMeter`.
         gradient_lag: lag of the weights that gradients were computed with.
         rollouts: versions at which rollouts were completely learned from.
         episodes: statistics of the last episodes.
@@ -182,7 +182,7 @@ class OptimizerStats:
         Args:
             acted: version of the weights that acted.
             now: version of the learner's weights.
-            computed: version of the weights that a gradient was computed with; None: `now`.
+            computed: version of the weights that a gradient was computed with. None: `now`.
             weight: number of environments whose column of a batch has this lag.
         """
         TRACER.count("policy lag", now - acted)
@@ -208,7 +208,7 @@ class OptimizerStats:
             env_steps: environment steps that were not learned from before.
             updates: updates made with them.
             stats: statistics of the learner.
-            rows: number of rows that `stats` are means over; None: `env_steps`.
+            rows: number of rows that `stats` are means over. None: `env_steps`.
         """
         self._end_startup()
         self.num_env_steps_trained += env_steps
@@ -222,11 +222,11 @@ class OptimizerStats:
         self._rows += rows
 
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
-        """Counters, and rates, lags and times since the last call (`docs/metrics.md`); the same
+        """Counters, and rates, lags and times since the last call (`docs/metrics.md`). The same
         keys from the first call on.
 
         Args:
-            worker_indices: the workers of the run; 0 is the local one.
+            worker_indices: the workers of the run. 0 is the local one.
         """
         now_s = self._clock()
         then_s, sampled, updates = self._reported
@@ -292,7 +292,7 @@ class OptimizerStats:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned; further keys are ignored."""
+        """Restores what `get_state` returned. Further keys are ignored."""
         self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
         self.num_updates = int(state["num_updates"])

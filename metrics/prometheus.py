@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-#: Upper bounds of the buckets of lag; a lag of 0 is in the first one.
+#: Upper bounds of the buckets of lag. A lag of 0 is in the first one.
 LAG_BOUNDARIES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
@@ -23,9 +23,9 @@ class Metric:
             counts of a list whose last bin is open, as `policy_lag/histogram`.
         name: without what Ray adds: the prefix `ray_`, and `_total` for counters.
         unit: of the value.
-        key: path in results; `*` stands for each value of `tag`.
+        key: path in results. `*` stands for each value of `tag`.
         text: what it is.
-        tag: besides `optimizer` and `trial`; empty: none.
+        tag: besides `optimizer` and `trial`. Empty: none.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Metric:
 
     @property
     def series(self) -> str:
-        """Name in Prometheus; of a histogram, the name of its buckets."""
+        """Name in Prometheus. Of a histogram, the name of its buckets."""
         suffix = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[self.kind]
         return f"ray_{self.name}{suffix}"
 

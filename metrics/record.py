@@ -56,16 +56,16 @@ class Record:
         updates: updates that the worker itself has made.
         rows_applied: rows of the gradients of these updates, summed over all learners that made the
             updates together.
-        learned: statistics of the worker's own learning, means over `env_steps_trained`; None: it
+        learned: statistics of the worker's own learning, means over `env_steps_trained`. None: it
             has not learned.
-        env_statistics: running statistics of the wrappers of environments; None: not this time.
-        use: use of processors, memory and GPUs by the worker's process since this was last sent;
+        env_statistics: running statistics of the wrappers of environments. None: not this time.
+        use: use of processors, memory and GPUs by the worker's process since this was last sent.
             None: not this time.
         custom_metrics: what callbacks have returned for episodes, by name.
         timing: what timing has decided in the call, for the record of a run: `steps` of each
             fragment if one of them ended early, `sums` that were completed before a group broke,
             and `below`, the record of the calls that this process has made itself.
-        num_fragments: fragments sampled so far, those that were not finite included; only in the
+        num_fragments: fragments sampled so far, those that were not finite included. Only in the
             worker.
     """
 
@@ -181,9 +181,9 @@ class Record:
 
         Args:
             batch: the fragment.
-            sizes: sizes of its actions; see `ActionDistribution`.
+            sizes: sizes of its actions. See `ActionDistribution`.
             moments: see `SampleBatch.moments`.
-            bounds: bounds of its actions; see `ActionDistribution`.
+            bounds: bounds of its actions. See `ActionDistribution`.
             early_stopped: whether it ended early.
         """
         actions = batch.flat("actions")[batch.flat("valid")]

@@ -34,12 +34,12 @@ class Plot:
         keys: name of each line and the result key that it shows, such as
             `{"accepted": "optimizer/num_gradients_accepted"}`. A histogram is a key whose values
             are lists.
-        kind: `lines` draws all keys of one run; `runs` the only key of all runs; `heatmap` the
+        kind: `lines` draws all keys of one run. `runs` the only key of all runs. `heatmap` the
             histogram of the only key of one run over time.
         per: of `runs`: `s` draws how much a counter rises in a second, another result key how much
-            it rises for each unit that the other counter rises; empty: the values.
+            it rises for each unit that the other counter rises. Empty: the values.
         steps: whether values hold until the next result, as a number of workers does.
-        limit: of `heatmap`: config key whose number is drawn as a line; empty: none.
+        limit: of `heatmap`: config key whose number is drawn as a line. Empty: none.
     """
 
     key: str

@@ -94,7 +94,7 @@ class PhaseTimer:
         return self.total_s - self._taken_s
 
     def take_percentiles_ms(self) -> tuple[float, float]:
-        """p50 and p99 since the last call in milliseconds, 0 without durations; then begins a new
+        """p50 and p99 since the last call in milliseconds, 0 without durations. Then begins a new
         interval."""
         percentiles = percentiles_ms(self._interval)
         self._window.extend(self._interval)
@@ -104,14 +104,14 @@ class PhaseTimer:
 
     @property
     def mean_ms(self) -> float:
-        """Mean of the last durations in milliseconds; 0 before the first."""
+        """Mean of the last durations in milliseconds. 0 before the first."""
         durations_s = self._window.copy()
         durations_s.extend(self._interval)
         return 1000.0 * sum(durations_s) / max(len(durations_s), 1)
 
 
 def percentiles_ms(durations_s: Collection[float]) -> tuple[float, float]:
-    """p50 and p99 of durations in milliseconds, interpolated linearly; 0 without durations."""
+    """p50 and p99 of durations in milliseconds, interpolated linearly. 0 without durations."""
     if not durations_s:
         return 0.0, 0.0
     p50, p99 = np.percentile(np.fromiter(durations_s, np.float64, len(durations_s)), (50, 99))
@@ -132,7 +132,7 @@ class LoadMeter:
             self._max = value
 
     def report(self) -> dict[str, float]:
-        """`{mean, max}` since the last report, 0 without values; then resets them."""
+        """`{mean, max}` since the last report, 0 without values. Then resets them."""
         report = {"mean": self._sum / max(self._count, 1), "max": self._max}
         self._sum = self._count = self._max = 0
         return report

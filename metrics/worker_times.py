@@ -10,7 +10,7 @@ from typing import Any
 from polopt.metrics.machine import USE_KEYS, ProcessUse
 from polopt.metrics.timers import MAX_DURATIONS, percentiles_ms
 
-#: Parts of a worker's time that every strategy has; it measures them itself. `other` is the time
+#: Parts of a worker's time that every strategy has. It measures them itself. `other` is the time
 #: of calls outside of any phase. The rest of its time is `idle`.
 BUSY_PARTS = ("sample", "gradient", "learn", "allreduce", "skew", "other")
 PARTS = (*BUSY_PARTS, "idle")
@@ -76,11 +76,11 @@ class WorkerTimes:
         """Counts one answer.
 
         Args:
-            index: of the worker; 0 is the local one.
+            index: of the worker. 0 is the local one.
             seconds: of the worker by phase, disjoint. Those of phases that the strategy has not
-                declared count as `other`; each with the phase `gradient` is one gradient.
+                declared count as `other`. Each with the phase `gradient` is one gradient.
             env_steps: environment steps of the answer.
-            use: of the worker's process since it was last told; None: it is not told.
+            use: of the worker's process since it was last told. None: it is not told.
         """
         now_s = self._clock()
         worker = self._workers.get(index)
@@ -109,10 +109,10 @@ class WorkerTimes:
             self._durations_s["idle"].append(wall_s - busy_s)
 
     def report(self, indices: Iterable[int], elapsed_s: float) -> dict[str, Any]:
-        """The block `workers/` since the last report; then begins a new interval.
+        """The block `workers/` since the last report. Then begins a new interval.
 
         Shares of a worker that has not answered since the last report are repeated, and so is the
-        use of its process, which not every answer tells; before its first answer a worker counts
+        use of its process, which not every answer tells. Before its first answer a worker counts
         as idle.
 
         Args:
@@ -168,7 +168,7 @@ class WorkerTimes:
 
 def _update_shares(worker: _Worker) -> None:
     """Shares of the interval. Answers that arrive together can have been worked on for longer than
-    the time between them; then idle time is 0 and the shares are those of the reported seconds."""
+    the time between them. Then idle time is 0 and the shares are those of the reported seconds."""
     busy_s = sum(worker.busy_s.values())
     total_s = max(worker.wall_s, busy_s)
     if total_s > 0.0:

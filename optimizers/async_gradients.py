@@ -1,6 +1,6 @@
 """AsyncGradients: gradients of remote workers, applied centrally as they arrive (A3C).
 
-Mnih et al., 2016; RLlib 0.8's AsyncGradientsOptimizer, with calls kept pending between steps.
+Mnih et al., 2016. RLlib 0.8's AsyncGradientsOptimizer, with calls kept pending between steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AsyncGradientsConfig(GradientsConfig):
         max_requests_in_flight_per_worker: gradients requested of each worker at once. With 2, a
             worker begins the next before the last is applied: it never waits, and its weights are
             one update older.
-        max_policy_lag: gradients that are more updates old than this are stale; None: none are.
+        max_policy_lag: gradients that are more updates old than this are stale. None: none are.
         stale_gradients: `drop` them, or `scale` the learning rate of their update by
             (max_policy_lag + 1) / (lag + 1), after Zhang et al., 2016.
     """
@@ -66,7 +66,7 @@ def compute_gradient(
     The rest of the rollout, and what compression has not sent yet, stay in the worker.
 
     Returns:
-        the gradient, packed as `compress_gradients` says; None: it is not finite.
+        the gradient, packed as `compress_gradients` says. None: it is not finite.
     """
     worker.set_weights(weights)
     rollout = current_rollout(worker)
@@ -128,7 +128,7 @@ class AsyncGradients(PolicyOptimizer):
         return self.metrics.counts_since(before)
 
     def _lr_scale(self, gradients: Any) -> float:
-        """Factor on the learning rate of a gradient; below 1 if it is stale."""
+        """Factor on the learning rate of a gradient. Below 1 if it is stale."""
         bound = self.config.max_policy_lag
         lag = 0 if gradients is None else self.policy.version - gradients.version
         if bound is None or lag <= bound:

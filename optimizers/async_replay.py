@@ -336,7 +336,7 @@ class AsyncReplay(ReplayOptimizer):
         self.calls.send(self.shards.of_sampler(sampler), add, reply.value, tag=task)
 
     def _fetch(self, reply: Reply) -> Batch | None:
-        """The batch of a reply; None if it was lost with its shard."""
+        """The batch of a reply. None if it was lost with its shard."""
         self._batch_bytes = reply.counts.num_bytes
         try:
             batch: Batch = self.workers.transport.get(reply.value)

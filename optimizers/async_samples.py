@@ -1,4 +1,4 @@
-"""AsyncSamples: learns from the fragments that are ready; workers do not wait for the learner.
+"""AsyncSamples: learns from the fragments that are ready. Workers do not wait for the learner.
 
 Data flow of IMPALA (Espeholt et al., 2018) and RLlib's APPO, with a bound on the lag of samples.
 Policies correct for that lag themselves: by V-trace, or by PPO's importance ratio.
@@ -38,8 +38,8 @@ class AsyncSamplesConfig(OptimizerConfig):
         train_batch_size: environment steps of one batch, rounded up to whole fragments. None: one
             fragment.
         max_rollout_lag: maximum lag of a fragment, in batches learned between the weights that
-            sampled it and the batch that it is learned in. Workers wait instead of exceeding it;
-            nothing is dropped. With 0 and a batch of one fragment of each worker, the result is
+            sampled it and the batch that it is learned in. Workers wait instead of exceeding it.
+            Nothing is dropped. With 0 and a batch of one fragment of each worker, the result is
             that of `sync_samples`, bit for bit. None: no bound.
         max_requests_in_flight_per_worker: most fragments requested of each worker at once. With 2,
             a worker samples the next one while the driver learns. It is requested once the worker
@@ -193,7 +193,7 @@ class AsyncSamples(PolicyOptimizer):
         return self.calls.first(may_take, count=False)
 
     def _ages_without(self, reply: Reply) -> list[int]:
-        """Ages of all other fragments that have arrived or are pending; see `_age`."""
+        """Ages of all other fragments that have arrived or are pending. See `_age`."""
         kept = [self._age(one.value.version) for one in self.calls.kept if one is not reply]
         return [*kept, *(self._age(call.version) for call in self.calls.pending())]
 

@@ -1,4 +1,4 @@
-"""Checks of options that several optimizers share; each raises a `ConfigError`."""
+"""Checks of options that several optimizers share. Each raises a `ConfigError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DecentralizedAllReduce: workers sample and learn together; gradients are all-reduced (DD-PPO).
+"""DecentralizedAllReduce: workers sample and learn together. Gradients are all-reduced (DD-PPO).
 
 Wijmans et al., 2020. Neither data nor gradients pass through the driver, which only starts rounds,
 stops stragglers early and forms the group again after failures (`rank_group.py`).
@@ -47,13 +47,13 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
             and `nccl`: torch.distributed. `auto`: `nccl` where each worker has a GPU of its own;
             `gloo` for gradients above 1 MiB, for workers on several nodes and with
             `transport: ray`; else `socket`.
-        keep_local_weights_in_sync: fetch weights to the local worker once a step; else only when
+        keep_local_weights_in_sync: fetch weights to the local worker once a step. Else only when
             they are saved.
         fraction_workers: once this share of the workers has finished sampling, the others stop
-            early (the paper's preemption threshold). With 1 the round waits for all; then, and with
+            early (the paper's preemption threshold). With 1 the round waits for all. Then, and with
             two workers, results do not depend on timing.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
-        allreduce_timeout_s: time limit of each all-reduce; after it, the group is broken.
+        allreduce_timeout_s: time limit of each all-reduce. After it, the group is broken.
     """
 
     backend: Annotated[
@@ -82,7 +82,7 @@ class Learned(NamedTuple):
         skipped_updates: updates that all ranks skipped because the gradient was not finite.
         weights: its weights after the round, if the call requested them.
         checksum: SHA-256 of weights and moments, if the call requested it.
-        broken: why the group broke; None: it did not. The last gradient is dropped then, and this
+        broken: why the group broke. None: it did not. The last gradient is dropped then, and this
             rank may be one update ahead of others.
     """
 
@@ -226,7 +226,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self._learned: list[Reply] = []
 
     def _await_samples(self) -> list[Reply]:
-        """Waits until every rank has sampled or failed; stops the last ones early."""
+        """Waits until every rank has sampled or failed. Stops the last ones early."""
         sampled: list[Reply] = []
         first_s = last_s = 0.0
         while late := [call for call in self.calls.pending() if call.work.tag == "sample"]:
@@ -245,7 +245,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         return sampled
 
     def _await_learning(self) -> list[Reply]:
-        """Waits until every rank has learned or failed; replies in order of worker index."""
+        """Waits until every rank has learned or failed. Replies in order of worker index."""
         while self.calls.num_pending:
             self._keep(self.calls.next(count=False))
         return sorted(self._learned, key=lambda reply: reply.order)
@@ -328,7 +328,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self._finish_round(self._await_samples(), self._await_learning())
 
     def get_state(self) -> dict[str, Any]:
-        """As every optimizer's; the policy, torch optimizer included, is fetched from a rank."""
+        """As every optimizer's. The policy, torch optimizer included, is fetched from a rank."""
         self.drain()
         if self.group.ranks:
             self.policy.set_state(self.group.fetch_policy_state())
@@ -341,7 +341,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
 
     @property
     def num_skipped_updates(self) -> int:
-        """As all ranks have counted them; the driver's policy applies no gradient."""
+        """As all ranks have counted them. The driver's policy applies no gradient."""
         return self._num_skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:

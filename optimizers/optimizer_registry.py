@@ -21,5 +21,5 @@ OPTIMIZERS = Registry(
     },
 )
 
-#: Makes a class selectable as `config["optimizer"] = name`; see `Registry.register`.
+#: Makes a class selectable as `config["optimizer"] = name`. See `Registry.register`.
 register_optimizer = OPTIMIZERS.register

@@ -33,7 +33,7 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class OptimizerConfig(Config):
-    """Base class of optimizers' options; it has none itself."""
+    """Base class of optimizers' options. It has none itself."""
 
 
 class PolicyOptimizer(ABC):
@@ -41,7 +41,7 @@ class PolicyOptimizer(ABC):
 
     A strategy has two halves, in one file: functions that run in workers, `fn(worker, ...)`, and
     `step`, which has workers run them (`calls`) and uses what they return. What calls sample, their
-    seconds, faults and bytes are counted where replies are taken; updates are counted by `apply`,
+    seconds, faults and bytes are counted where replies are taken. Updates are counted by `apply`,
     `learn` and `set_weights`, and by `RolloutWorker.learn` in workers. `docs/write-an-optimizer.md`
     has complete examples.
 
@@ -49,7 +49,7 @@ class PolicyOptimizer(ABC):
     `with self.timers[phase]:`. Phases must not overlap, because results report their shares.
 
     Args:
-        workers: the workers to use; the caller stops them.
+        workers: the workers to use. The caller stops them.
         config: an instance of `config_class`.
 
     Attributes:
@@ -63,7 +63,7 @@ class PolicyOptimizer(ABC):
     """
 
     name: ClassVar[str] = ""
-    config: Any  # an instance of `config_class`; a subclass declares its own
+    config: Any  # an instance of `config_class`. A subclass declares its own
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     #: What its policies learn from, as `Policy.learns_from`.
     learns_from: ClassVar[type] = SampleBatch
@@ -74,7 +74,7 @@ class PolicyOptimizer(ABC):
     runs_in_process: ClassVar[bool] = False
     #: The optimizer to use then.
     in_process_instead: ClassVar[str] = "sync_samples"
-    #: What becomes of the work of a worker that fails; see `Calls`.
+    #: What becomes of the work of a worker that fails. See `Calls`.
     after_failure: ClassVar[AfterFailure] = "send again"
     #: What dashboards show besides the panels that all optimizers have.
     tab: ClassVar[Tab] = Tab()
@@ -151,18 +151,18 @@ class PolicyOptimizer(ABC):
     @classmethod
     def check_evaluation(cls, config: Any) -> None:
         """Refuses options with which `policy` does not have the weights to evaluate during
-        training; arguments and errors as `check_options`."""
+        training. Arguments and errors as `check_options`."""
         return
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
-        """Further checks of a strategy; arguments and errors as `check_options`."""
+        """Further checks of a strategy. Arguments and errors as `check_options`."""
         return
 
     # ---- counted once ---------------------------------------------------------------------------
 
     def _count(self, reply: Reply) -> None:
-        """Counts a reply that was taken; the policy's schedules follow its environment steps, and
+        """Counts a reply that was taken. The policy's schedules follow its environment steps, and
         its moments include what was sampled."""
         own = reply.worker is self.workers.here
         self.metrics.add_record(reply.worker.index, reply.counts, in_driver=own)
@@ -178,9 +178,9 @@ class PolicyOptimizer(ABC):
         """Applies a gradient to the driver's policy, and counts its lag and the update.
 
         Args:
-            gradients: of a worker; None: it was not finite.
-            lr_scale: factor on the learning rate; 0 drops the gradient, below 1 it is stale.
-            parts: the gradients of workers that it is the mean of; empty: it is one worker's.
+            gradients: of a worker. None: it was not finite.
+            lr_scale: factor on the learning rate. 0 drops the gradient, below 1 it is stale.
+            parts: the gradients of workers that it is the mean of. Empty: it is one worker's.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -211,7 +211,7 @@ class PolicyOptimizer(ABC):
             metrics.rollouts.end_rollout(policy.version)
 
     def learn(self, batch: SampleBatch) -> None:
-        """Learns from a batch `[T, N]` with the driver's policy; counts its lag and the updates.
+        """Learns from a batch `[T, N]` with the driver's policy. Counts its lag and the updates.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -229,7 +229,7 @@ class PolicyOptimizer(ABC):
         metrics.add_update_rows(updates, policy.progress.rows_applied - rows)
 
     def set_weights(self, weights: Weights) -> None:
-        """Takes over weights that workers have learned; the growth of the version counts as
+        """Takes over weights that workers have learned. The growth of the version counts as
         updates. The driver keeps its moments, which hold what all replies have added."""
         updates = weights.version - self.policy.version
         self.policy.set_weights(weights._replace(moments=None))
@@ -240,7 +240,7 @@ class PolicyOptimizer(ABC):
     # ---- results --------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """The `optimizer/` block of results; see `OptimizerStats.report`."""
+        """The `optimizer/` block of results. See `OptimizerStats.report`."""
         event = self.workers.transport.event
         return {
             "name": self.title(),
@@ -259,7 +259,7 @@ class PolicyOptimizer(ABC):
         return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
-        """Further numbers of this strategy; the same keys from the first result on."""
+        """Further numbers of this strategy. The same keys from the first result on."""
         return {}
 
     # ---- state ----------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class PolicyOptimizer(ABC):
             directory: does not exist yet.
 
         Returns:
-            what `read_files` needs besides the files, as `get_state`; and the SHA-256 of each file
+            what `read_files` needs besides the files, as `get_state`. And the SHA-256 of each file
             in the directory, by name.
         """
         return {}, {}
@@ -318,7 +318,7 @@ class PolicyOptimizer(ABC):
 
         Args:
             directory: does not exist if nothing was written.
-            state: what `write_files` returned; empty if nothing was written.
+            state: what `write_files` returned. Empty if nothing was written.
 
         Raises:
             ValueError: the files do not fit.
@@ -330,7 +330,7 @@ class PolicyOptimizer(ABC):
         them, torch optimizers included. Returns once all have applied it.
 
         Raises:
-            ConfigError: unknown name or wrong value; nothing has changed then.
+            ConfigError: unknown name or wrong value. Nothing has changed then.
         """
         self.drain()
         self.policy.set_option(name, value)

@@ -1,4 +1,4 @@
-"""`RankGroup`: the workers that learn together; forms their group, with equal weights.
+"""`RankGroup`: the workers that learn together. Forms their group, with equal weights.
 
 The functions run in the ranks. A rank keeps its place in the group as `worker.state["group"]`.
 """
@@ -29,7 +29,7 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 logger = logging.getLogger("polopt")
-#: Maximum time for ranks to connect to each other; all have just answered and are idle.
+#: Maximum time for ranks to connect to each other. All have just answered and are idle.
 JOIN_TIMEOUT_S = 10.0
 
 
@@ -66,7 +66,7 @@ def listen(worker: RolloutWorker, spec: GroupSpec, rank: int) -> str | None:
     """Leaves the group before, and listens for the other ranks of the next one.
 
     Returns:
-        the address at which they reach this rank; None for torch's groups.
+        the address at which they reach this rank. None for torch's groups.
     """
     leave(worker)
     group = worker.state["group"] = AllReducer(spec, rank, worker.config.device)
@@ -106,12 +106,12 @@ class RankGroup:
 
     Args:
         workers: the workers that can be ranks.
-        backend: `auto`, `socket`, `gloo` or `nccl`; see `resolve_backend`.
+        backend: `auto`, `socket`, `gloo` or `nccl`. See `resolve_backend`.
         timeout_s: time limit of each all-reduce.
 
     Attributes:
         backend: `socket`, `gloo` or `nccl`, as the group was formed last.
-        ranks: the group's workers; empty before the first `ensure`.
+        ranks: the group's workers. Empty before the first `ensure`.
         broken: a rank failed, and the group has to be formed again.
         version: the newest version of the weights that a rank has reported.
     """
@@ -124,7 +124,7 @@ class RankGroup:
         # Well below the limit after which a rank that waits for another counts as hanging.
         hang_s = workers.config.rollout.worker_timeout_s
         self._join_timeout_s = min(JOIN_TIMEOUT_S, timeout_s, hang_s / 2.0)
-        self._store: Any = None  # for torch's groups; in this process it depends on no rank
+        self._store: Any = None  # for torch's groups. In this process it depends on no rank
         self._generation = 0
         owner = "group of ranks"
         self._calls = Calls(workers, owner, is_work=False, after_failure="drop")
@@ -159,7 +159,7 @@ class RankGroup:
         self.broken = True
 
     def call_ranks(self, fn: Any, *args: Any) -> dict[int, Any]:
-        """Has all ranks run `fn(worker, *args)`; return values by worker index, without those of
+        """Has all ranks run `fn(worker, *args)`. Return values by worker index, without those of
         ranks that failed."""
         return self._call_each(dict.fromkeys(self.ranks, args), fn)
 
@@ -211,7 +211,7 @@ class RankGroup:
         return None
 
     def _leader(self, workers: list[WorkerHandle], versions: dict[int, int]) -> WorkerHandle | None:
-        """The rank with the most updates; None if the local policy has more than all of them,
+        """The rank with the most updates. None if the local policy has more than all of them,
         because every rank that had learned has failed.
 
         Raises:
@@ -240,7 +240,7 @@ class RankGroup:
         return "none" if failure is None else failure.message
 
     def _join(self, workers: list[WorkerHandle]) -> str | None:
-        """Connects the ranks; returns None, or why the group was not formed."""
+        """Connects the ranks. Returns None, or why the group was not formed."""
         self._generation += 1
         self.backend = self._resolve([worker.channel.started.node for worker in workers])
         spec = self._spec(len(workers))

@@ -137,7 +137,7 @@ class ReplayOptimizer(PolicyOptimizer):
         return buffer
 
     def learn_transitions(self, rows: Transitions) -> np.ndarray:
-        """Makes one update of the driver's policy with B rows; counts the update and the rows, each
+        """Makes one update of the driver's policy with B rows. Counts the update and the rows, each
         as often as it is drawn.
 
         Returns:

@@ -92,7 +92,7 @@ class ReplayShard(CallRunner):
 
     Attributes:
         buffer: the rows.
-        priority_versions: `[capacity]`, by place in the buffer; see `Batch`.
+        priority_versions: `[capacity]`, by place in the buffer. See `Batch`.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ReplayShards(ProcessGroup):
         self.reports: dict[WorkerHandle, Report] = {}
         self.num_rows_lost = 0
         self.busy_s: dict[int, Counter[str]] = {}
-        self._turn: Counter[int] = Counter()  # by index; see `next_to_draw`
+        self._turn: Counter[int] = Counter()  # by index. See `next_to_draw`
         for _ in range(config.num_replay_shards):
             self._add_process()
 
@@ -229,7 +229,7 @@ class ReplayShards(ProcessGroup):
         self.busy_s.setdefault(reply.worker.index, Counter()).update(reply.counts.seconds)
 
     def drop_lost(self) -> bool:
-        """Forgets the reports of shards that were replaced; whether there were any."""
+        """Forgets the reports of shards that were replaced. Whether there were any."""
         lost = [shard for shard in self.reports if shard.removed]
         for shard in lost:
             self.num_rows_lost += self.reports.pop(shard).num_rows
@@ -252,7 +252,7 @@ class ReplayShards(ProcessGroup):
         return sum(report.num_rows for report in self.reports.values())
 
     def next_to_draw(self) -> WorkerHandle | None:
-        """The shard that the next batch is drawn from; None: no shard has a row.
+        """The shard that the next batch is drawn from. None: no shard has a row.
 
         Shards take turns in proportion to their `weight`. So a row is drawn as often as if all
         shards were one buffer.

@@ -1,7 +1,7 @@
 """The scheme matrix: which process collects, computes gradients and updates, and which ones wait.
 
 The terms are PyTorchRL's. Each combination that has a meaning is one of the optimizers with a few
-options; `scheme_config` returns those.
+options. `scheme_config` returns those.
 
 - collection `central`: each process that computes gradients has one collector: in the same process
   (`sync`), or in a process of its own, which continues meanwhile (`async`). `parallel`: it has
@@ -33,7 +33,7 @@ UPDATES = ("central", "decentralized")
 
 
 class Scheme(NamedTuple):
-    """One cell of the matrix; "unspecified" for optimizers outside of it.
+    """One cell of the matrix. "unspecified" for optimizers outside of it.
 
     Attributes:
         collection: one of `COLLECTIONS`.
@@ -129,7 +129,7 @@ def _check_term(name: str, given: str, allowed: tuple[str, ...]) -> None:
 
 
 def scheme_of(optimizer: PolicyOptimizer) -> Scheme:
-    """The cell of an optimizer with its options; unspecified for those outside of the matrix."""
+    """The cell of an optimizer with its options. Unspecified for those outside of the matrix."""
     rollout = optimizer.workers.config.rollout
     workers, how = rollout.num_workers, rollout.collection
     below = collection_of(rollout.num_workers_below, how)

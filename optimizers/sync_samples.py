@@ -29,10 +29,10 @@ class SyncSamplesConfig(OptimizerConfig):
     """Options of `SyncSamples`.
 
     Attributes:
-        train_batch_size: environment steps of one batch, rounded up to whole fragments; rows lost
+        train_batch_size: environment steps of one batch, rounded up to whole fragments. Rows lost
             to next-step resets are not made up for. None: one fragment of each worker.
         fraction_workers: once this share of the workers has sampled all its fragments, the others
-            stop early; their samples are used. 1: waits for all, and only then do results not
+            stop early. Their samples are used. 1: waits for all, and only then do results not
             depend on timing.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """

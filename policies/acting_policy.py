@@ -23,28 +23,28 @@ from polopt.policies.spaces import ObservationEncoder
 class ActingPolicy(ABC):
     """Chooses actions, prepares samples, and holds the weights that it acts with.
 
-    Samplers, workers and a `Collector` need no more of a policy. `Policy` also learns;
+    Samplers, workers and a `Collector` need no more of a policy. `Policy` also learns.
     `NonLearningPolicy` adapts what was given by a user. A subclass provides `make_distribution`,
     `action_params` (or `act`), and weights and state.
 
     Args:
         observation_space: observation space of one environment.
         action_space: action space of one environment.
-        config: options; see the subclass.
-        seed: seed of the shuffling of minibatches; see also the subclass.
+        config: options. See the subclass.
+        seed: seed of the shuffling of minibatches. See also the subclass.
         device: torch device of networks.
 
     Attributes:
         encoder: converts observations of the environment to arrays.
         action_space: of one environment.
-        normalizer: normalises observations and rewards; None: the policy does not.
+        normalizer: normalises observations and rewards. None: the policy does not.
         dist: the action distribution.
-        mask: where observations say which actions are allowed; None: they do not.
-        version: number of updates applied to the weights; written to each batch.
-        env_steps: environment steps sampled so far by all workers; the argument of all schedules.
+        mask: where observations say which actions are allowed. None: they do not.
+        version: number of updates applied to the weights. Written to each batch.
+        env_steps: environment steps sampled so far by all workers. The argument of all schedules.
         shuffle: random numbers for the order of minibatches. Workers save and restore it.
-        state_size: S, size of the memory of one environment, a vector; 0 without memory.
-        worker_index: index of the worker that samples with it, from 1; 0: none, or the driver.
+        state_size: S, size of the memory of one environment, a vector. 0 without memory.
+        worker_index: index of the worker that samples with it, from 1. 0: none, or the driver.
         num_workers: number of workers that sample, and each has its index.
 
     Raises:
@@ -85,7 +85,7 @@ class ActingPolicy(ABC):
         """A new action distribution for `action_space`, `mask` and `config`."""
 
     def make_normalizer(self) -> Normalizer | None:
-        """A new normaliser for `encoder` and `config`; None: observations and rewards are used as
+        """A new normaliser for `encoder` and `config`. None: observations and rewards are used as
         they are. A policy that returns one calls its methods where it uses either.
 
         Raises:
@@ -97,7 +97,7 @@ class ActingPolicy(ABC):
 
     @abstractmethod
     def action_params(self, obs: np.ndarray) -> np.ndarray:
-        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`; of a policy
+        """Distribution parameters `[N, P]` float32 of encoded observations `[N, ...]`. Of a policy
         with memory, for environments whose episode begins with them."""
 
     def act(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +106,7 @@ class ActingPolicy(ABC):
 
         Args:
             obs: encoded observations `[N, ...]`.
-            state: memory `[N, S]` float32 before; zeros at the start of an episode.
+            state: memory `[N, S]` float32 before. Zeros at the start of an episode.
 
         Returns:
             parameters `[N, P]` float32, and memory `[N, S]` float32.
@@ -125,9 +125,9 @@ class ActingPolicy(ABC):
 
         Args:
             obs: encoded observations `[N, ...]`.
-            explore: sample the actions; False takes the mode.
-            rng: source of random numbers; by default a new generator.
-            state: memory `[N, S]`; None: episodes begin.
+            explore: sample the actions. False takes the mode.
+            rng: source of random numbers. By default a new generator.
+            state: memory `[N, S]`. None: episodes begin.
 
         Returns:
             actions for the environment `[N, ...]`, and `{"action_dist_inputs": [N, P], "actions":
@@ -157,18 +157,18 @@ class ActingPolicy(ABC):
         Args:
             observations: an observation as the environment returns it, or a batch: an array `[N,
                 ...]`, for a Dict or Tuple space a dict or tuple of those. The shape tells which.
-            state: memory `[S]`, of a batch `[N, S]`, that the call before returned; None: episodes
+            state: memory `[S]`, of a batch `[N, S]`, that the call before returned. None: episodes
                 begin. Where one environment of a batch begins an episode, set its row to 0.
-            deterministic: take the mode of the distribution; False samples.
-            rng: source of random numbers of sampled actions; None: a new generator.
+            deterministic: take the mode of the distribution. False samples.
+            rng: source of random numbers of sampled actions. None: a new generator.
 
         Returns:
-            the action for `env.step`, of a batch `[N, ...]`; and the state for the next call, None
+            the action for `env.step`, of a batch `[N, ...]`. And the state for the next call, None
             for policies without memory.
 
         Raises:
-            ValueError: an observation of another structure or shape; an action mask that allows no
-                action; a state of another shape, or one that is not None for a policy without
+            ValueError: an observation of another structure or shape. An action mask that allows no
+                action. A state of another shape, or one that is not None for a policy without
                 memory.
         """
         if state is not None and not self.state_size:

@@ -22,7 +22,7 @@ class ActorCriticConfig(FragmentConfig):
     Attributes:
         vf_loss_coeff: weight of the value loss, which is half the mean squared error, as in RLlib's
             A3C, IMPALA and APPO.
-        entropy_coeff: weight of the entropy bonus; a number or a schedule like `lr`.
+        entropy_coeff: weight of the entropy bonus. A number or a schedule like `lr`.
         standardize_advantages: to mean 0 and standard deviation 1 over the whole batch.
     """
 
@@ -48,7 +48,7 @@ class ActorCriticPolicy(FragmentPolicy):
     loss_columns: ClassVar[tuple[str, ...]] = ("actions", "advantages", "value_targets")
 
     def value(self, obs: np.ndarray) -> np.ndarray:
-        """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory; see
+        """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory. See
         `state_values`. Where the policy normalises rewards, they are those of normalised ones."""
         return self.backend.value(self._normalized_obs(obs))
 
@@ -66,7 +66,7 @@ class ActorCriticPolicy(FragmentPolicy):
         return batch
 
     def state_values(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
-        """Values of a batch's observations and of their true next observations, `[T, N]` each; 0
+        """Values of a batch's observations and of their true next observations, `[T, N]` each. 0
         after `terminated`."""
         batch = self.normalized(batch)
         if not self.state_size:

@@ -32,7 +32,7 @@ class AppoConfig(VTraceConfig, PPOConfig):
         target_network_update_freq: number of updates of the weights after which the target network
             becomes a copy of the network. (RLlib counts in train batches.) With several epochs,
             the number of updates of a batch keeps the target policy where it was when the batch
-            arrived, as PPO does; with fewer, the trust region moves while a batch is learned.
+            arrived, as PPO does. With fewer, the trust region moves while a batch is learned.
     """
 
     lr: LearningRate = 5e-4

@@ -11,7 +11,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.ppo import PPOPolicy
 
-#: Upper bound of the importance weights, against overflow; that of the paper's program.
+#: Upper bound of the importance weights, against overflow. That of the paper's program.
 _MAX_WEIGHT = 100.0
 
 
@@ -29,7 +29,7 @@ class DecoupledPPOPolicy(PPOPolicy):
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         """Adds `importance_weights` `[T, N]`. `action_dist_inputs` and `action_logp` become those
-        of the proximal policy; values and advantages stay those of the policy that acted."""
+        of the proximal policy. Values and advantages stay those of the policy that acted."""
         batch = self.normalized(batch)
         params = self.dist_inputs(batch)
         proximal = self.log_prob(batch, params)

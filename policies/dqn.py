@@ -34,7 +34,7 @@ class DQNConfig(EpsilonGreedyConfig, ReplayConfig):
     Attributes:
         double_q: the network chooses the action that the target network evaluates (van Hasselt et
             al., 2016). False: the target network does both.
-        dueling: the network has a state value and advantages; see `QNetwork`.
+        dueling: the network has a state value and advantages. See `QNetwork`.
         td_error_loss_fn: `huber` or `mse`. The Huber loss is the half square of errors up to 1, and
             linear beyond.
     """

@@ -61,7 +61,7 @@ class EpsilonGreedyPolicy(Policy):
         return Schedule(self.config.epsilon)(self.env_steps)
 
     def make_q_network(self, dueling: bool) -> Network:
-        """A new Q-network for `encoder`, `mask`, `dist` and `config.model`; see `QNetwork`."""
+        """A new Q-network for `encoder`, `mask`, `dist` and `config.model`. See `QNetwork`."""
         spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
         num_actions = self.dist.num_params
         return make_q_network(*spaces, self.mask, num_actions, dueling, self.config.model)

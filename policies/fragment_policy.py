@@ -36,14 +36,14 @@ class FragmentConfig(NormalizingConfig):
         gamma: discount factor.
         lambda_: lambda of lambda-returns (key `lambda`).
         num_sgd_iter: epochs over each batch.
-        sgd_minibatch_size: rows of a minibatch (per worker, where workers learn); None:
+        sgd_minibatch_size: rows of a minibatch (per worker, where workers learn). None:
             all rows.
         microbatch_size: rows whose gradient is computed at once. The gradient of a minibatch is the
             mean of the gradients of its microbatches, weighted by their rows. The option bounds the
             memory that a gradient takes, and changes nothing else. None: all rows of a minibatch.
             (RLlib 0.8's MicrobatchOptimizer adds gradients up instead.)
         normalize_rewards: divide rewards by the running standard deviation of the discounted
-            return; values and value targets are those of these rewards. Returns in results are not
+            return. Values and value targets are those of these rewards. Returns in results are not
             divided.
         clip_rewards: bound of normalised rewards.
     """
@@ -117,7 +117,7 @@ class FragmentPolicy(NetworkPolicy):
         return batch
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
-        """Called after each epoch with its statistics over all learners; True stops learning."""
+        """Called after each epoch with its statistics over all learners. True stops learning."""
         return False
 
     def on_learned(self, stats: Mapping[str, float]) -> None:
@@ -133,11 +133,11 @@ class FragmentPolicy(NetworkPolicy):
 
         Of a policy with memory, `obs` are whole sequences `[T, N, ...]`, and there are `starts` and
         `valid` `[T, N]` (the rows B are the valid ones, by time and then by environment) and
-        `state` `[N, S]` before the first step; see `outputs`.
+        `state` `[N, S]` before the first step. See `outputs`.
 
         Args:
             batch: from `prepare_batch`.
-            reducer: sums over all learners; None for one learner.
+            reducer: sums over all learners. None for one learner.
         """
         batch = self.normalized(batch)
         columns = self.loss_columns if self.state_size else ("obs", *self.loss_columns)
@@ -152,8 +152,8 @@ class FragmentPolicy(NetworkPolicy):
         return rows
 
     def backward(self, rows: Rows) -> dict[str, float]:
-        """Writes the gradient of the mean loss of `rows`, from `training_rows`, to `flat.grads`;
-        returns statistics."""
+        """Writes the gradient of the mean loss of `rows`, from `training_rows`, to `flat.grads`.
+        Returns statistics."""
         self.flat.zero_grads()
         size, total = self.config.microbatch_size, len(rows["actions"])
         if size is None:
@@ -255,11 +255,11 @@ class FragmentPolicy(NetworkPolicy):
         """One update from one minibatch of each learner.
 
         Args:
-            rows: of this learner, `[B, ...]`, from `training_rows`; B may be 0.
+            rows: of this learner, `[B, ...]`, from `training_rows`. B may be 0.
             reducer: sums over all learners.
 
         Returns:
-            learner statistics, means over all learners' rows; empty if there are none.
+            learner statistics, means over all learners' rows. Empty if there are none.
         """
         count = len(rows["actions"])
         if count == 0 and reducer.world_size == 1:

@@ -19,7 +19,7 @@ def next_values(batch: SampleBatch, all_values: np.ndarray, successors: np.ndarr
         successors: `[K]` values of `batch.successor_obs`.
 
     Returns:
-        `[T, N]`: 0 after `terminated`; after `truncated` and at the end of the fragment the value
+        `[T, N]`: 0 after `terminated`. After `truncated` and at the end of the fragment the value
         of the true next observation.
     """
     following = all_values[1:].copy()
@@ -47,7 +47,7 @@ def state_values(
 
 def episode_starts(batch: SampleBatch) -> np.ndarray:
     """`[T + 1, N]` bool: the observation `all_obs[t]` is the first of an episode, for t > 0. The
-    memory of a policy is 0 there; before row 0 it is `per_env["state"]`.
+    memory of a policy is 0 there. Before row 0 it is `per_env["state"]`.
 
     An episode begins after a row with a separate successor, and after a row without a transition,
     which resets in next-step mode, or is that of an environment that raised.
@@ -83,10 +83,10 @@ def advantages(
         values: `[T, N]` values of the observations.
         following: `[T, N]` from `next_values`.
         gamma: discount factor.
-        lambda_: 0: one-step temporal differences; 1: Monte Carlo returns minus the value.
+        lambda_: 0: one-step temporal differences. 1: Monte Carlo returns minus the value.
 
     Returns:
-        `[T, N]` float32; 0 in rows that are not valid.
+        `[T, N]` float32. 0 in rows that are not valid.
     """
     decay = continuing(batch).astype(np.float32)
     decay *= gamma * lambda_

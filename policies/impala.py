@@ -39,7 +39,7 @@ class ImpalaPolicy(A2CPolicy):
         return batch
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `values`, `value_targets` and `advantages`; see `vtrace`."""
+        """Adds `values`, `value_targets` and `advantages`. See `vtrace`."""
         batch = self.normalized(batch)
         log_ratios = self.log_prob(batch, self.dist_inputs(batch)) - batch["action_logp"]
         return with_vtrace(batch, log_ratios, *self.state_values(batch), self.config)

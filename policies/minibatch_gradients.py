@@ -1,4 +1,4 @@
-"""`MinibatchGradients`: gradients of the minibatches of one batch; the caller applies them."""
+"""`MinibatchGradients`: gradients of the minibatches of one batch. The caller applies them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class MinibatchGradients:
     Each gradient is computed with the weights of that moment, and the caller applies it.
 
     Args:
-        policy: computes the gradients; see `Policy.minibatch_gradients`.
+        policy: computes the gradients. See `Policy.minibatch_gradients`.
         batch: postprocessed.
 
     Attributes:

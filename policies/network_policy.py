@@ -40,7 +40,7 @@ class NetworkPolicy(Policy):
         device: torch device of the network.
 
     Attributes (besides the attributes of `Policy`):
-        backend: computes outputs and gradients of `model`; what it takes rows as, see
+        backend: computes outputs and gradients of `model`. What it takes rows as, see
             `Backend.rows`.
 
     Raises:
@@ -81,7 +81,7 @@ class NetworkPolicy(Policy):
 
     def masked(self, network: Network) -> Network:
         """The network with the action mask of the observations, if there is one. A network of a
-        subclass's `make_network` may have no mask of its own; it sees whole observations."""
+        subclass's `make_network` may have no mask of its own. It sees whole observations."""
         if self.mask is None or isinstance(network, MaskedNetwork):
             return network
         return MaskedNetwork(network, self.mask, seen=True)
@@ -141,7 +141,7 @@ class NetworkPolicy(Policy):
         """Distribution parameters `[T, N, P]` of a batch's observations.
 
         Args:
-            batch: `[T, N]`; N may be 0.
+            batch: `[T, N]`. N may be 0.
             backend: of another network than `model`.
         """
         batch, backend = self.normalized(batch), backend or self.backend

@@ -99,7 +99,7 @@ class ModulePolicy(NonLearningPolicy):
     deviations for Box.
 
     Weights are all parameters and buffers of the module, one float32 vector in the order of
-    `state_dict`, so that running statistics are sent, too. The caller may train the module; only
+    `state_dict`, so that running statistics are sent, too. The caller may train the module. Only
     `set_weights` changes it here.
     """
 
@@ -164,7 +164,7 @@ class ActionModulePolicy(ModulePolicy):
     `TensorDictModule` that has the out-key `action`.
 
     A `TensorDictModule` gets the observation for its one in-key, or, of a Dict space, the parts
-    that its in-keys name; tensors as of `split`. Its actions may be one-hot vectors for Discrete,
+    that its in-keys name. Tensors as of `split`. Its actions may be one-hot vectors for Discrete,
     as TorchRL's are. Whether it samples is its own matter. It is called with tensors, as
     `tensordict.nn.dispatch` allows, so that polopt does not import tensordict.
 

@@ -42,8 +42,8 @@ class Normalizer:
 
     Args:
         encoder: of the policy.
-        clip_observations: bound of normalised observations; None: observations are not normalised.
-        clip_rewards: bound of normalised rewards; None: rewards are not normalised.
+        clip_observations: bound of normalised observations. None: observations are not normalised.
+        clip_rewards: bound of normalised rewards. None: rewards are not normalised.
         gamma: discount factor of the returns.
 
     Attributes:
@@ -156,7 +156,7 @@ class Normalizer:
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
         """The batch with observations and rewards normalised by the moments that each environment's
-        actions were chosen with; one that is normalised already is returned itself. Other columns
+        actions were chosen with. One that is normalised already is returned itself. Other columns
         are shared."""
         per_env, columns = dict(batch.per_env), dict(batch.columns)
         all_obs, successors = batch.all_obs, batch.successor_obs
@@ -175,7 +175,7 @@ class Normalizer:
         )
 
     def in_torch(self) -> Callable[[Tensor], Tensor]:
-        """`observations` as a function of tensors on the CPU, for export; its constants are the
+        """`observations` as a function of tensors on the CPU, for export. Its constants are the
         present moments."""
         if self.clip_observations is None:
             return lambda obs: obs
@@ -213,7 +213,7 @@ class Normalizer:
 
 
 def kinds_of(state: Mapping[str, Any] | None) -> str:
-    """What a state of a `Normalizer` normalises; `nothing` for None."""
+    """What a state of a `Normalizer` normalises. `nothing` for None."""
     return "nothing" if state is None else str(state["of"])
 
 

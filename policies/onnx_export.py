@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polopt.common.config import ConfigError
 from polopt.policies.acting_policy import ActingPolicy
 
-#: What `torch.onnx.export` imports; the extra `onnx` installs it.
+#: What `torch.onnx.export` imports. The extra `onnx` installs it.
 _NEEDED = ("onnx", "onnxscript")
 #: Rows of the example batch: sizes of 0 and 1 would become constants of the graph.
 _ROWS = 2
@@ -32,12 +32,12 @@ def write_onnx(
     policy: ActingPolicy,
     network: nn.Module,
 ) -> None:
-    """Writes an ONNX model of a policy that acts deterministically; see `Policy.export_onnx`.
+    """Writes an ONNX model of a policy that acts deterministically. See `Policy.export_onnx`.
 
     Args:
-        path: of the file; it is complete or not there.
+        path: of the file. It is complete or not there.
         policy: defines `act_in_torch`.
-        network: acts; it is not changed.
+        network: acts. It is not changed.
 
     Raises:
         ConfigError: packages are missing, torch cannot export the network, or the file cannot be
@@ -110,7 +110,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Acting(nn.Module):
-    """What is exported: actions and distribution parameters of observations; with memory, of
+    """What is exported: actions and distribution parameters of observations. With memory, of
     observations and state, and the next state."""
 
     def __init__(

@@ -46,12 +46,12 @@ class Policy(ActingPolicy):
         device: torch device of the networks.
 
     Attributes (those of `ActingPolicy`, and):
-        acting: how observations and actions are scaled; sent with the weights. `act_as` changes it.
+        acting: how observations and actions are scaled. Sent with the weights. `act_as` changes it.
         segments: the modules, by name.
         model: the network that acts, the segment `network`.
         flat: parameters of all segments and their gradients, one tensor each.
-        coefficients: scalars that learning adapts, which start from the options of the same names;
-            they are sent with the weights.
+        coefficients: scalars that learning adapts, which start from the options of the same names.
+            They are sent with the weights.
         progress: counts of the updates that this object has made.
 
     Raises:
@@ -103,7 +103,7 @@ class Policy(ActingPolicy):
 
     def act_as(self, acting: Acting) -> None:
         """From now on scales actions as the policy that weights are taken from, and observations
-        where the family of the policy does; the config says so, too."""
+        where the family of the policy does. The config says so, too."""
         if acting == self.acting:
             return
         self.acting = acting
@@ -134,13 +134,13 @@ class Policy(ActingPolicy):
 
     @abstractmethod
     def make_segments(self) -> dict[str, Segment]:
-        """New modules with random weights, by name; `network` is the one that acts. Called once,
+        """New modules with random weights, by name. `network` is the one that acts. Called once,
         when `encoder`, `dist` and `config` are there."""
 
     def export_onnx(self, path: str | Path) -> None:
         """Writes the policy as an ONNX model that acts deterministically, as `predict`.
 
-        Inputs are batches `[N, ...]` in the dtype of the observation space: `observations`; of a
+        Inputs are batches `[N, ...]` in the dtype of the observation space: `observations`. Of a
         Dict or Tuple space one for each part, such as `observations.position` (Discrete and
         MultiDiscrete: int64). Outputs are `actions` `[N, ...]` for the environment and
         `action_dist_inputs` `[N, P]`, the parameters of the distribution. N is free. A policy with
@@ -169,7 +169,7 @@ class Policy(ActingPolicy):
         )
 
     def minibatch_gradients(self, batch: Any) -> Iterator[Gradients]:
-        """The gradients that a batch is learned with, one after the other; by default one, of the
+        """The gradients that a batch is learned with, one after the other. By default one, of the
         whole batch. Each is computed when it is asked for, with the weights of that moment. Its
         `new_rows` are the rows that no gradient before it was of, and the last one has
         `ends_rollout`. Argument and errors as `compute_gradients`."""
@@ -177,7 +177,7 @@ class Policy(ActingPolicy):
         yield gradients._replace(new_rows=gradients.rows, ends_rollout=True)
 
     def check_gradients(self, gradients: Any) -> None:
-        """Refuses what is no gradient of this network; None stands for one that was not finite.
+        """Refuses what is no gradient of this network. None stands for one that was not finite.
 
         Raises:
             TypeError, ValueError: says what it is.
@@ -202,9 +202,9 @@ class Policy(ActingPolicy):
 
         Args:
             batch: an object of `learns_from`. A `SampleBatch` is postprocessed.
-            reducer: sums over all learners, which make the same updates; None for one learner.
+            reducer: sums over all learners, which make the same updates. None for one learner.
 
-        Returns: learner statistics, means over rows (of all learners) and minibatches; empty if no
+        Returns: learner statistics, means over rows (of all learners) and minibatches. Empty if no
             learner has a valid row.
         """
         gradients = self.compute_gradients(batch)
@@ -217,16 +217,16 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:
-        """Clips and applies a gradient, computed by this policy or another; see `apply_flat`."""
+        """Clips and applies a gradient, computed by this policy or another. See `apply_flat`."""
         self.flat.set_grads(gradients.flat)
         self.progress.gradient_rows = gradients.rows
         return self.apply_flat(lr_scale)
 
     @np.errstate(all="ignore")
     def apply_flat(self, lr_scale: float = 1.0) -> dict[str, float]:
-        """Clips and applies the gradient in `flat.grads`; see `WeightUpdater.apply`.
+        """Clips and applies the gradient in `flat.grads`. See `WeightUpdater.apply`.
 
-        Returns `grad_norm` (before clipping) and `default_optimizer_learning_rate`; without
+        Returns `grad_norm` (before clipping) and `default_optimizer_learning_rate`. Without
         `grad_norm` if the gradient was not finite and was skipped.
         """
         applied, stats = self._updater.apply(self.env_steps, lr_scale, self.resting)
@@ -238,7 +238,7 @@ class Policy(ActingPolicy):
 
     @property
     def resting(self) -> Collection[str]:
-        """Segments that the next update leaves as they are; their gradient is 0."""
+        """Segments that the next update leaves as they are. Their gradient is 0."""
         return ()
 
     def on_update(self) -> None:
@@ -272,7 +272,7 @@ class Policy(ActingPolicy):
 
     def set_weights(self, weights: Weights) -> None:
         """Copies weights, their version, environment steps, coefficients and, if they have any,
-        moments; acts as they say.
+        moments. Acts as they say.
 
         Raises:
             ValueError: if the weights belong to another network.
@@ -293,9 +293,9 @@ class Policy(ActingPolicy):
         """Adds the moments of new samples to those of the normaliser, if the policy has one.
 
         Args:
-            moments: of the samples of this learner; None: there are none.
+            moments: of the samples of this learner. None: there are none.
             reducer: sums over all learners, which have the same moments, and add those of the
-                samples of all; None for one learner.
+                samples of all. None for one learner.
         """
         if self.normalizer is not None:
             moments = moments or Moments.zero(len(self.normalizer.moments.mean))
@@ -321,8 +321,8 @@ class Policy(ActingPolicy):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state from `get_state`.
 
-        An adapted coefficient is restored if it was adapted from the value that the config has;
-        otherwise the config's value is used, because it was changed since. How the policy acts is
+        An adapted coefficient is restored if it was adapted from the value that the config has.
+        Otherwise the config's value is used, because it was changed since. How the policy acts is
         restored in any case.
 
         Raises:
@@ -373,7 +373,7 @@ class Policy(ActingPolicy):
         return {name: getattr(self.config, name) for name in named}
 
 
-# Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
+# Overflow makes the gradient non-finite. The weight updater does not apply such gradients.
 @np.errstate(all="ignore")
 def reduce_gradient(
     policy: Policy, count: int, stats: Mapping[str, float], reducer: Reducer
@@ -384,7 +384,7 @@ def reduce_gradient(
     They are in one tensor with the gradient and the row count: one all-reduce sums them.
 
     Args:
-        policy: this learner; its gradient is the mean over `count` rows.
+        policy: this learner. Its gradient is the mean over `count` rows.
         count: its number of rows.
         stats: its statistics, means over the same rows.
         reducer: sums over all learners.

@@ -22,5 +22,5 @@ POLICIES = Registry(
     },
 )
 
-#: Makes a class selectable as `config["policy"] = name`; see `Registry.register`.
+#: Makes a class selectable as `config["policy"] = name`. See `Registry.register`.
 register_policy = POLICIES.register

@@ -35,11 +35,11 @@ class PPOConfig(ActorCriticConfig):
         vf_clip_param: largest squared error in the value loss, as in RLlib, whose default is 10: a
             value with a larger one is not changed by it. None: errors are not bounded.
         vf_clip_range: largest change of a value since sampling that counts in the value loss
-            (`clip_range_vf` of Stable-Baselines3); None: any change counts.
-        kl_coeff: initial weight of the KL penalty; 0 disables it.
+            (`clip_range_vf` of Stable-Baselines3). None: any change counts.
+        kl_coeff: initial weight of the KL penalty. 0 disables it.
         kl_target: target of the adapted weight: it is multiplied by 1.5 if the KL after learning
             exceeds twice this, and halved if the KL is below half of this.
-        kl_stop: learning from a batch stops after an epoch with a larger mean KL; None: never.
+        kl_stop: learning from a batch stops after an epoch with a larger mean KL. None: never.
     """
 
     lambda_: float = pydantic.Field(default=0.95, ge=0.0, le=1.0, alias="lambda")

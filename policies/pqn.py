@@ -57,7 +57,7 @@ class PQNPolicy(EpsilonGreedyPolicy, FragmentPolicy):
 
     def best_values(self, obs: np.ndarray) -> np.ndarray:
         """`[B]`: the value of the best action in encoded observations `[B, ...]`, as the network
-        uses them; 0 for one that allows no action."""
+        uses them. 0 for one that allows no action."""
         best = self.backend.action_params(obs).max(axis=-1)
         return np.where(best > 0.5 * MASKED_LOGIT, best, np.float32(0.0))
 

@@ -152,10 +152,10 @@ class ReplayPolicy(Policy):
 
         Args:
             rows: of this learner.
-            reducer: sums over all learners, which make the same update; None for one learner.
+            reducer: sums over all learners, which make the same update. None for one learner.
 
         Returns:
-            learner statistics, means over the rows; and the absolute TD errors `[B]` before the
+            learner statistics, means over the rows. And the absolute TD errors `[B]` before the
             update, which are the new priorities of the rows. An error that is not finite is 0: the
             row is not drawn again soon.
         """
@@ -173,7 +173,7 @@ class ReplayPolicy(Policy):
 
     @np.errstate(all="ignore")
     def compute_gradients(self, batch: Transitions) -> Gradients:
-        """The gradient that `learn_on_transitions` would apply; `apply_gradients` applies it."""
+        """The gradient that `learn_on_transitions` would apply. `apply_gradients` applies it."""
         self.flat.zero_grads()
         stats, _ = self.backward(self.normalized(batch))
         count = batch.num_rows

@@ -41,11 +41,11 @@ class SACConfig(ReplayConfig):
 
     Attributes:
         lr: learning rate of actor, critics and temperature.
-        actor_lr: learning rate of the actor; None: `lr`.
-        critic_lr: learning rate of the critics; None: `lr`.
-        alpha_lr: learning rate of the temperature; None: `lr`.
+        actor_lr: learning rate of the actor. None: `lr`.
+        critic_lr: learning rate of the critics. None: `lr`.
+        alpha_lr: learning rate of the temperature. None: `lr`.
         initial_alpha: temperature at the beginning.
-        target_entropy: entropy that the temperature is tuned to, of actions in [-1, 1]; `auto`:
+        target_entropy: entropy that the temperature is tuned to, of actions in [-1, 1]. `auto`:
             minus the number of action dimensions. None: the temperature is `initial_alpha`.
     """
 
@@ -117,7 +117,7 @@ class SACPolicy(ReplayPolicy):
 
     @property
     def target_entropy(self) -> float | None:
-        """The entropy that the temperature is tuned to; None: it is not tuned."""
+        """The entropy that the temperature is tuned to. None: it is not tuned."""
         target = self.config.target_entropy
         return -float(self.dist.action_shape[0]) if target == "auto" else target
 
@@ -172,7 +172,7 @@ class SACPolicy(ReplayPolicy):
         return (self.log_alpha.exp().detach() * log_prob - values).mean(), log_prob
 
     def alpha_loss(self, log_prob: Tensor) -> Tensor:
-        """The loss `[]` of the temperature; 0 if it is not tuned."""
+        """The loss `[]` of the temperature. 0 if it is not tuned."""
         target = self.target_entropy
         if target is None:
             return 0.0 * self.log_alpha.sum()

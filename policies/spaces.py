@@ -77,13 +77,13 @@ class ObservationEncoder:
         return self._checked(observation, batches=False)[0][0]
 
     def encode_some(self, observations: Any) -> tuple[np.ndarray, bool]:
-        """Encodes one observation or a batch of them; their shapes tell which.
+        """Encodes one observation or a batch of them. Their shapes tell which.
 
         Args:
             observations: an observation of the space, or a batch as for `encode`.
 
         Returns:
-            `[N, *shape]`, N = 1 for one observation; and whether it was a batch.
+            `[N, *shape]`, N = 1 for one observation. And whether it was a batch.
 
         Raises:
             ValueError: as `encode_one`, values that are not finite, or parts of different numbers
@@ -158,7 +158,7 @@ def _check(space: Space[Any], whole: Space[Any]) -> None:
 
 
 def _flatten_batch(space: Space[Any], batch: Any) -> np.ndarray:
-    """`[N, D]` float32; row `i` equals `gymnasium.spaces.utils.flatten(space, batch[i])`."""
+    """`[N, D]` float32. Row `i` equals `gymnasium.spaces.utils.flatten(space, batch[i])`."""
     if isinstance(space, spaces.Dict):
         parts = [_flatten_batch(sub, batch[key]) for key, sub in space.spaces.items()]
         return np.concatenate(parts, axis=1)

@@ -42,11 +42,11 @@ class TD3Config(ReplayConfig):
 
     Attributes:
         lr: learning rate of actor and critics.
-        actor_lr: learning rate of the actor; None: `lr`.
-        critic_lr: learning rate of the critics; None: `lr`.
+        actor_lr: learning rate of the actor. None: `lr`.
+        critic_lr: learning rate of the critics. None: `lr`.
         policy_delay: updates of the critics for each update of the actor. With the default of
             `target_network_update_freq`, which is the same, targets move with the actor.
-        exploration_noise: standard deviation of the noise of sampled actions; a number or a
+        exploration_noise: standard deviation of the noise of sampled actions. A number or a
             schedule like `lr`.
         target_noise: standard deviation of the noise of the actions in targets.
         target_noise_clip: largest noise in targets.

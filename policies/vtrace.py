@@ -14,7 +14,7 @@ from polopt.policies.actor_critic import ActorCriticConfig
 
 
 class VTraceConfig(ActorCriticConfig):
-    """Options of policies with V-trace; `lambda` is that of V-trace.
+    """Options of policies with V-trace. `lambda` is that of V-trace.
 
     Attributes:
         vtrace_clip_rho_threshold: upper bound of the importance ratio in temporal differences (rho
@@ -77,7 +77,7 @@ def vtrace(
     return values + errors, advantages
 
 
-# Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
+# Overflow makes the gradient non-finite. The weight updater does not apply such gradients.
 @np.errstate(all="ignore")
 def with_vtrace(
     batch: SampleBatch,
@@ -89,7 +89,7 @@ def with_vtrace(
     """The batch with `values`, `value_targets` and `advantages` of `vtrace`.
 
     Args:
-        batch: `[T, N]`; not changed.
+        batch: `[T, N]`. Not changed.
         log_ratios: see `vtrace`.
         values: `[T, N]` values of the observations.
         following: `[T, N]` from `gae.next_values`.

@@ -35,10 +35,10 @@ class RateLimiter:
             limiter.learned(batch_size)
 
     Args:
-        intensity: rows learned for each row sampled; None: no limit but `min_size`. A float counts
+        intensity: rows learned for each row sampled. None: no limit but `min_size`. A float counts
             as the nearest fraction with a denominator up to 1,000,000.
         min_size: rows in the buffer before learning starts.
-        error_buffer: the largest credit in rows learned, above which samplers are blocked; None:
+        error_buffer: the largest credit in rows learned, above which samplers are blocked. None:
             samplers are never blocked. At least one batch plus what a fragment gives, or nobody
             could go on (`check`).
         clock: seconds of a monotonic clock.
@@ -69,7 +69,7 @@ class RateLimiter:
 
     @property
     def intensity(self) -> Fraction | None:
-        """Rows learned for each row sampled; None: no limit."""
+        """Rows learned for each row sampled. None: no limit."""
         return self._intensity
 
     def set_intensity(self, intensity: float | Fraction | None) -> None:
@@ -166,13 +166,13 @@ class RateLimiter:
 
     @property
     def delivered(self) -> float:
-        """The intensity delivered since the start: rows learned per row that gave credit; 0 before
+        """The intensity delivered since the start: rows learned per row that gave credit. 0 before
         the first."""
         return self.num_learned / self.num_counted if self.num_counted else 0.0
 
     def report(self) -> dict[str, float]:
         """`intensity` delivered, `credit`, and the seconds since the last report in which
-        `samplers_blocked_s` and `learner_blocked_s`; then begins a new interval."""
+        `samplers_blocked_s` and `learner_blocked_s`. Then begins a new interval."""
         now_s = self._clock()
         for who, since_s in self._blocked_since.items():
             if since_s is not None:
@@ -196,7 +196,7 @@ class RateLimiter:
 
         Args:
             state: see there.
-            rows: rows that the restored buffer holds; None: all that it held.
+            rows: rows that the restored buffer holds. None: all that it held.
         """
         self.num_learned = int(state["num_learned"])
         self.num_counted = int(state["num_counted"])

@@ -27,13 +27,13 @@ from polopt.replay.row_store import (
 from polopt.replay.sum_tree import SumTree
 
 #: Bits of the column `flags`.
-VALID = 1  # a transition; not set in rows that reset, that raised, and that hold a successor
+VALID = 1  # a transition. Not set in rows that reset, that raised, and that hold a successor
 TERMINATED = 2
 TRUNCATED = 4
 CUT = 8  # no window goes on to the next row: the episode or the stream ends here
 DRAWABLE = 16  # all that its window needs is stored
 SUCCESSOR = 32  # holds the next observation of a row, and is no step of its stream
-#: Rounds of drawing places until all are drawable; after them, the drawable places are listed.
+#: Rounds of drawing places until all are drawable. After them, the drawable places are listed.
 _MOST_ROUNDS = 20
 
 
@@ -42,10 +42,10 @@ class _Tail:
     """The last steps of a source: the rows whose windows may not be complete yet.
 
     Attributes:
-        place: of the fragment that would continue it; None: not known.
+        place: of the fragment that would continue it. None: not known.
         steps: serial number of environment 0 in each of the last steps, oldest first.
         starts: by step, whether a fragment begins there.
-        priorities: `[len(steps), N]` that were given; -1: none was.
+        priorities: `[len(steps), N]` that were given. -1: none was.
         open: `[N]` bool: the last row needs the next observation, which is not stored yet.
         nodes: `[N]` serial numbers of the rows that the next step is linked to: the last rows, or
             their successors.
@@ -100,7 +100,7 @@ class ReplayBuffer:
         gamma: discount of a step.
         n_step: largest number of steps of a return.
         seed: of the draws.
-        alpha: exponent of priorities; None: rows are drawn uniformly, and all weights are 1.
+        alpha: exponent of priorities. None: rows are drawn uniformly, and all weights are 1.
         beta: exponent of the weights at the start.
         final_beta: exponent of the weights at the end.
         beta_rows: rows added until `final_beta` is reached.
@@ -108,7 +108,7 @@ class ReplayBuffer:
         unit: `transition` or `sequence`.
         sequence_length: steps of a sequence, burn-in included.
         burn_in: first steps of a sequence that only bring the memory up to date.
-        directory: of the files that arrays are mapped from; None: they are in memory.
+        directory: of the files that arrays are mapped from. None: they are in memory.
         capacity_key: the option that sets `capacity`, for errors.
 
     Raises:
@@ -193,7 +193,7 @@ class ReplayBuffer:
 
     @property
     def total_weight(self) -> float:
-        """The sum by which rows are drawn: of the priorities to the power of alpha; the number of
+        """The sum by which rows are drawn: of the priorities to the power of alpha. The number of
         drawable rows where drawing is uniform."""
         if self._tree is None or self.alpha is None:
             return float(self._num_drawable)
@@ -216,14 +216,14 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the full buffer; 0 before `allocate` or the first `add`."""
+        """Bytes of the full buffer. 0 before `allocate` or the first `add`."""
         if self._store is None:
             return 0
         specs = self._store.specs
         return self.nbytes_of(specs["obs"], specs["actions"])
 
     def allocate(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
-        """Reserves the arrays. `add` does it with the first fragment; a strategy does it before it
+        """Reserves the arrays. `add` does it with the first fragment. A strategy does it before it
         starts processes.
 
         Args:
@@ -258,7 +258,7 @@ class ReplayBuffer:
             priorities: `[K + T, N]`, of sequences `[N]`. NaN and None: the largest one that was
                 ever given. The first K steps are the last ones of the fragment before, whose
                 windows are complete only now. They have no effect unless this one continues it.
-            follows: whether the fragment continues the last one of the same `worker_index`; None:
+            follows: whether the fragment continues the last one of the same `worker_index`. None:
                 as `batch.place` says, and False without one.
 
         Returns:
@@ -382,7 +382,7 @@ class ReplayBuffer:
         return store
 
     def _given_priorities(self, priorities: np.ndarray | None, steps: int, envs: int) -> np.ndarray:
-        """`[K + T, N]` float64; -1 where none was given."""
+        """`[K + T, N]` float64. -1 where none was given."""
         if priorities is None:
             return np.full((steps, envs), -1.0)
         given = np.array(priorities, dtype=np.float64, ndmin=2)
@@ -693,7 +693,7 @@ class ReplayBuffer:
     # ---- state --------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Random numbers, counts and the largest priority, without the rows; see `save`."""
+        """Random numbers, counts and the largest priority, without the rows. See `save`."""
         return {
             "rng": self._rng.bit_generator.state,
             "rows_added": self._rows_added,
@@ -847,7 +847,7 @@ class ReplayBuffer:
     # ---- reports ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """What the buffer holds, and what was drawn since the last call; then begins a new
+        """What the buffer holds, and what was drawn since the last call. Then begins a new
         interval.
 
         Returns:

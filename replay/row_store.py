@@ -52,7 +52,7 @@ def check_size(nbytes: int, key: str, capacity: int, directory: Path | None = No
         nbytes: bytes of the full buffer.
         key: the option that sets its size, for the error.
         capacity: rows of the full buffer.
-        directory: where its files are; None: it is in memory.
+        directory: where its files are. None: it is in memory.
 
     Raises:
         ConfigError: with size, free space and the capacity that would fit.
@@ -72,7 +72,7 @@ def check_size(nbytes: int, key: str, capacity: int, directory: Path | None = No
 
 class RowStore:
     """Arrays `[capacity, ...]` of a ring, one for each column. Rows have serial numbers, which
-    count from 0 and never come again; row `serial` is at place `serial % capacity`.
+    count from 0 and never come again. Row `serial` is at place `serial % capacity`.
 
     Memory is taken as the ring fills, not at once. With a directory, the arrays are files that are
     mapped: the system writes pages out when it needs the memory. The files have no name, so they
@@ -81,7 +81,7 @@ class RowStore:
     Args:
         capacity: rows.
         specs: by name, the rows of each column.
-        directory: of the files; None: the arrays are in memory.
+        directory: of the files. None: the arrays are in memory.
 
     Attributes:
         arrays: by name, `[capacity, ...]`.
@@ -126,7 +126,7 @@ class RowStore:
         self._changed[places // self._part] = True
 
     def read(self, name: str, serial: int, count: int) -> np.ndarray:
-        """`[count, ...]` rows of a column at consecutive serial numbers; a view or a copy."""
+        """`[count, ...]` rows of a column at consecutive serial numbers. A view or a copy."""
         array, start = self.arrays[name], serial % self.capacity
         if start + count <= self.capacity:
             return array[start : start + count]
@@ -273,7 +273,7 @@ def read_arrays(path: Path, arrays: Sequence[np.ndarray], sha256: str) -> None:
 
 
 def _link(written: Path, path: Path) -> bool:
-    """Gives a file that was written before a second name; whether that worked."""
+    """Gives a file that was written before a second name. Whether that worked."""
     if written == path:
         return path.exists()
     try:

@@ -55,7 +55,7 @@ class SumTree:
 
         Args:
             places: `[K]` int64, from 0 to `size - 1`.
-            values: `[K]` float64, 0 or larger and finite; one number for all.
+            values: `[K]` float64, 0 or larger and finite. One number for all.
         """
         self._levels[0][places] = values
         for number, (level, parents) in enumerate(
@@ -97,7 +97,7 @@ class SumTree:
         """The places where the running sum of the leaves first exceeds `mass`.
 
         Args:
-            mass: `[B]` float64, from 0 to `total`; changed in place.
+            mass: `[B]` float64, from 0 to `total`. Changed in place.
 
         Returns:
             `[B]` int64. Rounding may lead to a neighbour, but never to a leaf of 0.

@@ -32,7 +32,7 @@ class AlgorithmConfig:
         algo.train()
 
     `tune.Tuner` and `tune.run` accept the object, and `to_dict` is the config of the preset. The
-    names of options are those of RLlib 2.7 to 2.60, or those of polopt; values that are not given
+    names of options are those of RLlib 2.7 to 2.60, or those of polopt. Values that are not given
     have the defaults of the preset, not those of RLlib. Every method accepts every option: RLlib
     moves them from one method to another.
 
@@ -45,7 +45,7 @@ class AlgorithmConfig:
         algorithm_name: of the algorithm in RLlib, which `tune.Tuner("PPO", ...)` finds.
 
     Args:
-        algo_class: ignored; RLlib's constructor has it.
+        algo_class: ignored. RLlib's constructor has it.
 
     Raises:
         ConfigError: this polopt has no such preset.
@@ -109,7 +109,7 @@ class AlgorithmConfig:
 
     def environment(self, env: Any = _NOT_GIVEN, **options: Any) -> Any:
         """The environment: a Gymnasium id, a name of `register_env`, a class or a function that
-        gets `env_config`; its options `env_config`, `normalize_actions`, `clip_actions`."""
+        gets `env_config`. Its options `env_config`, `normalize_actions`, `clip_actions`."""
         if env is not _NOT_GIVEN:
             options["env"] = env
         return self._set("environment", options)
@@ -141,7 +141,7 @@ class AlgorithmConfig:
         return self._set("resources", options)
 
     def framework(self, framework: Any = "torch", **options: Any) -> Any:
-        """PyTorch; another framework is refused."""
+        """PyTorch. Another framework is refused."""
         return self._set("framework", {"framework": framework, **options})
 
     def api_stack(self, **options: Any) -> Any:
@@ -256,7 +256,7 @@ class AlgorithmConfig:
 
         Args:
             env: the environment, instead of the one of `environment`.
-            use_copy: without effect; the trainer gets a copy.
+            use_copy: without effect. The trainer gets a copy.
             ignored: `logger_creator` of RLlib 2.7. polopt writes logs under Tune.
 
         Returns:
@@ -337,7 +337,7 @@ class AlgorithmConfig:
         return iter(self.to_dict())
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of an option; `default` if there is no such option."""
+        """The value of an option. `default` if there is no such option."""
         try:
             return self[name]
         except KeyError:

@@ -49,7 +49,7 @@ class Algorithm(PolicyOptimizerTrainer):
     """The methods that scripts of RLlib call and that a trainer has under another name."""
 
     def step(self) -> dict[str, Any]:
-        """One iteration; the result also has the names of RLlib 2.7, so that Tune's stop conditions
+        """One iteration. The result also has the names of RLlib 2.7, so that Tune's stop conditions
         and metrics under those names work."""
         result = super().step()
         add_old_names(result)
@@ -68,23 +68,23 @@ class Algorithm(PolicyOptimizerTrainer):
         return super().get_policy()
 
     def get_module(self, module_id: str = "default_policy") -> Any:
-        """RLlib's `RLModule` with a copy of the weights; needs `polopt[rllib]`. See
+        """RLlib's `RLModule` with a copy of the weights. Needs `polopt[rllib]`. See
         `polopt.rllib.to_rl_module`."""
         return to_rl_module(self.get_policy(module_id))
 
     def compute_single_action(  # type: ignore[override]  # the arguments of RLlib
         self, observation: Any = None, state: Any = None, explore: bool | None = None, **others: Any
     ) -> Any:
-        """The action for one observation, for `env.step`; with `state`, also the next state.
+        """The action for one observation, for `env.step`. With `state`, also the next state.
 
         Args:
             observation: of the environment's space.
-            state: of a policy with memory; see `get_policy().predict`.
+            state: of a policy with memory. See `get_policy().predict`.
             explore: sample the action. None: take the mode, where RLlib samples.
             others: `policy_id`, and arguments of RLlib that change nothing here.
 
         Returns:
-            the action; with `state`: action, next state and an empty dict.
+            the action. With `state`: action, next state and an empty dict.
         """
         policy = self.get_policy(others.get("policy_id", "default_policy"))
         if state is None:
@@ -96,7 +96,7 @@ class Algorithm(PolicyOptimizerTrainer):
         """Saves a checkpoint, and returns its directory.
 
         Args:
-            path: its directory; None: the next one in `logdir`.
+            path: its directory. None: the next one in `logdir`.
             others: arguments of RLlib that change nothing here.
         """
         saved = self.save(None if path is None else str(path))
@@ -112,7 +112,7 @@ class Algorithm(PolicyOptimizerTrainer):
         self.restore(str(path))
 
     def evaluate(self, *others: Any, **more: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Plays `evaluation_duration` episodes with the policy as it is now, in this process; see
+        """Plays `evaluation_duration` episodes with the policy as it is now, in this process. See
         `PolicyOptimizerTrainer.evaluate`.
 
         Args:

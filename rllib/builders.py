@@ -1,4 +1,4 @@
-"""The builders of RLlib's algorithms; see `AlgorithmConfig`."""
+"""The builders of RLlib's algorithms. See `AlgorithmConfig`."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ class ApexDQNConfig(AlgorithmConfig):
 
 
 def DefaultModelConfig(**options: Any) -> dict[str, Any]:
-    """Options of the network, for `rl_module(model_config=...)`; in RLlib a class."""
+    """Options of the network, for `rl_module(model_config=...)`. In RLlib a class."""
     return options

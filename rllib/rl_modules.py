@@ -48,7 +48,7 @@ def load_rl_module(path: str | Path, policy: str = "ppo") -> Policy:
         policy: name of the policy, an actor-critic one.
 
     Raises:
-        ConfigError: the extra `polopt[rllib]` is not installed; or the module is none of RLlib's
+        ConfigError: the extra `polopt[rllib]` is not installed. Or the module is none of RLlib's
             default ones with linear layers, with or without an LSTM, for observations of floats.
     """
     from_checkpoint = _rllib("ray.rllib.core.rl_module.rl_module", "RLModule").from_checkpoint
@@ -80,7 +80,7 @@ def to_rl_module(policy: Policy) -> Any:
     `policy.action_params(obs)`.
 
     Raises:
-        ConfigError: the extra `polopt[rllib]` is not installed; or the network is not one of linear
+        ConfigError: the extra `polopt[rllib]` is not installed. Or the network is not one of linear
             layers, with or without an LSTM, for observations of floats without normalisation.
     """
     network = _network(policy)
@@ -165,7 +165,7 @@ def _copy(state: Mapping[str, Any], network: MLPNetwork | Any, to_rllib: bool) -
             target.copy_(source)
 
 
-#: Names of RLlib's tensors, and of the ones in the network; `{side}` is `policy` or `value`.
+#: Names of RLlib's tensors, and of the ones in the network. `{side}` is `policy` or `value`.
 _PLACES = (
     (r"encoder\.(\w+)\.(?:tokenizer\.)?net\.mlp\.(\d+)\.(\w+)", "{side}_trunk.{1}.{2}"),
     (r"encoder\.(\w+)\.lstm\.(\w+)", "{side}_memory.cells.{1}"),

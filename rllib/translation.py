@@ -41,7 +41,7 @@ _SAME = {
     "synchronize_filter": "synchronize_filters",
     "train_batch_size_per_learner": "train_batch_size",
 }
-#: Options that mean something only together with others; `resolved` handles them.
+#: Options that mean something only together with others. `resolved` handles them.
 _TOGETHER = (
     "clip_rewards",
     "entropy_coeff_schedule",
@@ -98,7 +98,7 @@ def checked(
         where: method or function that the user called, for messages.
 
     Raises:
-        ConfigError: polopt has neither the option nor its value; says what to use instead.
+        ConfigError: polopt has neither the option nor its value. Says what to use instead.
         TypeError: no release of RLlib and no part of polopt has such an option.
     """
     key = key_of(name, preset)
@@ -138,7 +138,7 @@ def resolved(
     """The config of a preset from options of `checked`.
 
     - `lr_schedule` and `entropy_coeff_schedule` replace the number, as on RLlib's old API stack.
-    - `use_kl_loss=False` is `kl_coeff=0`; True is `kl_coeff`, or RLlib's default of it.
+    - `use_kl_loss=False` is `kl_coeff=0`. True is `kl_coeff`, or RLlib's default of it.
     - `rollout_fragment_length="auto"` is what gives one fragment of each environment for
       `train_batch_size`. So is leaving it out, if the preset's fragments would exceed the batch.
     - In DD-PPO, `train_batch_size` is the batch of one worker, one fragment of its environments.

@@ -73,11 +73,11 @@ class FinishedEpisode:
     """An episode that has ended, with the names of RLlib's episodes.
 
     Attributes:
-        custom_metrics: numbers by name, for results; filled by the callback.
+        custom_metrics: numbers by name, for results. Filled by the callback.
         user_data: a dict for the callback.
         total_reward: undiscounted sum of rewards.
         length: in environment steps.
-        is_terminated: whether it was terminated; else it was truncated.
+        is_terminated: whether it was terminated. Else it was truncated.
     """
 
     def __init__(self, episode: Episode) -> None:

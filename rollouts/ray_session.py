@@ -1,4 +1,4 @@
-"""Connecting this process to Ray: to a running cluster, or to one that is started here; and what a
+"""Connecting this process to Ray: to a running cluster, or to one that is started here. And what a
 run requests of it, checked before it waits for what never comes."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ray
 from polopt.common.config import ConfigError
 
 _logger = logging.getLogger(__name__)
-#: Memory that a worker process needs at least, in bytes; with CartPole-v1 and PPO it is 185 MB.
+#: Memory that a worker process needs at least, in bytes. With CartPole-v1 and PPO it is 185 MB.
 _WORKER_BYTES = 100_000_000
 #: Limit of a connection attempt, and of the wait for the first bytes of an answer, in seconds each.
 #: Ray itself tries for 23 s and longer.
@@ -42,16 +42,16 @@ def attach_or_start(
     """Connects this process to Ray, unless it is connected already.
 
     Args:
-        num_cpus: logical CPUs that the run needs. Ray that is started here has at least as many;
-            they only limit scheduling, and the machine may have fewer. If another Ray has fewer, a
+        num_cpus: logical CPUs that the run needs. Ray that is started here has at least as many.
+            They only limit scheduling, and the machine may have fewer. If another Ray has fewer, a
             warning says so.
         num_processes: worker processes of the run.
-        init_config: arguments of `ray.init`, which are then the only ones; None: attach to a
+        init_config: arguments of `ray.init`, which are then the only ones. None: attach to a
             running cluster if there is one, else start Ray here.
-        evaluation_cpus: those of `num_cpus` that only evaluation needs; training does not wait.
+        evaluation_cpus: those of `num_cpus` that only evaluation needs. Training does not wait.
 
     Returns:
-        True if this call connected. `ray.shutdown()` then stops what the call started; a cluster
+        True if this call connected. `ray.shutdown()` then stops what the call started. A cluster
         that was running continues.
 
     Raises:
@@ -125,7 +125,7 @@ def _ray_uses_tls() -> bool:
 
 
 def _http2_problem(connection: socket.socket) -> str:
-    """What shows that the other side does not speak HTTP/2; empty if it does.
+    """What shows that the other side does not speak HTTP/2. Empty if it does.
 
     Raises:
         OSError: the connection ended with an error.
@@ -146,7 +146,7 @@ def _http2_problem(connection: socket.socket) -> str:
 
 
 def check_memory(num_processes: int) -> None:
-    """Checks that this machine can hold worker processes; more of them than cores is fine.
+    """Checks that this machine can hold worker processes. More of them than cores is fine.
 
     Raises:
         ConfigError: its memory is too small, whatever the environment.

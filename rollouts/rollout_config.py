@@ -20,18 +20,18 @@ def sockets_for_zmq(value: Any) -> Any:
 class RolloutConfig(Config):
     """Options of sampling: environments, workers, their resources and their failures.
 
-    "RLlib" names the key of RLlib with the same meaning; "0.8" the key of that release, where
+    "RLlib" names the key of RLlib with the same meaning. "0.8" the key of that release, where
     today's differs. Keys of RLlib in `aliases` are accepted as they are.
 
     Attributes:
         env: a Gymnasium id, `module:id` or `module:callable`, a name registered with
-            `ray.tune.registry.register_env`, or a callable that makes an environment; see
+            `ray.tune.registry.register_env`, or a callable that makes an environment. See
             `polopt.rollouts.envs.env_sources.resolve_env`. RLlib: `env`.
         env_config: options of the environment, a dict. Each environment gets a copy. A callable
             gets it as `EnvContext`, which also tells the environment where it is, or as keyword
             arguments (see `polopt.rollouts.envs.creators.call_creator`), a Gymnasium id as
             arguments of `gymnasium.make`. RLlib: `env_config`.
-        num_workers: number of remote rollout workers; 0 samples in the driver's process. RLlib:
+        num_workers: number of remote rollout workers. 0 samples in the driver's process. RLlib:
             `num_env_runners` (0.8: `num_workers`).
         min_workers: number of workers that have to be up before a run starts, and that have to
             remain when workers are given up (see `max_consecutive_failures`). The run grows to
@@ -49,17 +49,17 @@ class RolloutConfig(Config):
             no fragment ends early.
         fraction_samples_below: share of its steps that a fragment which is ended early keeps at
             least, in [0, 1].
-        compress_data: codec of fragments on the network; see `polopt.common.compression`. RLlib
+        compress_data: codec of fragments on the network. See `polopt.common.compression`. RLlib
             0.8: `compress_observations`.
         compress_gradients: codec of gradients on the network.
         topk_share: share of the elements that `compress_gradients: topk` sends, in (0, 1].
         num_envs_per_worker: number of environments of one worker, N. RLlib:
             `num_envs_per_env_runner` (0.8: `num_envs_per_worker`).
-        rollout_fragment_length: steps of each environment in one fragment, T; a fragment holds
+        rollout_fragment_length: steps of each environment in one fragment, T. A fragment holds
             T * N environment steps. RLlib: `rollout_fragment_length`.
         vectorization_mode: `sync` steps the environments of a worker one after another, `async`
             steps each in a process of its own, `vector_entry_point` uses the environment's own
-            vector implementation; as in `gymnasium.make_vec`. None: the own implementation if there
+            vector implementation. As in `gymnasium.make_vec`. None: the own implementation if there
             is one, else `sync`. Processes start as is Python's default, from 3.14 on with
             `forkserver`: a script that samples in its own process then needs
             `if __name__ == "__main__":`. RLlib: `gym_env_vectorize_mode`.
@@ -67,7 +67,7 @@ class RolloutConfig(Config):
             `same_step`, in the `next_step`, or by the sampler (`disabled`), as in
             `gymnasium.vector.AutoresetMode`. None: the mode of the environment's own vector
             implementation, else `same_step`, which loses no row to resets.
-        max_frames_per_traj: environment steps after which an episode is truncated; None: the
+        max_frames_per_traj: environment steps after which an episode is truncated. None: the
             environment's own limit alone. RLlib 0.8: `horizon`.
         num_cpus_per_worker: Ray CPUs of each remote worker: a fraction of 1, or a whole number.
             RLlib: `num_cpus_per_env_runner`.
@@ -75,10 +75,10 @@ class RolloutConfig(Config):
             Above 0 its policy is on CUDA. RLlib: `num_gpus_per_env_runner`.
         custom_resources_per_worker: amounts of other Ray resources of each remote worker, by name.
             RLlib: `custom_resources_per_env_runner`.
-        memory_per_worker: bytes of memory that Ray reserves for each remote worker; 0: none. RLlib
+        memory_per_worker: bytes of memory that Ray reserves for each remote worker. 0: none. RLlib
             0.8: `memory_per_worker`.
         transport: path of the calls of a training round. `ray`: actor calls. `socket`: Unix
-            sockets, which need less processor time, to workers on the driver's node; a worker on
+            sockets, which need less processor time, to workers on the driver's node. A worker on
             another node is an error. `auto`: sockets, and Ray for workers on other nodes. Either
             way, calls that are too large for the kernel's buffers (about 100 KB) go through Ray.
             Collectors that belong to no optimizer, and those below gradient workers, use Ray.
@@ -92,14 +92,14 @@ class RolloutConfig(Config):
             without it.
         max_consecutive_failures: failed calls without a success in between that end the run. A
             worker that fails this often, its replacements included, while others succeed, is not
-            replaced again; the run continues without it if `min_workers` are left, and ends
+            replaced again. The run continues without it if `min_workers` are left, and ends
             otherwise. RLlib: `max_num_env_runner_restarts`, a total.
         max_consecutive_env_faults: exceptions of one environment without a successful step in
             between that end the run. Before that the environment is replaced in its worker. RLlib:
             `restart_failed_sub_environments`, without a limit.
         max_consecutive_non_finite: consecutive fragments of one worker, or consecutive updates,
             that are not finite and end the run. Before that they are discarded.
-        seed: seed of all random numbers, from 0 to 2**63 - 1; None draws one. Each worker derives
+        seed: seed of all random numbers, from 0 to 2**63 - 1. None draws one. Each worker derives
             seeds of its environments, of their spaces, and of the global generators of `random`,
             NumPy and torch in its process. The driver's own process, where environments run with
             `num_workers=0`, has its global generators seeded only if `seed` is given. RLlib:

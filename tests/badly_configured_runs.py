@@ -38,7 +38,7 @@ CORES = len(os.sched_getaffinity(0))
 
 class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
     """CartPole-v1. Each step takes `step_s` more seconds, in worker 3 ten times as many with
-    `one_slow`; rewards are multiplied by `reward`; a share `raises` of the steps raises."""
+    `one_slow`. Rewards are multiplied by `reward`. A share `raises` of the steps raises."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
@@ -176,7 +176,7 @@ def config_of(bad: Bad) -> dict[str, Any]:
 
 
 def train(bad: Bad, folder: Path, seconds: float) -> Path:
-    """Trains one run; its directory."""
+    """Trains one run. Its directory."""
     run_config = tune.RunConfig(
         storage_path=str(folder.resolve()), stop={"optimizer/training_s": seconds}, verbose=0
     )

@@ -30,7 +30,7 @@ class Browser:
     Attributes:
         errors: errors of the console, of scripts and of the network.
         requests: addresses of all requests.
-        file_bytes: bytes of the answers to them as they were sent; messages of WebSockets are not
+        file_bytes: bytes of the answers to them as they were sent. Messages of WebSockets are not
             in it.
     """
 
@@ -77,7 +77,7 @@ class Browser:
             self._process.kill()
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Sends a command; its result. Events that arrive meanwhile are recorded."""
+        """Sends a command. Its result. Events that arrive meanwhile are recorded."""
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
         deadline = time.monotonic() + _COMMAND_S
@@ -126,7 +126,7 @@ class Browser:
         return result["result"].get("value")
 
     def wait_for(self, script: str, timeout_s: float = 120.0) -> Any:
-        """Waits until a JavaScript expression is true; its value.
+        """Waits until a JavaScript expression is true. Its value.
 
         Raises:
             TimeoutError: if it is not within `timeout_s`.

@@ -78,7 +78,7 @@ class Line:
         return self.channel.send(Message(number, "a function", function, args, by_reference))
 
     def answer(self, ticket: Ticket) -> Any:
-        """What came back, an `Answer`; raises what `Ticket.result` raises."""
+        """What came back, an `Answer`. Raises what `Ticket.result` raises."""
         return ticket_answer(self.transport, ticket)
 
     def call(self, function: Callable[..., Any], *args: Any, by_reference: bool = False) -> Any:

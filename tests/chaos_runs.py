@@ -24,14 +24,14 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: File whose presence makes one process fail; this process removes it.
+#: File whose presence makes one process fail. This process removes it.
 FAULT_FILE = Path(tempfile.gettempdir(), f"polopt-chaos-{os.getpid()}")
 #: File with the time of the failure, in seconds of `time.time()`.
 FAULT_TIME_FILE = FAULT_FILE.with_suffix(".stamp")
 
 
 def claim_fault(path: Path = FAULT_FILE) -> bool:
-    """Removes the file, writes the time to `FAULT_TIME_FILE`; True in exactly one process."""
+    """Removes the file, writes the time to `FAULT_TIME_FILE`. True in exactly one process."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -47,7 +47,7 @@ class PacedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
     """CartPole whose steps take a configured time, as those of a simulator do.
 
     Args:
-        config: `step_s`; `slow`: index of the worker whose steps take ten times as long;
+        config: `step_s`. `slow`: index of the worker whose steps take ten times as long.
             `hangs`: index of the worker that hangs in the step in which it finds `FAULT_FILE`.
     """
 
@@ -98,7 +98,7 @@ class NoRepeatPPO(PPOPolicy):
 
 
 class HashingPPO(NoRepeatPPO):
-    """Keeps a hash of the weights of each version; kills its process within an all-reduce once
+    """Keeps a hash of the weights of each version. Kills its process within an all-reduce once
     `FAULT_FILE` exists."""
 
     def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
@@ -162,7 +162,7 @@ class DyingReducer:
 
 
 def kill(worker: WorkerHandle) -> float:
-    """Sends SIGKILL; returns the time, in seconds of `time.time()`."""
+    """Sends SIGKILL. Returns the time, in seconds of `time.time()`."""
     pid = pid_of(worker)
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
@@ -219,7 +219,7 @@ class Killer(threading.Thread):
 
 
 def steps_until(optimizer: Any, condition: Callable[[], Any], limit_s: float) -> list[float]:
-    """Calls `step` until `condition()`; returns the duration of each step in seconds.
+    """Calls `step` until `condition()`. Returns the duration of each step in seconds.
 
     Raises:
         AssertionError: `limit_s` is over, or a result counts updates without data.

@@ -85,7 +85,7 @@ def memory(name: str, steps: str) -> dict[str, Any]:
 
 
 def two_nodes() -> dict[str, Any]:
-    """Runs a head node without CPUs and a node with two until standard input ends; prints the
+    """Runs a head node without CPUs and a node with two until standard input ends. Prints the
     address of the head."""
     from ray.cluster_utils import Cluster
 
@@ -141,7 +141,7 @@ def nodes(name: str) -> dict[str, Any]:
 
 
 def driver(name: str, directory: str) -> dict[str, Any]:
-    """Restores the newest complete checkpoint and trains until killed; saves and prints every
+    """Restores the newest complete checkpoint and trains until killed. Saves and prints every
     second iteration."""
     ray.init(num_cpus=8, **QUIET)
     trainer = PolicyOptimizerTrainer(

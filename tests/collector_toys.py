@@ -84,7 +84,7 @@ class FailsAfterSteps(Drift):
 
 
 class Reach(gymnasium.Env[np.ndarray, np.ndarray]):
-    """A Box action space that is not symmetric; the reward is the first action."""
+    """A Box action space that is not symmetric. The reward is the first action."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 

@@ -113,7 +113,7 @@ def ray_session() -> Iterator[None]:
 
 
 def reused(workers: WorkerSet, config: WorkerConfig) -> bool:
-    """Reconfigures the workers; False if they do not fit or one of them has died."""
+    """Reconfigures the workers. False if they do not fit or one of them has died."""
     # A test may have removed workers and added others, which have other indices.
     expected = list(range(1, config.rollout.num_workers + 1))
     if [worker.index for worker in workers.remote] != expected:

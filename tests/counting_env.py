@@ -17,7 +17,7 @@ class Totals(NamedTuple):
     """What environments did, or what an optimizer counts of them.
 
     Attributes:
-        steps: that returned; those of discarded fragments included.
+        steps: that returned. Those of discarded fragments included.
         faults: steps that raised.
         nans: rewards that are not a number, each in another fragment.
     """
@@ -34,8 +34,8 @@ class CountingDrift(Drift):
     """Drift that counts its steps, raises in some, and returns NaN as the reward of others.
 
     Args:
-        config: `folder` of the files; `raise_every` so many steps; `nan_at`, the number of the step
-            of the first environment of each process; `slow`, the worker whose steps take time.
+        config: `folder` of the files. `raise_every` so many steps. `nan_at`, the number of the step
+            of the first environment of each process. `slow`, the worker whose steps take time.
     """
 
     def __init__(self, config: Any) -> None:

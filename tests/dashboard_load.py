@@ -4,9 +4,9 @@
     python tests/dashboard_load.py --trials 60 --repeats 5
 
 Writes result files with made-up numbers (`dashboard_results.py`), starts the server and opens the
-page in new browsers with empty caches. The first of them makes the server read the results; it is
+page in new browsers with empty caches. The first of them makes the server read the results. It is
 not in the table. Bytes are counted on the connections between browser and server, as they are
-sent, until all plots of the tab are drawn; those of files are Streamlit's own, the rest is the
+sent, until all plots of the tab are drawn. Those of files are Streamlit's own, the rest is the
 content of the page.
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 from polopt.metrics.tab import TAB_FILE
 from polopt.metrics.worker_times import SPREAD_KEYS
 
-#: Phases of the driver and strategy-specific numbers by optimizer; names of presets.
+#: Phases of the driver and strategy-specific numbers by optimizer. Names of presets.
 PHASES = {
     "async_gradients": ("wait", "apply", "dispatch"),
     "sync_gradients": ("wait", "apply", "dispatch"),
@@ -108,7 +108,7 @@ def row(optimizer: str, iteration: int, rng: random.Random, **options: Any) -> d
 
 
 def _distribution(name: str, mean: float, new: bool) -> dict[str, Any]:
-    """Of the last episodes, around a mean; NaN before the first one."""
+    """Of the last episodes, around a mean. NaN before the first one."""
     parts = {"min": 0.5, "p5": 0.6, "p25": 0.85, "p50": 1.02, "p75": 1.1, "p95": 1.18, "max": 1.2}
     counts = [index * (3 if index < 14 else 1) % 11 if new else 0 for index in range(20)]
     known = {f"{name}_{part}": mean * part_ if new else math.nan for part, part_ in parts.items()}
@@ -120,7 +120,7 @@ def _distribution(name: str, mean: float, new: bool) -> dict[str, Any]:
 
 
 def _actions(iteration: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Of two categories, of which the second is preferred more and more; or of a Box."""
+    """Of two categories, of which the second is preferred more and more. Or of a Box."""
     if dimensions := options.get("action_dimensions"):
         mean = [index + 0.01 * iteration for index in range(dimensions)]
         return {"mean": mean, "std": [1.0 / (1.0 + 0.01 * iteration)] * dimensions}
@@ -291,7 +291,7 @@ def _faults(iteration: int, options: dict[str, Any]) -> dict[str, Any]:
 def write_trial(
     experiment: Path, optimizer: str, seed: int, iterations: int, **options: Any
 ) -> Path:
-    """Writes `params.json` and `result.json` of one trial; its directory.
+    """Writes `params.json` and `result.json` of one trial. Its directory.
 
     Args:
         experiment: directory of the experiment.
@@ -338,14 +338,14 @@ def write_state(
     session: str = "2026-01-01_00-00-00",
     **o: Any,
 ) -> Path:
-    """Writes the state of an experiment as Tune does; the file.
+    """Writes the state of an experiment as Tune does. The file.
 
     Args:
         experiment: directory of the experiment, or where Tune stages it.
         trials: by name of their directory: `status`, and further keys of a trial's state.
         session: time at which the run began, as the file's name has it.
-        **o: `directory` that Tune copies the results to; `scheduler`, an object that `tuner.pkl`
-            holds; `stopper`, likewise of the state.
+        **o: `directory` that Tune copies the results to. `scheduler`, an object that `tuner.pkl`
+            holds. `stopper`, likewise of the state.
     """
     directory = o.get("directory", experiment)
     storage = {"experiment_dir_name": directory.name, "storage_fs_path": str(directory.parent)}
@@ -380,7 +380,7 @@ def _pickled(value: Any) -> dict[str, str]:
 
 
 def write_examples(root: Path, seeds: int = 5, iterations: int = 60) -> Path:
-    """Writes one experiment with every optimizer and `seeds` runs of each; its directory."""
+    """Writes one experiment with every optimizer and `seeds` runs of each. Its directory."""
     for optimizer in PHASES:
         for seed in range(seeds):
             write_trial(

@@ -11,8 +11,8 @@ of 10,000 results take 4 GB of disk and minutes to write), then measures in new 
 - open again: reads the cache.
 - refresh: each trial has one more row.
 
-Open and refresh contain the panels of one tab as JSON, which is what the page sends to the browser;
-the slowest tab counts. They do not contain the browser's drawing.
+Open and refresh contain the panels of one tab as JSON, which is what the page sends to the browser.
+The slowest tab counts. They do not contain the browser's drawing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Simulated remote workers on a virtual clock, and policies and environments that fail.
 
-The test sets the order and the outcome of calls; the fakes check their arguments. No processes, no
+The test sets the order and the outcome of calls. The fakes check their arguments. No processes, no
 waiting.
 """
 
@@ -57,9 +57,9 @@ class FakeTransport(SimulatedTransport):
     """`SimulatedTransport` whose channels are `FakeChannel`s, and whose cluster the test describes.
 
     Attributes:
-        cluster: resources of the cluster; all are free.
+        cluster: resources of the cluster. All are free.
         unplaced: names of the processes for which there are no resources.
-        lacking: how many processes the cluster has no resources for; None: all of them.
+        lacking: how many processes the cluster has no resources for. None: all of them.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class FakeWorkerSet(WorkerSet):
         config: see `WorkerSet`.
         transport: starts them.
         kind: class of the workers.
-        up: workers count as started from the beginning; replacements, too.
+        up: workers count as started from the beginning. Replacements, too.
         meanwhile: see `WorkerSet`.
 
     Attributes:
@@ -198,7 +198,7 @@ def worker_config(
     rollout: dict[str, Any] | None = None,
     **policy_options: Any,
 ) -> WorkerConfig:
-    """Returns the config of workers; default: two workers, two environments each, five steps."""
+    """Returns the config of workers. Default: two workers, two environments each, five steps."""
     options = {
         "num_workers": 2,
         "num_envs_per_worker": 2,
@@ -214,7 +214,7 @@ def worker_config(
 
 
 def make_optimizer(cls: Any, workers: WorkerSet, **options: Any) -> Any:
-    """Returns an optimizer of class `cls`; `options` has the keys of its config."""
+    """Returns an optimizer of class `cls`. `options` has the keys of its config."""
     optimizer: PolicyOptimizer = cls(workers, cls.config_class.parse(options))
     return optimizer
 

@@ -35,7 +35,7 @@ class CartPoleCrashing(CartPoleEnv):
     """Raises at random, as RLlib's environment of the same name.
 
     Args:
-        config: `p_crash` in each step, `p_crash_reset` in each reset; 0 where not given.
+        config: `p_crash` in each step, `p_crash_reset` in each reset. 0 where not given.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:

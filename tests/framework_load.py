@@ -43,7 +43,7 @@ app = Dash(__name__, compress=COMPRESS)
 app.layout = html.Div([dcc.Graph(figure=figure)])
 app.run(host="127.0.0.1", port=int(sys.argv[1]))
 """
-# One HTML file beside plotly.js, and Python's server; with gzip, the files are compressed before.
+# One HTML file beside plotly.js, and Python's server. With gzip, the files are compressed before.
 STATIC = """
 import functools, gzip, http.server, sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 """Files that are made from the config classes: `docs/options.md`, and what type checkers see of the
-presets. `python tests/generated_files.py` writes them; `tests/unit/test_options.py` compares them.
+presets. `python tests/generated_files.py` writes them. `tests/unit/test_options.py` compares them.
 """
 
 from __future__ import annotations

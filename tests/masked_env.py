@@ -56,12 +56,12 @@ def is_allowed(actions: Space[Any], mask: np.ndarray, action: Any) -> bool:
 
 
 class Masked(gymnasium.Env[Any, Any]):
-    """Random masks; an action that is not allowed is an error. Episodes have 5 steps, and the last
+    """Random masks. An action that is not allowed is an error. Episodes have 5 steps, and the last
     observation allows nothing.
 
     Args:
         kind: of `ACTIONS`.
-        wrong: mask of the observation after the second step; None: a right one.
+        wrong: mask of the observation after the second step. None: a right one.
     """
 
     length = 5

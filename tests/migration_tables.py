@@ -49,7 +49,7 @@ def of_fixed(what: str, rows: Iterable[Fixed]) -> list[str]:
 
 
 def tables() -> list[list[str]]:
-    """All tables, each as its lines; the first identifies it."""
+    """All tables, each as its lines. The first identifies it."""
     return [
         of_options("RLlib", "default of RLlib's PPO, of `SyncPPO`", RLLIB),
         of_options("RLlib, replay", "default of RLlib's DQN, of `DQN`", RLLIB_REPLAY),

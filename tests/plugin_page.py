@@ -19,7 +19,7 @@ def code_blocks() -> list[str]:
 
 @functools.cache
 def plugin(name: str) -> SimpleNamespace:
-    """Runs the code of a plugin, which registers it; returns what it defines."""
+    """Runs the code of a plugin, which registers it. Returns what it defines."""
     (block,) = [b for b in code_blocks() if f'register_optimizer("{name}"' in b]
     names = {"__name__": f"page_with_{name}"}
     exec(compile(block, PAGE.name, "exec"), names)

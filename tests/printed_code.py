@@ -29,7 +29,7 @@ def blocks_of(page: str) -> list[str]:
 def run_blocks(
     blocks: list[str], folder: Path, num_cpus: int
 ) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    """Runs blocks in one process after each other; the output of each, and the process.
+    """Runs blocks in one process after each other. The output of each, and the process.
 
     Args:
         blocks: of `blocks_of`.

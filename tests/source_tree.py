@@ -49,7 +49,7 @@ class Module(NamedTuple):
 
 @functools.cache
 def read(root: Path, path: Path) -> Module:
-    """Parses a file, once; `path` is below `root`."""
+    """Parses a file, once. `path` is below `root`."""
     relative = path.relative_to(root)
     parts = [part for part in relative.with_suffix("").parts if part != "__init__"]
     if parts[0] in PACKAGE_FOLDERS:

@@ -36,12 +36,12 @@ AUTORESET = ("next_step", "same_step", "disabled")
 
 
 class Clock(gymnasium.Env[int, int]):
-    """Reward 1 at every step; the observation is the time since the reset.
+    """Reward 1 at every step. The observation is the time since the reset.
 
     Args:
         length: steps after which an episode ends.
         ends: how it does: `terminated`, `truncated` or `both`.
-        longest: largest time that the observation space holds; `length` if not given.
+        longest: largest time that the observation space holds. `length` if not given.
     """
 
     def __init__(self, length: int, ends: str = "truncated", longest: int | None = None) -> None:
@@ -65,10 +65,10 @@ class Clock(gymnasium.Env[int, int]):
 
 
 class Drift(gymnasium.Env[np.ndarray, int]):
-    """A random walk that actions shift; ends at random. Its state can be saved and restored.
+    """A random walk that actions shift. Ends at random. Its state can be saved and restored.
 
     Args:
-        config: stored as `context`; not read.
+        config: stored as `context`. Not read.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -140,7 +140,7 @@ def sync_clocks(lengths: list[int], ends: str, autoreset: str) -> SyncVectorEnv:
 
 
 def make_policy(name: str, env: Any, seed: int = 0, **options: Any) -> Policy:
-    """A policy for an environment, vector or not; `options` have the keys of the user's config."""
+    """A policy for an environment, vector or not. `options` have the keys of the user's config."""
     cls = POLICIES[name]
     observations = getattr(env, "single_observation_space", env.observation_space)
     actions = getattr(env, "single_action_space", env.action_space)

@@ -67,7 +67,7 @@ def make_rows(shard: Shard, num_rows: int) -> np.ndarray:
 
 
 def add_rows(shard: Shard, *parts: np.ndarray) -> tuple[int, float]:
-    """Adds rows; the number of rows of the shard, and the sum of their first column."""
+    """Adds rows. The number of rows of the shard, and the sum of their first column."""
     shard.rows = np.concatenate([shard.rows, *parts])
     return len(shard.rows), float(shard.rows[:, 0].sum())
 

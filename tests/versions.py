@@ -5,13 +5,13 @@
     python tests/versions.py wheel .venv-wheel tests/unit -k config
 
 The first argument is the mode, the second the virtual environment, which is created, or updated if
-it exists. All others go to pytest; without any, no test runs.
+it exists. All others go to pytest. Without any, no test runs.
 
 - `oldest`: the lower bound `>=X` of each requirement in setup.cfg, in `install_requires` and in the
   extra `dashboard`, becomes `==X`. Everything else is the newest version that fits.
-- `newest`: the newest versions of the registry; setup.cfg has no upper bounds.
-- `wheel`: builds the sdist, and the wheel from the sdist; checks both with twine; installs the
-  wheel with the versions of constraints.txt; and runs the tests of the unpacked sdist, without the
+- `newest`: the newest versions of the registry. setup.cfg has no upper bounds.
+- `wheel`: builds the sdist, and the wheel from the sdist. Checks both with twine. Installs the
+  wheel with the versions of constraints.txt. And runs the tests of the unpacked sdist, without the
   folders of the package, so that only the installed wheel can be imported. `SOURCE_TESTS` are left
   out.
 
@@ -34,7 +34,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Extras of the environments; the tests of the others are skipped.
+#: Extras of the environments. The tests of the others are skipped.
 EXTRAS = "dev,atari,dashboard"
 #: Tests that read the source tree of the package, each with what it needs of that.
 SOURCE_TESTS = {
@@ -169,7 +169,7 @@ def check_imported_from(python: Path, tree: Path) -> None:
 
 
 def main() -> int:
-    """Prepares the environment and runs the tests; returns pytest's exit status."""
+    """Prepares the environment and runs the tests. Returns pytest's exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--torch", help="version of torch instead of the oldest or newest one")
     parser.add_argument("mode", choices=("oldest", "newest", "wheel"))

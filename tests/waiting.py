@@ -9,7 +9,7 @@ from collections.abc import Callable
 def wait_until(
     condition: Callable[[], object], limit_s: float = 120.0, interval_s: float = 0.01
 ) -> None:
-    """Waits until a condition holds; fails after `limit_s` seconds."""
+    """Waits until a condition holds. Fails after `limit_s` seconds."""
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, f"the condition does not hold after {limit_s:g} s"

@@ -21,7 +21,7 @@ class Score(NamedTuple):
     Attributes:
         episode_return_mean: of the evaluation.
         policy_version: that was evaluated, and is saved.
-        directory: where it is saved, of Tune's storage; a run that continues elsewhere saves its
+        directory: where it is saved, of Tune's storage. A run that continues elsewhere saves its
             own.
     """
 
@@ -38,7 +38,7 @@ class BestCheckpoint:
         folder: directory of the run's results there.
 
     Attributes:
-        score: of the best one; None: none yet.
+        score: of the best one. None: none yet.
         directory: of the checkpoint.
     """
 
@@ -53,7 +53,7 @@ class BestCheckpoint:
         Args:
             mean: return of the evaluation.
             version: of the policy that was evaluated.
-            state: of the trainer with that policy; see `write_checkpoint`.
+            state: of the trainer with that policy. See `write_checkpoint`.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -84,7 +84,7 @@ class BestCheckpoint:
         }
 
     def get_state(self) -> dict[str, Any] | None:
-        """The score, for checkpoints; None: there is none."""
+        """The score, for checkpoints. None: there is none."""
         return None if self.score is None else self.score._asdict()
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:

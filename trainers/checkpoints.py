@@ -57,7 +57,7 @@ class CheckpointError(RuntimeError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint is incomplete or was changed after it was written; an older one can replace
+    """A checkpoint is incomplete or was changed after it was written. An older one can replace
     it."""
 
 
@@ -80,7 +80,7 @@ def write_checkpoint(
 
     Raises:
         TypeError: `state` holds anything else.
-        CheckpointError: a file is too large, or cannot be written; no temporary file is left.
+        CheckpointError: a file is too large, or cannot be written. No temporary file is left.
     """
     directory = Path(directory)
     files = _files(directory, state)  # raises before anything is written
@@ -273,7 +273,7 @@ def _load_tensors(directory: Path, data: bytes) -> dict[str, Tensor]:
 
 
 def _problem(name: Any, tensor: Any) -> str:
-    """Why an entry is not what `write_checkpoint` writes; empty if it is."""
+    """Why an entry is not what `write_checkpoint` writes. Empty if it is."""
     if not isinstance(name, str):
         return f"a name of type {type(name).__name__}"
     if not isinstance(tensor, Tensor):

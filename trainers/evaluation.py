@@ -56,7 +56,7 @@ class Part(NamedTuple):
     """What one worker plays of an evaluation.
 
     Attributes:
-        serial: of the evaluation in this process; tells a worker whether it has begun with it.
+        serial: of the evaluation in this process. Tells a worker whether it has begun with it.
         num_episodes: of this worker.
         explore: see `EvaluationConfig`.
         seeds: of its environments and actions.
@@ -76,7 +76,7 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
     """Runs in a worker: goes on with its part of an evaluation, or begins with it.
 
     Returns:
-        its episodes; None: it needs further calls.
+        its episodes. None: it needs further calls.
     """
     worker.set_weights(weights)
     sampler = worker.get_sampler()
@@ -112,7 +112,7 @@ class _Running:
 
     Attributes:
         weights: that are evaluated.
-        state: of the trainer when they were taken; saved if they turn out to be the best.
+        state: of the trainer when they were taken. Saved if they turn out to be the best.
         num_parts: workers that play.
         played: by worker index.
         called_s: seconds of the calls that have ended, by worker index.
@@ -158,7 +158,7 @@ class Evaluated:
 
 
 def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> WorkerConfig | None:
-    """The config of evaluation's workers; None without `evaluation_interval`. Where it has other
+    """The config of evaluation's workers. None without `evaluation_interval`. Where it has other
     environments than training, one of them is made and closed.
 
     Args:
@@ -223,11 +223,11 @@ class Evaluation:
 
     Args:
         config: of the trainer: its keys `evaluation_*`.
-        workers: of `evaluation_config`; stopped at the end.
+        workers: of `evaluation_config`. Stopped at the end.
 
     Attributes:
         due: an evaluation is to begin once none is under way.
-        last: the evaluation that ended last; None: none yet.
+        last: the evaluation that ended last. None: none yet.
         num_begun: evaluations that have begun, those before a restore included.
         num_evaluations: those that have ended.
         workers: their local worker's policy is the copy that is evaluated.
@@ -264,7 +264,7 @@ class Evaluation:
     def begin(
         self, weights: Weights, state: dict[str, Any], statistics: list[dict[str, Any]]
     ) -> None:
-        """Begins an evaluation; does not wait.
+        """Begins an evaluation. Does not wait.
 
         Args:
             weights: to evaluate.
@@ -302,7 +302,7 @@ class Evaluation:
         """Plays the evaluation that was begun in this process.
 
         Args:
-            stopped: asked several times a second; True drops the evaluation.
+            stopped: asked several times a second. True drops the evaluation.
 
         Returns:
             whether it has ended.
@@ -320,7 +320,7 @@ class Evaluation:
         self.run(lambda: False)
 
     def poll(self) -> bool:
-        """Whether an evaluation in workers has ended since the last call; does not wait. Replaces
+        """Whether an evaluation in workers has ended since the last call. Does not wait. Replaces
         workers that have died or hang.
 
         Raises:
@@ -332,7 +332,7 @@ class Evaluation:
         return self._take()
 
     def _take(self) -> bool:
-        """Takes the replies that have arrived; whether they complete the evaluation."""
+        """Takes the replies that have arrived. Whether they complete the evaluation."""
         running = self._running
         assert running is not None
         while self._calls.kept:
@@ -400,7 +400,7 @@ class Evaluation:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned; drops the evaluation that is under way."""
+        """Restores what `get_state` returned. Drops the evaluation that is under way."""
         self.drop()
         self.num_begun = int(state.get("num_begun", 0))
         self.num_evaluations = self._num_reported = int(state.get("num_evaluations", 0))

@@ -39,10 +39,10 @@ class EvaluationConfig(Config):
     training.
 
     Attributes:
-        explore: sample actions; False takes the mode of the policy's distribution.
+        explore: sample actions. False takes the mode of the policy's distribution.
         env: the environment.
         env_config: options that its environments have besides those of training, or instead of
-            them; nested dicts are merged, as in RLlib.
+            them. Nested dicts are merged, as in RLlib.
         num_envs_per_worker: number of environments of one evaluation worker.
         vectorization_mode: see `RolloutConfig`.
         autoreset_mode: see `RolloutConfig`.
@@ -85,21 +85,21 @@ class TrainerConfig(Config):
         min_time_s_per_iteration: lower bound of the duration of one training iteration in seconds.
             With it, the content of an iteration depends on the speed of the machine.
         num_cpus_for_driver: Ray CPUs of the trainer's process.
-        num_gpus: Ray GPUs of the trainer's process; above 0, it learns on CUDA.
-        evaluation_interval: training iterations between two evaluations of the policy; None: it is
+        num_gpus: Ray GPUs of the trainer's process. Above 0, it learns on CUDA.
+        evaluation_interval: training iterations between two evaluations of the policy. None: it is
             not evaluated. RLlib: `evaluation_interval`.
-        evaluation_duration: whole episodes of one evaluation; how many each environment plays is
+        evaluation_duration: whole episodes of one evaluation. How many each environment plays is
             fixed in advance. RLlib: `evaluation_duration`, with the unit `episodes`.
         evaluation_num_workers: Ray actors that play them beside training, each with the resources
-            of a rollout worker except GPUs; 0: the driver's process plays them between iterations,
+            of a rollout worker except GPUs. 0: the driver's process plays them between iterations,
             and training waits. RLlib: `evaluation_num_env_runners`.
-        evaluation_config: how evaluation acts, and its environments; see `EvaluationConfig`. RLlib:
+        evaluation_config: how evaluation acts, and its environments. See `EvaluationConfig`. RLlib:
             `evaluation_config`, where `explore` is True unless it is given.
         callbacks: functions of the user that are called at the end of episodes and with results: a
             subclass of `polopt.Callbacks`, or `module:Class` of one. RLlib: `callbacks`.
         trace: record some optimizer steps in the driver and in all workers, and write them to
             `trace.json` in `Trainable.logdir`, which Tune copies to the trial's results with
-            `SyncConfig(sync_artifacts=True)`; `polopt trace` shows it.
+            `SyncConfig(sync_artifacts=True)`. `polopt trace` shows it.
         trace_first_step: number of the first recorded step, from 1.
         trace_num_steps: number of recorded steps.
     """
@@ -143,7 +143,7 @@ class TrainerConfig(Config):
 
 @dataclass(frozen=True)
 class Experiment:
-    """The parsed config of a trainer; each part is validated by the class that owns it."""
+    """The parsed config of a trainer. Each part is validated by the class that owns it."""
 
     trainer: TrainerConfig
     rollout: RolloutConfig
@@ -161,7 +161,7 @@ class Experiment:
         Args:
             options: the user's flat dict. `optimizer` and `policy` are a registered name,
                 `module:Class`, a class, or a dict of `name` and options of that plugin alone.
-            preset: options that differ from the defaults; `options` override them.
+            preset: options that differ from the defaults. `options` override them.
 
         Raises:
             ConfigError: unknown key, wrong value or impossible combination.
@@ -204,7 +204,7 @@ class Experiment:
         return experiment
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a flat config that `parse` accepts; a class of a network becomes its name."""
+        """Returns a flat config that `parse` accepts. A class of a network becomes its name."""
         env = self.rollout.env
         if isinstance(env, EnvSpec) and env == gymnasium.registry.get(env.id):
             env = env.id
@@ -221,7 +221,7 @@ class Experiment:
         }
 
     def make_worker_config(self) -> WorkerConfig:
-        """Returns what workers are made from; makes and closes one environment and one policy.
+        """Returns what workers are made from. Makes and closes one environment and one policy.
 
         Raises:
             ConfigError: unknown environment, one that cannot be made, an unsupported space, or
@@ -278,7 +278,7 @@ class Experiment:
 
 
 def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with changes to them; a dict changes the dict that it is in the place of."""
+    """Returns options with changes to them. A dict changes the dict that it is in the place of."""
     merged = dict(options)
     for key, value in changes.items():
         old = merged.get(key)
@@ -408,7 +408,7 @@ def _plugin(
 
 
 def _name(plugin: Any, registry: Registry) -> str:
-    """Returns the name that checkpoints use for a plugin; for a class, its registered one."""
+    """Returns the name that checkpoints use for a plugin. For a class, its registered one."""
     if isinstance(plugin, type):
         return registry.name_of(plugin) or plugin.__name__
     return str(plugin)

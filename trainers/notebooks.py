@@ -14,7 +14,7 @@ from ray.widgets.util import in_notebook
 class NotebookProgress(TrialProgressCallback):
     """Shows the result keys in `_progress_metrics` of the trial's class.
 
-    Terminals get them from Tune itself; its output for notebooks shows every key of a result, and
+    Terminals get them from Tune itself. Its output for notebooks shows every key of a result, and
     whole blocks as one cell.
     """
 

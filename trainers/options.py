@@ -44,7 +44,7 @@ class Option:
         allowed: in words.
         meaning: from the docstring of its config class.
         aliases: other names of the key that are accepted.
-        rllib: names of the option in RLlib; those of today are accepted.
+        rllib: names of the option in RLlib. Those of today are accepted.
         annotation: its type, without pydantic's constraints.
         owner: the config class that introduces it.
     """
@@ -144,7 +144,7 @@ def nested_options(options: Sequence[Option]) -> Iterator[Option]:
 
 
 def nested_config(annotation: Any) -> type[Config] | None:
-    """The config class of an option that is a dict of options; None for others."""
+    """The config class of an option that is a dict of options. None for others."""
     is_config = isinstance(annotation, type) and issubclass(annotation, Config)
     return annotation if is_config else None
 

@@ -163,10 +163,10 @@ def play(
 
     Args:
         policy: of the checkpoint.
-        env: not vectorised; not closed.
+        env: not vectorised. Not closed.
         episodes: number of episodes.
-        stochastic: sample actions; else the mode of the policy's distribution.
-        seed: of the environment and of the actions; None draws one.
+        stochastic: sample actions. Else the mode of the policy's distribution.
+        seed: of the environment and of the actions. None draws one.
         say: gets a line for each episode as it ends, and one when an episode has gone on for
             10 s, 20 s, 40 s and so on.
 

@@ -68,7 +68,7 @@ class PresetSignature:
 
 
 def _options(preset: type[Any]) -> list[Option]:
-    """The options of a preset; none where its optimizer or policy is not known here."""
+    """The options of a preset. None where its optimizer or policy is not known here."""
     try:
         return options_of(preset.preset)
     except ConfigError:

@@ -169,7 +169,7 @@ def register(override: bool | None = None) -> None:
 
     Args:
         override: whether to take a name that something else has. None: take it, with one warning.
-            False: leave it; the preset has its name with `polopt/`.
+            False: leave it. The preset has its name with `polopt/`.
 
     Stop conditions use the result keys of RLlib 2.60. Tune ignores a key that no result holds, so
     old names never stop a run:

@@ -13,7 +13,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from polopt.metrics.prometheus import LAG_BOUNDARIES, METRICS, Metric
 
-#: Values of one recording in a histogram, before the count of each bin is rounded up; bounds the
+#: Values of one recording in a histogram, before the count of each bin is rounded up. Bounds the
 #: time that a recording costs.
 _MAX_OBSERVED = 256
 #: Time between two recordings. Ray reports metrics every 10 s, and a recording takes 5 ms.
@@ -35,11 +35,11 @@ class PrometheusExporter:
         self.restart(())
 
     def restart(self, metrics: Sequence[Metric] | None = None, restored: bool = False) -> None:
-        """Records what has been added; counts begin again, in a new optimizer or at a checkpoint.
+        """Records what has been added. Counts begin again, in a new optimizer or at a checkpoint.
 
         Args:
-            metrics: that the new optimizer declares; None: the same optimizer.
-            restored: at a checkpoint; counters then begin with what the second result adds, because
+            metrics: that the new optimizer declares. None: the same optimizer.
+            restored: at a checkpoint. Counters then begin with what the second result adds, because
                 the first one holds counts from before.
         """
         self.record()

@@ -45,12 +45,12 @@ def rerun(
     Args:
         trial: directory of a trial that was trained with `record_arrivals: true`, or of an
             experiment with one trial, a result of Tune, or a file of the record.
-        until: last iteration; None: to the end of the record.
+        until: last iteration. None: to the end of the record.
         start: checkpoint that a restored run began at: the rerun begins there. None: it begins with
             the first process of the trial.
         before: called with the number of each event before it is repeated.
         changes: values of the config that the record does not hold or may not import, such as a
-            callable `env`; `policy` and `optimizer` may be classes, and `network` is the class of
+            callable `env`. `policy` and `optimizer` may be classes, and `network` is the class of
             a custom network.
 
     Yields:
@@ -116,7 +116,7 @@ def _from_checkpoint(paths: list[Path], checkpoint: Path) -> list[Path]:
 
 
 def _restored(path: Path) -> str | None:
-    """Checkpoint at which the run of a record began; None: at its first weights."""
+    """Checkpoint at which the run of a record began. None: at its first weights."""
     for kind, *values in read_log(path)[1]["events"]:
         if kind == "restore":
             return str(values[0])

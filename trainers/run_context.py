@@ -27,7 +27,7 @@ class RunContext:
         folder: directory of the experiment. The trainer appends its warnings to `polopt.log`
             there, and ends the current iteration early once a file `stop` exists there.
         working_dir: current directory of the command.
-        restore: checkpoint to start from; None: train from scratch.
+        restore: checkpoint to start from. None: train from scratch.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class RunContext:
         return self.folder / "stop"
 
     def enter(self) -> logging.Handler:
-        """Prepares the process of the trial, which may be on another node than the command; returns
+        """Prepares the process of the trial, which may be on another node than the command. Returns
         the handler that writes the log file."""
         if self.working_dir.is_dir():
             os.chdir(self.working_dir)
@@ -62,7 +62,7 @@ def directory_before_tune(storage: Any) -> str | None:
     process only: workers stay in it. None if Tune leaves it as it is.
 
     Args:
-        storage: Tune's `StorageContext` of the trial; None without Tune.
+        storage: Tune's `StorageContext` of the trial. None without Tune.
     """
     changes = storage is not None and os.environ.get(RAY_CHDIR_TO_TRIAL_DIR, "1") != "0"
     return os.getcwd() if changes else None
@@ -70,7 +70,7 @@ def directory_before_tune(storage: Any) -> str | None:
 
 @contextmanager
 def in_directory(folder: str | None) -> Iterator[None]:
-    """Runs a block in a directory; None: where it is.
+    """Runs a block in a directory. None: where it is.
 
     Environments, networks and callbacks are made in the user's directory, so that a relative path
     means the same in the trial's process as in workers.
@@ -112,7 +112,7 @@ def explain_missing_file(users: str | None) -> Iterator[None]:
 
 def _missing(error: Exception, users: str) -> str | None:
     """The relative path that an error says was not found although it, or its folder, is in the
-    user's directory; None: there is none. Errors of environments and callbacks hold the traceback
+    user's directory. None: there is none. Errors of environments and callbacks hold the traceback
     of the original error as text."""
     for path in re.findall(re.escape(os.strerror(errno.ENOENT)) + ": '([^/'][^']*)'", str(error)):
         if any(os.path.exists(Path(users, one)) for one in (path, os.path.dirname(path)) if one):

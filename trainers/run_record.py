@@ -52,11 +52,11 @@ class RunRecord:
         workers: of training.
         config: the flat config, with the seed that was drawn.
         trainer: name of the trainer's class.
-        storage: Tune's `StorageContext` of the trial; None without Tune.
+        storage: Tune's `StorageContext` of the trial. None without Tune.
         logdir: of the trainable.
 
     Attributes:
-        log: the record; None: the run is not recorded.
+        log: the record. None: the run is not recorded.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class RunRecord:
             logger.warning("%s: the run is not recorded: %s", path, error)
 
     def mark(self, kind: str, *values: Any) -> None:
-        """Notes what the trainer does next, or compares it; see `EVENT_KINDS`."""
+        """Notes what the trainer does next, or compares it. See `EVENT_KINDS`."""
         if self.log is not None:
             self.log.mark(kind, *values)
 
     def decide(self, decision: Callable[[], bool], repeat: Callable[[], object]) -> bool:
-        """A decision that depends on time; see `ArrivalLog.decide`."""
+        """A decision that depends on time. See `ArrivalLog.decide`."""
         return decision() if self.log is None else self.log.decide(decision, repeat)
 
     def result(self, iteration: int, policy: Policy) -> None:
@@ -139,7 +139,7 @@ def _processor() -> str:
 
 
 def _folder(storage: Any, logdir: str) -> Path:
-    """The directory of the trial's results; for a cloud, the local one that Tune copies."""
+    """The directory of the trial's results. For a cloud, the local one that Tune copies."""
     if storage is None or not isinstance(storage.storage_filesystem, fs.LocalFileSystem):
         return Path(logdir)
     return Path(storage.trial_fs_path)

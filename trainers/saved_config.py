@@ -26,7 +26,7 @@ from torch import Tensor
 from polopt.trainers.checkpoints import CheckpointError
 
 _TYPE, _VALUE = "__type__", "value"
-#: A dict with one of these keys would be read as something else; see `polopt.trainers.checkpoints`.
+#: A dict with one of these keys would be read as something else. See `polopt.trainers.checkpoints`.
 _RESERVED = {_TYPE, "__tensor__", "__array__"}
 #: Kinds of NumPy's dtypes whose values are nothing but their bytes.
 _PLAIN_KINDS = "biufcSUmM"
@@ -163,7 +163,7 @@ def _encode_container(
 
 
 def _encode_leaf(value: Any) -> Any:
-    """The value as JSON or a tensor; None if it would not be equal when it is read."""
+    """The value as JSON or a tensor. None if it would not be equal when it is read."""
     if isinstance(value, Tensor):
         plain = type(value) is Tensor and value.layout == torch.strided
         return value if plain and value.device.type == "cpu" and not value.is_quantized else None
@@ -213,7 +213,7 @@ def decode_config(tree: Any, field: str) -> Any:
     are of JSON, stays as it is.
 
     Args:
-        tree: from a checkpoint; it may be another user's.
+        tree: from a checkpoint. It may be another user's.
         field: where it is, with the opening quotation mark of its name, for messages.
 
     Raises:

@@ -29,7 +29,7 @@ def config_of(
     Args:
         state: of the checkpoint, from `read_trainer_state`.
         where: name of the checkpoint in messages.
-        changes: options that replace saved ones; nested dicts are merged.
+        changes: options that replace saved ones. Nested dicts are merged.
         preset: of the trainer that continues the run.
 
     Raises:

@@ -36,8 +36,8 @@ def load(
     imported, except policies and networks that are installed as entry points.
 
     Args:
-        checkpoint: a directory that a trainer saved, or one above it, of which the newest is taken;
-            or what `trainer.save()` returned, or the `checkpoint` of a Tune result.
+        checkpoint: a directory that a trainer saved, or one above it, of which the newest is taken.
+            Or what `trainer.save()` returned, or the `checkpoint` of a Tune result.
         policy_class: the class of the policy, where it is neither built in nor registered.
         device: torch device of the network.
         network: the class of a custom network, where it is not registered.
@@ -45,14 +45,14 @@ def load(
     Raises:
         CheckpointError: missing, incomplete, damaged, of another network, without spaces, or
             without an option of the policy that could not be saved.
-        ConfigError: the class of the policy or of the network is not known; the message names it.
+        ConfigError: the class of the policy or of the network is not known. The message names it.
     """
     directory = find_checkpoint(checkpoint_path(checkpoint))
     return policy_of(read_whole(directory), directory, policy_class, network, device)
 
 
 def read_whole(directory: Path) -> dict[str, Any]:
-    """Reads a checkpoint that a trainer wrote; the message of an error also names the one before.
+    """Reads a checkpoint that a trainer wrote. The message of an error also names the one before.
 
     Raises:
         CheckpointError: missing, incomplete, damaged, or not one of a trainer.

@@ -51,7 +51,7 @@ def space_of(description: Any, field: str) -> Space[Any]:
     """Returns the space that `describe_space` described.
 
     Args:
-        description: from a checkpoint; it may be another user's.
+        description: from a checkpoint. It may be another user's.
         field: where it is in the checkpoint, for messages.
 
     Raises:
@@ -92,7 +92,7 @@ def _space_of(description: Any, field: str) -> Space[Any]:
             if not isinstance(key, str | int):
                 raise TypeError(f"got a key {key!r:.80}")
             parts[key] = space_of(part, f"{field}/{key}")
-        # A list keeps the order; a dict would be sorted.
+        # A list keeps the order. A dict would be sorted.
         return spaces.Dict(list(parts.items()))  # type: ignore[arg-type]
     if kind == "Tuple":
         return spaces.Tuple(
@@ -104,7 +104,7 @@ def _space_of(description: Any, field: str) -> Space[Any]:
 
 
 def _with_dtype(make: Any, name: Any, *args: Any, **options: Any) -> Space[Any]:
-    if name == "int64":  # the default; the first versions of Gymnasium 1 have no other for Discrete
+    if name == "int64":  # the default. The first versions of Gymnasium 1 have no other for Discrete
         return make(*args, **options)
     dtype = np.dtype(str(name))
     if dtype.kind not in "iu":

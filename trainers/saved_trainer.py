@@ -169,7 +169,7 @@ def _shown(tensor: Tensor) -> str:
 
 
 def misfit(state: Mapping[str, Any], policy: Policy) -> str:
-    """Returns why a checkpoint is of another network than a policy; an empty string if it is not.
+    """Returns why a checkpoint is of another network than a policy. An empty string if it is not.
 
     Args:
         state: of the checkpoint, from `read_trainer_state`.
@@ -186,7 +186,7 @@ def misfit(state: Mapping[str, Any], policy: Policy) -> str:
 def restore_state(
     state: Mapping[str, Any], policy: Policy, rest: Callable[[], None] | None = None
 ) -> str:
-    """Restores a policy whose network is that of the checkpoint; returns why the checkpoint does
+    """Restores a policy whose network is that of the checkpoint. Returns why the checkpoint does
     not fit, or an empty string if it does. Warns if its Box actions were scaled in another way.
 
     Args:
@@ -195,7 +195,7 @@ def restore_state(
         rest: restores the rest afterwards, if there is any.
 
     Raises:
-        RuntimeError: from `rest`, which also waits for workers and begins episodes; the checkpoint
+        RuntimeError: from `rest`, which also waits for workers and begins episodes. The checkpoint
             is not the cause.
     """
     before = policy.acting
@@ -219,8 +219,8 @@ def restore_state(
 
 
 def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
-    """Gives an environment the running statistics with which the checkpoint's policy was trained;
-    see `set_evaluation_statistics`.
+    """Gives an environment the running statistics with which the checkpoint's policy was trained.
+    See `set_evaluation_statistics`.
 
     Args:
         state: of the checkpoint, from `read_trainer_state`.
@@ -271,7 +271,7 @@ class SavedCheckpoint:
 
     Attributes:
         checkpoint: Tune's object for the directory, which is its `path`.
-        metrics: the last result before it; empty before the first.
+        metrics: the last result before it. Empty before the first.
     """
 
     checkpoint: Checkpoint
@@ -316,7 +316,7 @@ def check_directory(checkpoint: Any) -> None:
 
 def find_checkpoint(path: Path) -> Path:
     """Returns `path` if it is a checkpoint, else the newest one below it (of a trial's or an
-    experiment's directory); that of the best evaluation only if there is no other. If it cannot be
+    experiment's directory). That of the best evaluation only if there is no other. If it cannot be
     read, the newest one of the same run that can, with a warning for each that is newer.
 
     Raises:
@@ -429,14 +429,14 @@ def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
 
 def _runs(state: Mapping[str, Any]) -> list[str]:
     """Identifiers of the run that wrote a checkpoint, as the last, and of those that it was
-    restored from; empty where the checkpoint does not say."""
+    restored from. Empty where the checkpoint does not say."""
     runs = state.get("runs")
     return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else []
 
 
 def _older(directory: Path) -> Iterator[Path]:
     """Yields the checkpoints in the same folder that were written before, the newest first.
-    Numbers at the end of names, as Tune assigns them, give the order; without numbers, the
+    Numbers at the end of names, as Tune assigns them, give the order. Without numbers, the
     modification time of the manifest does."""
     stem, number = _numbered(directory.name)
     try:

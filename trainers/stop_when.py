@@ -17,12 +17,12 @@ class StopWhen:
 
     Args:
         limits: result key to the value that ends the run.
-        stop_file: created by `request`; the trainer ends its iteration early once it exists. None:
+        stop_file: created by `request`. The trainer ends its iteration early once it exists. None:
             there is no such file.
 
     Attributes:
-        error: why the limits could not be compared; None if they could.
-        reason: the limit that was reached, and the result's number; empty before.
+        error: why the limits could not be compared. None if they could.
+        reason: the limit that was reached, and the result's number. Empty before.
     """
 
     def __init__(self, limits: Mapping[str, float], stop_file: Path | None = None) -> None:
@@ -33,7 +33,7 @@ class StopWhen:
         self.reason = ""
 
     def request(self) -> None:
-        """Stops the trial after the current iteration; may be called in a signal handler."""
+        """Stops the trial after the current iteration. May be called in a signal handler."""
         self._requested = True
         if self._stop_file is not None:
             with suppress(OSError):  # disk full: the iteration is not shortened

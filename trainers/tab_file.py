@@ -21,7 +21,7 @@ def tab_of(
 
     Args:
         cls: its class.
-        extra_stats: what its method `extra_stats` returns; None: without the names of its numbers.
+        extra_stats: what its method `extra_stats` returns. None: without the names of its numbers.
     """
     numbers = [
         key

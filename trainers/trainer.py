@@ -115,12 +115,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     Attributes:
         experiment: the parsed config.
-        workers: the WorkerSet; its local worker holds the policy that is saved.
-        optimizer: the policy optimizer; None after `stop`.
+        workers: the WorkerSet. Its local worker holds the policy that is saved.
+        optimizer: the policy optimizer. None after `stop`.
         logdir: directory of the trial. Without Tune, a directory below `~/ray_results` that is made
             when something is written into it.
-        evaluation: plays episodes with the policy; None without `evaluation_interval`.
-        stop_when: decides with each result whether it is the last one; None under Tune, which
+        evaluation: plays episodes with the policy. None without `evaluation_interval`.
+        stop_when: decides with each result whether it is the last one. None under Tune, which
             decides it itself.
 
     Raises:
@@ -129,9 +129,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     preset: ClassVar[dict[str, Any]] = {}
     __signature__ = PresetSignature()
-    #: The record that this trainer repeats; see `polopt.rerun`.
+    #: The record that this trainer repeats. See `polopt.rerun`.
     recorded: ClassVar[dict[str, Any] | None] = None
-    #: Result keys that Tune prints; of a class that names none it prints all, 150 lines here.
+    #: Result keys that Tune prints. Of a class that names none it prints all, 150 lines here.
     _progress_metrics = ProgressMetrics(
         "episode_return_mean",
         "num_env_steps_sampled_lifetime",
@@ -246,7 +246,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Creates workers and optimizer.
 
         Args:
-            config: flat dict; see `Experiment.parse`.
+            config: flat dict. See `Experiment.parse`.
             run: set by the command line.
         """
         # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk
@@ -319,7 +319,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Runs one training iteration: optimizer steps until it holds
-        `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`; then evaluates
+        `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`. Then evaluates
         the policy where that is due."""
         self._check_runs("train")
         with explain_missing_file(self._users_directory):
@@ -389,7 +389,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Runs one training iteration.
 
         Returns:
-            its result, whose keys `docs/results.md` lists; with `log_dir` it is also written there.
+            its result, whose keys `docs/results.md` lists. With `log_dir` it is also written there.
 
         Raises:
             RuntimeError: the trainer has been stopped.
@@ -480,17 +480,17 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return float(state["time_total"])
 
     def save(self, checkpoint_dir: str | None = None) -> Any:
-        """Saves a checkpoint; under Tune, in the trial's directory.
+        """Saves a checkpoint. Under Tune, in the trial's directory.
 
         Args:
-            checkpoint_dir: its directory; under Tune, where it is written before it is copied.
-                None: the next `checkpoint_000000` in `logdir`; under Tune, a temporary one.
+            checkpoint_dir: its directory. Under Tune, where it is written before it is copied.
+                None: the next `checkpoint_000000` in `logdir`. Under Tune, a temporary one.
 
         Returns:
-            a `SavedCheckpoint`; under Tune, what Tune's own method returns.
+            a `SavedCheckpoint`. Under Tune, what Tune's own method returns.
 
         Raises:
-            CheckpointError: it cannot be written or copied; names the directory and the reason.
+            CheckpointError: it cannot be written or copied. Names the directory and the reason.
             RuntimeError: the trainer has been stopped.
         """
         self._check_runs("save")
@@ -509,7 +509,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return SavedCheckpoint(tune.Checkpoint.from_directory(str(checkpoint_dir)), saved.metrics)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes tensors and JSON; see `polopt.trainers.checkpoints`."""
+        """Writes tensors and JSON. See `polopt.trainers.checkpoints`."""
         self._record.mark("save")
         state = self._state(self.optimizer.get_state(), self.iteration)
         if self.evaluation is not None:
@@ -565,7 +565,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             checkpoint: its directory.
 
         Raises:
-            CheckpointError: missing; incomplete or damaged, and no whole one before it; or of
+            CheckpointError: missing. Incomplete or damaged, and no whole one before it. Or of
                 another network, version or program.
         """
         self._check_runs("restore")
@@ -643,7 +643,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             episodes: number of episodes. None: `evaluation_duration`, 10 by default.
             stochastic: sample actions, instead of the mode of the policy's distribution. None: what
                 `explore` of `evaluation_config` says, False by default.
-            seed: of the environment and of the actions; None draws one.
+            seed: of the environment and of the actions. None draws one.
 
         Raises:
             ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
@@ -661,7 +661,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             checkpoint_path: a directory, a Tune checkpoint, or what `save` returned.
 
         Raises:
-            CheckpointError: see `load_checkpoint`; also for a checkpoint with the pickle file that
+            CheckpointError: see `load_checkpoint`. Also for a checkpoint with the pickle file that
                 Tune would load.
             RuntimeError: the trainer has been stopped.
         """
@@ -678,7 +678,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return bool(super().reset(new_config, storage=storage, **others))  # type: ignore[no-untyped-call]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Becomes the trainer of `new_config`; worker processes are reused where they fit."""
+        """Becomes the trainer of `new_config`. Worker processes are reused where they fit."""
         self.experiment = Experiment.parse(new_config, self.preset)
         self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0

@@ -13,7 +13,7 @@ from ray import tune
 
 
 def next_checkpoint(trainable: tune.Trainable) -> Path | None:
-    """The directory that Tune gives the next checkpoint, in its storage; None without Tune."""
+    """The directory that Tune gives the next checkpoint, in its storage. None without Tune."""
     storage = trainable._storage
     if storage is None:
         return None
@@ -33,7 +33,7 @@ def results_folder(storage: Any, logdir: str) -> tuple[fs.FileSystem, str]:
     """The file system of a run's results, and their directory there.
 
     Args:
-        storage: Tune's `StorageContext` of the trial, whose directory may be in a cloud; None:
+        storage: Tune's `StorageContext` of the trial, whose directory may be in a cloud. None:
             without Tune.
         logdir: directory of the trainable, which has the results without Tune.
     """

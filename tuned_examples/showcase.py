@@ -119,7 +119,7 @@ def _table(rows: Any) -> Table:
 
 
 def summary(trials: list[Any], first: dict[str, dict[str, Any]]) -> Table:
-    """Returns the final table. Seconds are those of the whole trial; steps per second exclude the
+    """Returns the final table. Seconds are those of the whole trial. Steps per second exclude the
     first iteration, in which workers start."""
     rows = []
     for trial in trials:
@@ -154,7 +154,7 @@ def main(goal: float | None = None) -> None:
     """Trains, shows the results, and names the next commands.
 
     Args:
-        goal: return at which a trial stops; None: that of the tuned examples.
+        goal: return at which a trial stops. None: that of the tuned examples.
     """
     started_s = time.perf_counter()
     console = Console()

@@ -72,7 +72,7 @@ def downsample_rows(
     Args:
         x: increasing, shape `[R]`.
         rows: shape `[R, K]`. Entries that are not finite count as 0.
-        weights: shape `[R]`; None: equal weights.
+        weights: shape `[R]`. None: equal weights.
         columns: columns of pixels.
 
     Returns:

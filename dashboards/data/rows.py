@@ -89,7 +89,7 @@ class RowColumns:
         return {*self._numbers, *self._strings}
 
     def column(self, name: str) -> np.ndarray[Any, Any]:
-        """One column of shape `[num_rows]`; NaN throughout if no row has it."""
+        """One column of shape `[num_rows]`. NaN throughout if no row has it."""
         strings = self._strings.get(name)
         if strings is not None:
             texts = np.full(self.num_rows, "", dtype=object)
@@ -202,7 +202,7 @@ def rows_in_effect(iterations: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     checkpoint did not contain it.
 
     Args:
-        iterations: `training_iteration` of each row in file order, shape `[R]`; NaN rows stay.
+        iterations: `training_iteration` of each row in file order, shape `[R]`. NaN rows stay.
     """
     if not len(iterations):
         return np.zeros(0, dtype=bool)

@@ -24,7 +24,7 @@ class Scale:
 
     Attributes:
         log: whether it is logarithmic. Values that are not above 0 are not drawn then.
-        range: the least and the greatest value that it contains; None: all values.
+        range: the least and the greatest value that it contains. None: all values.
         note: what is not drawn, or leaves the range, or why the axis is linear.
     """
 
@@ -53,7 +53,7 @@ def smoothed(values: Array, weight: float) -> Array:
 
 
 def above_zero(values: Array) -> Array:
-    """The values that a logarithmic axis has; NaN for the others."""
+    """The values that a logarithmic axis has. NaN for the others."""
     return np.where(values > 0.0, values, np.nan)
 
 
@@ -113,7 +113,7 @@ def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -
 
 
 def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
-    """The least and greatest value of all runs but outliers; None if no run is one.
+    """The least and greatest value of all runs but outliers. None if no run is one.
 
     A run is an outlier if its values reach more than `OUTLIER_FACTOR` times as far from 0 as those
     of three quarters of the groups, each of which reaches as far as its median run: values that

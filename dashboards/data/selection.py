@@ -59,10 +59,10 @@ class Selection:
         startup: whether seconds, rates and shares contain the start-up of the runs. They begin with
             the first result of a worker otherwise.
         targets: return whose first reach is compared, by task. The page chooses the missing ones.
-        budget: environment steps at which groups are ranked; None: chosen.
+        budget: environment steps at which groups are ranked. None: chosen.
         focus: directory of the trial whose shares and histograms an optimizer's tab draws.
         pinned: labels of groups that come first, and that no list of the best leaves out.
-        smoothing: weight of the moving average of curves of single runs; 0: none.
+        smoothing: weight of the moving average of curves of single runs. 0: none.
         log: whether curves have a logarithmic y axis where no value is below 0.
         robust: whether runs with far larger values than the others may leave the range of curves.
     """
@@ -133,7 +133,7 @@ class Selection:
         return training_s + startup_s
 
     def rate_of(self, run: Run) -> float:
-        """Environment steps per second over the whole run; NaN without results."""
+        """Environment steps per second over the whole run. NaN without results."""
         seconds = run.trial.last(TRAINING_S)
         seconds += run.trial.last(STARTUP_S) if self.startup else 0.0
         return run.trial.last(STEPS) / seconds if seconds > 0 else float("nan")

@@ -165,7 +165,7 @@ class TrialRows:
             return self._names
 
     def column(self, name: str) -> np.ndarray[Any, Any] | None:
-        """One column of shape `[rows in effect]`; None if no row has it."""
+        """One column of shape `[rows in effect]`. None if no row has it."""
         return self.columns([name]).get(name)
 
     def columns(self, wanted: list[str]) -> dict[str, np.ndarray[Any, Any]]:

@@ -64,7 +64,7 @@ class Trial:
             `failed`, `stopped` (it did not end and does not go on), `not started` (the same, before
             it began), or `no results`.
         error: the end of the traceback of a failed trial. Empty otherwise.
-        declared: what its optimizer has declared beside the results; None without that file.
+        declared: what its optimizer has declared beside the results. None without that file.
         problems: sentences about files that could not be read.
     """
 
@@ -138,7 +138,7 @@ class Trial:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers in the results; 1 with `num_workers=0`, 0 without results."""
+        """Number of workers in the results. 1 with `num_workers=0`, 0 without results."""
         names = self.rows.names()
         return sum(n.startswith(f"{PER_WORKER}/") and n.endswith("/index") for n in names)
 
@@ -155,7 +155,7 @@ class Trial:
         return value
 
     def values(self, name: str) -> np.ndarray[Any, Any] | None:
-        """A column of numbers of shape `[R]`; None if no row has it."""
+        """A column of numbers of shape `[R]`. None if no row has it."""
         column = self.rows.column(name)
         return None if column is None or column.dtype == object else column
 
@@ -277,7 +277,7 @@ class _Place:
 
     Attributes:
         file: result file, which may not exist.
-        state: of its experiment; None if Tune has not saved one.
+        state: of its experiment. None if Tune has not saved one.
         tune: the trial in that state.
     """
 

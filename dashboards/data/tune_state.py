@@ -57,7 +57,7 @@ class TuneState:
     Attributes:
         path: the file.
         saved_s: time of the file, seconds since the epoch.
-        directory: where Tune copies the results; None if the file does not say so.
+        directory: where Tune copies the results. None if the file does not say so.
         trials: by name of their directory.
         scheduler: short name of a scheduler that may end trials early, such as `ASHA`. Else empty.
         longest: of that scheduler: the result key and the value at which trials are complete.
@@ -142,7 +142,7 @@ class TuneStates:
 
 
 def _parsed(path: Path, saved_s: float) -> TuneState | None:
-    """The content of a state file; None while it is half-written or if it is something else."""
+    """The content of a state file. None while it is half-written or if it is something else."""
     try:
         content = json.loads(read_regular(path, _MOST_STATE_BYTES))
         saved = [json.loads(static) for static, _ in content["trial_data"]]

@@ -123,7 +123,7 @@ def run_lines(
         selection: runs and axis.
         name: the column.
         y_title: title of the axis with its unit.
-        transform: makes what is drawn of the column; None: the column.
+        transform: makes what is drawn of the column. None: the column.
         from_zero: whether a linear axis contains 0.
         shape: of the lines between results.
     """

@@ -47,7 +47,7 @@ class Panel:
         key: name of its files in `--figures`, unique in its tab.
         title: plain text.
         help: one sentence on how to read it.
-        figure: the plot; None for a table or where data are missing.
+        figure: the plot. None for a table or where data are missing.
         columns: names of a table's columns.
         rows: cells of a table.
         findings: what is wrong, the change that may help, and the runs: a list instead of a table.
@@ -119,7 +119,7 @@ def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
                 "x": 0,
                 "font": {"size": 11},
                 "tracegroupgap": 0,
-                "maxheight": 2000,  # px; the height of the figure has room for it
+                "maxheight": 2000,  # px. The height of the figure has room for it
             },
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
@@ -346,7 +346,7 @@ def add_heat_map(
         form: of the values on the bar, in d3's language, which Plotly takes.
         hover: template of Plotly, after the place on the x axis.
         colors: a scale of Plotly.
-        greatest: the value of the last color; None: the greatest value.
+        greatest: the value of the last color. None: the greatest value.
     """
     figure.add_trace(
         {

@@ -48,7 +48,7 @@ def last_line(text: str) -> str:
 
 
 def increases(run: Run, name: str) -> tuple[Array, Array] | None:
-    """Rows in which a lifetime counter rose, and by how much; None if no row has the counter.
+    """Rows in which a lifetime counter rose, and by how much. None if no row has the counter.
 
     After a restore a counter starts anew and falls, which is not a fault.
     """

@@ -141,7 +141,7 @@ def _reach_of(scored: Sequence[Scored]) -> float:
 
 
 def band(scored: Sequence[Scored]) -> Curve | None:
-    """Interquartile mean and interval of one group; None if a task has too few runs for an
+    """Interquartile mean and interval of one group. None if a task has too few runs for an
     interval, or the runs do not overlap."""
     tasks_ = _by_task(scored)
     if min(map(len, tasks_), default=0) < LEAST_RUNS_FOR_BAND:

@@ -87,7 +87,7 @@ def shares_of(
     Without start-up, they are shares of the rest of the time.
 
     Returns:
-        shares of shape `[R, parts]` and seconds of shape `[R]`; None if the results lack them.
+        shares of shape `[R, parts]` and seconds of shape `[R]`. None if the results lack them.
     """
     interval_s = run.trial.values(INTERVAL_S)
     columns = run.trial.rows.columns([f"{block}/{part}" for part in parts])
@@ -232,7 +232,7 @@ def rise_per(run: Run, counter: Array, other: str) -> Array:
         other: the key of the other number, such as `TRAINING_S`.
 
     Returns:
-        shape `[R]`; NaN where a counter starts anew, or the other number does not rise.
+        shape `[R]`. NaN where a counter starts anew, or the other number does not rise.
     """
     values = run.trial.values(other)
     if values is None:

@@ -1,10 +1,10 @@
-"""`ActionDistribution`: sampling in NumPy; log-probability, entropy and KL in torch.
+"""`ActionDistribution`: sampling in NumPy. Log-probability, entropy and KL in torch.
 
 Acting creates no `torch.distributions` objects and draws no random numbers per step: the noise of a
 whole fragment is drawn at once, and an action is a function of parameters and noise. Without noise
 it is the mode.
 
-A batch stores actions as they were sampled, because log-probabilities are computed from these;
+A batch stores actions as they were sampled, because log-probabilities are computed from these.
 `to_env` converts them to the environment's action space (offset, mapping to the bounds, squashing,
 clipping, shape and dtype).
 """
@@ -28,9 +28,9 @@ class ActionDistribution(ABC):
         num_params: P, number of parameters for one observation.
         action_shape: shape of one action as stored in a batch.
         action_dtype: its dtype.
-        sizes: number of categories of each categorical action, which batches count from 0; empty:
+        sizes: number of categories of each categorical action, which batches count from 0. Empty:
             actions are real numbers.
-        bounds: the smallest and the largest stored action, `[A]` each, that `to_env` does not clip;
+        bounds: the smallest and the largest stored action, `[A]` each, that `to_env` does not clip.
             None: it clips nothing.
     """
 
@@ -46,7 +46,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def sample(self, params: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-        """Actions `[N, *action_shape]` from `params` `[N, P]`; the mode if `noise` is None."""
+        """Actions `[N, *action_shape]` from `params` `[N, P]`. The mode if `noise` is None."""
 
     @abstractmethod
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
@@ -55,7 +55,7 @@ class ActionDistribution(ABC):
     def random_allowed(
         self, rng: np.random.Generator, logits: np.ndarray
     ) -> tuple[np.ndarray | float, np.ndarray]:
-        """Uniform over the actions that a mask allows; for categories.
+        """Uniform over the actions that a mask allows. For categories.
 
         Args:
             rng: source of random numbers.

@@ -13,7 +13,7 @@ from polopt.policies.distributions.action_distribution import ActionDistribution
 
 
 class Categorical(ActionDistribution):
-    """Discrete actions; `params` are logits `[B, n]`. Sampled with the Gumbel-max trick."""
+    """Discrete actions. `params` are logits `[B, n]`. Sampled with the Gumbel-max trick."""
 
     def __init__(self, space: spaces.Discrete[Any]) -> None:
         self.num_params = int(space.n)

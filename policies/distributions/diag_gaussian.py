@@ -15,7 +15,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiagGaussian(ActionDistribution):
-    """Box actions; `params` are means and log standard deviations `[B, 2 A]`.
+    """Box actions. `params` are means and log standard deviations `[B, 2 A]`.
 
     `to_env` maps actions to the bounds and clips them. The density is that of the action before
     both, as in RLlib.
@@ -24,7 +24,7 @@ class DiagGaussian(ActionDistribution):
         space: action space of one environment.
         normalize: map [-1, 1] to the bounds, in each dimension with two finite bounds. The other
             dimensions stay as they are. (RLlib maps no dimension of a box with an infinite bound.)
-        clip: clip dimensions that are not mapped; mapped ones are always clipped.
+        clip: clip dimensions that are not mapped. Mapped ones are always clipped.
     """
 
     def __init__(self, space: spaces.Box, normalize: bool = False, clip: bool = True) -> None:
@@ -64,7 +64,7 @@ class DiagGaussian(ActionDistribution):
         return self.sample(params, None)
 
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Uniform over the box; standard normal in dimensions without both bounds."""
+        """Uniform over the box. Standard normal in dimensions without both bounds."""
         bounded = np.isfinite(self._range).all(axis=0)
         low, high = (np.where(bounded, bound, 0.0) for bound in self._range)
         uniform = low + (high - low) * rng.random((*leading, self._size))
@@ -107,7 +107,7 @@ class DiagGaussian(ActionDistribution):
 
 
 class ClippedGaussian(DiagGaussian):
-    """Actions from -1 to 1, which are mapped to the bounds of a Box; `params` are means and log
+    """Actions from -1 to 1, which are mapped to the bounds of a Box. `params` are means and log
     standard deviations of the noise `[B, 2 A]`.
 
     A sample is clipped to [-1, 1]. The density is the density of the action before clipping.

@@ -19,7 +19,7 @@ _ALLOWED = 0.5 * MASKED_LOGIT
 
 
 class EpsilonGreedy(Categorical):
-    """Discrete actions; `params` are Q-values `[B, n]`.
+    """Discrete actions. `params` are Q-values `[B, n]`.
 
     With probability epsilon the action is uniform over the allowed actions, the best one
     included. Else it is the best one.

@@ -49,7 +49,7 @@ class PassThroughActions(ActionDistribution):
         return self.sample(params, None)
 
     def random(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
-        """Uniform over the action space; standard normal in dimensions without both bounds."""
+        """Uniform over the action space. Standard normal in dimensions without both bounds."""
         shape = (*leading, *self.action_shape)
         if isinstance(self.space, spaces.Discrete):
             return rng.integers(self.space.n, size=shape) + self.space.start

@@ -28,8 +28,8 @@ def make_distribution(
     Args:
         space: action space of one environment.
         squash_actions: squash Box actions with tanh instead of clipping them.
-        normalize_actions: map Box actions from [-1, 1] to the bounds; see `DiagGaussian`.
-        clip_actions: clip Box actions that are not mapped; see `DiagGaussian`.
+        normalize_actions: map Box actions from [-1, 1] to the bounds. See `DiagGaussian`.
+        clip_actions: clip Box actions that are not mapped. See `DiagGaussian`.
 
     Raises:
         ConfigError: for a space outside `SUPPORTED_ACTIONS`, or an empty one.

@@ -12,7 +12,7 @@ from polopt.policies.distributions.action_distribution import ActionDistribution
 
 
 class MultiCategorical(ActionDistribution):
-    """Independent categorical actions; `params` are their concatenated logits `[B, sum of
+    """Independent categorical actions. `params` are their concatenated logits `[B, sum of
     sizes]`."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:

@@ -65,7 +65,7 @@ def closed_form_of(
 
     Args:
         policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or of
-            another class that calls `find_closed_form`; one of polopt's own as `module:Class`.
+            another class that calls `find_closed_form`. One of polopt's own as `module:Class`.
         parts: names of further methods of the class that its `loss` calls.
         of_family: names of the loss, and of what the losses of its family call.
     """
@@ -82,7 +82,7 @@ def closed_form_of(
 
 
 def find_closed_form(policy_class: type) -> Callable[..., Any] | None:
-    """The closed form of `policy_class.loss`; None if it has none."""
+    """The closed form of `policy_class.loss`. None if it has none."""
     for base in policy_class.__mro__:
         path = f"{base.__module__}:{base.__qualname__}"
         found: _Registered | None = vars(base).get(_ATTRIBUTE, _BUILT_IN.get(path))
@@ -186,7 +186,7 @@ def _squared_errors(
 
 
 def _mean(values: np.ndarray) -> float:
-    """Mean of `[B]`; `ndarray.mean` takes longer for a few hundred elements."""
+    """Mean of `[B]`. `ndarray.mean` takes longer for a few hundred elements."""
     return float(np.add.reduce(values)) / len(values)
 
 

@@ -26,7 +26,7 @@ class LossTerms(NamedTuple):
     Attributes:
         log_prob: `[B]` log-probabilities of the actions.
         entropy: `[B]`.
-        kl: `[B]` KL(old || new); zeros without old parameters.
+        kl: `[B]` KL(old || new). Zeros without old parameters.
         vjp: vector-Jacobian product. Maps the gradients of the loss with respect to log_prob `[B]`,
             and to each element of entropy and of kl (scalars), to that with respect to the
             parameters `[B, P]`.
@@ -118,7 +118,7 @@ def squashed_gaussian(
 
 
 def loss_terms_of(dist: ActionDistribution) -> Callable[..., LossTerms] | None:
-    """Function `(params, actions, old params or None) -> LossTerms`; None without a closed form.
+    """Function `(params, actions, old params or None) -> LossTerms`. None without a closed form.
 
     It is looked up by the exact class, because a subclass may have another density.
     """

@@ -34,7 +34,7 @@ class NumpyBackend(Backend):
     """A `Backend` that computes in NumPy what has a closed form there.
 
     Acting always does. `backward` does if the distribution and the loss have closed forms, the
-    network is small, and BLAS has one thread (with more, its idle threads spin); all else is that
+    network is small, and BLAS has one thread (with more, its idle threads spin). All else is that
     of `Backend`.
 
     Args:
@@ -61,10 +61,10 @@ class NumpyBackend(Backend):
         return self._network.value(obs)
 
     def rows(self, columns: Rows) -> Rows:
-        """See `Backend`; arrays stay arrays."""
+        """See `Backend`. Arrays stay arrays."""
         return columns if self._learns else super().rows(columns)
 
-    # Overflow makes the gradient non-finite; the weight updater does not apply such gradients.
+    # Overflow makes the gradient non-finite. The weight updater does not apply such gradients.
     @np.errstate(all="ignore")
     def backward(self, rows: Rows) -> dict[str, float]:
         """See `Backend`."""

@@ -69,7 +69,7 @@ class NumpyMLP:
         Args:
             done: activations from `forward`.
             by_params: gradient of the loss with respect to the distribution parameters, `[B, P]`.
-            by_values: gradient with respect to the values, `[B]`; None: they are not used.
+            by_values: gradient with respect to the values, `[B]`. None: they are not used.
         """
         if self._log_std is not None:
             size = len(self._log_std)
@@ -105,8 +105,8 @@ class Layers:
     """A sequence of linear layers, with an activation after each except the last.
 
     Args:
-        linears: the layers; an empty sequence is the identity.
-        relu: the activation is ReLU; else tanh.
+        linears: the layers. An empty sequence is the identity.
+        relu: the activation is ReLU. Else tanh.
         activate_last: also apply the activation after the last layer.
     """
 
@@ -119,7 +119,7 @@ class Layers:
         ]
         self._relu = relu
         self._activated = len(linears) if activate_last else len(linears) - 1
-        # Transposed weights, biases and whether to activate; made once, because acting is one call
+        # Transposed weights, biases and whether to activate. Made once, because acting is one call
         # per environment step.
         self._steps = [
             (weight.T, linear.bias.detach().numpy(), i < self._activated)
@@ -156,7 +156,7 @@ class Layers:
             learn: False computes nothing else.
 
         Returns:
-            the gradient with respect to the inputs, `[B, in]`; undefined if it is not needed.
+            the gradient with respect to the inputs, `[B, in]`. Undefined if it is not needed.
         """
         for i in reversed(range(len(self.weights))):
             if i < self._activated:

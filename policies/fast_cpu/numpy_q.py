@@ -18,7 +18,7 @@ class NumpyQNetwork:
     """Computes the outputs and the gradients of a `QNetwork` over an MLP.
 
     Args:
-        network: on the CPU; see `NumpyMLP`.
+        network: on the CPU. See `NumpyMLP`.
     """
 
     def __init__(self, network: QNetwork) -> None:
@@ -55,7 +55,7 @@ class NumpyQNetwork:
 
 
 def numpy_q_network(network: nn.Module) -> NumpyQNetwork | None:
-    """The network in NumPy; None if it is not supported there."""
+    """The network in NumPy. None if it is not supported there."""
     if type(network) is QNetwork and is_supported(network.network):
         return NumpyQNetwork(network)
     return None
@@ -100,7 +100,7 @@ def dqn(
 
 
 def dqn_targets(policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows: Any) -> np.ndarray:
-    """`DQNPolicy.targets` `[B]` of rows of arrays; arguments as `dqn`."""
+    """`DQNPolicy.targets` `[B]` of rows of arrays. Arguments as `dqn`."""
     q = target.action_params(rows.next_obs)
     if policy.config.double_q:
         best = q[np.arange(len(q)), online.action_params(rows.next_obs).argmax(axis=1)]

@@ -39,7 +39,7 @@ class _Sample(NamedTuple):
 
 
 def sac_layers(actor: Any, critics: Any, target_critics: Any) -> SACLayers | None:
-    """The layers of MLPs that NumPy supports, where BLAS has one thread; else None."""
+    """The layers of MLPs that NumPy supports, where BLAS has one thread. Else None."""
     every = [actor, *critics.networks, *target_critics.networks]
     if blas_threads() != 1 or not all(is_supported(network) for network in every):
         return None

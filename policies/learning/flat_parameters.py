@@ -17,7 +17,7 @@ class Segment(NamedTuple):
 
     Attributes:
         module: its parameters are float32.
-        copy_of: name of the segment that this one is a copy of, as a target network is; it has no
+        copy_of: name of the segment that this one is a copy of, as a target network is. It has no
             gradient and no torch optimizer. None: it has its own torch optimizer.
         lr: the option of the config that is its learning rate. Where the config has None, it is
             that of `lr`.
@@ -36,7 +36,7 @@ class FlatParameters:
 
     Buffers of modules (running statistics, for example) become views of `params`, too. They have no
     gradient and no torch optimizer. Which: those of float32 that `state_dict` has. Others, such as
-    integers, are constants or counters of one process; they are neither sent nor saved.
+    integers, are constants or counters of one process. They are neither sent nor saved.
 
     `buffer` has more elements than the gradient, which are summed over all learners in the same
     all-reduce: `tail` scalars (row counts, learner statistics), and the buffers of modules.
@@ -48,10 +48,10 @@ class FlatParameters:
     Attributes:
         params: `[P]`, an `nn.Parameter`: the segments with a gradient, the copies, and the buffers
             of the one and of the other.
-        grads: `[G]` view of `buffer`, of the first G parameters; P without copies and buffers.
+        grads: `[G]` view of `buffer`, of the first G parameters. P without copies and buffers.
         tail: `[tail]` view of `buffer`.
         buffer: `[G + tail + number of buffers of segments with a gradient]`.
-        segments: where each segment is in `params`; its buffers are `NAME.buffers`.
+        segments: where each segment is in `params`. Its buffers are `NAME.buffers`.
         trained: those of them that have a gradient.
         lr_options: by trained segment, the option of the config that is its learning rate.
     """
@@ -181,7 +181,7 @@ class FlatParameters:
 
     def params_of(self, state: Mapping[str, Any]) -> np.ndarray:
         """The parameters `[P]` that a state from `get_state` holds. Segments that only the state
-        has are left out; a copy that it lacks is taken from the segment that it is a copy of.
+        has are left out. A copy that it lacks is taken from the segment that it is a copy of.
 
         Raises:
             ValueError: if a segment is missing or has another size.
@@ -211,7 +211,7 @@ class FlatParameters:
 
     @np.errstate(all="ignore")  # the result is then not finite
     def norm(self) -> float:
-        """Euclidean norm of the gradient; inf if its square overflows float32."""
+        """Euclidean norm of the gradient. Inf if its square overflows float32."""
         if isinstance(self._grads, Tensor):
             return float(torch.linalg.vector_norm(self._grads))
         return math.sqrt(float(np.dot(self._grads, self._grads)))

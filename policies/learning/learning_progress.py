@@ -17,7 +17,7 @@ class LearningProgress:
         rows_applied: sum of `gradient_rows` over the updates.
         skipped_updates: gradients that were not applied because they were not finite.
         non_finite_gradients: gradients computed here that were not finite, while several learners
-            cooperate; of these only the learner that computed one knows whose it was.
+            cooperate. Of these only the learner that computed one knows whose it was.
     """
 
     gradient_rows: int = 0

@@ -23,12 +23,12 @@ class Minibatches:
             gradient.
         unit: what is drawn in random order: `rows`; `sequences`, the columns of the prepared batch,
             which a policy with memory needs; or `columns` of the batch.
-        size: rows of a minibatch of one learner; None: all.
+        size: rows of a minibatch of one learner. None: all.
         rng: the source of the random order.
         reducer: sums over all learners.
 
     Attributes:
-        parts: number of minibatches of an epoch; 0 if no learner has a row.
+        parts: number of minibatches of an epoch. 0 if no learner has a row.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Minibatches:
 
 
 def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The valid rows `[B, ...]` of the columns `names`; views where possible."""
+    """The valid rows `[B, ...]` of the columns `names`. Views where possible."""
     valid = batch.flat("valid")
     if valid.all():
         return {name: batch.flat(name) for name in names}
@@ -82,7 +82,7 @@ def valid_rows(batch: SampleBatch, names: Iterable[str]) -> dict[str, np.ndarray
 def num_minibatches(rows: int, world_size: int, minibatch_size: int | None) -> int:
     """Number of minibatches of `rows` rows of `world_size` learners.
 
-    The mean size per learner is at most `minibatch_size`; None means a single minibatch.
+    The mean size per learner is at most `minibatch_size`. None means a single minibatch.
     """
     if not minibatch_size or rows == 0:
         return 1

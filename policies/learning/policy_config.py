@@ -16,23 +16,23 @@ class PolicyConfig(Config):
     """Options that all policies have.
 
     Attributes:
-        lr: learning rate; a number or `[[environment steps, value], ...]`.
+        lr: learning rate. A number or `[[environment steps, value], ...]`.
         torch_optimizer: `adam` or `rmsprop`, the `torch.optim` algorithm that updates the weights.
         adam_epsilon: epsilon of Adam.
         rmsprop_alpha: decay of RMSprop's mean of squared gradients.
-        rmsprop_epsilon: epsilon of RMSprop. torch adds it to the root of the mean square; Mnih et
+        rmsprop_epsilon: epsilon of RMSprop. torch adds it to the root of the mean square. Mnih et
             al. (2016) add theirs, 0.1, to the mean square before the root.
-        grad_clip: largest global norm of a gradient; None disables clipping.
+        grad_clip: largest global norm of a gradient. None disables clipping.
         fast_cpu: fast paths of polopt's own, which give the same results. Small multi-layer
             perceptrons on the CPU act in NumPy and, if the policy has a closed form of its loss
-            gradients, learn in NumPy; environments that are stepped one after another are a
+            gradients, learn in NumPy. Environments that are stepped one after another are a
             `FastSyncVectorEnv`. False: torch, and Gymnasium's `SyncVectorEnv`.
         normalize_actions: the policy's actions are those of a box [-1, 1]. In each dimension of a
-            Box with two finite bounds, -1 becomes the lower and 1 the upper bound; other dimensions
+            Box with two finite bounds, -1 becomes the lower and 1 the upper bound. Other dimensions
             stay as they are. No effect on other spaces, nor with `squash_actions`. RLlib:
             `normalize_actions`.
         clip_actions: actions outside of the bounds of a Box are clipped to them. False: dimensions
-            that are not mapped are not clipped either; mapped ones always are. RLlib:
+            that are not mapped are not clipped either. Mapped ones always are. RLlib:
             `clip_actions`, whose default is False.
         model: the network.
     """
@@ -72,7 +72,7 @@ class NormalizingConfig(PolicyConfig):
 
     Attributes:
         normalize_observations: each element of an observation by its running mean and standard
-            deviation over all samples so far; see `Normalizer`.
+            deviation over all samples so far. See `Normalizer`.
         clip_observations: bound of normalised observations.
     """
 

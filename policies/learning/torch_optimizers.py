@@ -45,7 +45,7 @@ class TorchOptimizer(ABC):
         """One update with learning rate `lr` and the algorithm's options in `config`."""
 
     def get_state(self) -> dict[str, Tensor]:
-        """Copies of the state on the CPU, under torch's names; empty before the first step."""
+        """Copies of the state on the CPU, under torch's names. Empty before the first step."""
         return {key: t.cpu().clone() for key, t in self._tensors().items() if self.count.item()}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:
@@ -77,7 +77,7 @@ class Adam(TorchOptimizer):
 
     def __init__(self, params: Tensor, grads: Tensor) -> None:
         super().__init__(params, grads, "exp_avg", "exp_avg_sq")
-        # The same memory; NumPy adds one in a tenth of the time.
+        # The same memory. NumPy adds one in a tenth of the time.
         self._steps: Any = self.count.numpy() if params.device.type == "cpu" else self.count
 
     def step(self, lr: float, config: PolicyConfig) -> None:

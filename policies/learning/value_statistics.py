@@ -20,8 +20,8 @@ def value_statistics(sums: Sequence[float]) -> dict[str, float]:
 
     Returns:
         `vf_explained_var`: `1 - Var(targets - values) / Var(targets)`, 0 if the targets are
-        constant; `vf_predicted_mean` and `vf_target_mean`: the means, whose difference is the bias
-        of the values; 0 without rows.
+        constant. `vf_predicted_mean` and `vf_target_mean`: the means, whose difference is the bias
+        of the values. 0 without rows.
     """
     count, target, squares, error, error_squares = sums
     rows = max(count, 1.0)
@@ -36,8 +36,8 @@ def value_statistics(sums: Sequence[float]) -> dict[str, float]:
 
 
 def value_sums(batch: SampleBatch) -> list[float]:
-    """Sums over the valid rows of a prepared batch: the number of rows; targets and their squares;
-    errors of values and their squares."""
+    """Sums over the valid rows of a prepared batch: the number of rows. Targets and their squares.
+    Errors of values and their squares."""
     valid = batch["valid"]
     targets = batch["value_targets"][valid].astype(np.float64)
     errors = targets - batch["values"][valid]
@@ -51,7 +51,7 @@ def value_sums(batch: SampleBatch) -> list[float]:
 
 
 def value_stats(values: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """How values `[B]` compare with their targets `[B]`; see `value_statistics`."""
+    """How values `[B]` compare with their targets `[B]`. See `value_statistics`."""
     variance = targets.var(correction=0)
     explained = 1.0 - (targets - values).var(correction=0) / variance.clamp(min=1e-12)
     return {

@@ -36,7 +36,7 @@ class WeightUpdater:
         self.configure(config)
 
     def configure(self, config: PolicyConfig) -> None:
-        """Uses the options of `config` from the next update on; `torch_optimizer` is fixed."""
+        """Uses the options of `config` from the next update on. `torch_optimizer` is fixed."""
         self._config = config
         self._lrs = {}
         for name, option in self._flat.lr_options.items():
@@ -79,7 +79,7 @@ class WeightUpdater:
         return {self._name: states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Copies a state from `get_state`; ignores other keys of `state`. A segment that the state
+        """Copies a state from `get_state`. Ignores other keys of `state`. A segment that the state
         lacks begins without moments.
 
         Raises:

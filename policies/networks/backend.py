@@ -1,7 +1,7 @@
 """`Backend`: computes the outputs and the gradients of a policy's network.
 
 A policy calls it and does not depend on which one it is: this one, in torch, supports every network
-and loss; `fast_cpu.numpy_backend.NumpyBackend` is faster for small networks on the CPU.
+and loss. `fast_cpu.numpy_backend.NumpyBackend` is faster for small networks on the CPU.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Backend:
     def unroll(
         self, obs: np.ndarray, state: np.ndarray, starts: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
-        """Outputs of a network with memory; see `Network.unroll`."""
+        """Outputs of a network with memory. See `Network.unroll`."""
         device = self._device
         begins = None if starts is None else as_tensor(starts, device)
         with torch.inference_mode():
@@ -81,7 +81,7 @@ class Backend:
         network is in training mode meanwhile, and else in evaluation mode.
 
         Args:
-            rows: `[B, ...]` columns, arrays or from `rows`; see `ActorCriticPolicy.loss`.
+            rows: `[B, ...]` columns, arrays or from `rows`. See `ActorCriticPolicy.loss`.
 
         Returns:
             learner statistics of the loss, with `total_loss`.

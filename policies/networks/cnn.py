@@ -26,7 +26,7 @@ class ImageEncoder(NamedTuple):
 
     Attributes:
         part: the image in encoded observations.
-        filters: of each convolution; see `ModelConfig`.
+        filters: of each convolution. See `ModelConfig`.
         hiddens: widths of the linear layers after them.
         layer_norm: see `ModelConfig`.
     """
@@ -52,7 +52,7 @@ class ImageEncoder(NamedTuple):
         return shape[2] < min(shape[:2]) or len({*shape}) == 1
 
     def image(self, obs: Tensor) -> Tensor:
-        """The image of encoded observations: `[B, C, H, W]` float32; bytes are scaled."""
+        """The image of encoded observations: `[B, C, H, W]` float32. Bytes are scaled."""
         image = self.part.scaled(obs)
         return image.permute(0, 3, 1, 2) if self.channels_last else image
 

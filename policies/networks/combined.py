@@ -15,7 +15,7 @@ from polopt.policies.networks.observations import Part, flattened
 
 
 class CombinedNetwork(ActorCriticNetwork):
-    """Images pass through convolutions of their own; their features and all other parts of the
+    """Images pass through convolutions of their own. Their features and all other parts of the
     observation, flattened, are the input of an MLP (as `CombinedExtractor` of Stable-Baselines3).
 
     Args:
@@ -51,7 +51,7 @@ class CombinedNetwork(ActorCriticNetwork):
 
     def prepare(self, obs: Tensor) -> list[Tensor]:
         """The images, each `[B, C, H, W]`, and at the end the other parts `[B, D]`, if there are
-        any; float32."""
+        any. Float32."""
         others = [flattened(part.scaled(obs)) for part in self.others]
         images = [encoder.image(obs) for encoder in self.images]
         return [*images, torch.cat(others, dim=1)] if others else images

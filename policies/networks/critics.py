@@ -42,7 +42,7 @@ class Critics(nn.Module):
 
     def forward(self, obs: Tensor, actions: Tensor, count: int | None = None) -> Tensor:
         """Q-values `[K, B]` of encoded observations `[B, ...]` and actions `[B, A]`, of the first
-        `count` networks; None: of all."""
+        `count` networks. None: of all."""
         inputs = torch.cat([flattened(obs).float(), actions], dim=1)
         values = [network.value(inputs) for network in self.networks[:count]]  # type: ignore[operator]
         return torch.stack(values)
@@ -76,7 +76,7 @@ def make_actor(
 def make_critics(
     observation_space: Space[Any], action_space: spaces.Box, count: int, config: ModelConfig
 ) -> Critics:
-    """New critics, each with weights of its own; arguments and errors as `make_actor`."""
+    """New critics, each with weights of its own. Arguments and errors as `make_actor`."""
     size = int(np.prod(action_space.shape))
     actions = spaces.Box(-1.0, 1.0, (size,), np.float32)
     space = spaces.Tuple((observation_space, actions))

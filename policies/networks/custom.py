@@ -23,11 +23,11 @@ _FRAMES = 3
 
 
 class CustomNetwork(Network):
-    """Passes encoded observations to a module in the structure of their space; see `split`.
+    """Passes encoded observations to a module in the structure of their space. See `split`.
 
     The module is `module_class(observation_space, action_space, num_params, **options)`, and its
     `forward(obs)` returns distribution parameters `[B, P]` and values `[B]`. A module with memory
-    has an attribute `state_size`, S; its `forward(obs, state)` gets the memory `[B, S]`, and
+    has an attribute `state_size`, S. Its `forward(obs, state)` gets the memory `[B, S]`, and
     returns the memory after the observations as well.
 
     Args:
@@ -83,7 +83,7 @@ def make_custom(
         num_params: P, number of distribution parameters for one observation.
 
     Raises:
-        ConfigError: it raises, or it is no network for these spaces; the message says why.
+        ConfigError: it raises, or it is no network for these spaces. The message says why.
         NotImplementedError: on torch's device `meta`, if it needs real numbers.
     """
     name = module_class.__name__

@@ -39,10 +39,10 @@ class LSTM(nn.Module):
         Args:
             inputs: `[T, B, D]`.
             state: `[B, 2 C]` before the first step.
-            starts: `[T, B]` bool: the state is 0 before this step, whatever it was; None: nowhere.
+            starts: `[T, B]` bool: the state is 0 before this step, whatever it was. None: nowhere.
 
         Returns:
-            outputs `[T, B, C]`; and the state `[B, 2 C]` by step: after the last step, and after
+            outputs `[T, B, C]`. And the state `[B, 2 C]` by step: after the last step, and after
             each one before a step at which any sequence starts.
         """
         size = state.shape[1] // 2

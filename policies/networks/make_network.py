@@ -76,7 +76,7 @@ def _built_in(space: Space[Any], num_params: int, gaussian: bool, config: ModelC
 
 
 def _image_encoder(part: Part, config: ModelConfig) -> ImageEncoder | None:
-    """The convolutions over a part; None if it has none."""
+    """The convolutions over a part. None if it has none."""
     shape = part.space.shape or ()
     if not isinstance(part.space, spaces.Box) or len(shape) != 3:
         return None

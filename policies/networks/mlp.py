@@ -18,7 +18,7 @@ class MLPNetwork(ActorCriticNetwork):
         num_params: P, number of distribution parameters for one observation.
         gaussian: the second half of the parameters are log standard deviations.
         config: see `ModelConfig`.
-        image: the image of bytes that the observations are; None: they are not scaled.
+        image: the image of bytes that the observations are. None: they are not scaled.
     """
 
     policy_trunk: nn.Sequential

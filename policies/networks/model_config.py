@@ -58,15 +58,15 @@ class ModelConfig(Config):
 
     Attributes:
         fcnet_hiddens: widths of the hidden layers.
-        fcnet_activation: their activation; see `ACTIVATIONS`.
+        fcnet_activation: their activation. See `ACTIVATIONS`.
         conv_filters: `(channels, kernel, stride)` or `(channels, kernel, stride, padding)` of each
             convolution, with ReLU, over an image `[C, H, W]` or `[H, W, C]`. Each image of a Dict
             or Tuple has convolutions of its own. None, for images of uint8 and bool: those of Mnih
-            et al. (2015) from 36 x 36 on, their minimum, and 16 of 3 x 3 for smaller ones; no
+            et al. (2015) from 36 x 36 on, their minimum, and 16 of 3 x 3 for smaller ones. No
             convolutions for other observations. Empty: no convolutions.
         post_fcnet_hiddens: widths of the layers after the convolutions, with ReLU. None: 512, and
             128 for images below 36 x 36 without `conv_filters`.
-        layer_norm: layer normalisation (Ba et al., 2016) before each activation; of convolutions,
+        layer_norm: layer normalisation (Ba et al., 2016) before each activation. Of convolutions,
             over channels and positions.
         use_lstm: policy and value have memory: an LSTM between hidden layers and heads. What it
             reads in one update is a fragment, `rollout_fragment_length` steps.
@@ -80,7 +80,7 @@ class ModelConfig(Config):
         squash_actions: squash Box actions into the box with tanh, instead of mapping [-1, 1] to its
             bounds and clipping (`normalize_actions`, `clip_actions` of `PolicyConfig`).
         custom: a `torch.nn.Module` class that replaces the network, its registered name, or
-            `module:Class`; see `CustomNetwork`. The options above have no effect on it, but for
+            `module:Class`. See `CustomNetwork`. The options above have no effect on it, but for
             `squash_actions`.
         custom_options: keyword arguments of its constructor.
     """

@@ -1,4 +1,4 @@
-"""`Network`: what a policy calls; `ActorCriticNetwork`: trunks, memory and heads."""
+"""`Network`: what a policy calls. `ActorCriticNetwork`: trunks, memory and heads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Network(nn.Module, ABC):
     """Computes distribution parameters and values of encoded observations.
 
     Attributes:
-        state_size: S, size of the memory of one environment; 0 without memory. With memory, only
+        state_size: S, size of the memory of one environment. 0 without memory. With memory, only
             `unroll` computes outputs.
     """
 
@@ -50,7 +50,7 @@ class Network(nn.Module, ABC):
         Args:
             obs: `[T, B, ...]`.
             state: memory `[B, S]` before the first step.
-            starts: `[T, B]` bool: the memory is 0 before this step; None: nowhere.
+            starts: `[T, B]` bool: the memory is 0 before this step. None: nowhere.
 
         Returns:
             distribution parameters `[T, B, P]`, values `[T, B]`, and the memory after steps.
@@ -69,7 +69,7 @@ class ActorCriticNetwork(Network):
         num_params: P, number of distribution parameters for one observation.
         gaussian: the second half of the parameters are log standard deviations.
         shared: policy and value share one trunk.
-        config: options of memory and heads; see `ModelConfig`.
+        config: options of memory and heads. See `ModelConfig`.
 
     Attributes:
         parts: of the observation, that `prepare` scales.

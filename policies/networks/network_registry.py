@@ -9,7 +9,7 @@ NETWORKS = Registry("network", "polopt.networks", "torch.nn:Module", {})
 
 
 def register_network(name: str, cls: type, override: bool = False) -> None:
-    """Makes a `torch.nn.Module` class selectable as `config["model"] = {"custom": name}`; see
+    """Makes a `torch.nn.Module` class selectable as `config["model"] = {"custom": name}`. See
     `Registry.register`.
 
     Raises:

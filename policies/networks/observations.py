@@ -1,4 +1,4 @@
-"""Parts of encoded observations as tensors; the inverse of `ObservationEncoder`, in torch."""
+"""Parts of encoded observations as tensors. The inverse of `ObservationEncoder`, in torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Part:
     Attributes:
         space, place: as above.
         scale: factor with which networks multiply it, one number or one for each element of a Box,
-            `[*shape]` float32. 1 except for images of bytes; see `scale_bytes`.
+            `[*shape]` float32. 1 except for images of bytes. See `scale_bytes`.
     """
 
     scale: float | Tensor
@@ -38,7 +38,7 @@ class Part:
 
         Args:
             by_high: the bounds `high` of its space, which become 1 (an element whose bound is 0 is
-                always 0); False: 255, as in older versions.
+                always 0). False: 255, as in older versions.
         """
         self.scale = 1.0
         if not self.is_bytes:
@@ -68,7 +68,7 @@ class Part:
 
     def scaled(self, obs: Tensor) -> Tensor:
         """This part of encoded observations `[B, ...]`, scaled: a Box as `[B, *shape]`, others
-        `[B, d]`; float32."""
+        `[B, d]`. Float32."""
         part = obs if self.place is None else obs[:, self.place]
         if isinstance(self.space, spaces.Box):
             part = part.reshape(part.shape[0], *self.space.shape)
@@ -113,7 +113,7 @@ def split(space: Space[Any], obs: Tensor) -> Any:
 
 def flattened(obs: Tensor) -> Tensor:
     """`[B, D]` of `[B, ...]`."""
-    # -1 does not work for zero rows; `len(obs)` would be a constant of an exported graph.
+    # -1 does not work for zero rows. `len(obs)` would be a constant of an exported graph.
     return obs.reshape(obs.shape[0], math.prod(obs.shape[1:]))
 
 

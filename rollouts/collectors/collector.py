@@ -51,13 +51,13 @@ class Collector:
     fragment pending or waiting, so a slow consumer slows them down.
 
     Args:
-        create_env_fn: makes an environment (or is a Gymnasium id, see `resolve_env`); a list has
+        create_env_fn: makes an environment (or is a Gymnasium id, see `resolve_env`). A list has
             one for each collector.
-        policy: a polopt Policy, which is used directly; the name or class of one, or
-            `(name or class, options)`; a `torch.nn.Module` from observations `[N, ...]` to action
-            parameters `[N, P]`, or `(module, {"outputs": "actions"})` to actions; a
-            `TensorDictModule` to the key `action`; a callable from observations to actions `[N,
-            ...]`; or None, for random actions. Where polopt makes the policy, it is
+        policy: a polopt Policy, which is used directly. The name or class of one, or
+            `(name or class, options)`. A `torch.nn.Module` from observations `[N, ...]` to action
+            parameters `[N, P]`, or `(module, {"outputs": "actions"})` to actions. A
+            `TensorDictModule` to the key `action`. A callable from observations to actions `[N,
+            ...]`. Or None, for random actions. Where polopt makes the policy, it is
             `collector.policy`.
         options: see `CollectorConfig`.
 
@@ -81,8 +81,8 @@ class Collector:
         """A collector over existing workers, which it does not stop.
 
         Args:
-            workers: the workers; without remote ones the local one samples, in this process.
-            count: gets each reply that becomes part of a batch; see `Calls`.
+            workers: the workers. Without remote ones the local one samples, in this process.
+            count: gets each reply that becomes part of a batch. See `Calls`.
             options: see `CollectingConfig`.
         """
         self = cls.__new__(cls)
@@ -201,7 +201,7 @@ class Collector:
                 self.fragments.request(worker, self._budget.request(worker))
 
     def _here(self, ahead: bool) -> list[WorkerHandle]:
-        """The local worker, where there is no remote one; it does not sample ahead."""
+        """The local worker, where there is no remote one. It does not sample ahead."""
         if ahead:
             return []
         if not self.workers.local.has_environments:
@@ -235,7 +235,7 @@ class Collector:
         that are pending for later batches are not ended. Any thread may call this.
 
         Args:
-            keep_steps: least number of steps of each fragment; None: ends no more.
+            keep_steps: least number of steps of each fragment. None: ends no more.
         """
         self._keep_steps = keep_steps
         if self._waits:
@@ -251,7 +251,7 @@ class Collector:
 
     @property
     def num_frames(self) -> int:
-        """Environment steps in the batches returned so far; reset rows and padding do not count."""
+        """Environment steps in the batches returned so far. Reset rows and padding do not count."""
         return self._budget.num_frames
 
     @property
@@ -273,7 +273,7 @@ class Collector:
         weights are not returned after newer ones.
 
         Args:
-            weights: of the policy, as Weights, flat vector `[P]`, or `state_dict` of its network;
+            weights: of the policy, as Weights, flat vector `[P]`, or `state_dict` of its network.
                 None: the current weights of `policy`.
 
         Returns:
@@ -298,10 +298,10 @@ class Collector:
         """Starts more collectors, which take part from the next batch on.
 
         Args:
-            create_env_fn: as for the constructor; None: the environment of the first collector.
-            num_collectors: number of collectors; None: one for each given environment.
-            num_envs: number of environments of each; None: as the others.
-            remote_configs: as for the constructor; None: as given there.
+            create_env_fn: as for the constructor. None: the environment of the first collector.
+            num_collectors: number of collectors. None: one for each given environment.
+            num_envs: number of environments of each. None: as the others.
+            remote_configs: as for the constructor. None: as given there.
 
         Returns:
             their indices, which batches carry and `remove_collectors` takes.
@@ -316,7 +316,7 @@ class Collector:
         return [worker.index for worker in self.workers.add_workers(specs)]
 
     def remove_collectors(self, indices: Iterable[int]) -> None:
-        """Stops collectors; their pending fragments are lost, and not counted.
+        """Stops collectors. Their pending fragments are lost, and not counted.
 
         Raises:
             KeyError: for an index that does not exist.
@@ -350,7 +350,7 @@ class Collector:
         `polopt.rollouts.envs.env_state`).
 
         Holds tensors, arrays, numbers, strings, and lists and dicts of those. Waits for collectors
-        that have never started, and for pending fragments; these are kept for the next batches, and
+        that have never started, and for pending fragments. These are kept for the next batches, and
         are not in the state.
         """
         self.drain()
@@ -365,7 +365,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; pending fragments are dropped."""
+        """Restores what `state_dict` returned. Pending fragments are dropped."""
         self.calls.discard()
         self._budget.num_frames = int(state["num_frames"])
         self.weight_sync.num_batches = int(state["num_batches"])
@@ -416,7 +416,7 @@ def next_seed(seed: int) -> int:
 
 
 def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
-    """Seeds every environment of every worker; returns the next seed of the sequence."""
+    """Seeds every environment of every worker. Returns the next seed of the sequence."""
     seeds: dict[int, list[int]] = {}
     for index in [worker.index for worker in workers.remote] or [0]:
         seeds[index] = []
@@ -430,7 +430,7 @@ def seed_workers(workers: WorkerSet, seed: int, static: bool) -> int:
 
 
 def take_weights(policy: Any, weights: Weights | np.ndarray | Mapping[str, Any]) -> None:
-    """Sets weights of a policy: Weights with their version; a flat vector `[P]` or a `state_dict`
+    """Sets weights of a policy: Weights with their version. A flat vector `[P]` or a `state_dict`
     of the network as the next version. The policy keeps its moments, which hold what its workers
     have sampled.
 

@@ -24,7 +24,7 @@ from polopt.rollouts.workers.worker_config import checked_spaces, make_worker_co
 from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: Options of `ActorClass.options` that a user may set; `WorkerSet` sets the others.
+#: Options of `ActorClass.options` that a user may set. `WorkerSet` sets the others.
 REMOTE_OPTIONS = (
     "num_cpus",
     "num_gpus",
@@ -86,7 +86,7 @@ class CollectorArguments:
             _check_mean(self.policy_class(*self._spaces, self.policy_config))
 
     def connect(self) -> bool:
-        """Connects to Ray if there are remote collectors; returns whether this call connected."""
+        """Connects to Ray if there are remote collectors. Returns whether this call connected."""
         if self.num_collectors == 0:
             return False
         cpus = sum(options.get("num_cpus", 1.0) for options in self.options)
@@ -112,7 +112,7 @@ class CollectorArguments:
     def more(
         self, create_env_fn: Any, num_collectors: int | None, num_envs: int | None, options: Any
     ) -> list[WorkerSpec]:
-        """Specs of additional collectors; see `Collector.add_collectors`."""
+        """Specs of additional collectors. See `Collector.add_collectors`."""
         envs = [self.sources[0]] if create_env_fn is None else _as_list(create_env_fn)
         count = num_collectors or len(envs)
         sources = [resolve_env(env) for env in _one_each(envs, count, "create_env_fn")]
@@ -202,7 +202,7 @@ def _as_list(given: Any, required: str = "") -> list[Any]:
 
 
 def _one_each(given: list[Any], count: int, name: str) -> list[Any]:
-    """One item for each collector; a single item is repeated."""
+    """One item for each collector. A single item is repeated."""
     if len(given) == count:
         return given
     if len(given) == 1:

@@ -25,7 +25,7 @@ C = TypeVar("C", bound="CollectorConfig")
 #: TorchRL's classes that collect in one process, as a worker does.
 _SINGLE_COLLECTORS = ("Collector", "SyncDataCollector")
 
-#: A name that `torch.device` accepts; this machine need not have such a device.
+#: A name that `torch.device` accepts. This machine need not have such a device.
 DeviceName = Annotated[str, pydantic.AfterValidator(_known_device)]
 
 
@@ -37,11 +37,11 @@ class CollectingConfig(Config):
             environments: of all collectors together if `sync`, else of the one it is from. None:
             one fragment as long as the workers' `rollout_fragment_length`.
         total_frames: the iterator ends after the batch with which this many environment steps
-            have been returned; -1: never.
-        sync: each batch holds a fragment of every collector, in their order; else each is one
+            have been returned. -1: never.
+        sync: each batch holds a fragment of every collector, in their order. Else each is one
             collector's, first ready first served.
         init_random_frames: the first fragments, until this many environment steps have been
-            requested, are sampled with actions uniform over the action space; -1: none.
+            requested, are sampled with actions uniform over the action space. -1: none.
         reset_at_each_iter: environments are reset before each batch.
         split_trajs: batches are cut into trajectories: `padded` (or True) gives a batch
             `[longest, number of trajectories]` whose mask is `valid`, `list` a list of batches
@@ -50,13 +50,13 @@ class CollectingConfig(Config):
         storing_device: device of the tensors that `SampleBatch.to_tensordict` makes of batches.
         update_after_each_batch: weights are sent before each fragment, and no fragment is launched
             before them, so that in synchronous collection the policy's weights sample every batch.
-        broadcast_interval: weights are sent again after this many batches; 0: only by the other
+        broadcast_interval: weights are sent again after this many batches. 0: only by the other
             options.
         max_weight_update_interval: maximum lag, in batches, of the weights that a worker acts on.
-            Workers receive new weights in time; a fragment that would exceed the lag is stopped
+            Workers receive new weights in time. A fragment that would exceed the lag is stopped
             early before the next batch is returned. -1: no limit.
         fraction_workers: in synchronous collection, the last fragments of a batch stop early once
-            this share of the collectors has finished; 1: none does.
+            this share of the collectors has finished. 1: none does.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
@@ -97,22 +97,22 @@ class CollectorConfig(CollectingConfig):
     given here; and `device`, which is both `policy_device` and `storing_device`.
 
     Attributes:
-        num_collectors: number of collectors, each a Ray actor; None: one for each given
+        num_collectors: number of collectors, each a Ray actor. None: one for each given
             environment. 0: this process collects, without Ray.
         num_envs: environments of one collector.
-        num_workers_per_collector: multiplies the number of environments; if it is over 1, each
+        num_workers_per_collector: multiplies the number of environments. If it is over 1, each
             environment is in a process of its own (Gymnasium's `AsyncVectorEnv`).
         create_env_kwargs: passed to the environment.
-        max_frames_per_traj: episodes are truncated after this many steps; -1: never.
+        max_frames_per_traj: episodes are truncated after this many steps. -1: never.
         policy_device: device of the collectors' copies of the policy.
         postproc: a callable on each fragment, `SampleBatch -> SampleBatch`, run in the worker.
         remote_configs: options of the collectors' actors, as `ray.remote` takes them (`num_cpus`,
-            `num_gpus`, `memory`, `resources`, `runtime_env`, ...); a list has one for each.
+            `num_gpus`, `memory`, `resources`, `runtime_env`, ...). A list has one for each.
         ray_init_config: arguments of `ray.init`, unless this process is connected to Ray already.
             None: attach to a running cluster if there is one, else start Ray here.
-        seed: source of all random numbers; None: a random seed.
+        seed: source of all random numbers. None: a random seed.
         record_to: a new file in which the collector writes down everything that timing decides. It
-            needs a `seed`; see docs/rerun.md.
+            needs a `seed`. See docs/rerun.md.
         rerun_of: such a file. The same program, with this argument instead of `record_to`, collects
             the same batches in the same order.
         vectorization_mode, autoreset_mode, worker_timeout_s, worker_startup_timeout_s,
@@ -156,7 +156,7 @@ class CollectorConfig(CollectingConfig):
 
     @classmethod
     def parse(cls: type[C], options: Mapping[str, Any], where: str = "config") -> C:
-        """As `Config.parse`, after TorchRL's arguments have become options; see the class."""
+        """As `Config.parse`, after TorchRL's arguments have become options. See the class."""
         return super().parse(_without_torchrls_keys(options, where), where)
 
     @property
@@ -166,7 +166,7 @@ class CollectorConfig(CollectingConfig):
 
 
 def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Options with those of TorchRL replaced; see `CollectorConfig`.
+    """Options with those of TorchRL replaced. See `CollectorConfig`.
 
     Raises:
         ConfigError: they have no counterpart, or contradict other options.

@@ -28,7 +28,7 @@ class CollectorThread:
     When the queue is full, the thread blocks, and workers stop after the one fragment that each has
     pending. Snapshots of the weights are taken in `get`, by the thread that consumes batches,
     because the policy is not in the middle of an update then. If an option of the collector says
-    when weights are sent, each `get` takes a snapshot; otherwise only `update_policy_weights_`
+    when weights are sent, each `get` takes a snapshot. Otherwise only `update_policy_weights_`
     does.
 
     Args:
@@ -73,7 +73,7 @@ class CollectorThread:
         """The next batch.
 
         Args:
-            timeout: seconds; None: no limit.
+            timeout: seconds. None: no limit.
 
         Raises:
             queue.Empty: no batch within `timeout`.
@@ -114,7 +114,7 @@ class CollectorThread:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ends the thread within about two seconds, in any state; may be called twice.
+        """Ends the thread within about two seconds, in any state. May be called twice.
 
         Pending fragments are stopped early. Workers that do not answer within a second, because
         they hang or are still starting, are killed. Other threads may use the collector afterwards.

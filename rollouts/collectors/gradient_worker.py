@@ -1,4 +1,4 @@
-"""`GradientWorker`: an actor with a policy and a Collector of its own; PyTorchRL's GWorker."""
+"""`GradientWorker`: an actor with a policy and a Collector of its own. PyTorchRL's GWorker."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class GradientWorker(RolloutWorker):
     # ---- PyTorchRL's ----------------------------------------------------------------------------
 
     def get_data(self) -> SampleBatch:
-        """The next batch of its collector; `get_grads` computes gradients from it."""
+        """The next batch of its collector. `get_grads` computes gradients from it."""
         self.record = Record(self.clock)
         batch = self.next_batch()
         self.state["rollout"] = MinibatchGradients(self.policy, batch)
@@ -204,7 +204,7 @@ class GradientWorker(RolloutWorker):
 
         Args:
             distribute_gradients: all-reduce over the group that `polopt.optimizers.rank_group`
-                forms; every rank has to make the same call: the gradient of the mean loss over the
+                forms. Every rank has to make the same call: the gradient of the mean loss over the
                 rows of all ranks.
 
         Raises:
@@ -228,7 +228,7 @@ class GradientWorker(RolloutWorker):
         """Gets data if none is left, and computes the gradient of the next minibatch.
 
         Args:
-            distribute_gradients: all-reduce the gradient and apply it here; otherwise return it.
+            distribute_gradients: all-reduce the gradient and apply it here. Otherwise return it.
 
         Returns:
             the gradient or None, and what the call has counted.
@@ -243,7 +243,7 @@ class GradientWorker(RolloutWorker):
         return gradients, self.record
 
     def apply_gradients(self, gradients: Gradients | PackedGradients | None = None) -> int:
-        """Makes one update with `gradients`, None: the last of `get_grads`; returns the version."""
+        """Makes one update with `gradients`, None: the last of `get_grads`. Returns the version."""
         if gradients is None:
             self.policy.apply_flat()
         else:
@@ -251,7 +251,7 @@ class GradientWorker(RolloutWorker):
         return self.policy.version
 
     def save_model(self, fname: str) -> str:
-        """Writes weights, torch optimizer, counters and schedules' clock; returns the path.
+        """Writes weights, torch optimizer, counters and schedules' clock. Returns the path.
         `Policy.set_state` accepts the result of `torch.load(path, weights_only=True)`."""
         path = Path(fname).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -275,12 +275,12 @@ class GradientWorkerSet(WorkerSet):
         """A function that makes such sets, for programs that call gradient workers directly.
 
         Args:
-            create_env_fn: makes an environment, or names one; see `resolve_env`.
+            create_env_fn: makes an environment, or names one. See `resolve_env`.
             policy: name, class, or `(name or class, options)` of a policy that learns.
             options: see `RolloutConfig`.
 
         Raises:
-            ConfigError: an argument is invalid; before any actor starts.
+            ConfigError: an argument is invalid. Before any actor starts.
         """
         rollout = RolloutConfig.parse({"env": create_env_fn, **options}, "GradientWorkerSet")
         policy_class, policy_config = resolve_policy(policy)

@@ -38,7 +38,7 @@ def split_trajectories(batch: SampleBatch) -> list[SampleBatch]:
 
 
 def pad_trajectories(parts: list[SampleBatch]) -> SampleBatch:
-    """`[longest, number of trajectories]`; the mask is `valid`."""
+    """`[longest, number of trajectories]`. The mask is `valid`."""
     padded = SampleBatch.concat(parts)
     padded.worker_index = parts[0].worker_index
     return padded

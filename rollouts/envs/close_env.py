@@ -17,8 +17,8 @@ def close_env(env: Any, name: str, terminate: bool = False) -> None:
     Args:
         env: in any state, also after an exception.
         name: of the environment, for the log.
-        terminate: end the processes of an `AsyncVectorEnv` without closing the environments there;
-            for one that has raised, and may not answer.
+        terminate: end the processes of an `AsyncVectorEnv` without closing the environments there.
+            For one that has raised, and may not answer.
     """
     try:
         if terminate and isinstance(env.unwrapped, AsyncVectorEnv):

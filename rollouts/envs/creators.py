@@ -25,7 +25,7 @@ class EnvContext(dict[str, Any]):
     and `vector_index`, so that ports, licences and parts of a data set can depend on the pair.
 
     Attributes:
-        worker_index: of the worker. Workers of training count from 1; 0: training in the driver's
+        worker_index: of the worker. Workers of training count from 1. 0: training in the driver's
             process, and the environment that is made and closed before, to check the config. Those
             of evaluation count on after the last worker of training, also in the driver's process
             and in `polopt evaluate`.
@@ -71,7 +71,7 @@ def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
 
 def call_creator(make: Callable[..., Any], context: EnvContext) -> Any:
     """Calls a creator according to its signature: with the context as its only argument (RLlib's
-    convention), with the config as keyword arguments (Gymnasium's), or without arguments; see
+    convention), with the config as keyword arguments (Gymnasium's), or without arguments. See
     `_takes_context`."""
     try:
         parameters = list(inspect.signature(make).parameters.values())

@@ -164,7 +164,7 @@ def _check_kind(observation: Any, space: Space[Any], where: str) -> None:
         raise APIViolation(
             f"{where} must return an observation of shape {space.shape}; got shape {array.shape}"
         )
-    # Float64 for float32 is common and harmless; a float for an integer is an error.
+    # Float64 for float32 is common and harmless. A float for an integer is an error.
     if space.dtype is not None and not np.can_cast(array.dtype, space.dtype, "same_kind"):
         raise APIViolation(
             f"{where} must return an observation of dtype {space.dtype}; got dtype {array.dtype}"

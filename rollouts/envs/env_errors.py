@@ -25,7 +25,7 @@ class EnvironmentFailedError(RuntimeError):
 
 
 class EnvironmentAPIError(EnvironmentFailedError):
-    """An environment breaks Gymnasium's API; the message says how. Every worker would fail alike,
+    """An environment breaks Gymnasium's API. The message says how. Every worker would fail alike,
     so the run ends without restarts."""
 
 
@@ -38,7 +38,7 @@ def warn_without(owner: Any, name: str, problem: Exception | str, without: str) 
     process for a class and a name.
 
     Args:
-        owner: environment, wrapper or part of one; the warning names its class.
+        owner: environment, wrapper or part of one. The warning names its class.
         name: method or attribute.
         problem: what is wrong with it.
         without: what is different now.

@@ -29,7 +29,7 @@ EnvSource = str | EnvSpec | Callable[..., Any]
 def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
     """The source of an environment, usable in processes without the driver's registrations.
 
-    A callable is returned as it is; a name registered with Tune becomes its creator, and a
+    A callable is returned as it is. A name registered with Tune becomes its creator, and a
     Gymnasium id its spec. What a spec names in the driver's `__main__` is replaced by the class or
     function itself: the `__main__` of a worker is another module. For `module:name`, the module is
     imported first: a callable attribute `name` of it is returned, any other `name` is an id that
@@ -42,8 +42,8 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             one that imports what `env_config` names.
 
     Raises:
-        ConfigError: unknown id, with the nearest known one; a module that cannot be imported, or
-            must not be; an environment instead of what makes one.
+        ConfigError: unknown id, with the nearest known one. A module that cannot be imported, or
+            must not be. An environment instead of what makes one.
     """
     refuse_made_env(env)
     if isinstance(env, EnvSpec):
@@ -141,7 +141,7 @@ def _without_main(spec: EnvSpec) -> EnvSource:
 
 
 def _of_main(entry_point: Any) -> Any:
-    """What `__main__:name` names in this process; None: it names nothing of `__main__`."""
+    """What `__main__:name` names in this process. None: it names nothing of `__main__`."""
     if not isinstance(entry_point, str):
         return None
     module, _, name = entry_point.partition(":")

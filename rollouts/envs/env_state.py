@@ -3,7 +3,7 @@
 Gymnasium has no interface for this, and unpickling environments from a checkpoint is not safe. An
 environment supports it with two methods, on the vector environment or on each sub-environment of a
 `SyncVectorEnv`: `get_checkpoint_state()` returns arrays, numbers, strings, and lists and dicts of
-those, the state of its random generator included; `set_checkpoint_state(state)` restores it.
+those, the state of its random generator included. `set_checkpoint_state(state)` restores it.
 Tuples come back as lists. (Up to 0.3 the methods were `get_state` and `set_state`, names that
 environments use for other things. Checkpoints of 0.3 can still be read.)
 
@@ -99,7 +99,7 @@ def _restore(env: Any, state: Any) -> bool:
 
 
 def _method(env: Any, name: str) -> Any:
-    """An attribute of an environment or of one of its wrappers; None if there is none."""
+    """An attribute of an environment or of one of its wrappers. None if there is none."""
     try:
         return env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
     except AttributeError:
@@ -110,10 +110,10 @@ def _method(env: Any, name: str) -> Any:
 
 
 def _plain(value: Any, path: str) -> Any:
-    """A copy of what a checkpoint can hold; tuples become lists.
+    """A copy of what a checkpoint can hold. Tuples become lists.
 
     Raises:
-        TypeError: it cannot hold the value; the message says where that is in the state.
+        TypeError: it cannot hold the value. The message says where that is in the state.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -140,7 +140,7 @@ def _plain(value: Any, path: str) -> Any:
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
     """Running statistics of all wrappers, the outermost first: `vector`, of those of the vector,
     and `envs`, of those of each environment: name, mean, variance and count. Empty where there are
-    none. An `AsyncVectorEnv` has its environments in other processes; their statistics are not
+    none. An `AsyncVectorEnv` has its environments in other processes. Their statistics are not
     included.
     """
     vector = [_numbers(*one) for one in _statistics(env)]
@@ -177,7 +177,7 @@ def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:
     them, so that a policy acts on observations as in training.
 
     Args:
-        env: a vector of environments, as in the workers; or one environment with their wrappers,
+        env: a vector of environments, as in the workers. Or one environment with their wrappers,
             without `NormalizeReward` if it is to keep its own rewards.
         parts: results of `get_env_statistics`.
 
@@ -332,7 +332,7 @@ def _sub_envs(env: VectorEnv[Any, Any, Any]) -> list[Any]:
 
 
 def _time_limits(env: Any) -> list[Any]:
-    """The wrappers that count steps; the counts belong to the environment's state."""
+    """The wrappers that count steps. The counts belong to the environment's state."""
     return [wrapper for wrapper in _wrappers(env) if isinstance(wrapper, TimeLimit)]
 
 

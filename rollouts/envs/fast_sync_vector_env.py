@@ -27,7 +27,7 @@ class FastSyncVectorEnv(SyncVectorEnv):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._batch: Any = None  # [N, ...]; None: `step` is that of SyncVectorEnv
+        self._batch: Any = None  # [N, ...]. None: `step` is that of SyncVectorEnv
         if (
             self.autoreset_mode == AutoresetMode.SAME_STEP
             and isinstance(self.single_observation_space, _ARRAYS)
@@ -38,7 +38,7 @@ class FastSyncVectorEnv(SyncVectorEnv):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments, or those of `options["reset_mask"]`; see `SyncVectorEnv`."""
+        """Resets all environments, or those of `options["reset_mask"]`. See `SyncVectorEnv`."""
         mask = (options or {}).get("reset_mask", slice(None))
         observations: Any
         observations, infos = super().reset(seed=seed, options=options)
@@ -49,14 +49,14 @@ class FastSyncVectorEnv(SyncVectorEnv):
         return self._observed(), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps each environment; resets those whose episode ends.
+        """Steps each environment. Resets those whose episode ends.
 
         Args:
             actions: `[N, ...]`.
 
         Returns:
-            observations `[N, ...]`, which the next step overwrites unless `copy` is set; rewards
-            `[N]` float64; `terminated` and `truncated` `[N]` bool; infos.
+            observations `[N, ...]`, which the next step overwrites unless `copy` is set. Rewards
+            `[N]` float64. `terminated` and `truncated` `[N]` bool. Infos.
 
         Raises:
             ValueError: the number of actions is not N.

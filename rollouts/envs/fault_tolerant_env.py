@@ -81,9 +81,9 @@ class EnvPlace(NamedTuple):
 
 
 class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Catches exceptions of `step` and `reset`; closes the environment, makes and resets a new one.
+    """Catches exceptions of `step` and `reset`. Closes the environment, makes and resets a new one.
 
-    A `step` that raised returns the first observation of the next episode, reward 0 and no end;
+    A `step` that raised returns the first observation of the next episode, reward 0 and no end.
     `info[FAULT_KEY]` says that the row holds no transition. Running statistics of wrappers (see
     `copy_statistics`) are copied to the new environment. A result that violates Gymnasium's API is
     not repaired: it is an error in the environment's code, which a new one has, too.
@@ -105,9 +105,9 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Raises:
         EnvironmentFailedError: after `max_failures` exceptions, or at the first one that says that
-            a package is missing; from `__init__`, `step`, `reset`.
+            a package is missing. From `__init__`, `step`, `reset`.
         ImportError, DependencyNotInstalled: from `__init__`, if `make` raises them.
-        EnvironmentAPIError: at the first violation of Gymnasium's API; from `step` and `reset`.
+        EnvironmentAPIError: at the first violation of Gymnasium's API. From `step` and `reset`.
     """
 
     def __init__(
@@ -138,17 +138,17 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._in_range = range_check(space)
         self._mask = find_action_mask(space, self.env.action_space)
         self._space_dtype = space.dtype if self._of_arrays else None
-        # Of the last observation that passed all checks; no type, if each has to pass them.
+        # Of the last observation that passed all checks. No type, if each has to pass them.
         self._type: Any = None
         self._is_array = False
         self._dtype: Any = None
         self._other_dtype = False  # than that of the space
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step of the environment; see the class for exceptions."""
+        """One step of the environment. See the class for exceptions."""
         try:
             result = self.env.step(action)
-            # Cheap tests in each step; all checks once per episode and where a test fails.
+            # Cheap tests in each step. All checks once per episode and where a test fails.
             if not self._steps or type(result) is not tuple or len(result) != 5:
                 result = self._checked(result)
             observation, reward, terminated, truncated, info = result
@@ -186,7 +186,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment; see the class for exceptions."""
+        """Resets the environment. See the class for exceptions."""
         if seed is not None:
             self._seed = seed
             seed_spaces(self.env, seed)
@@ -211,7 +211,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, {} if fault is None else {FAULT_KEY: fault}
 
     def close(self) -> None:
-        """Closes the environment; logs what it raises."""
+        """Closes the environment. Logs what it raises."""
         close_env(self.env, str(self._place))
 
     def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._unreported = EnvFault(False, count, trace)
 
     def _replace(self, error: Exception, method: str = "step") -> tuple[EnvFault, Any]:
-        """Makes environments until one can be reset; returns its first observation."""
+        """Makes environments until one can be reset. Returns its first observation."""
         lost_step = method == "step"
         count = 0
         while True:

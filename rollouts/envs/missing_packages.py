@@ -29,7 +29,7 @@ _COMMANDS = re.compile(r"`(pip install .*)`")
 
 
 def missing_package(error: BaseException | None, env: str) -> str | None:
-    """Returns what an environment needs and the command that installs it, on one line; None for an
+    """Returns what an environment needs and the command that installs it, on one line. None for an
     error that has another reason.
 
         HalfCheetah-v5 needs MuJoCo: pip install "gymnasium[mujoco]"

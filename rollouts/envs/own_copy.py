@@ -8,8 +8,8 @@ from typing import Any
 
 def own_copy(value: Any) -> Any:
     """A deep copy of what a user's program or environment holds. What cannot be copied, such as a
-    lock, an open file, a generator, a module or a tensor with a graph, is shared with the original;
-    the dicts, lists, tuples and sets around it are new."""
+    lock, an open file, a generator, a module or a tensor with a graph, is shared with the original.
+    The dicts, lists, tuples and sets around it are new."""
     return _copied(value, {})
 
 

@@ -19,7 +19,7 @@ class ProcessSeed(NamedTuple):
 
     Attributes:
         seed: of its global generators.
-        parent_pid: process that makes the vector; its own generators are not this seed's.
+        parent_pid: process that makes the vector. Its own generators are not this seed's.
     """
 
     seed: int

@@ -50,8 +50,8 @@ def make_vector_env(
         source: result of `resolve_env`.
         config: options of sampling.
         worker_index: of the worker, for `EnvContext` and errors.
-        num_envs: N; None: `num_envs_per_worker`.
-        fast: environments that are stepped one after another are a `FastSyncVectorEnv`; False:
+        num_envs: N. None: `num_envs_per_worker`.
+        fast: environments that are stepped one after another are a `FastSyncVectorEnv`. False:
             Gymnasium's `SyncVectorEnv`. Both return the same.
         keep_infos: see `FaultTolerantEnv`.
         index_offset: of `EnvContext.worker_index` from `worker_index`.
@@ -131,7 +131,7 @@ def probe_spaces(
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """The autoreset mode of a vector environment; next-step where it declares none, the only mode
+    """The autoreset mode of a vector environment. Next-step where it declares none, the only mode
     of Gymnasium 1.0."""
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
@@ -179,7 +179,7 @@ def _vector_of(
     keep_infos: bool,
     first: Any = None,
 ) -> VectorEnv[Any, Any, Any]:
-    """A vector of fault-tolerant environments; `first` is the first of them, if it is made."""
+    """A vector of fault-tolerant environments. `first` is the first of them, if it is made."""
     num_envs, in_processes = len(makers), config.vectorization_mode == "async"
     seeds = draw_process_seeds(num_envs) if in_processes else [None] * num_envs
     envs = [first, *([None] * (num_envs - 1))]

@@ -25,8 +25,8 @@ class FragmentColumns:
         rewards: `[T, N]` float32.
         terminated: `[T, N]` bool.
         truncated: `[T, N]` bool.
-        valid: `[T, N]` bool; False for rows without a transition.
-        lost: by step, `[N]` bool: environments that raised; see `discard_lost`.
+        valid: `[T, N]` bool. False for rows without a transition.
+        lost: by step, `[N]` bool: environments that raised. See `discard_lost`.
         last_infos: by step and environment: infos of the last steps of episodes, where they are
             kept.
     """

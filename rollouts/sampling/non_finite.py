@@ -16,7 +16,7 @@ _LARGEST = 1e18
 
 @_no_warnings
 def all_finite(array: np.ndarray) -> bool:
-    """Whether every number of an array is finite; integers and booleans are."""
+    """Whether every number of an array is finite. Integers and booleans are."""
     return _all_finite(array)
 
 
@@ -32,7 +32,7 @@ def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
     """Finds values in a postprocessed batch that are not finite, or whose square is not.
 
     Returns:
-        a description of the first of them, empty if there is none; and `[N]` bool: the environments
+        a description of the first of them, empty if there is none. And `[N]` bool: the environments
         whose columns hold any.
     """
     envs = np.zeros(batch.shape[1], dtype=bool)
@@ -60,7 +60,7 @@ def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
 
 
 def non_finite_gradient(gradients: Gradients) -> str:
-    """A description of a gradient that is not finite; empty if it is finite."""
+    """A description of a gradient that is not finite. Empty if it is finite."""
     if all_finite(gradients.flat):
         return ""
     count = np.count_nonzero(~np.isfinite(gradients.flat))

@@ -9,7 +9,7 @@ import numpy as np
 
 from polopt.policies.acting_policy import ActingPolicy
 
-#: How actions are chosen from the policy's distribution; names of TorchRL's ExplorationType.
+#: How actions are chosen from the policy's distribution. Names of TorchRL's ExplorationType.
 #: `random` samples, `mode` and `deterministic` use the most likely action, `mean` the mean.
 Exploration = Literal["random", "mode", "mean", "deterministic"]
 
@@ -18,11 +18,11 @@ class SampleRequest(NamedTuple):
     """Request for one fragment.
 
     Attributes:
-        steps: T; None: `rollout_fragment_length` of the worker's config.
+        steps: T. None: `rollout_fragment_length` of the worker's config.
         frames: environment steps to sample at least: rows lost to next-step resets are made up
-            for with further steps; None: T steps, without a minimum.
+            for with further steps. None: T steps, without a minimum.
         exploration: see `Exploration`.
-        uniform: actions are uniform over the action space, or over those that a mask allows; the
+        uniform: actions are uniform over the action space, or over those that a mask allows. The
             policy is not used.
         reset_first: all environments begin new episodes.
     """
@@ -52,8 +52,8 @@ def action_chooser(
     Args:
         policy: computes the parameters of the action distribution.
         rng: generator of the action noise.
-        explore: see `Exploration`; True is `random`, False is `mode`.
-        uniform: ignore the policy; actions are uniform over the action space, or over those that a
+        explore: see `Exploration`. True is `random`, False is `mode`.
+        uniform: ignore the policy. Actions are uniform over the action space, or over those that a
             mask allows.
         shape: T and N.
     """

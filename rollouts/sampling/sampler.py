@@ -40,26 +40,26 @@ class VectorSampler:
       starts from the last observation of the episode, so that no other column is needed.
     - *same-step*: the last observation is taken from `infos["final_obs"]` and stored as the
       successor of the row that ended.
-    - *disabled*: as same-step; the sampler resets the environments that ended.
+    - *disabled*: as same-step. The sampler resets the environments that ended.
 
     The policy's memory is 0 at the first observation of each episode. In next-step mode it still
     reads the last observation of the episode before, in the row that only resets.
 
     An exception of an environment (see `FaultTolerantEnv`) discards its current episode, and at
-    most one row, which is not `valid`; the row before is bootstrapped from the observation that it
+    most one row, which is not `valid`. The row before is bootstrapped from the observation that it
     led to. An exception of an environment's own vector implementation does so for all N.
 
     Args:
         env: of N environments. The sampler owns and closes it.
-        policy: chooses actions; its encoder converts observations to arrays.
+        policy: chooses actions. Its encoder converts observations to arrays.
         fragment_length: T.
         seeds: of the environments and of the action noise.
-        faults: handles exceptions of the vector environment; None: they propagate.
+        faults: handles exceptions of the vector environment. None: they propagate.
 
     Attributes:
         stop_after: asked before each step: the number of steps, at least 1, after which the
-            fragment ends early; None: it does not.
-        ended: episodes that have ended are added to it, by time and then by environment; None: they
+            fragment ends early. None: it does not.
+        ended: episodes that have ended are added to it, by time and then by environment. None: they
             are not kept.
 
     Raises:
@@ -87,17 +87,17 @@ class VectorSampler:
         self.restart(seeds)
 
     def restart(self, seeds: Seeds) -> None:
-        """Starts new episodes and new random numbers; discards the current episodes."""
+        """Starts new episodes and new random numbers. Discards the current episodes."""
         self._rng = np.random.default_rng(seeds.actions)
         self._seeds = seeds
         self._place = (int(seeds.actions.generate_state(1, np.uint64)[0]), 0)
         self.reset(seeds.envs)
 
     def reset(self, seeds: list[int] | None = None) -> None:
-        """Starts new episodes in all environments; discards the current episodes.
+        """Starts new episodes in all environments. Discards the current episodes.
 
         Args:
-            seeds: `[N]`, of the environments; None: their generators continue.
+            seeds: `[N]`, of the environments. None: their generators continue.
         """
         given: Any = None if seeds is None else seed_argument(self.env, seeds)
         if seeds is not None:
@@ -127,9 +127,9 @@ class VectorSampler:
         """One fragment of `fragment_length` steps, fewer if it is stopped early.
 
         Args:
-            explore: how actions are chosen; True is `random`, False is `mode`.
+            explore: how actions are chosen. True is `random`, False is `mode`.
             steps: T, instead of `fragment_length`.
-            uniform: ignore the policy; actions are uniform over the action space, or over those
+            uniform: ignore the policy. Actions are uniform over the action space, or over those
                 that a mask allows. Their `action_dist_inputs` are 0 (for categories: the
                 parameters of that distribution).
 
@@ -231,7 +231,7 @@ class VectorSampler:
         return self.policy.dist.to_env(actions)
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
-        """`[N]` bool: row `t`, above 0, begins an episode; in a batch, see `gae.episode_starts`."""
+        """`[N]` bool: row `t`, above 0, begins an episode. In a batch, see `gae.episode_starts`."""
         if not self._next_step:
             begins = rows.terminated[t - 1] | rows.truncated[t - 1]
         elif t == 1:
@@ -293,7 +293,7 @@ class VectorSampler:
         return kept
 
     def reset_some(self, envs: np.ndarray) -> None:
-        """Starts new episodes in some environments; their current episodes are discarded.
+        """Starts new episodes in some environments. Their current episodes are discarded.
 
         Args:
             envs: `[N]` bool, which. A vector implementation that can only reset all resets all.
@@ -323,7 +323,7 @@ class VectorSampler:
 
     def get_state(self) -> dict[str, Any] | None:
         """State of the environments (see `polopt.rollouts.envs.env_state`), of the current episodes
-        and of the generator; None if the environments cannot return theirs."""
+        and of the generator. None if the environments cannot return theirs."""
         env_state = get_env_state(self.env)
         if env_state is None:
             return None
@@ -355,7 +355,7 @@ class VectorSampler:
         self._place = (int(stream), int(step))
 
     def get_statistics(self) -> dict[str, Any]:
-        """Running statistics of the environments' wrappers; see `get_env_statistics`."""
+        """Running statistics of the environments' wrappers. See `get_env_statistics`."""
         return get_env_statistics(self.env)
 
     def set_statistics(self, saved: dict[str, Any]) -> None:
@@ -363,7 +363,7 @@ class VectorSampler:
         set_env_statistics(self.env, saved)
 
     def close(self) -> None:
-        """Closes the environments; logs what they raise."""
+        """Closes the environments. Logs what they raise."""
         close_env(self.env, self.faults.place)
 
 

@@ -29,14 +29,14 @@ class SamplerFaults:
     """Faults of one sampler's environments since the last fragment.
 
     Args:
-        remake: makes a new vector environment; None: exceptions of the vector propagate.
+        remake: makes a new vector environment. None: exceptions of the vector propagate.
         max_failures: consecutive exceptions of the vector environment as a whole, without a
             successful step in between, that end in an error.
         place: name of the vector environment in errors.
 
     Attributes:
         step: steps sampled before the current fragment.
-        mask: where observations say which actions are allowed; None: they do not.
+        mask: where observations say which actions are allowed. None: they do not.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class SamplerFaults:
         """Replaces a vector environment that has raised.
 
         Args:
-            env: that raised; it is closed.
+            env: that raised. It is closed.
             error: that it raised.
-            seeds: of that vector; the new one gets others that follow from them.
+            seeds: of that vector. The new one gets others that follow from them.
             step: of the current fragment.
 
         Returns:
@@ -94,7 +94,7 @@ class SamplerFaults:
             environment.
 
         Raises:
-            EnvironmentFailedError: too many exceptions; of the vector, or of one of its
+            EnvironmentFailedError: too many exceptions. Of the vector, or of one of its
                 environments.
         """
         if self._remake is None or isinstance(error, EnvironmentFailedError):
@@ -137,7 +137,7 @@ class SamplerFaults:
 
     def check_masks(self, env: _Vector, obs: Any, needed: np.ndarray | bool = True) -> None:
         """Checks the action masks of a batch of observations of an environment's own vector
-        implementation; see `check` and `ActionMask.check`.
+        implementation. See `check` and `ActionMask.check`.
 
         Raises:
             ValueError: a mask is wrong, which is a fault of the environment.

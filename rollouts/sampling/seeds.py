@@ -35,7 +35,7 @@ def worker_seeds(
 
     Args:
         seed: of the run.
-        worker_index: of the worker; 0 is the driver's.
+        worker_index: of the worker. 0 is the driver's.
         restart_count: number of workers at this index before.
         num_envs: N.
         restore_count: number of restores of the run from a checkpoint.
@@ -50,7 +50,7 @@ def evaluation_seeds(seed: int, number: int, worker_index: int, num_envs: int) -
     Args:
         seed: of the run.
         number: of the evaluation.
-        worker_index: of the evaluation worker; 0 is the driver's.
+        worker_index: of the evaluation worker. 0 is the driver's.
         num_envs: N.
     """
     return _seeds_of(seed, (_EVALUATION, number, worker_index), num_envs)
@@ -58,7 +58,7 @@ def evaluation_seeds(seed: int, number: int, worker_index: int, num_envs: int) -
 
 def _seeds_of(seed: int, key: tuple[int, ...], num_envs: int) -> Seeds:
     envs, actions, shuffle, process = np.random.SeedSequence(seed, spawn_key=key).spawn(4)
-    # Gymnasium's classic environments take non-negative seeds; 31 bits suit any library's.
+    # Gymnasium's classic environments take non-negative seeds. 31 bits suit any library's.
     env_seeds = (envs.generate_state(num_envs) >> 1).tolist()
     return Seeds(env_seeds, actions, _number(shuffle), _number(process))
 

@@ -27,7 +27,7 @@ class WholeEpisodes:
     Args:
         sampler: its policy acts.
         num_episodes: K, of all environments together.
-        explore: sample actions; False takes the mode of the policy's distribution.
+        explore: sample actions. False takes the mode of the policy's distribution.
 
     Attributes:
         episodes: those played so far.

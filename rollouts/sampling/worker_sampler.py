@@ -146,7 +146,7 @@ def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> Sam
     a policy that acts on NaN returns NaN.
 
     Args:
-        batch: postprocessed; changed in place.
+        batch: postprocessed. Changed in place.
         sampler: the sampler that made it.
         env: name of the environment, for errors.
     """

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-#: A function that runs in a process, `fn(target, *args)`; see `Channel`.
+#: A function that runs in a process, `fn(target, *args)`. See `Channel`.
 Function = Callable[..., Any]
 
 
@@ -23,13 +23,13 @@ class Message(NamedTuple):
     """One call, as a channel sends it.
 
     Attributes:
-        number: number of the call; no other call has the same one. Never 0.
+        number: number of the call. No other call has the same one. Never 0.
         name: name of the function, for messages to the user.
         function: `fn(target, *args)`, where `target` is the object in the process. Cloudpickle
             encodes it.
         args: the further arguments. A reference (`Transport.put`) stands for its object.
         by_reference: the answer's value stays where it is made, and the answer holds a reference.
-        version: of the driver's weights when it is sent; for records of a run.
+        version: of the driver's weights when it is sent. For records of a run.
     """
 
     number: int
@@ -118,7 +118,7 @@ class Started(NamedTuple):
     Attributes:
         pid: its process id.
         node: where it runs: an id of the node.
-        control: path of its `ControlPage`; empty if it could not share one.
+        control: path of its `ControlPage`. Empty if it could not share one.
     """
 
     pid: int = 0
@@ -150,7 +150,7 @@ class Channel(ABC):
 
         Raises:
             TransportError: see there.
-            Exception: function or arguments cannot be pickled; any exception.
+            Exception: function or arguments cannot be pickled. Any exception.
         """
 
     @abstractmethod
@@ -160,7 +160,7 @@ class Channel(ABC):
 
     @abstractmethod
     def silent_s(self) -> float | None:
-        """Seconds since the process last made progress; None: it cannot be told."""
+        """Seconds since the process last made progress. None: it cannot be told."""
 
     def note_started(self, started: Started) -> None:
         """Takes the answer to `start`."""
@@ -180,7 +180,7 @@ class Transport(ABC):
 
     @property
     def event(self) -> int | None:
-        """Number of the last event in the record of the run; None: the run is not recorded."""
+        """Number of the last event in the record of the run. None: the run is not recorded."""
         return None
 
     @abstractmethod
@@ -190,7 +190,7 @@ class Transport(ABC):
         """Starts a process with the object that `make(*args)` returns. Does not wait.
 
         Args:
-            make: makes the object in the process; calls run as `fn(object, *args)`. The object
+            make: makes the object in the process. Calls run as `fn(object, *args)`. The object
                 needs the methods of `polopt.rollouts.workers.call_runner.CallRunner`.
             args: its arguments.
             options: resources of the process, as Ray's `ActorClass.options` takes them.
@@ -238,7 +238,7 @@ class Transport(ABC):
 
     @abstractmethod
     def get(self, value: Any) -> Any:
-        """The object of a reference; any other value itself.
+        """The object of a reference. Any other value itself.
 
         Raises:
             LostReferenceError: the object is lost.

@@ -1,7 +1,7 @@
 """Sums over the workers of a group: over sockets, or by torch's process groups (gloo, NCCL).
 
 The ranks of a torch group find each other through a store in the driver, which outlives the ranks.
-The store and torch's groups neither authenticate nor encrypt; see docs/security.md. Groups that use
+The store and torch's groups neither authenticate nor encrypt. See docs/security.md. Groups that use
 sockets need no store.
 """
 
@@ -24,7 +24,7 @@ from polopt.rollouts.transport.socket_allreduce import SocketAllReduce
 from polopt.rollouts.transport.sockets import CONNECTION_ERRORS
 
 #: `backend: auto` sums tensors up to this size over sockets, in log2(ranks) exchanges of the whole
-#: tensor; larger ones by torch's all-reduce, which sends each number twice for any number of ranks.
+#: tensor. Larger ones by torch's all-reduce, which sends each number twice for any number of ranks.
 SMALL_TENSOR_BYTES = 1 << 20
 
 
@@ -79,7 +79,7 @@ def start_store(host: str) -> TCPStore:
 
 
 class AllReducer:
-    """A rank's place in a group; sums tensors over it. `join` has to follow.
+    """A rank's place in a group. Sums tensors over it. `join` has to follow.
 
     Args:
         spec: the group.
@@ -88,7 +88,7 @@ class AllReducer:
 
     Attributes:
         world_size: number of ranks.
-        address: at which this rank listens; None for torch's groups.
+        address: at which this rank listens. None for torch's groups.
 
     Raises:
         OSError: no socket can be bound.
@@ -187,7 +187,7 @@ class TimedReducer:
         self.world_size = group.world_size
 
     def sum_(self, tensor: Tensor) -> None:
-        """Replaces `tensor` by its sum over all ranks, in place; see `AllReducer.sum_`."""
+        """Replaces `tensor` by its sum over all ranks, in place. See `AllReducer.sum_`."""
         with self._phase():
             self._group.sum_(tensor)
 
@@ -219,7 +219,7 @@ def resolve_backend(
         backend: of the config.
         device: device of the tensors that are summed.
         num_gpus: Ray GPUs of each rank. NCCL refuses ranks that share one.
-        transport: of the config; see `RolloutConfig`.
+        transport: of the config. See `RolloutConfig`.
         tensor_bytes: size of the largest tensor.
         nodes: node of each rank.
 

@@ -120,7 +120,7 @@ class ControlPage:
         requests[slot] = request.call
 
     def keep_steps(self, call: int) -> int | None:
-        """Least number of steps that a request leaves to each fragment of a call; None: there is no
+        """Least number of steps that a request leaves to each fragment of a call. None: there is no
         request."""
         requests, slot = self._requests, 2 * (call % _SLOTS)
         if requests[slot] != call:

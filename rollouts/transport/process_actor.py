@@ -83,11 +83,11 @@ class ProcessActor:
         return answer
 
     def connect(self, endpoint: Endpoint) -> str:
-        """Connects to the driver's socket; see `SocketServer.connect`."""
+        """Connects to the driver's socket. See `SocketServer.connect`."""
         return self._server.connect(endpoint)
 
     def serve(self, endpoint: Endpoint) -> str:
-        """Answers calls over the socket until the driver ends that; see `SocketServer.serve`."""
+        """Answers calls over the socket until the driver ends that. See `SocketServer.serve`."""
         return self._server.serve(self._target, endpoint)
 
     def stop(self) -> None:

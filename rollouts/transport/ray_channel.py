@@ -110,7 +110,7 @@ class RayChannel(Channel):
     Args:
         actor: handle of a `ProcessActor`.
         name: see `Channel`.
-        request: what it requests of the cluster; None: a placement group has reserved it.
+        request: what it requests of the cluster. None: a placement group has reserved it.
         transport: started the actor.
         make: arguments of `ProcessActor.make`.
     """
@@ -150,7 +150,7 @@ class RayChannel(Channel):
         return self.send_encoded(cloudpickle.dumps((number, function, args, by_reference)))
 
     def send_encoded(self, call: bytes) -> Ticket:
-        """Sends a call that is encoded already; see `ProcessActor.run_encoded`."""
+        """Sends a call that is encoded already. See `ProcessActor.run_encoded`."""
         return RayTicket(self.actor.run_encoded.remote(call))
 
     def stop_early(self, number: int, keep_steps: int) -> None:
@@ -289,7 +289,7 @@ class _RemotePage:
         agent.open.remote(path)
 
     def silent_s(self) -> float | None:
-        """See `ControlPage.silent_s`; None if the agent does not answer."""
+        """See `ControlPage.silent_s`. None if the agent does not answer."""
         with contextlib.suppress(RayError):
             silent_s: float = ray.get(
                 self._agent.silent_s.remote(self._path), timeout=AGENT_TIMEOUT_S

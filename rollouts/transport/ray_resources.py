@@ -13,7 +13,7 @@ Request = frozenset[tuple[str, float]]
 
 
 def cluster_request(options: Mapping[str, Any]) -> Request | None:
-    """What an actor with these options requests of the cluster; None if it gets resources that the
+    """What an actor with these options requests of the cluster. None if it gets resources that the
     placement group of this process, such as that of a Tune trial, has reserved."""
     if options.get("scheduling_strategy") is None and ray.util.get_current_placement_group():
         return None
@@ -33,7 +33,7 @@ def unmet_requests() -> Counter[Request]:
     Raises:
         ray.exceptions.RpcError: Ray's control service does not answer within 10 s.
     """
-    from ray.autoscaler.v2.sdk import get_cluster_status  # 0.1 s; seldom needed
+    from ray.autoscaler.v2.sdk import get_cluster_status  # 0.1 s. Seldom needed
 
     # The cluster's control service answers, also where no autoscaler runs.
     status = get_cluster_status(ray.get_runtime_context().gcs_address)

@@ -27,7 +27,7 @@ from polopt.rollouts.transport.local_channel import run_here
 
 
 class Reference:
-    """Reference to an object of a simulated process; see `Transport.put`."""
+    """Reference to an object of a simulated process. See `Transport.put`."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -39,7 +39,7 @@ class SimulatedTicket(Ticket):
     Attributes:
         channel: of the process.
         answer: what `result` returns.
-        error: what it raises instead; None: nothing.
+        error: what it raises instead. None: nothing.
         done: the answer has arrived.
     """
 

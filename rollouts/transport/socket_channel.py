@@ -65,7 +65,7 @@ class SocketTicket(Ticket):
     """One call over a socket.
 
     Attributes:
-        arrival: position in the order of arrival; None: the call has not ended.
+        arrival: position in the order of arrival. None: the call has not ended.
         size: bytes of the call.
     """
 
@@ -105,7 +105,7 @@ def _decoded(message: bytes) -> Any:
     """
     try:
         return pickle.loads(memoryview(message)[NUMBER_BYTES:])
-    except BaseException as error:  # unpickling can raise anything; it is the worker's failure
+    except BaseException as error:  # unpickling can raise anything. It is the worker's failure
         if is_of_signal(error):
             raise
         raise UndecodableAnswerError(f"{type(error).__name__}: {error}") from error
@@ -114,8 +114,8 @@ def _decoded(message: bytes) -> Any:
 class SocketChannel(Channel):
     """Calls of one process: over a connection where there is one, else through Ray.
 
-    Through Ray go: calls until the process has connected; calls with references, or whose value is
-    to stay where it is made; and a call that does not fit into what the kernel buffers, because
+    Through Ray go: calls until the process has connected. Calls with references, or whose value is
+    to stay where it is made. And a call that does not fit into what the kernel buffers, because
     sending must never wait for a process that is busy.
 
     Args:
@@ -123,7 +123,7 @@ class SocketChannel(Channel):
         transport: has the listener.
 
     Attributes:
-        refused: the process cannot connect; all its calls go through Ray.
+        refused: the process cannot connect. All its calls go through Ray.
     """
 
     def __init__(self, through_ray: RayChannel, transport: SocketTransport) -> None:
@@ -389,7 +389,7 @@ class SocketTransport(Transport):
         return [*arrived, *(through_ray[ref] for ref in refs)]
 
     def poll(self, timeout_s: float) -> None:
-        """Takes what has arrived, one message of each process; waits for the first.
+        """Takes what has arrived, one message of each process. Waits for the first.
 
         Raises:
             TransportError: see `note_unreachable`.
@@ -467,7 +467,7 @@ def open_transport(transport: str, timeout_s: float) -> Transport:
     """The transport that a config asks for.
 
     Args:
-        transport: `ray`, `socket` or `auto`; see `RolloutConfig`.
+        transport: `ray`, `socket` or `auto`. See `RolloutConfig`.
         timeout_s: see `SocketTransport`.
 
     Raises:

@@ -23,7 +23,7 @@ NUMBER_BYTES = 8
 
 
 class Endpoint(NamedTuple):
-    """What a process needs for one connection to its driver; sent through Ray.
+    """What a process needs for one connection to its driver. Sent through Ray.
 
     Attributes:
         address: of the driver's `PrivateListener`.
@@ -61,7 +61,7 @@ class SocketServer:
         """Connects, in place of an earlier connection.
 
         Returns:
-            why that failed; empty if it did not.
+            why that failed. Empty if it did not.
         """
         self.close()
         if endpoint.node != ray.get_runtime_context().get_node_id():
@@ -85,7 +85,7 @@ class SocketServer:
             endpoint: of the connection.
 
         Returns:
-            why the connection has ended; empty after the driver has ended serving.
+            why the connection has ended. Empty after the driver has ended serving.
         """
         connection = self._connection
         if connection is None or self._endpoint != endpoint:
@@ -118,7 +118,7 @@ class SocketServer:
             self._sending = self._sender.submit(connection.send_bytes, message)
 
     def _run(self, target: Any, call: bytes) -> tuple[int, Any]:
-        """Runs a call; returns its number and its answer."""
+        """Runs a call. Returns its number and its answer."""
         number = int.from_bytes(call[:NUMBER_BYTES], "big")
         try:
             _, function, args, _ = cloudpickle.loads(call[NUMBER_BYTES:])
@@ -140,7 +140,7 @@ def _pickled(target: Any, answer: Any) -> bytes:
     try:
         try:
             return pickle.dumps(answer, protocol=5)
-        except Exception:  # such as a lambda: by value, as Ray does; takes longer
+        except Exception:  # such as a lambda: by value, as Ray does. Takes longer
             return cloudpickle.dumps(answer)
     except Exception as error:  # pickling can raise anything
         refusal = target.refuse(f"its value cannot be pickled: {error!r}")

@@ -161,12 +161,12 @@ def dial(address: str, key: bytes, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Co
 
 
 def limit(connection: Connection, timeout_s: float, sending: bool = True) -> None:
-    """Sets how long one read or write may wait for the other side; later it raises OSError.
+    """Sets how long one read or write may wait for the other side. Later it raises OSError.
 
     Args:
         connection: of which.
         timeout_s: the limit.
-        sending: also of writes; False: they wait until the other side reads, ends the connection,
+        sending: also of writes. False: they wait until the other side reads, ends the connection,
             or dies.
     """
     seconds = min(timeout_s, 1e7)
@@ -224,7 +224,7 @@ os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def _remove(directory: str, pid: int) -> None:
-    """Removes a directory of process `pid`; does nothing in processes forked from it."""
+    """Removes a directory of process `pid`. Does nothing in processes forked from it."""
     if os.getpid() == pid:
         with contextlib.suppress(OSError):
             os.unlink(f"{directory}/s")
@@ -241,7 +241,7 @@ def _remove_left_behind() -> None:
                 probe.connect(directory)
             except ConnectionRefusedError:
                 _remove(os.path.dirname(directory), os.getpid())
-            except OSError:  # it listens, and is busy; or another process has removed it
+            except OSError:  # it listens, and is busy. Or another process has removed it
                 continue
 
 

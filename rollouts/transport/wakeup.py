@@ -33,10 +33,10 @@ class Wakeup:
 
         Args:
             ref: what the call returned.
-            tag: `take` returns it with the result; None: `take` does not.
+            tag: `take` returns it with the result. None: `take` does not.
 
         Returns:
-            its future; None if the reference is watched already.
+            its future. None if the reference is watched already.
         """
         if ref in self._watched:
             return None
@@ -59,7 +59,7 @@ class Wakeup:
             self._writer.send(b".")
 
     def take(self) -> list[tuple[Any, Future[Any]]]:
-        """Empties the socket; `(tag, future)` of calls that have ended since the last `take`."""
+        """Empties the socket. `(tag, future)` of calls that have ended since the last `take`."""
         with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 pass

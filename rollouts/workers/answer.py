@@ -18,9 +18,9 @@ class CallError(NamedTuple):
     """What ended a call, as its answer carries it.
 
     Attributes:
-        kind: `function`: the function cannot be imported there, or its value cannot be sent;
-            `exception`: it raised; `environment`: an environment keeps failing; `api`: one breaks
-            Gymnasium's API; `non_finite`: too much data in a row was not finite; `callback`: a
+        kind: `function`: the function cannot be imported there, or its value cannot be sent.
+            `exception`: it raised. `environment`: an environment keeps failing. `api`: one breaks
+            Gymnasium's API. `non_finite`: too much data in a row was not finite. `callback`: a
             user's callback raised.
         message: cause, with the traceback from the user's code on.
     """
@@ -57,9 +57,9 @@ class Answer(NamedTuple):
     """What a process sends back for one call.
 
     Attributes:
-        value: return value of the function, or a reference to it; None after an error.
+        value: return value of the function, or a reference to it. None after an error.
         record: what the call counted, up to the error if there was one.
-        error: what ended the call; None: it returned.
+        error: what ended the call. None: it returned.
     """
 
     value: Any

@@ -110,7 +110,7 @@ class ArrivalLog:
             self.take()  # where there is no file, it is lost
 
     def next(self, kind: str, *expected: Any) -> Event | None:
-        """The recorded event; None: nothing is repeated."""
+        """The recorded event. None: nothing is repeated."""
         return None
 
     def phases(self, names: tuple[str, ...]) -> int:
@@ -240,7 +240,7 @@ class Rerun:
         self.num_events = 0
         self._thread = threading.get_ident()
         self.before: Callable[[int], None] = lambda event: None
-        #: By ticket: what timing has decided in its call; tickets that failed.
+        #: By ticket: what timing has decided in its call. Tickets that failed.
         self.timing: dict[int, dict[str, Any]] = {}
         self.failed: set[int] = set()
         self._below: dict[int, list[dict[str, Any]]] = {}
@@ -268,7 +268,7 @@ class Rerun:
                     self.timing[ticket] = timing
 
     def below(self, process: int) -> dict[str, Any] | None:
-        """The record of the calls that a process has made itself; None: it has made none."""
+        """The record of the calls that a process has made itself. None: it has made none."""
         parts = self._below.get(process)
         if parts is None:
             return None
@@ -303,7 +303,7 @@ class Rerun:
         """Nothing is recorded."""
 
     def next(self, kind: str, *expected: Any) -> Event | None:
-        """The next recorded event; None: the record of a worker's calls has ended.
+        """The next recorded event. None: the record of a worker's calls has ended.
 
         Args:
             kind: of the event.
@@ -327,7 +327,7 @@ class Rerun:
         return event
 
     def peek(self) -> Event | None:
-        """The next recorded event; None: there is none."""
+        """The next recorded event. None: there is none."""
         while self.num_events < len(self.events) and self.events[self.num_events][0] == "phases":
             self.num_events += 1
         return self.events[self.num_events] if self.num_events < len(self.events) else None

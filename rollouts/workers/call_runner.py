@@ -23,7 +23,7 @@ class CallRunner:
         runner.run(number, count, batch)     # -> Answer(value, record, error)
 
     Args:
-        control: requests to end a call early; None: the process has no page that others share.
+        control: requests to end a call early. None: the process has no page that others share.
         clock: seconds of a monotonic clock.
 
     Attributes:
@@ -45,7 +45,7 @@ class CallRunner:
         self.state: dict[str, Any] = {}
         self.record = Record(clock)
         self.recorded_steps: Sequence[int] = ()
-        self._running: list[int] = []  # calls; a gradient worker's own run within its driver's
+        self._running: list[int] = []  # calls. A gradient worker's own run within its driver's
 
     # ---- calls ----------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class CallRunner:
             args: its further arguments.
 
         Returns:
-            its value, or its error; with what it has counted either way.
+            its value, or its error. With what it has counted either way.
         """
         self.record = Record(self.clock)
         SUMS.begin()
@@ -99,7 +99,7 @@ class CallRunner:
 
     @property
     def version(self) -> int:
-        """Version of this process's weights; 0 where there are none."""
+        """Version of this process's weights. 0 where there are none."""
         return 0
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -119,7 +119,7 @@ class CallRunner:
             self._running.pop()
 
     def stop_after(self) -> int | None:
-        """Steps after which the fragments of the current call are to end; None: they are not to end
+        """Steps after which the fragments of the current call are to end. None: they are not to end
         early. Any thread may call this."""
         if self.recorded_steps:
             fragment = min(self.record.num_fragments, len(self.recorded_steps) - 1)

@@ -16,17 +16,17 @@ def foreach_worker(
     workers: WorkerSet, fn: Callable[..., Any], *args: Any, only: int | None = None
 ) -> dict[int, Any]:
     """Runs `fn(worker, *args)` in the process of every remote worker that is up, where `worker` is
-    the `RolloutWorker`; with `num_workers` of 0, on the local one, whose index is 0. For programs
+    the `RolloutWorker`. With `num_workers` of 0, on the local one, whose index is 0. For programs
     outside of a strategy: what the calls sample is not counted. (The name is RLlib's.)
 
     Args:
         workers: waits until enough of them are up for a run to begin.
         fn: a function that cloudpickle can send.
-        args: further arguments; `ray.put` large ones once, and pass the reference.
-        only: index of the only worker that is called; None: all are.
+        args: further arguments. `ray.put` large ones once, and pass the reference.
+        only: index of the only worker that is called. None: all are.
 
     Returns:
-        return values by worker index; not of workers that failed, which are replaced.
+        return values by worker index. Not of workers that failed, which are replaced.
 
     Raises:
         WorkersFailedError: if workers keep failing.
@@ -111,7 +111,7 @@ def restore_workers(workers: WorkerSet, restore_count: int, states: Mapping[str,
 
 def begin_restored_run(workers: WorkerSet, restore_count: int) -> None:
     """All workers, and later replacements, begin new episodes with random numbers that were not
-    used before the restore; see `RolloutWorker.begin_restored_run`."""
+    used before the restore. See `RolloutWorker.begin_restored_run`."""
     workers.config = dataclasses.replace(workers.config, restore_count=restore_count)
     if workers.owns_local:
         workers.local.begin_restored_run(restore_count)
@@ -130,7 +130,7 @@ def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
     saved gets those of all saved ones together.
 
     Args:
-        workers: the workers; those that are starting get theirs once they are up.
+        workers: the workers. Those that are starting get theirs once they are up.
         states: as `present_statistics` returns them.
 
     Raises:

@@ -22,10 +22,10 @@ class CallbackError(RuntimeError):
 
 
 class Callbacks:
-    """Base class of a user's callbacks; a method that is not overridden does nothing.
+    """Base class of a user's callbacks. A method that is not overridden does nothing.
 
     Each process has an object of its own: what `on_episode_end` keeps is not seen by
-    `on_train_result`. The names of the methods are RLlib's; a class with another method `on_...` is
+    `on_train_result`. The names of the methods are RLlib's. A class with another method `on_...` is
     refused.
     """
 
@@ -35,10 +35,10 @@ class Callbacks:
         Args:
             episode: that has ended, with the infos of its last step.
             worker: the `RolloutWorker`, with `index`, `policy` and `sampler.env`, the vector of
-                environments; `config.in_evaluation` tells episodes of evaluation.
+                environments. `config.in_evaluation` tells episodes of evaluation.
 
         Returns:
-            custom metrics by name, of which results have mean, minimum and maximum; None: none.
+            custom metrics by name, of which results have mean, minimum and maximum. None: none.
         """
         return None
 
@@ -53,7 +53,7 @@ class Callbacks:
 
 
 def resolve_callbacks(value: Any) -> type[Callbacks] | None:
-    """The class that the config key `callbacks` names; imports its module.
+    """The class that the config key `callbacks` names. Imports its module.
 
     Raises:
         ConfigError: there is no such class, or it has a method `on_...` that is not called.
@@ -91,7 +91,7 @@ class CallbackCaller:
     """Calls a user's callbacks in one process, and names them in errors.
 
     Args:
-        cls: their class; None: there are none.
+        cls: their class. None: there are none.
         place: of this process, for messages.
     """
 
@@ -120,7 +120,7 @@ class CallbackCaller:
         )
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Calls a method; the object is made before the first call.
+        """Calls a method. The object is made before the first call.
 
         Raises:
             CallbackError: it raised.

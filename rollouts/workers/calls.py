@@ -35,7 +35,7 @@ class _Weights:
 
 
 #: As an argument of a call: the policy's weights at the moment when the call is sent to a worker
-#: that is up; None if the worker has them already.
+#: that is up. None if the worker has them already.
 WEIGHTS: Any = _Weights()
 
 
@@ -54,11 +54,11 @@ class Reply(NamedTuple):
     Attributes:
         worker: the worker that was called. After a failure its process is no longer used, and
             another one is starting, except where the kind of the failure is `reference`.
-        value: return value of the function, or a reference to it; None after a failure.
+        value: return value of the function, or a reference to it. None after a failure.
         tag: the tag given to `send`.
         counts: what the call has counted.
         order: see `Work`.
-        failure: why there is no value; None after success.
+        failure: why there is no value. None after success.
     """
 
     worker: WorkerHandle
@@ -86,18 +86,18 @@ class Calls:
     `pending`.
 
     Args:
-        workers: the processes that are called; see also `include`.
+        workers: the processes that are called. See also `include`.
         owner: strategy or other owner, for messages.
         count: adds the counts of a reply, when it is taken or has failed.
         weights: has what replaces `WEIGHTS`: `for_call(worker)` and `version`. By default the
             weights of `workers`, which a group of other processes does not have.
-        per_worker: most calls that a worker has at once; further ones wait here.
+        per_worker: most calls that a worker has at once. Further ones wait here.
         after_failure: see `AfterFailure`.
         check: see `Supervisor`.
         is_work: see `Supervisor`.
 
     Attributes:
-        per_worker: as above; may be changed while nothing is pending.
+        per_worker: as above. May be changed while nothing is pending.
         load: number of calls that were pending when a call ended, including that call.
         interrupted: `next` raises `CallsInterrupted`.
     """
@@ -195,7 +195,7 @@ class Calls:
             args: arguments. `WEIGHTS` stands for the policy's weights, and a reference, such as the
                 value of a reply to a call `by_reference`, for its object.
             tag: returned with the reply.
-            timeout_s: time limit without progress; None: `worker_timeout_s`.
+            timeout_s: time limit without progress. None: `worker_timeout_s`.
             by_reference: the value stays in the worker's process, and the reply has a reference to
                 it, which can be an argument of another call.
 
@@ -245,12 +245,12 @@ class Calls:
     def first(
         self, may_take: Callable[[Reply], bool] = lambda _: True, count: bool = True
     ) -> Reply:
-        """The first reply to arrive that may be taken; workers that fail meanwhile are replaced.
+        """The first reply to arrive that may be taken. Workers that fail meanwhile are replaced.
 
         Args:
             may_take: asked for each reply that has arrived, again after each further arrival. A
                 reply that may not be taken yet is kept.
-            count: add its counts now; False: the caller does so by `count`.
+            count: add its counts now. False: the caller does so by `count`.
 
         Raises:
             CallsLostError: all that was pending has failed, and is not sent again: because of the
@@ -285,7 +285,7 @@ class Calls:
         first sent to, so that results do not depend on the order of arrival.
 
         Args:
-            stragglers: ends the last calls early; None: waits for all.
+            stragglers: ends the last calls early. None: waits for all.
             steps: T of the fragment that a call samples, for stragglers.
 
         Raises:
@@ -316,7 +316,7 @@ class Calls:
         has failed is being replaced already.
 
         Args:
-            count: add its counts now; False: the caller does so by `count`.
+            count: add its counts now. False: the caller does so by `count`.
 
         Raises:
             see `first`.
@@ -333,7 +333,7 @@ class Calls:
         self._keep(self.next(count=False))
 
     def receive_ended(self) -> None:
-        """Keeps the replies of calls that have ended already; does not wait. Errors as `first`."""
+        """Keeps the replies of calls that have ended already. Does not wait. Errors as `first`."""
         while self._queues or self._backlog:
             reply = self._next_within(0.0)
             if reply is None:
@@ -357,7 +357,7 @@ class Calls:
         self._kept.clear()
 
     def clear(self) -> None:
-        """Drops everything that is pending or kept; results are lost."""
+        """Drops everything that is pending or kept. Results are lost."""
         self._queues.clear()
         self._backlog.clear()
         self._lost.clear()
@@ -420,7 +420,7 @@ class Calls:
     # ---- other threads --------------------------------------------------------------------------
 
     def stop_early(self, calls: Sequence[Pending], keep_steps: int) -> None:
-        """Ends the fragments of calls once they have `keep_steps` steps; does not wait."""
+        """Ends the fragments of calls once they have `keep_steps` steps. Does not wait."""
         for call in calls:
             if not call.stopped:
                 call.stopped = True
@@ -428,7 +428,7 @@ class Calls:
 
     def interrupt(self) -> None:
         """Makes the thread that waits raise `CallsInterrupted`. Pending calls end after their
-        current step; their replies are kept, and waiting continues once `interrupted` is reset."""
+        current step. Their replies are kept, and waiting continues once `interrupted` is reset."""
         self.interrupted = True
         for call in self.pending():  # also those that are to end early with more steps
             call.stopped = True
@@ -498,7 +498,7 @@ class Calls:
                     group.note_started(ticket)
 
     def _follow_changes(self) -> None:
-        """Sends work to workers that have come up; drops or reassigns the work of removed ones."""
+        """Sends work to workers that have come up. Drops or reassigns the work of removed ones."""
         self._drop_removed()
         self._changes = self._num_changes()
         if self._lost:
@@ -531,7 +531,7 @@ class Calls:
                     self._backlog.setdefault(seat, deque()).appendleft(work)
 
     def _drop(self, worker: WorkerHandle) -> list[Work]:
-        """Drops the calls of a worker that were sent; returns them."""
+        """Drops the calls of a worker that were sent. Returns them."""
         return [call.work for call in self._queues.pop(worker, ())]
 
     # ---- arrival --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ class Stragglers(NamedTuple):
     """Which workers are stragglers, and how much of their fragments they keep.
 
     Attributes:
-        fraction_workers: once this share of the workers has finished, the others are stragglers;
+        fraction_workers: once this share of the workers has finished, the others are stragglers.
             1: there are no stragglers.
         fraction_samples: a straggler keeps at least this share of its fragment, and one step.
     """

@@ -9,11 +9,11 @@ class FunctionError(RuntimeError):
 
 
 class NonFiniteError(RuntimeError):
-    """Too many fragments or updates in a row were not finite; the message says whose."""
+    """Too many fragments or updates in a row were not finite. The message says whose."""
 
 
 class WorkersFailedError(RuntimeError):
-    """Too many consecutive calls to workers failed; the message holds the last failure."""
+    """Too many consecutive calls to workers failed. The message holds the last failure."""
 
 
 class InARow:
@@ -38,7 +38,7 @@ class InARow:
 
         Args:
             kind: kind of the data.
-            problem: what was not finite; empty if all was.
+            problem: what was not finite. Empty if all was.
 
         Raises:
             NonFiniteError: so many in a row were not finite as the limit says.

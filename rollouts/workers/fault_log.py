@@ -38,7 +38,7 @@ class WorkerFailure(NamedTuple):
             call is lost with the process that made it, and the worker itself has not failed.
         worker_index: the worker that was called.
         message: cause, with the worker's traceback.
-        at_start: the worker could not be made; another one could not either, unless one was.
+        at_start: the worker could not be made. Another one could not either, unless one was.
     """
 
     kind: FailureKind
@@ -53,15 +53,15 @@ class FaultLog:
 
     The death of all workers at the same moment, for example with their node, is one event, and does
     not show that replacements would die too. So consecutive failures of workers that have succeeded
-    since their last failure count as one; failures of other workers count one each.
+    since their last failure count as one. Failures of other workers count one each.
 
     Args:
         max_consecutive_failures: limit without a success in between.
-        max_consecutive_non_finite: number of consecutive skipped updates that ends the run; each
+        max_consecutive_non_finite: number of consecutive skipped updates that ends the run. Each
             worker counts its fragments and gradients itself.
         who: what the processes are called in messages.
         clock: seconds of a monotonic clock.
-        event: number of the last event in the record of the run; None: there is no record.
+        event: number of the last event in the record of the run. None: there is no record.
 
     Attributes:
         counts: failures by kind.
@@ -125,7 +125,7 @@ class FaultLog:
         Args:
             failure: its last failure.
             remaining: number of other workers.
-            min_workers: least number of workers of the run; None: all.
+            min_workers: least number of workers of the run. None: all.
 
         Raises:
             WorkersFailedError: fewer workers remain than the run needs.
@@ -209,7 +209,7 @@ class FaultLog:
 
         Args:
             done: the update was made.
-            worker_index: the worker with the non-finite values; 0 is the driver.
+            worker_index: the worker with the non-finite values. 0 is the driver.
             why: what was not finite.
 
         Raises:

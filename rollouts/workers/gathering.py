@@ -47,7 +47,7 @@ def sample(
 
 def current_rollout(worker: RolloutWorker) -> MinibatchGradients:
     """The rollout that the worker computes gradients from. Samples another one if no minibatch of
-    the last one is left; the rest of it stays in `worker.state`."""
+    the last one is left. The rest of it stays in `worker.state`."""
     rollout: MinibatchGradients | None = worker.state.get("rollout")
     if rollout is None or rollout.done:
         rollout = worker.state["rollout"] = MinibatchGradients(worker.policy, worker.next_batch())
@@ -64,7 +64,7 @@ def check_batch(value: Any) -> None:
 
 
 def num_fragments(rollout: RolloutConfig, rows: int | None, default: int) -> int:
-    """Number of fragments in a batch of at least `rows` rows; `default` where `rows` is None or
+    """Number of fragments in a batch of at least `rows` rows. `default` where `rows` is None or
     0."""
     fragment = rollout.num_envs_per_worker * rollout.rollout_fragment_length
     return -(-rows // fragment) if rows else default
@@ -82,7 +82,7 @@ class Fragments:
     Args:
         calls: carries the requests.
         workers: the workers that `calls` calls.
-        stragglers: which fragments `all` ends early; None: it waits for all.
+        stragglers: which fragments `all` ends early. None: it waits for all.
     """
 
     def __init__(

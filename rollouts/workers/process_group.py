@@ -56,10 +56,10 @@ class ProcessGroup(ABC):
         started: the run has begun: once, as many processes were up as it needs. From then on, one
             is enough.
         faults: failures, and faults in what processes have answered.
-        restart_counts: by index, how often a process was replaced; 0 where missing.
+        restart_counts: by index, how often a process was replaced. 0 where missing.
     """
 
-    #: Where `WEIGHTS` comes from in calls to these processes; None: they take none.
+    #: Where `WEIGHTS` comes from in calls to these processes. None: they take none.
     weights: Any = None
 
     def __init__(
@@ -154,7 +154,7 @@ class ProcessGroup(ABC):
             self.take_started(CHECK_INTERVAL_S)
 
     def take_started(self, timeout_s: float) -> None:
-        """Takes note of processes that have started or failed to; waits for the first."""
+        """Takes note of processes that have started or failed to. Waits for the first."""
         while self.starting:
             ended = self.transport.wait(list(self.starting), timeout_s)
             for ticket in ended:
@@ -196,7 +196,7 @@ class ProcessGroup(ABC):
         self.changes += 1
 
     def check_starting(self) -> None:
-        """Replaces processes that take too long to start; see `StartUp`."""
+        """Replaces processes that take too long to start. See `StartUp`."""
         PROGRESS.note()  # a process that waits for a start does not hang: the start has a limit
         starting = [worker for worker in self.starting.values() if not worker.removed]
         for worker, why in self._start_up.overdue(starting, self.options, self.enough_up()):
@@ -214,10 +214,10 @@ class ProcessGroup(ABC):
         self.starting = {ticket: one for ticket, one in self.starting.items() if one is not worker}
 
     def replace(self, worker: WorkerHandle, failure: WorkerFailure) -> WorkerHandle | None:
-        """Kills a failed process and starts another with the same index; does not wait for it.
+        """Kills a failed process and starts another with the same index. Does not wait for it.
 
         Returns:
-            the replacement; None if the process was removed before, or is given up because it fails
+            the replacement. None if the process was removed before, or is given up because it fails
             again and again while others succeed.
 
         Raises:
@@ -240,7 +240,7 @@ class ProcessGroup(ABC):
         return replacement
 
     def _stop_processes(self, workers: list[WorkerHandle]) -> None:
-        """Stops processes; those that have not started are killed at once."""
+        """Stops processes. Those that have not started are killed at once."""
         self.transport.stop([worker.channel for worker in workers if worker.up], STOP_TIMEOUT_S)
         for worker in workers:
             if not worker.up:

@@ -197,7 +197,7 @@ class RecordedChannel(Channel):
 
     Attributes:
         inner: of the other transport.
-        process: number of the process; see `EVENT_KINDS`.
+        process: number of the process. See `EVENT_KINDS`.
         log: of the transport.
     """
 
@@ -250,7 +250,7 @@ class RecordedTransport(Transport):
 
     Args:
         inner: carries the calls.
-        recorded: a record to repeat, as `ArrivalLog.take` returns it; None: a new record is made.
+        recorded: a record to repeat, as `ArrivalLog.take` returns it. None: a new record is made.
         is_below: see `Rerun`.
         limits_s: in a rerun, longest waits without progress for an answer and for a start, in
             seconds.

@@ -52,7 +52,7 @@ class RolloutWorker(CallRunner):
     Args:
         config: see `WorkerConfig`.
         index: 0 is the driver's local worker, which has environments only if it is the only
-            worker; remote workers count from 1.
+            worker. Remote workers count from 1.
         control: see `CallRunner`.
         clock: see `CallRunner`.
 
@@ -124,7 +124,7 @@ class RolloutWorker(CallRunner):
         return worker_seeds(config.seed, self.index, *counts)
 
     def _seed_process(self, seeds: Seeds) -> None:
-        """Seeds the global generators, which environments may draw from; in the driver's process
+        """Seeds the global generators, which environments may draw from. In the driver's process
         only for environments there and an explicit seed, as in RLlib."""
         rollout = self.config.rollout
         seeded = rollout.seed is not None or rollout.record_arrivals
@@ -194,7 +194,7 @@ class RolloutWorker(CallRunner):
         """A fragment `[T, N]` of this worker's environments, as `next_batch`.
 
         Args:
-            request: how to sample; None: as the config says.
+            request: how to sample. None: as the config says.
         """
         sampler = self.get_sampler()
         request = request or SampleRequest()
@@ -238,15 +238,15 @@ class RolloutWorker(CallRunner):
 
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
         """Learns from a batch with this worker's policy, and counts that. Learners that learn
-        together first add the moments of what all of them have sampled since the last time; one
+        together first add the moments of what all of them have sampled since the last time. One
         that learns alone gets its moments with weights of the driver, who adds those of replies.
 
         Args:
             batch: as `next_batch` returns it.
-            reducer: sums over all learners; None: this worker learns alone.
+            reducer: sums over all learners. None: this worker learns alone.
 
         Returns:
-            learner statistics; see `Policy.learn_on_batch`.
+            learner statistics. See `Policy.learn_on_batch`.
 
         Raises:
             NonFiniteError: too many calls in a row made no update, because gradients were not
@@ -278,7 +278,7 @@ class RolloutWorker(CallRunner):
 
     def share_moments(self, reducer: Reducer) -> None:
         """Adds what this worker and all other learners have sampled since the last time to the
-        moments of the policy; `learn` calls it."""
+        moments of the policy. `learn` calls it."""
         moments, self.new_moments = self.new_moments, None
         self.policy.add_moments(moments, reducer)
 
@@ -297,8 +297,8 @@ class RolloutWorker(CallRunner):
 
         Args:
             what: the kind: `fragments`, `gradients` or `updates`.
-            faults: what was not finite; empty if all was, which ends a row of such data.
-            count: how many there were; 0: none, or other workers count them.
+            faults: what was not finite. Empty if all was, which ends a row of such data.
+            count: how many there were. 0: none, or other workers count them.
 
         Raises:
             NonFiniteError: `max_consecutive_non_finite` of the kind in a row were not finite.
@@ -313,7 +313,7 @@ class RolloutWorker(CallRunner):
         return self.policy.get_weights()
 
     def set_weights(self, weights: Weights | None) -> None:
-        """Takes over weights; None: the worker has them already."""
+        """Takes over weights. None: the worker has them already."""
         if weights is not None:
             self.policy.set_weights(weights)
 
@@ -340,7 +340,7 @@ class RolloutWorker(CallRunner):
             self.sampler.set_state(state["sampler"])
 
     def get_statistics(self) -> dict[str, Any]:
-        """Running statistics of the environments' wrappers; empty where there are none."""
+        """Running statistics of the environments' wrappers. Empty where there are none."""
         return {} if self.sampler is None else self.sampler.get_statistics()
 
     def set_statistics(self, statistics: dict[str, Any]) -> None:
@@ -359,7 +359,7 @@ class RolloutWorker(CallRunner):
         self._restart(seeds)
 
     def set_seed(self, env_seeds: list[int]) -> None:
-        """Begins new episodes, with one seed per environment; other random numbers follow."""
+        """Begins new episodes, with one seed per environment. Other random numbers follow."""
         seeds = seeds_from(env_seeds, self.index)
         if self.sampler is not None:
             seed_global_generators(seeds.process)

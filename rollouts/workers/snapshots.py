@@ -10,7 +10,7 @@ from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
-#: Larger weights go through the object store once for all workers; smaller ones inside each call,
+#: Larger weights go through the object store once for all workers. Smaller ones inside each call,
 #: which is what Ray does with arguments up to about this size anyway.
 INLINE_BYTES = 100_000
 #: Serial numbers of all snapshots of this process.
@@ -37,10 +37,10 @@ class WeightSnapshots:
 
     Args:
         policy: the policy of this moment.
-        put: makes a reference; see `Transport.put`.
+        put: makes a reference. See `Transport.put`.
 
     Attributes:
-        last: the snapshot that was taken last; None: none yet.
+        last: the snapshot that was taken last. None: none yet.
         num_bytes_sent: bytes of the weights that were given to calls.
     """
 
@@ -70,7 +70,7 @@ class WeightSnapshots:
         return self.last
 
     def for_call(self, worker: WorkerHandle) -> Any:
-        """The newest weights as an argument of a call: None if the worker has them; a reference to
+        """The newest weights as an argument of a call: None if the worker has them. A reference to
         one shared object for large ones."""
         if worker.shares_weights:
             return None

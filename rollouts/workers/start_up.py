@@ -12,7 +12,7 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 logger = logging.getLogger("polopt")
 
-#: First interval between checks of processes that are starting; it grows with each warning.
+#: First interval between checks of processes that are starting. It grows with each warning.
 CHECK_INTERVAL_S = 5.0
 MAX_CHECK_INTERVAL_S = 60.0
 
@@ -25,7 +25,7 @@ class StartUp:
 
     Args:
         who: what the processes are called in messages.
-        meanwhile: what goes on although none of them is up, as a sentence; empty: the run waits.
+        meanwhile: what goes on although none of them is up, as a sentence. Empty: the run waits.
         transport: knows what processes wait for, and the time.
     """
 

@@ -32,7 +32,7 @@ class Work(NamedTuple):
         function: to run.
         args: its arguments, `WEIGHTS` among them.
         tag: returned with the reply.
-        timeout_s: time limit; None: `worker_timeout_s`.
+        timeout_s: time limit. None: `worker_timeout_s`.
         order: place of its reply in `Calls.all`: index of the worker it was first sent to, and
             number of the call.
         by_reference: see `Message`.
@@ -204,7 +204,7 @@ class Supervisor:
     # ---- answers --------------------------------------------------------------------------------
 
     def judge(self, call: Pending) -> Answer | WorkerFailure | tuple[WorkerFailure, Record]:
-        """The answer of a call that has ended; or the failure of its process, with what the call
+        """The answer of a call that has ended. Or the failure of its process, with what the call
         has counted if it answered.
 
         Raises:

@@ -33,14 +33,14 @@ class WorkerConfig:
         policy: its options.
         observation_space: of one environment.
         action_space: of one environment.
-        seed: of the run; workers derive their own seeds from it.
+        seed: of the run. Workers derive their own seeds from it.
         restart_count: number of earlier workers with this index. A replacement uses other random
             numbers than the workers before it.
-        restore_count: number of times the run was restored from a checkpoint; a restored run uses
+        restore_count: number of times the run was restored from a checkpoint. A restored run uses
             other random numbers than the run before it.
         device: where the policy learns.
         postproc: applied to each batch of a `Collector`'s worker, after everything else.
-        callbacks: class of the user's callbacks; None: there are none.
+        callbacks: class of the user's callbacks. None: there are none.
         in_evaluation: the worker plays episodes for evaluation, and none to learn from.
         env_index_offset: of `EnvContext.worker_index` from the index of the worker.
         arrivals: in a rerun, the record of the calls that this process makes itself.
@@ -100,12 +100,12 @@ def make_worker_config(
     that it does not support.
 
     Args:
-        rollout: options of sampling; `seed` None: a random seed.
+        rollout: options of sampling. `seed` None: a random seed.
         policy_class: see `WorkerConfig`.
         policy: options of the policy.
-        env: result of `resolve_env`; None resolves `rollout.env`.
+        env: result of `resolve_env`. None resolves `rollout.env`.
         keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
-        device: where the policy learns; None: `cuda` for workers with a GPU, else `cpu`.
+        device: where the policy learns. None: `cuda` for workers with a GPU, else `cpu`.
         postproc: see `WorkerConfig`.
         callbacks: see `WorkerConfig`.
 

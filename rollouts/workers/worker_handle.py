@@ -23,9 +23,9 @@ class WorkerHandle:
             driver's own process.
         channel: sends it calls.
         started_s: time of its start, of the group's clock.
-        sent_weights: serial number of the snapshot of weights last sent to it; None: none yet.
+        sent_weights: serial number of the snapshot of weights last sent to it. None: none yet.
         shares_weights: its policy is the one whose weights are sent, so it needs none.
-        last_answer_s: time of its last answer; None before the first.
+        last_answer_s: time of its last answer. None before the first.
         removed: it was removed from the group or replaced. Its pending calls are dropped.
         set_up: calls `(function, arguments)` that it runs once it has started, before any work.
         who: what it is called in messages, which its group sets.
@@ -57,8 +57,8 @@ class WorkerSpec:
     """Differences of one worker from the config.
 
     Attributes:
-        env: its environments; None: those of the config.
-        num_envs: number of its environments; None: as in the config.
+        env: its environments. None: those of the config.
+        num_envs: number of its environments. None: as in the config.
         options: options of its actor, which override those of the config (`num_cpus`, `num_gpus`,
             `memory`, `resources`, `runtime_env` and other arguments of `ActorClass.options`).
     """
@@ -86,7 +86,7 @@ def select(workers: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[
 
     Args:
         workers: in order of index.
-        which: number of workers, the latest first; or their indices.
+        which: number of workers, the latest first. Or their indices.
 
     Raises:
         KeyError: an index does not exist.

@@ -21,7 +21,7 @@ from polopt.rollouts.workers.snapshots import WeightSnapshots
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec, select, specs_of
 
-#: Options that a worker's process is started with; a change needs other processes.
+#: Options that a worker's process is started with. A change needs other processes.
 _PROCESS_KEYS = (
     "num_workers",
     "min_workers",
@@ -48,17 +48,17 @@ class WorkerSet(ProcessGroup):
         learner_device: device of the local worker's policy.
         specs: differences of the first workers from `config`, in order of index. A local worker
             that is the only one is made from the first.
-        local: the local worker, if it exists already; the set does not stop it.
+        local: the local worker, if it exists already. The set does not stop it.
         transport: starts the processes. None: the set opens the one that `config` asks for, and
             closes it when it stops.
         meanwhile: see `StartUp`.
 
     Attributes:
-        config: as above; later workers are made from it.
+        config: as above. Later workers are made from it.
         local: the local worker.
         here: handle of the local worker, with index 0.
         owns_local: this set has made the local worker, and stops it.
-        weights: the weights that workers receive; see `WeightSnapshots`.
+        weights: the weights that workers receive. See `WeightSnapshots`.
         env_statistics: the last running statistics of the environments of each worker, by index.
     """
 
@@ -116,7 +116,7 @@ class WorkerSet(ProcessGroup):
         )
 
     def num_envs_of(self, index: int) -> int:
-        """N of the worker with this index; 0 is the local one."""
+        """N of the worker with this index. 0 is the local one."""
         return self.config_of(index or 1).rollout.num_envs_per_worker
 
     def _start_process(self, index: int) -> WorkerHandle:
@@ -141,7 +141,7 @@ class WorkerSet(ProcessGroup):
         return [self.here, *self.remote]
 
     def up(self) -> list[WorkerHandle]:
-        """The workers that can be given work, in order of index; with `num_workers` of 0 the local
+        """The workers that can be given work, in order of index. With `num_workers` of 0 the local
         one. Waits and raises as `ProcessGroup.up`."""
         if not self.remote:
             if self.options.num_workers == 0:
@@ -190,11 +190,11 @@ class WorkerSet(ProcessGroup):
         return added
 
     def remove_workers(self, which: int | Iterable[int]) -> list[int]:
-        """Stops workers permanently, also while a run continues. Their pending calls are lost; to
+        """Stops workers permanently, also while a run continues. Their pending calls are lost. To
         keep them, drain the optimizer first.
 
         Args:
-            which: number of workers, the latest first; or their indices.
+            which: number of workers, the latest first. Or their indices.
 
         Returns:
             the indices of the removed workers.

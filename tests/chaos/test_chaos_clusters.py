@@ -1,4 +1,4 @@
-"""Small object stores, lost nodes and killed drivers; each run has its own process and Ray."""
+"""Small object stores, lost nodes and killed drivers. Each run has its own process and Ray."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _toys(ray_session: None) -> Iterator[None]:
 
 
 def tuned(name: str, pool: Pool, policy_class: type) -> Any:
-    """Returns the optimizer of the tuned example; its four workers are up."""
+    """Returns the optimizer of the tuned example. Its four workers are up."""
     text = resources.files("polopt.tuned_examples").joinpath(f"{EXAMPLES[name]}.yaml").read_text()
     example = yaml.safe_load(text)
     options = {**example["config"], "num_workers": 4, "num_cpus_per_worker": 0.5, "seed": 0}
@@ -114,7 +114,7 @@ def test_twenty_kills_at_random_times(name: str, worker_pool: Pool, report: Repo
     assert workers.faults.num_restarts - restarts == 20
     assert stats["num_worker_hangs"] == stats["num_worker_exceptions"] == 0
     back_s = sorted(killer.back_s)
-    # Relative to one start under the current load; several workers may start at once.
+    # Relative to one start under the current load. Several workers may start at once.
     assert back_s[10] < max(5.0, 2.0 * start)
     assert back_s[-1] < max(5.0, 4.0 * start)
     budget = optimizer.metrics.num_env_steps_sampled + 1_000_000

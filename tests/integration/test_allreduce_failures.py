@@ -184,7 +184,7 @@ def test_training_continues_after_a_group_did_not_form(worker_pool: Pool) -> Non
 
 
 def start_listening(worker: Any, spec: GroupSpec, rank: int) -> Any:
-    """Address of a rank; its group stays at the worker."""
+    """Address of a rank. Its group stays at the worker."""
     group = worker.state["group"] = AllReducer(spec, rank)
     return group.address
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 class Halved(Callbacks):
-    """Half of the length of each episode; raises at the 200th."""
+    """Half of the length of each episode. Raises at the 200th."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -425,7 +425,7 @@ def test_replacement_that_never_starts_ends_the_run(fake: FakeTransport, make: A
 
 
 def send_and_kill(workers: FakeWorkerSet, calls: Calls) -> Reply:
-    """Worker 1 fails with three pieces of work, of which it has two; worker 2 has one."""
+    """Worker 1 fails with three pieces of work, of which it has two. Worker 2 has one."""
     one, two = workers.remote
     one.channel.next_error = DEATH
     for name in "abc":

@@ -56,7 +56,7 @@ def test_sigkill_leaves_the_other_checkpoint_complete(tmp_path: Path) -> None:
     assert all("complete" in refusal and "damaged" not in refusal for refusal in refusals)
 
 
-# Forks a process for each line it reads, so that torch is imported once; prints its id.
+# Forks a process for each line it reads, so that torch is imported once. Prints its id.
 _WRITERS = """
 import os, shutil, sys, torch
 from pathlib import Path
@@ -82,7 +82,7 @@ for line in sys.stdin:
 
 
 def kill_while_saving(tmp_path: Path, kills: int) -> int:
-    """Checks the checkpoints after each kill; returns how many kills left an incomplete one."""
+    """Checks the checkpoints after each kill. Returns how many kills left an incomplete one."""
     rng = random.Random(0)
     cut_off = 0
     with subprocess.Popen(

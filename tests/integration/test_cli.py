@@ -261,7 +261,7 @@ def test_unwritable_checkpoint_ends_with_one_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_nodes() -> Iterator[str]:
-    """Address of a cluster in a process of its own; the node of its head has no CPUs."""
+    """Address of a cluster in a process of its own. The node of its head has no CPUs."""
     script = Path(__file__).parents[1] / "chaos_scripts.py"
     with (
         tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder,
@@ -383,7 +383,7 @@ def wait_for_line(process: subprocess.Popen[str], start: str, count: int = 1) ->
 
 
 def usual_first(usual: list[Any], others: list[Any]) -> list[Any]:
-    """The cases of a test; only `make test-slow` runs the others, each of which starts Ray."""
+    """The cases of a test. Only `make test-slow` runs the others, each of which starts Ray."""
     return [*usual, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
 
 
@@ -410,10 +410,10 @@ def test_signal_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals, targe
         shown = 3 + sum(line.startswith("return ") for line in out.splitlines())
         assert state["training_iteration"] == shown, "the last iteration is saved"
     else:
-        # Ray's processes get the signal, too; a driver that misses them first is ended by Ray.
+        # Ray's processes get the signal, too. A driver that misses them first is ended by Ray.
         assert process.returncode in (1, 128 + number), out + err
         kept = max((tmp_path / "results").glob("**/checkpoint_*"))
-        _, state = read_or_fall_back(kept)  # as --restore; the newest may be half written
+        _, state = read_or_fall_back(kept)  # as --restore. The newest may be half written
         assert state["training_iteration"] >= 1
 
 
@@ -432,7 +432,7 @@ def caught_signals(pid: int) -> int:
     ("line", "after_s", "twice"),
     usual_first(
         [
-            ("", 0.0, True),  # before it prints "starting Ray"; this case starts no Ray
+            ("", 0.0, True),  # before it prints "starting Ray". This case starts no Ray
             ("starting Ray", 0.0, False),
             ("starting Ray", 0.5, True),
             ("starting Ray", 1.5, False),

@@ -140,7 +140,7 @@ def test_collectors_join_and_leave_while_iterating(made: Any) -> None:
     assert added == [3]
     next(collector)  # was under way
     batch = next(collector)
-    assert batch.shape == (4, 7)  # 20 frames over three; the new one has three environments
+    assert batch.shape == (4, 7)  # 20 frames over three. The new one has three environments
     pids = {pid_of(worker) for worker in collector.workers.remote}
     assert len(pids) == 3
     collector.remove_collectors([1])

@@ -261,7 +261,7 @@ def test_persistent_worker_failures_raise(remote: Any) -> None:
 def test_collecting_and_learning_overlap(over: Any) -> None:
     def overlap(batches: Any, learning_s: float) -> list[bool]:
         """Returns for each batch whether its first step came before the end of the learning step on
-        the batch before it; observations hold the time."""
+        the batch before it. Observations hold the time."""
         next(batches)
         answers = []
         for _ in range(3):

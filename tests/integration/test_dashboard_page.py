@@ -32,7 +32,7 @@ TABS = [
 ]  # fmt: skip
 HOSTILE = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>'
 LOOKS = [(1280, "light"), (1280, "dark"), (800, "light"), (800, "dark")]
-# Points of each plot; -1 while one is not drawn yet.
+# Points of each plot. -1 while one is not drawn yet.
 POINTS = """[...document.querySelectorAll('.js-plotly-plot')].map(plot => !plot._fullData ? -1 :
     (plot.data || []).reduce((n, t) => n + ((t.x && (t.x.length || t.x.bdata)) ? 1 : 0), 0))"""
 # Pairs of panels, and of parts of one plot, that cover each other by more than 2 px.
@@ -106,7 +106,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 def click_tab(browser: Browser, title: str) -> None:
-    """Shows a tab; a click that Streamlit loses because the page is drawn anew is repeated."""
+    """Shows a tab. A click that Streamlit loses because the page is drawn anew is repeated."""
     shows = f"document.querySelector('[role=tab][aria-selected=true]')?.textContent === {title!r}"
     click = (
         f"(() => {{ const tab = [...document.querySelectorAll('[role=tab]')].find("
@@ -173,7 +173,7 @@ def test_running_experiment_grows(browser: Browser, address: str, results: Path)
     click_tab(browser, "Experiments")
     drawn_plots(browser)
     write_trial(results / "live", "sync_samples", 9, 70, first=21, finished=False)
-    # 90 iterations of 0.5 s; no other run is longer than 20 s.
+    # 90 iterations of 0.5 s. No other run is longer than 20 s.
     browser.wait_for(
         "[...document.querySelectorAll('.js-plotly-plot')].some(p => "
         "p._fullLayout && p._fullLayout.xaxis.range[1] > 44)"
@@ -247,7 +247,7 @@ def test_server_listens_on_loopback_only(address: str) -> None:
     port = int(address.rsplit(":", 1)[1])
     with urllib.request.urlopen(address, timeout=30) as answer:
         assert answer.status == 200
-    # 127.0.0.2 is this machine, too; a server on all addresses would answer there.
+    # 127.0.0.2 is this machine, too. A server on all addresses would answer there.
     with socket.socket() as other:
         other.settimeout(5)
         with pytest.raises(ConnectionRefusedError):

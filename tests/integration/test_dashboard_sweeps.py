@@ -21,7 +21,7 @@ ITERATIONS = 4
 
 
 class Toy(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole; with `boom` it cannot be made."""
+    """CartPole. With `boom` it cannot be made."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))

@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
 
 
 def train_until(trainer: PolicyOptimizerTrainer, evaluations: int) -> dict[str, Any]:
-    """Trains until so many evaluations have ended; the result in which the last one has."""
+    """Trains until so many evaluations have ended. The result in which the last one has."""
     for _ in range(1000):
         result = trainer.train()
         if result["evaluation"]["num_evaluations"] >= evaluations:

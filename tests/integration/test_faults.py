@@ -167,7 +167,7 @@ def test_policy_that_workers_cannot_unpickle_is_reported_once(ray_session: None)
 
 
 def test_local_collector_reports_why_environments_fail() -> None:
-    # The driver makes one environment to read its spaces; only the second one fails.
+    # The driver makes one environment to read its spaces. Only the second one fails.
     made: list[int] = []
 
     def make() -> Any:

@@ -64,7 +64,7 @@ def test_older_table_of_trials_begins_with_the_return(
     assert re.search(r" ts \| +episode_return_mean ", header), header
 
 
-#: What Ray asks of IPython in a notebook; prints the last table of progress.
+#: What Ray asks of IPython in a notebook. Prints the last table of progress.
 NOTEBOOK = """
 import sys, types
 from unittest.mock import MagicMock

@@ -100,7 +100,7 @@ def test_applied_minibatch_gradients_equal_learn_on_batch() -> None:
     batch, other = stepwise.get_data(), learner.get_data()
     assert batch["rewards"].tobytes() == other["rewards"].tobytes()
     minibatches = MinibatchGradients(stepwise.policy, batch)
-    # `get_data` makes MinibatchGradients of its own; those draw their order at the first gradient.
+    # `get_data` makes MinibatchGradients of its own. Those draw their order at the first gradient.
     while not minibatches.done:
         stepwise.apply_gradients(minibatches.next_gradients())
     learner.policy.learn_on_batch(other)

@@ -20,7 +20,7 @@ import polopt
 from polopt.metrics.prometheus import METRICS
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
-#: Optimizers with a policy that a preset combines them with; A2C's block is that of SyncPPO.
+#: Optimizers with a policy that a preset combines them with. A2C's block is that of SyncPPO.
 SCHEMES = {
     "async_gradients": "a3c",
     "sync_gradients": "a3c",
@@ -59,7 +59,7 @@ class Warnings(logging.Handler):
 
 
 def train(folder: Path, callbacks: list[tune.Callback]) -> tuple[dict[str, Logged], list[str]]:
-    """Two iterations of each optimizer; returns the trials and the warnings."""
+    """Two iterations of each optimizer. Returns the trials and the warnings."""
     points = [{"optimizer": name, "policy": policy} for name, policy in SCHEMES.items()]
     config = {
         "env": "CartPole-v1",

@@ -17,7 +17,7 @@ for _ in range(50):
     assert observation["action_mask"][action]
     action, _ = policy.predict(observation, deterministic=False)
 """
-#: By name, in a trial of Tune; batch normalisation over ranks, whose checksums are compared.
+#: By name, in a trial of Tune. Batch normalisation over ranks, whose checksums are compared.
 BY_NAME = """
 from grid import Grid, GridNetwork
 from torch import nn

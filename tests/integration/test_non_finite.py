@@ -43,7 +43,7 @@ every_kind = pytest.mark.parametrize("what", KINDS)
 def non_finite_config(
     what: str, policy: str = "a2c", rollout: dict[str, Any] | None = None, **env: Any
 ) -> WorkerConfig:
-    """Two workers; the environments of the second return non-finite data after 12 steps."""
+    """Two workers. The environments of the second return non-finite data after 12 steps."""
     env_config = {"what": what, "worker": 2, "after": 12, **env}
     return worker_config(policy, Spoiled, rollout={"env_config": env_config, **(rollout or {})})
 
@@ -109,7 +109,7 @@ def test_environment_with_non_finite_data_is_reset(what: str, mode: str) -> None
     made = RolloutWorker(config, 7)
     batches = [made.next_batch() for _ in range(6)]
     counts = made.record
-    # Each of two environments returns one; without a reset, a non-finite observation would also be
+    # Each of two environments returns one. Without a reset, a non-finite observation would also be
     # the first one of the next fragment.
     assert 1 <= counts.num_non_finite <= 2
     assert counts.faults.non_finite.startswith("environment 'Spoiled' of worker 7: ")

@@ -45,7 +45,7 @@ def test_started_actor_does_not_wait(transport: RayTransport) -> None:
 def test_placed_actors_that_boot_slowly_do_not_wait(
     transport: RayTransport, tmp_path: Path
 ) -> None:
-    """Two actors have all resources; Ray shows them as it shows the third, which has none."""
+    """Two actors have all resources. Ray shows them as it shows the third, which has none."""
     code = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.1)\n"
     (tmp_path / "sitecustomize.py").write_text(code.format(str(tmp_path / "boot")))
     options: dict[str, Any] = {

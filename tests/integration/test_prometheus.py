@@ -38,7 +38,7 @@ pytestmark = [
         reason="the extra polopt[metrics] is not installed",
     ),
 ]
-#: Trains with each optimizer in turn; prints begin and end of each trial.
+#: Trains with each optimizer in turn. Prints begin and end of each trial.
 RUN = """
 import json, pathlib, sys
 import ray
@@ -85,7 +85,7 @@ Ask = Callable[[str, float, float], list[dict[str, Any]]]
 
 @contextmanager
 def prometheus(discovery: Path, folder: Path) -> Iterator[Ask]:
-    """Starts Prometheus; yields a function that evaluates a query every second of an interval."""
+    """Starts Prometheus. Yields a function that evaluates a query every second of an interval."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"

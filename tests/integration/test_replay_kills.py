@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-#: Trains an iteration for each line that it reads. `save` and a path on a line: saves there; `load`
+#: Trains an iteration for each line that it reads. `save` and a path on a line: saves there. `load`
 #: and a path: restores. Answers with a line of what it has then.
 _RUN = """
 import json, sys
@@ -80,7 +80,7 @@ class Run:
         )
 
     def say(self, line: str) -> Any:
-        """Has it do what a line says; returns what it has then."""
+        """Has it do what a line says. Returns what it has then."""
         self.send(line)
         assert self.process.stdout is not None
         answer = self.process.stdout.readline()

@@ -249,7 +249,7 @@ class Stations(gymnasium.Env[np.ndarray, int]):
 
 
 def assert_rows_are_of_one_episode(batches: list[Any], n_step: int, gamma: float = 0.9) -> int:
-    """Checks each row in closed form; returns how many rows were shorter than n steps without an
+    """Checks each row in closed form. Returns how many rows were shorter than n steps without an
     end of their episode."""
     shorter = 0
     for rows in batches:

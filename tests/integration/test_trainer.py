@@ -48,7 +48,7 @@ def tiny(preset: type[PolicyOptimizerTrainer], **changes: Any) -> dict[str, Any]
 
 
 def smallest(preset: type[PolicyOptimizerTrainer]) -> dict[str, Any]:
-    """`tiny` without workers where the preset allows it; each takes seconds to start."""
+    """`tiny` without workers where the preset allows it. Each takes seconds to start."""
     return tiny(preset, num_workers=1 if preset in (A3C, DDPPO) else 0)
 
 
@@ -128,7 +128,7 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
     assert int(action) in (0, 1)
     trainer.stop()
     first = set(paths(results[0]))
-    # Tune's own are not there outside it; nor is the config's echo of interest.
+    # Tune's own are not there outside it. Nor is the config's echo of interest.
     assert first >= PROMISED
     assert first >= {f"optimizer/{phase}_time_ms" for phase in PHASES[preset]}
     assert first >= set(result_keys()), "the command line would refuse to stop at"
@@ -557,7 +557,7 @@ trainer.stop()
 
 @pytest.mark.parametrize(("preset", "num_workers"), [(DDPPO, 1), (SyncPPO, 0)])
 def test_trainer_without_tune(preset: type[PolicyOptimizerTrainer], num_workers: int) -> None:
-    """No `ray.init`; without workers, no Ray."""
+    """No `ray.init`. Without workers, no Ray."""
     script = _ALONE.replace("PRESET", preset.__name__)
     script = script.replace("CONFIG", repr(tiny(preset, num_workers=num_workers)))
     done = subprocess.run(

@@ -71,7 +71,7 @@ def connected(lines: list[Line]) -> list[Line]:
 
 @ray.remote
 class Silent:
-    """An actor that neither connects nor answers; a test plays its part on the socket."""
+    """An actor that neither connects nor answers. A test plays its part on the socket."""
 
     def booted(self) -> None:
         pass

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
-#: A user's script; the comment of a line is a part of the error that both checkers find there.
+#: A user's script. The comment of a line is a part of the error that both checkers find there.
 SCRIPT = """
 import polopt
 
@@ -173,7 +173,7 @@ class LanguageServer:
         return {item["label"] for item in items}
 
     def request(self, method: str, **params: Any) -> Any:
-        """Sends a request and returns its result; answers requests of the server meanwhile."""
+        """Sends a request and returns its result. Answers requests of the server meanwhile."""
         self._number += 1
         self._send(id=self._number, method=method, params=params)
         while True:

@@ -80,7 +80,7 @@ def strategy(worker_pool: Pool, request: pytest.FixtureRequest) -> OfTheUser:
 
 
 def error_of(strategy: OfTheUser, function: Callable[..., Any]) -> str:
-    """The one error of a step; no failure of a worker is counted."""
+    """The one error of a step. No failure of a worker is counted."""
     strategy.function = function
     with pytest.raises(FunctionError) as caught:
         strategy.step()

@@ -386,7 +386,7 @@ def step_until(optimizer: Any, condition: Any) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_workers_are_added_and_removed_during_a_run(workers: WorkerSet, name: str) -> None:
     before = indices(workers.remote)
-    # By default the slowest of three workers stops early; here every fragment is complete.
+    # By default the slowest of three workers stops early. Here every fragment is complete.
     complete = {"fraction_workers": 1.0} if name == "decentralized_allreduce" else {}
     optimizer = make_optimizer(OPTIMIZERS.get(name), workers, **complete)
     optimizer.step()

@@ -59,7 +59,7 @@ class SavesSlowly(PolicyOptimizerTrainer):
 
 
 class SecondWaits(Drift):
-    """Every step waits; in worker 2 ten times as long."""
+    """Every step waits. In worker 2 ten times as long."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.02 if self.context.worker_index == 2 else 0.002)
@@ -67,7 +67,7 @@ class SecondWaits(Drift):
 
 
 class SecondWorks(Drift):
-    """Every step waits; in worker 2 it uses a processor instead, and memory is held."""
+    """Every step waits. In worker 2 it uses a processor instead, and memory is held."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -101,7 +101,7 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
     optimizer = make_optimizer(cls, workers, **OPTIMIZERS[cls])
     before = optimizer.stats()
     assert_sums(before, cls.phases)
-    # Of a few microseconds; the least training time is a nanosecond.
+    # Of a few microseconds. The least training time is a nanosecond.
     assert before["driver"]["share"]["startup"] == pytest.approx(1.0, abs=1e-3)
     optimizer.step()
     assert optimizer.stats()["driver"]["share"]["startup"] > 0.0

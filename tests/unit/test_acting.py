@@ -29,7 +29,7 @@ BOARD = spaces.Box(0, 1, (5, 5, 2), np.uint8)
 
 
 class Dose(gymnasium.Env[np.ndarray, np.ndarray]):
-    """One step; the reward is 1 minus the distance of the first action to 450, divided by 200."""
+    """One step. The reward is 1 minus the distance of the first action to 450, divided by 200."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = FAR_BOX
@@ -46,7 +46,7 @@ class Dose(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class Board(gymnasium.Env[np.ndarray, int]):
-    """Boards of 0 and 1 in bytes; the reward is 1 if the action says where the 1 is."""
+    """Boards of 0 and 1 in bytes. The reward is 1 if the action says where the 1 is."""
 
     observation_space = BOARD
     action_space = spaces.Discrete(4)
@@ -196,8 +196,8 @@ def trained(env: Any, directory: Path, **options: Any) -> Path:
 
 
 def restored(checkpoint: Path, env: Any, saved_again: Path) -> list[Policy]:
-    """The policy of a checkpoint: loaded; restored in a trainer whose options are the present
-    defaults; and loaded from the checkpoint that this trainer saves."""
+    """The policy of a checkpoint: loaded. Restored in a trainer whose options are the present
+    defaults. And loaded from the checkpoint that this trainer saves."""
     made = trainer(env, model={"conv_filters": []})
     made.restore(str(checkpoint))
     policy = made.get_policy()

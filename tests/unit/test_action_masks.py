@@ -132,7 +132,7 @@ def test_another_masked_logit_is_wrong(
 @every_kind
 @every_policy
 def test_masked_logits_have_no_gradient(name: str, kind: str) -> None:
-    """Those of actions that no observation of a batch allows; the losses are finite."""
+    """Those of actions that no observation of a batch allows. The losses are finite."""
     vector = guarded([lambda: Masked(kind)] * 3, "same_step")
     policy = make_policy(name, vector, model=SMALL, num_sgd_iter=2, lr=0.1, entropy_coeff=0.1)
     sampler = make_sampler(vector, policy, 16)
@@ -328,7 +328,7 @@ def test_masked_policies_do_not_use_numpy(kind: str) -> None:
 
 @every_kind
 def test_network_of_a_subclass_has_the_mask(kind: str) -> None:
-    """`make_network` of a plugin need not know of masks; its network sees whole observations."""
+    """`make_network` of a plugin need not know of masks. Its network sees whole observations."""
     actions = ACTIONS[kind]
 
     class Plugin(type(masked_policy(kind))):  # type: ignore[misc]

@@ -136,7 +136,7 @@ def test_distributions_say_their_categories(
 
 
 def test_each_step_of_a_run_is_counted_once() -> None:
-    """`Drift` has the actions -1, 0 and 1; its fragments are learned from in two epochs."""
+    """`Drift` has the actions -1, 0 and 1. Its fragments are learned from in two epochs."""
     config = worker_config("ppo", rollout={"num_workers": 3}, num_sgd_iter=2)
     optimizer = make_optimizer(
         SyncSamples, FakeWorkerSet(config, FakeTransport()), train_batch_size=30

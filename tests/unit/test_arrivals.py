@@ -336,7 +336,7 @@ SMALL = {
 def trained(
     folder: Path, patch: pytest.MonkeyPatch, restore: Any = None, **options: Any
 ) -> tuple[PolicyOptimizerTrainer, list[str]]:
-    """A trainer after three iterations, with a checkpoint after the second; digests of weights."""
+    """A trainer after three iterations, with a checkpoint after the second. Digests of weights."""
     patch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(folder))
     trainer = PolicyOptimizerTrainer({**SMALL, **options})
     if restore is not None:

@@ -60,7 +60,7 @@ def channels(optimizer: Any, who: str) -> list[Any]:
 
 
 def window_of(batch: SampleBatch, t: int, n: int, n_step: int) -> tuple[float, float, Any] | None:
-    """Reward, discount and next observation of a row, one step after the other; None if it is no
+    """Reward, discount and next observation of a row, one step after the other. None if it is no
     transition or goes on after the fragment."""
     steps, envs = batch.shape
     own = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))

@@ -34,7 +34,7 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 class Numbered(gymnasium.Env[np.ndarray, int]):
-    """Episode n of the environment with vector index i has n + i + 1 steps of reward 1; infos hold
+    """Episode n of the environment with vector index i has n + i + 1 steps of reward 1. Infos hold
     the number of the episode at its end, and of its step before."""
 
     def __init__(self, config: Any = None) -> None:

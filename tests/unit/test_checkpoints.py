@@ -254,7 +254,7 @@ def test_restore_continues_the_counters(saved: Path, tmp_path: Path) -> None:
     kept = made.save(str(tmp_path / "again"))
     made.restore(kept)  # through Tune, which counts by itself
     assert made.train()["training_iteration"] == 3
-    # Ray 2.52 closes the logger and needs a new one; later versions have none.
+    # Ray 2.52 closes the logger and needs a new one. Later versions have none.
     needs_logger = "logger_creator" in inspect.signature(tune.Trainable.reset).parameters
     loggers = {"logger_creator": lambda _: Mock(logdir=str(tmp_path))} if needs_logger else {}
     made.reset({**SMALL}, **loggers)

@@ -11,7 +11,7 @@ from polopt.common.tracer import Event, Tracer
 from polopt.metrics.chrome_trace import chrome_trace, percentages, self_times_s
 from polopt.trainers.trace_file import clock_shift_s
 
-# Worker 1 computes two gradients; its second request is sent before the first has arrived.
+# Worker 1 computes two gradients. Its second request is sent before the first has arrived.
 DRIVER = [
     Event("driver", "wait", 10.0, 2.0),
     Event("driver", "apply", 12.0, 0.5),

@@ -250,7 +250,7 @@ def test_older_fragments_come_before_newer_ones() -> None:
 
 def test_fragments_are_returned_in_the_order_of_the_updates() -> None:
     """Of three collectors, 1 samples with the weights of update 0 and is slow. The fragments of 3
-    and 2 with the weights of update 1 arrive before, and wait for it; it is not lost."""
+    and 2 with the weights of update 1 arrive before, and wait for it. It is not lost."""
     collector = fake_collector(3, script=in_order([2, 2, 3, 3, 2, 1]))
     batches = []
     for i in range(6):

@@ -350,7 +350,7 @@ def test_longest_trajectory(mode: str) -> None:
     assert set(batch.episodes.lengths) == {4}
     assert not batch["terminated"].any()
     assert batch["truncated"].sum() == len(batch.episodes.lengths) > 4
-    # Bootstrapped as a truncation everything is as expected; cut as a termination it is not.
+    # Bootstrapped as a truncation everything is as expected. Cut as a termination it is not.
     np.testing.assert_allclose(batch["advantages"], 0.0, atol=1e-4)
     batch.columns["terminated"] = batch["truncated"]
     following = gae.next_values(

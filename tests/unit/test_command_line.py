@@ -49,7 +49,7 @@ SMALL = {
 
 
 def polopt(*arguments: object) -> Result:
-    """The command in this process; Ray must not start."""
+    """The command in this process. Ray must not start."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
@@ -298,7 +298,7 @@ class Endless(gymnasium.Env[Any, Any]):
 
 
 def played_endless(folder: Path, *arguments: object, **options: Any) -> list[str]:
-    """Lines of episodes and of the summary; a step takes a second."""
+    """Lines of episodes and of the summary. A step takes a second."""
     trainer = PolicyOptimizerTrainer({**SMALL, "env": Endless, **options})
     trainer.save(str(folder / "c"))
     trainer.stop()

@@ -90,7 +90,7 @@ def test_topk_sends_largest_and_accumulates_rest() -> None:
         unpack_gradients(packer.pack(gradients(flat))).flat.tolist()
         for flat in ([5, -1, 2, 0], [0, -1, 2, 0], [0, -4, 0, 0], [0, 0, 0, 0])
     ]
-    # Computed by hand: 5; then 2 + 2; then -1 - 1 - 4; then zeros.
+    # Computed by hand: 5. Then 2 + 2. Then -1 - 1 - 4. Then zeros.
     assert sent == [[5, 0, 0, 0], [0, 0, 4, 0], [0, -6, 0, 0], [0, 0, 0, 0]]
     assert packer.residual is not None
     assert not packer.residual.any()

@@ -160,7 +160,7 @@ def test_options_must_be_a_mapping() -> None:
 
 
 def test_numpy_and_yaml_numbers_are_accepted() -> None:
-    # Tune samples NumPy numbers; YAML 1.1 reads 1e-3 as a string.
+    # Tune samples NumPy numbers. YAML 1.1 reads 1e-3 as a string.
     config = PPOConfig.parse(
         {"lr": "1e-3", "gamma": np.float32(0.5), "num_sgd_iter": np.int64(3), "kl_target": 1}
     )

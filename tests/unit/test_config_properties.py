@@ -113,7 +113,7 @@ mutations = st.one_of(
 )
 quietly = settings(
     deadline=None,
-    derandomize=True,  # reproducible; the `slow` test draws new examples
+    derandomize=True,  # reproducible. The `slow` test draws new examples
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 

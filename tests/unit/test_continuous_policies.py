@@ -57,7 +57,7 @@ def soft_sample(policy: Any, obs: np.ndarray, noise: np.ndarray) -> Heads:
 
 
 def noise_of(policy: Any, *shape: int) -> np.ndarray:
-    """The noise that the policy draws next; it draws the same afterwards."""
+    """The noise that the policy draws next. It draws the same afterwards."""
     state = policy.shuffle.bit_generator.state
     noise = policy.shuffle.standard_normal(shape, dtype=np.float32)
     policy.shuffle.bit_generator.state = state

@@ -322,7 +322,7 @@ def test_target_network_gets_the_buffers() -> None:
 
 @pytest.mark.parametrize("shares", [(1.0, 1.0), (0.9, 0.3), (1.0, 0.0)], ids=str)
 def test_buffers_of_several_learners_are_their_mean(shares: tuple[float, ...]) -> None:
-    """Weighted by rows; all learners have the same bytes."""
+    """Weighted by rows. All learners have the same bytes."""
     options = {"num_sgd_iter": 1, "sgd_minibatch_size": 0}
     single = policy_with(Normalised, **options)
     batches = uneven_batches(single, shares)

@@ -1,4 +1,4 @@
-"""Smoothing against closed forms; when an axis is logarithmic; which runs leave a robust range."""
+"""Smoothing against closed forms. When an axis is logarithmic. Which runs leave a robust range."""
 
 from __future__ import annotations
 

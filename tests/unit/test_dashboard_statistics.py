@@ -1,4 +1,4 @@
-"""Statistics over seeds against rliable's own results and closed forms; downsampling."""
+"""Statistics over seeds against rliable's own results and closed forms. Downsampling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polopt.dashboards.data.statistics import (
     resampled,
 )
 
-# Two groups on two tasks, one tie; rliable 1.2.0 computed the figures below with
+# Two groups on two tasks, one tie. Rliable 1.2.0 computed the figures below with
 # metrics.aggregate_iqm, metrics.probability_of_improvement and library.get_interval_estimates
 # (20,000 and 5,000 stratified resamples). Shape [runs, tasks].
 A = np.array([

@@ -360,7 +360,7 @@ def test_groups_differ_by_config_and_not_by_seed(results: Path) -> None:
 
 
 def write_sweep(results: Path, trials: int) -> None:
-    """One trial for each learning rate; the later, the higher its return."""
+    """One trial for each learning rate. The later, the higher its return."""
     for number in range(trials):
         params = {"lr": round(0.001 * (number + 1), 3), "num_sgd_iter": 4 + number % 2}
         write_trial(results, "sync_samples", 0, 3, level=100.0 + 20 * number, params=params)
@@ -370,7 +370,7 @@ def test_labels_say_what_was_varied(results: Path) -> None:
     write_sweep(results, 4)  # the learning rate alone tells all apart
     labels = sorted(select(results).groups)
     assert labels[0] == "SyncPPO, lr 0.001, num_sgd_iter 4"
-    # A key that does not fit is left out of all labels; it is in the tables.
+    # A key that does not fit is left out of all labels. It is in the tables.
     name = "a_key_with_a_name_that_is_too_long_for_a_legend"
     write_trial(results, "sync_samples", 1, 3, params={"lr": 0.5, "num_sgd_iter": 4, name: 1})
     selection = select(results)
@@ -718,7 +718,7 @@ def test_page_and_metrics_name_no_optimizer() -> None:
     files = [*pages.rglob("*.py"), *measures.glob("*.py")]
     assert len(files) > 20
     found = {file.name: names.findall(file.read_text()) for file in files}
-    # Examples in docstrings; alternatives that findings propose.
+    # Examples in docstrings. Alternatives that findings propose.
     others = {"trials.py", "diagnosis.py"}
     assert {name for name, hits in found.items() if hits} <= others
 

@@ -225,7 +225,7 @@ def test_counts_lack_only_the_work_of_workers_that_died(
     rng, killed = random.Random(seed), []
 
     def killing(pending: list[SimulatedTicket]) -> SimulatedTicket:
-        """The next call to end; some processes have done its work and died before the reply."""
+        """The next call to end. Some processes have done its work and died before the reply."""
         ended = rng.choice(pending)
         if rng.random() < 0.2:
             ended.error = DEATH

@@ -87,7 +87,7 @@ def test_next_observation_of_a_terminated_row_is_not_read(fast: bool) -> None:
 @pytest.mark.parametrize("dueling", [True, False])
 @every_backend
 def test_gradient_is_that_of_the_weighted_mean(dueling: bool, fast: bool) -> None:
-    """By finite differences of the loss in closed form; targets have no gradient."""
+    """By finite differences of the loss in closed form. Targets have no gradient."""
     options = {"dueling": dueling, "td_error_loss_fn": "mse", "fast_cpu": fast}
     policy = shaken(replay_policy("dqn", **options))
     rows = transitions(policy)

@@ -23,7 +23,7 @@ every_mode = pytest.mark.parametrize("mode", AUTORESET)
 
 
 class CountedClock(Clock):
-    """A clock that lets another function make its observations; counts its instances."""
+    """A clock that lets another function make its observations. Counts its instances."""
 
     made = 0
 

@@ -40,7 +40,7 @@ every_mode = pytest.mark.parametrize("mode", AUTORESET)
 
 
 def table_before_a_crash(last: float) -> np.ndarray:
-    """Values at each time, of reward 1 for `CRASH_AT` steps and then something worth `last`; those
+    """Values at each time, of reward 1 for `CRASH_AT` steps and then something worth `last`. Those
     of times that are not reached are far off."""
     values = np.full(LONGEST + 1, 99.0)
     discount = GAMMA ** np.arange(CRASH_AT, -1, -1)
@@ -82,7 +82,7 @@ def test_crash_invalidates_one_row(mode: str, fragment: int) -> None:
     np.testing.assert_array_equal(~valid, np.arange(len(valid)) % period == CRASH_AT)
     lost = sum(batch.faults.env_faults for batch in batches)
     assert lost == np.count_nonzero(~valid)
-    # Its episodes are discarded; those of the other clock are complete.
+    # Its episodes are discarded. Those of the other clock are complete.
     lengths = np.concatenate([batch.episodes.lengths for batch in batches])
     assert set(lengths.tolist()) == {7}
     rewards = np.concatenate([crashed(batch, "rewards") for batch in batches])
@@ -141,7 +141,7 @@ def test_random_crashes_in_step_and_reset() -> None:
     faults = sum(batch.faults.env_faults for batch in batches)
     lost = sum(np.count_nonzero(~batch["valid"]) for batch in batches)
     rows = sum(len(batch) for batch in batches)
-    # A crash in a step invalidates a row, one in a reset none; either may fail several times.
+    # A crash in a step invalidates a row, one in a reset none. Either may fail several times.
     assert 0.03 * rows < lost < 0.07 * rows
     assert lost < faults < 3 * lost
     assert all(batch["rewards"][batch["valid"]].min() == 1.0 for batch in batches)

@@ -209,7 +209,7 @@ def test_termination_of_own_vector_does_not_bootstrap() -> None:
     for n in range(3):
         ends = np.flatnonzero(batch["terminated"][:, n]).tolist()
         for before, end in itertools.pairwise([-2, *ends]):
-            # The row at `before + 1` resets; the next episode is from there to its end.
+            # The row at `before + 1` resets. The next episode is from there to its end.
             advantages = batch["advantages"][before + 2 : end + 1, n]
             steps_left = np.arange(len(advantages), 0, -1)
             exact = (1.0 - GAMMA**steps_left) / (1.0 - GAMMA)
@@ -364,7 +364,7 @@ def test_unmasked_reset_rows_are_wrong() -> None:
 
 
 class Images(gymnasium.Env[np.ndarray, int]):
-    """The same uint8 image at every step, in a Box of float32; truncated after three steps."""
+    """The same uint8 image at every step, in a Box of float32. Truncated after three steps."""
 
     observation_space = spaces.Box(0, 255, (3, 12, 12), np.float32)
     action_space = spaces.Discrete(2)

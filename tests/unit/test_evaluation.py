@@ -74,7 +74,7 @@ def test_no_more_episodes_are_used_than_asked_for(mode: str) -> None:
 
 
 class BadNumbers(gymnasium.Env[np.ndarray, int]):
-    """Episodes of 4 steps; the first one has a reward that is no number."""
+    """Episodes of 4 steps. The first one has a reward that is no number."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -196,7 +196,7 @@ class Endless(Drift):
 
 
 def test_stop_request_ends_an_evaluation_that_goes_on(tmp_path: Path) -> None:
-    """Episodes of this environment do not end; the request is there already."""
+    """Episodes of this environment do not end. The request is there already."""
     made = trainer(env=Endless, evaluation_interval=1)
     made._run = RunContext(tmp_path, tmp_path)
     made._run.stop_file.touch()
@@ -619,8 +619,8 @@ def test_workers_of_evaluation_are_requested_of_tune() -> None:
     ],
 )
 def test_evaluation_acts_as_predict(options: dict[str, Any]) -> None:
-    """With memory, which begins anew with each episode, and with the moments of the training;
-    returns are not normalised."""
+    """With memory, which begins anew with each episode, and with the moments of the training.
+    Returns are not normalised."""
     options |= {"vectorization_mode": "sync", "evaluation_interval": 2, "evaluation_duration": 6}
     made = trainer(**options)
     made.train()

@@ -103,7 +103,7 @@ def test_updates_are_equal(key: str, losses: str) -> None:
     change = slow.get_weights().flat - before
     largest = np.abs(change).max()
     assert largest > 0.01
-    # Adam divides by the root mean square, which enlarges differences of small elements; a larger
+    # Adam divides by the root mean square, which enlarges differences of small elements. A larger
     # epsilon bounds that.
     np.testing.assert_allclose(fast.get_weights().flat - before, change, atol=2e-3 * largest)
     assert fast.get_weights()[1:] == slow.get_weights()[1:]

@@ -71,14 +71,14 @@ PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}
 
 
 def folder_of(name: str) -> str | None:
-    """The folder of MAY_IMPORT that holds `polopt.x.y`; None for another name of polopt."""
+    """The folder of MAY_IMPORT that holds `polopt.x.y`. None for another name of polopt."""
     parts = public_names().get(name.removeprefix("polopt."), name).split(".")[1:]
     candidates = ("/".join(parts[:length]) for length in (2, 1))
     return next((folder for folder in candidates if folder in MAY_IMPORT), None)
 
 
 def fault(folder: str, name: str) -> str | None:
-    """Why a module in `folder` may not import `name`; None if it may."""
+    """Why a module in `folder` may not import `name`. None if it may."""
     top, _, rest = name.partition(".")
     if top in PACKAGE_FOLDERS:
         return f"bare import; the name is polopt.{name}"

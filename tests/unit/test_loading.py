@@ -60,7 +60,7 @@ SPACES = {**OBSERVATIONS, "masked": MASKED}
 
 
 class Noise(gymnasium.Env[Any, Any]):
-    """Random observations of a space; accepts actions of another. Episodes do not end."""
+    """Random observations of a space. Accepts actions of another. Episodes do not end."""
 
     def __init__(self, config: Any) -> None:
         self.observation_space = copy.deepcopy(SPACES[config["observations"]])

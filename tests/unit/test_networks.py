@@ -78,7 +78,7 @@ def test_smallest_image_is_accepted() -> None:
 
 
 def test_convolutions_equal_definition() -> None:
-    """One layer, computed for each window; uint8 is divided by 255."""
+    """One layer, computed for each window. Uint8 is divided by 255."""
     model = network_for((2, 5, 6), conv_filters=[[3, 3, 2]], post_fcnet_hiddens=[])
     obs = np.random.default_rng(0).integers(0, 256, (4, 2, 5, 6), dtype=np.uint8)
     conv = model.policy_trunk[0]
@@ -183,7 +183,7 @@ def test_bytes_of_images_are_scaled(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"conv_filters": []}])
 def test_bytes_are_divided_by_the_upper_bound(options: dict[str, Any]) -> None:
-    """One for all elements, or each element by its own; where that is 0, so is the element."""
+    """One for all elements, or each element by its own. Where that is 0, so is the element."""
     shape = (4, 5, 3)
     board = torch.randint(0, 2, (2, *shape), dtype=torch.uint8)
     bounds = np.random.default_rng(0).integers(0, 9, shape).astype(np.uint8)

@@ -55,7 +55,7 @@ class Stateless(gymnasium.Env[np.ndarray, int]):
 
 
 def with_state(get: Any, restore: Any = None) -> type[Stateless]:
-    """A class with attributes of the protocol; `get` without `self`."""
+    """A class with attributes of the protocol. `get` without `self`."""
 
     class Stated(Stateless):
         get_checkpoint_state = get

@@ -22,7 +22,7 @@ DEATH = LostProcessError("the process died")
 
 
 class Rank(CheckedWorker):
-    """Joins no real group; records the arguments.
+    """Joins no real group. Records the arguments.
 
     Attributes:
         problem: why it cannot join.

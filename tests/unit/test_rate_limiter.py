@@ -27,7 +27,7 @@ def restored(limiter: RateLimiter, rows: int | None = None) -> RateLimiter:
 
 
 def step(limiter: RateLimiter, fragment: int) -> int:
-    """One step of a synchronous strategy; returns the rows learned."""
+    """One step of a synchronous strategy. Returns the rows learned."""
     limiter.inserted(fragment)
     before = limiter.num_learned
     while limiter.can_learn(BATCH):

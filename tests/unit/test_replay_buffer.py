@@ -124,7 +124,7 @@ class Reference:
 
     def __init__(self, capacity: int, n: int) -> None:
         self.capacity, self.n = capacity, n
-        self.ring: list[float | None] = []  # observations of steps; None: a successor
+        self.ring: list[float | None] = []  # observations of steps. None: a successor
         self.streams: list[dict[str, Any]] = []
         self.open: dict[int, dict[str, Any]] = {}
 
@@ -569,7 +569,7 @@ def test_sequences_begin_with_the_stored_state(length: int, alpha: float | None)
     assert batch["valid"].all()
     assert found.num_rows == (length - 2) * 500
     firsts = set(batch.obs[0, :, 0].astype(int) % 1000)
-    kept = range(140, 240 - length, 4)  # 200 rows are 100 steps; the last step waits
+    kept = range(140, 240 - length, 4)  # 200 rows are 100 steps. The last step waits
     assert firsts == set(kept)
 
 

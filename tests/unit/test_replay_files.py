@@ -39,7 +39,7 @@ def made(kind: str, capacity: int = 200, seed: int = 0) -> ReplayBuffer:
 
 
 def use(buffer: ReplayBuffer, streams: Streams, steps: int) -> list[Any]:
-    """Adds fragments, draws, and sets priorities; returns all that was drawn."""
+    """Adds fragments, draws, and sets priorities. Returns all that was drawn."""
     drawn: list[Any] = []
     for _ in range(steps):
         rng = streams.rng

@@ -54,7 +54,7 @@ def number_of(directory: Path) -> int:
 
 @pytest.fixture
 def series(tmp_path: Path) -> Path:
-    """Checkpoints 0, 1 and 2, as Tune names them; the names say their order, the times do not."""
+    """Checkpoints 0, 1 and 2, as Tune names them. The names say their order, the times do not."""
     for number in (2, 0, 1):
         write_checkpoint(tmp_path / f"checkpoint_{number:06d}", state_of(number))
     return tmp_path

@@ -58,7 +58,7 @@ def outputs_of(module: Any, steps: torch.Tensor) -> tuple[np.ndarray, np.ndarray
 
 
 def _of_one(state: Any) -> Any:
-    """The state of a batch of one sequence; two encoders have one each."""
+    """The state of a batch of one sequence. Two encoders have one each."""
     if isinstance(state, dict):
         return {key: _of_one(value) for key, value in state.items()}
     return torch.as_tensor(state)[None]

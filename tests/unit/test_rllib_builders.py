@@ -136,7 +136,7 @@ def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(source: str) -> list[tuple[Any, dict[str, Any]]]:
-    """Runs a script with stand-ins for algorithms and tuners; returns what they were made of."""
+    """Runs a script with stand-ins for algorithms and tuners. Returns what they were made of."""
     made: list[tuple[Any, dict[str, Any]]] = []
 
     def build(self: Any, env: Any = None, **others: Any) -> Any:

@@ -54,7 +54,7 @@ def test_rows_of_a_minibatch_belong_together() -> None:
 
 
 class ColumnsA2C(A2CPolicy):
-    """Learns from whole columns; records them, and the weights that they were prepared with."""
+    """Learns from whole columns. Records them, and the weights that they were prepared with."""
 
     whole_columns = True
 

@@ -1,4 +1,4 @@
-"""Moments of workers: each sample enters the driver's once; workers get them with the weights."""
+"""Moments of workers: each sample enters the driver's once. Workers get them with the weights."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_workers_moments_equal_those_of_all_their_rows(name: str) -> None:
 
 
 def samples_and_raises(worker: RolloutWorker, weights: Weights | None, fails: bool) -> None:
-    """A strategy's function that samples; then it fails or not."""
+    """A strategy's function that samples. Then it fails or not."""
     worker.set_weights(weights)
     worker.next_batch()
     if fails:

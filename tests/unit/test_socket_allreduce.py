@@ -26,7 +26,7 @@ KEY = b"the key of this group"
 
 
 class Ranks:
-    """A group of ranks that listen; `connect` forms the group."""
+    """A group of ranks that listen. `connect` forms the group."""
 
     def __init__(self, world: int, timeout_s: float = LIMIT_S) -> None:
         self.ranks = [SocketAllReduce(rank, world, KEY, timeout_s) for rank in range(world)]

@@ -135,7 +135,7 @@ def test_peer_without_the_key_reaches_no_deserialiser(listener: Listener, said: 
             Connection(os.dup(peer.fileno())).send(Trap())
         peer.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
-            while peer.recv(4096):  # the challenge; then the listener hangs up
+            while peer.recv(4096):  # the challenge. Then the listener hangs up
                 pass
     assert not Trap.sprung
     assert listener.admitted.empty()

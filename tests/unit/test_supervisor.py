@@ -86,7 +86,7 @@ class Stepping(SimulatedTransport):
     """Transport of such processes. No call ends before `ends_s`.
 
     Attributes:
-        ends_s: by name of the process; 1e9 where missing.
+        ends_s: by name of the process. 1e9 where missing.
         unread: tickets whose answers have arrived, and that nobody has looked at.
     """
 

@@ -57,7 +57,7 @@ def test_state_of_other_parameters_is_refused(name: str) -> None:
 
 
 def test_rmsprop_equals_closed_form() -> None:
-    """`v = alpha v + (1 - alpha) g^2`, `w -= lr g / (sqrt(v) + epsilon)`; epsilon is added to the
+    """`v = alpha v + (1 - alpha) g^2`, `w -= lr g / (sqrt(v) + epsilon)`. Epsilon is added to the
     root, where Mnih et al. (2016) add it to `v`."""
     options = {"rmsprop_alpha": 0.9, "rmsprop_epsilon": 0.1, "lr": 0.01, "grad_clip": None}
     policy = small_policy("a2c", torch_optimizer="rmsprop", **options)

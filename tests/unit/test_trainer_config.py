@@ -81,7 +81,7 @@ def test_plugin_by_name_dict_or_class() -> None:
     assert (by_class.optimizer_name, by_class.policy_name) == ("async_gradients", "ppo")
     with_options = parse({"policy": {"name": "ppo", "num_epochs": 2}})
     assert with_options.policy.num_sgd_iter == 2
-    # A preset fixes the name; options of its own may come in a dict, with the name or without.
+    # A preset fixes the name. Options of its own may come in a dict, with the name or without.
     for given in ({"grads_per_step": 3}, {"name": "async_gradients", "grads_per_step": 3}):
         assert parse({"optimizer": given}, A3C.preset).optimizer.to_dict()["grads_per_step"] == 3
 

@@ -115,7 +115,7 @@ CREATORS: list[Callable[[], Any]] = [
 
 
 def history(env: Any, steps: int = 60) -> list[Any]:
-    """Copies of all results of `steps` steps; after half of them two environments are reset."""
+    """Copies of all results of `steps` steps. After half of them two environments are reset."""
     env.action_space.seed(5)
     results = [deepcopy(env.reset(seed=[10, 11, 12, 13]))]
     for t in range(steps):

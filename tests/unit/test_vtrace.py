@@ -62,7 +62,7 @@ def slow(
         batch: `[T, N]`.
         logs: log-ratios.
         config: discount factor, lambda and bounds.
-        wrong: the mistake to make; none if it is empty.
+        wrong: the mistake to make. None if it is empty.
     """
     steps, envs = batch.shape
     apart = dict(zip(batch.successor_index.tolist(), batch.successor_obs, strict=True))

@@ -103,7 +103,7 @@ def train(
         bool, typer.Option("--verbose", help="Show the output of Ray and of the workers.")
     ] = False,
 ) -> None:
-    """Train an experiment; Ctrl-C, SIGTERM and SIGHUP stop it with a checkpoint."""
+    """Train an experiment. Ctrl-C, SIGTERM and SIGHUP stop it with a checkpoint."""
     from polopt.trainers.command_line.signals import Stopped, StopSignals
 
     signals = StopSignals()

@@ -24,7 +24,7 @@ def dashboard(
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser where there is one.")] = True,
 ) -> None:
-    """Show results in a live web page on this machine; Ctrl-C ends it."""
+    """Show results in a live web page on this machine. Ctrl-C ends it."""
     with bad_input():
         from polopt.dashboards.server import serve
 

@@ -50,7 +50,7 @@ def evaluate(
             checkpoint names is not imported: give `env="module:id"`.
         episodes: number of episodes.
         stochastic: sample actions, instead of the mode of the policy's distribution.
-        seed: of the environment and of the actions; None draws one.
+        seed: of the environment and of the actions. None draws one.
         options: `env_config` and `max_frames_per_traj`. By default, what the checkpoint has.
 
     Raises:

@@ -28,12 +28,12 @@ from polopt.trainers.command_line.names import import_file
 from polopt.trainers.presets import PRESETS
 
 _PACKAGE = "polopt.tuned_examples"
-#: JSON has neither NaN nor infinity, and no result reaches them; strict: neither a text nor a bool.
+#: JSON has neither NaN nor infinity, and no result reaches them. Strict: neither a text nor a bool.
 _Limit = Annotated[float, pydantic.Strict(), pydantic.AllowInfNan(False)]
 
 
 class Example(Config):
-    """One experiment as a file describes it; the options of its preset are not parsed yet.
+    """One experiment as a file describes it. The options of its preset are not parsed yet.
 
     Attributes:
         run: name of a preset.
@@ -100,10 +100,10 @@ def load_example(name_or_path: str) -> Example:
 
 
 def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, dict[str, Any]]:
-    """Parses `key=value` arguments; the values are YAML.
+    """Parses `key=value` arguments. The values are YAML.
 
     `run=...` and `stop.KEY=...` change the example (`stop.KEY=null` removes a limit). The other
-    keys change its config; a dotted key changes nested dicts.
+    keys change its config. A dotted key changes nested dicts.
 
     Returns:
         the changed example, and the changes to its config as a nested dict.

@@ -44,7 +44,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def named(name: str, option: str) -> Any:
-    """Returns what `module:name` or `FILE.py:name` stands for; imports the module.
+    """Returns what `module:name` or `FILE.py:name` stands for. Imports the module.
 
     Args:
         name: the value of an option.
@@ -88,7 +88,7 @@ def _named_class(name: str | None, option: str, base: type) -> Any:
 
 def name_on_command_line(value: Any) -> str | None:
     """Returns the value of `--env` or `--network` with which `polopt evaluate` finds an environment
-    or a network class; empty if the checkpoint is enough, None if there is no such value (a local
+    or a network class. Empty if the checkpoint is enough, None if there is no such value (a local
     function, class or a lambda)."""
     if isinstance(value, str):
         return value if ":" in value else ""

@@ -39,13 +39,13 @@ class Plan:
 
     Attributes:
         name: of the experiment's file without suffix, or of its preset.
-        folder: directory of a Python file, whose modules workers import; None for other
+        folder: directory of a Python file, whose modules workers import. None for other
             experiments.
         example: as read, with the changes to its `run` and `stop`.
         preset: the class to train.
         config: with changes, under the canonical keys.
         experiment: the parsed config.
-        restore: a complete checkpoint to start from; None: train from scratch.
+        restore: a complete checkpoint to start from. None: train from scratch.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Plan:
 
 
 def ray_address() -> str:
-    """Address of the cluster that RAY_ADDRESS names; `local` if it names none."""
+    """Address of the cluster that RAY_ADDRESS names. `local` if it names none."""
     return os.environ.get("RAY_ADDRESS") or "local"
 
 
 def plan(
     example_or_config: str | None, changes: Sequence[str], restore: Path | None = None
 ) -> Plan:
-    """Reads, changes and checks an experiment; starts no process.
+    """Reads, changes and checks an experiment. Starts no process.
 
     Args:
         example_or_config: see `load_example`. None: what the checkpoint `restore` has trained.
@@ -132,14 +132,14 @@ def plan_of(
     preset: type[PolicyOptimizerTrainer] | None = None,
     folder: Path | None = None,
 ) -> Plan:
-    """Changes and checks an experiment that was read; starts no process.
+    """Changes and checks an experiment that was read. Starts no process.
 
     Args:
         name: see `Plan`.
         example: as read.
         config_changes: options that replace options of the example.
         restore: a checkpoint, or a directory above it.
-        preset: the class to train; None: the one that the example names.
+        preset: the class to train. None: the one that the example names.
         folder: see `Plan`.
 
     Raises:
@@ -168,7 +168,7 @@ def plan_of(
 
 
 def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
-    """Returns why a checkpoint cannot be restored; an empty string if it can. It is restored here,
+    """Returns why a checkpoint cannot be restored. An empty string if it can. It is restored here,
     where no process has started, in a policy, counts and environments that nothing else uses."""
     spaces = config.observation_space, config.action_space
     policy = config.policy_class(*spaces, config.policy)
@@ -179,7 +179,7 @@ def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
         int(optimizer["restore_count"])
         saved = optimizer.get("workers", {}).values()
         statistics = [one["statistics"] for one in saved if one.get("statistics")]
-        # Environments in processes of their own keep theirs there; none are restored.
+        # Environments in processes of their own keep theirs there. None are restored.
         if statistics and config.rollout.vectorization_mode != "async":
             env = make_vector_env(config.env, config.rollout)
             try:

@@ -48,7 +48,7 @@ COLUMNS = ("return", "steps", "steps/s", "left", "workers", "lag", "longest phas
 
 def time_left_s(result: Mapping[str, Any], limits: Mapping[str, float]) -> float:
     """Returns the estimated seconds until the first limit on steps, iterations or seconds is
-    reached at the present rate; NaN without such a limit."""
+    reached at the present rate. NaN without such a limit."""
     steps_per_s = result["num_env_steps_sampled_per_second"]
     iterations_per_s = 1.0 / max(result["time_this_iter_s"], 1e-9)
     rates = dict(zip(_COUNTED, (steps_per_s, steps_per_s, iterations_per_s, 1.0), strict=True))
@@ -62,7 +62,7 @@ def time_left_s(result: Mapping[str, Any], limits: Mapping[str, float]) -> float
 
 def share_done(result: Mapping[str, Any], limits: Mapping[str, float]) -> float:
     """Returns how much of the way to the first limit on steps, iterations or seconds is done, from
-    0 to 1; NaN without such a limit."""
+    0 to 1. NaN without such a limit."""
     shares = [
         min(1.0, result[key] / limit) if limit > 0 else 1.0
         for key, limit in limits.items()
@@ -114,7 +114,7 @@ def line(row: Mapping[str, str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds as `45s`, `12m05s` or `3h07m`; `-` for NaN."""
+    """Returns seconds as `45s`, `12m05s` or `3h07m`. `-` for NaN."""
     if math.isnan(seconds):
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -128,18 +128,18 @@ class Progress(tune.Callback):
     """Shows each result as one row, and each warning of polopt, here or in the trial, as one line.
 
     A context manager that gives the terminal back at its end. Tune pickles callbacks with the
-    experiment; an unpickled one prints lines to standard output.
+    experiment. An unpickled one prints lines to standard output.
 
     Args:
         console: None: of standard output.
         title: of the table.
         limits: stop conditions.
-        log_file: warnings of the trial; may not exist yet.
+        log_file: warnings of the trial. May not exist yet.
 
     Attributes:
         history: of the results, for the diagnosis.
-        stop_reason: why the trial ended itself, from its last result; empty if it did not.
-        stopping: text that replaces the state once a stop is requested; empty before.
+        stop_reason: why the trial ended itself, from its last result. Empty if it did not.
+        stopping: text that replaces the state once a stop is requested. Empty before.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Progress(tune.Callback):
         return self._console.is_terminal
 
     def close(self) -> None:
-        """Ends the output; may be called twice."""
+        """Ends the output. May be called twice."""
         self._follow_log()
         _logger.removeHandler(self._handler)
         if self._live is not None:

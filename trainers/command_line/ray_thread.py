@@ -23,7 +23,7 @@ _KILLED_S = 0.5
 
 @contextmanager
 def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[None]:
-    """Within, Ray runs; no process that it started outlives it.
+    """Within, Ray runs. No process that it started outlives it.
 
     One thread calls `ray.init` and `ray.shutdown`. In the main thread, `ray.init` would begin by
     replacing the handler of SIGTERM, and no handler of a signal would run while it waits in
@@ -37,11 +37,11 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
         signals: installed.
 
     Raises:
-        Stopped: a signal arrived; all that was started has been killed.
+        Stopped: a signal arrived. All that was started has been killed.
         TimeoutError: Ray has not started within five minutes.
     """
     others = _descendants()
-    ended: set[psutil.Process] = set()  # by `ray.shutdown`; what is left of them has no parent here
+    ended: set[psutil.Process] = set()  # by `ray.shutdown`. What is left of them has no parent here
 
     def kill() -> None:
         """Kills the processes that Ray has started here. Each is stopped before, so that none

@@ -66,7 +66,7 @@ def rerun(
         str | None, typer.Option(metavar="CLASS", help="Class of the callbacks.")
     ] = None,
 ) -> None:
-    """Repeat a recorded run bit for bit; exit status 1 at the first difference."""
+    """Repeat a recorded run bit for bit. Exit status 1 at the first difference."""
     with bad_input():
         if debug and at is None:
             raise ConfigError("--pdb without --at EVENT. Allowed: both")

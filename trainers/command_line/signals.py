@@ -27,14 +27,14 @@ class Stopped(BaseException):
 class StopSignals:
     """Handles the signals that ask a process to stop.
 
-    Where the program allows it (`raising`), a signal raises `Stopped` in the main thread, once;
-    elsewhere it is noted. While a run is under way (`during`), the first signal calls the run's
+    Where the program allows it (`raising`), a signal raises `Stopped` in the main thread, once.
+    Elsewhere it is noted. While a run is under way (`during`), the first signal calls the run's
     `request` instead, and the run has `GRACE_S` seconds to end. After `EXIT_S` seconds the process
     exits, whatever the main thread is doing: Python tells a thread of its own about the signal,
     also while the main thread is in compiled code, where no handler runs.
 
     Attributes:
-        number: of the first signal; 0 before.
+        number: of the first signal. 0 before.
         before_exit: called before the process exits after `EXIT_S` seconds.
         kill: ends processes that must not outlive this one.
         raised: `Stopped` was raised, or the run has ended: it is not raised again.
@@ -50,7 +50,7 @@ class StopSignals:
         self._finished = threading.Event()
 
     def install(self) -> None:
-        """Installs the handlers, in the main thread; again, if others have replaced them."""
+        """Installs the handlers, in the main thread. Again, if others have replaced them."""
         if self._writer is None:
             reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -62,7 +62,7 @@ class StopSignals:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Within, the handlers are installed; afterwards the ones from before are again."""
+        """Within, the handlers are installed. Afterwards the ones from before are again."""
         before = {number: signal.getsignal(number) for number in (*_STOP_SIGNALS, signal.SIGALRM)}
         self.install()
         try:

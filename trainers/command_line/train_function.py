@@ -40,10 +40,10 @@ class TrainingResult:
     """What a run of `polopt.train` leaves. `polopt.load` takes it.
 
     Attributes:
-        metrics: the last result; `docs/results.md` lists its keys.
+        metrics: the last result. `docs/results.md` lists its keys.
         path: directory of the results, for `polopt dashboard` and `tune.Result.from_path`.
         checkpoint: the last checkpoint, whose directory is its `path`.
-        best_checkpoint: the checkpoint with the best evaluation; None without
+        best_checkpoint: the checkpoint with the best evaluation. None without
             `evaluation_interval`.
         policy: the trained policy, for `policy.predict(observation)`.
     """
@@ -95,12 +95,12 @@ def train(
     Args:
         experiment: a preset or its class, a tuned example, or the path of a YAML or Python file.
             None: what the checkpoint `restore` has trained, with its config.
-        config: options by key; `options` are added to it.
+        config: options by key. `options` are added to it.
         stop: result key to the value that ends the run, the first that is reached. None: the limits
             of the example. A preset has none: it trains until Ctrl-C, or until a callback calls
             `trainer.request_stop`.
         log_dir: directory of results and checkpoints. None: a new one in `~/ray_results/polopt`.
-        checkpoint_every: iterations between checkpoints; 0: only at the end. The last three are
+        checkpoint_every: iterations between checkpoints. 0: only at the end. The last three are
             kept.
         restore: a checkpoint to start from, or a directory above it.
         verbose: 0: nothing. 1: a table and a progress bar on a terminal and in a notebook, lines
@@ -108,7 +108,7 @@ def train(
         options: options of the preset, such as `env`.
 
     Raises:
-        ConfigError: an option, a stop key or `log_dir` is wrong; before any worker starts.
+        ConfigError: an option, a stop key or `log_dir` is wrong. Before any worker starts.
         CheckpointError: `restore` does not fit, or a checkpoint cannot be written.
     """
     if verbose not in (0, 1, 2):

@@ -60,11 +60,11 @@ def run(
         planned: the experiment.
         results_dir: directory of results and checkpoints.
         signals: installed.
-        checkpoint_every: iterations between checkpoints; 0: only at the end.
+        checkpoint_every: iterations between checkpoints. 0: only at the end.
         verbose: show the output of Ray and of the workers.
 
     Returns:
-        what ended the run early; empty if nothing or a signal did.
+        what ended the run early. Empty if nothing or a signal did.
 
     Raises:
         ConfigError: the results directory cannot be created.
@@ -130,7 +130,7 @@ def run(
     with progress, suppress(Stopped):
         try:
             error = fit()
-        except Exception as caught:  # a callback may raise anything; Tune, while it reads an error
+        except Exception as caught:  # a callback may raise anything. Tune, while it reads an error
             error = failure.with_full_disk(failure.error or f"{type(caught).__name__}: {caught}")
     signals.finish()
     context.stop_file.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ class _TrialFailure(tune.Callback):
         folder: of the results.
 
     Attributes:
-        error: the last line of the trial's traceback; empty if there is none.
+        error: the last line of the trial's traceback. Empty if there is none.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -167,7 +167,7 @@ class _TrialFailure(tune.Callback):
         self.error = _last_line(Path(trial.error_file).read_text())
 
     def text_of(self, results: tune.ResultGrid) -> str:
-        """Returns the last line of the trial's traceback and the file that holds all of it; empty
+        """Returns the last line of the trial's traceback and the file that holds all of it. Empty
         if the trial has not failed."""
         if not results.errors:
             return ""
@@ -177,7 +177,7 @@ class _TrialFailure(tune.Callback):
 
     def with_full_disk(self, error: str) -> str:
         """Replaces the error of a write to a full disk, which has no path, by one that names those
-        of the directories that are on a full disk; returns others unchanged."""
+        of the directories that are on a full disk. Returns others unchanged."""
         for number in (errno.ENOSPC, errno.EDQUOT):
             if error.rstrip().endswith(f"[Errno {number}] {os.strerror(number)}"):
                 full = [f for f in self._folders if shutil.disk_usage(f).free < _FULL_BYTES]
@@ -202,7 +202,7 @@ def _new_folder(experiment: str, results_dir: Path) -> Path:
 
 
 def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -> None:
-    """Prints what a run has left in its folder; if no result exists, removes the folder."""
+    """Prints what a run has left in its folder. If no result exists, removes the folder."""
     checkpoint = None
     if exists:
         say(f"results     {next(filter(Path.is_dir, folder.iterdir()), folder)}")

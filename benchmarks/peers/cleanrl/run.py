@@ -2,17 +2,17 @@
 
     python benchmarks/peers/cleanrl/run.py CASE [--seconds 5] [--seed 0]
 
-CleanRL is not a library; this file is written like its `ppo.py`: one process, a `SyncVectorEnv`, an
+CleanRL is not a library. This file is written like its `ppo.py`: one process, a `SyncVectorEnv`, an
 agent of two MLPs of 64x64 tanh units, `torch.distributions`, minibatches of a shuffled batch, Adam.
 One torch thread, Gymnasium's checker off.
 
-- `ppo-8`, `ppo-16`: number of environments; 2,048 rows per batch, 4 epochs of minibatches of 256.
-  16 is the total of polopt's two workers; the faster case counts.
+- `ppo-8`, `ppo-16`: number of environments. 2,048 rows per batch, 4 epochs of minibatches of 256.
+  16 is the total of polopt's two workers. The faster case counts.
 - `ppo-16-halfcheetah`: the same on HalfCheetah-v5, like its `ppo_continuous_action.py`: standard
-  deviations that do not depend on the observation, actions clipped to their bounds; nothing is
+  deviations that do not depend on the observation, actions clipped to their bounds. Nothing is
   normalised, as in polopt.
 - `ppo-16-breakout`: the same on MinAtar's Breakout, like its `ppo_atari.py`: policy and value share
-  the CNN of MinAtar's paper; images of bool become float32.
+  the CNN of MinAtar's paper. Images of bool become float32.
 - `ppo-16-async-*`: an `AsyncVectorEnv`, which steps each environment in a process of its own. The
   faster case counts.
 - `learn`: tuned for CartPole-v1: 8 environments x 64 steps, 8 epochs of minibatches of 128, a
@@ -79,7 +79,7 @@ def linear(size_in: int, size_out: int, gain: float = 2.0**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """Actor and critic; of images `[H, W, C]` both see the features of MinAtar's CNN.
+    """Actor and critic. Of images `[H, W, C]` both see the features of MinAtar's CNN.
 
     Args:
         obs_space: of one environment.
@@ -145,7 +145,7 @@ class Agent(nn.Module):
 def ppo(
     seed: int, options: Options, env: str = "cartpole", processes: bool = False
 ) -> Iterator[tuple[int, float | None]]:
-    """Trains without end; after each update yields the steps so far and the mean return of the last
+    """Trains without end. After each update yields the steps so far and the mean return of the last
     100 episodes."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -263,7 +263,7 @@ def learn_on(
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training; a case is `ppo-environments[-async][-task]`."""
+    """Environment steps per second in training. A case is `ppo-environments[-async][-task]`."""
     _, envs, *words = args.case.split("-")
     task = words[-1] if words else "cartpole"
     options = Options(envs=int(envs), steps=2048 // int(envs))

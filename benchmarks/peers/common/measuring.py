@@ -34,10 +34,10 @@ RAY_OWN = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 class RateClock:
     """Measures environment steps per second after a warm-up of two seconds and two rounds.
 
-    Create it when everything is built; the time before is start-up.
+    Create it when everything is built. The time before is start-up.
 
     Args:
-        seconds: minimum time to measure; a measurement ends with a whole round.
+        seconds: minimum time to measure. A measurement ends with a whole round.
         turns: print each measurement, wait for a line of standard input, and measure again, until
             standard input ends.
     """
@@ -124,7 +124,7 @@ def worker_pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat behind the name of the program; none if the process has ended."""
+    """Fields of /proc/PID/stat behind the name of the program. None if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()

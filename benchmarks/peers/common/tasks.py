@@ -10,7 +10,7 @@ BREAKOUT = "MinAtar/Breakout-v1"
 
 
 def make_breakout(**options: Any) -> gymnasium.Env[Any, Any]:
-    """MinAtar's Breakout (Young and Tian, 2019) with its minimal set of actions; images `[10, 10,
+    """MinAtar's Breakout (Young and Tian, 2019) with its minimal set of actions. Images `[10, 10,
     4]` of bool.
 
     Args:

@@ -3,7 +3,7 @@
     python benchmarks/peers/polopt/run.py CASE [--seconds 5] [--seed 0]
 
 Two workers, MLPs of 64x64 tanh units for policy and value. Environments are stepped one after
-another (`vectorization_mode: sync`), as those of the peers; CartPole-v1 has a faster vector
+another (`vectorization_mode: sync`), as those of the peers. CartPole-v1 has a faster vector
 implementation, which polopt uses by default and `a3c-vector` uses here. Hyper-parameters that
 affect speed are those of each peer's script:
 
@@ -15,17 +15,17 @@ affect speed are those of each peer's script:
 - `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
 - `ppo-breakout`: the same on MinAtar's Breakout, with the network of MinAtar's paper.
 - `decoupled-ppo*`: `async_samples`, which samples while it learns, with the same batches, epochs
-  and minibatches; decoupled PPO, whose samples are up to two batches old.
+  and minibatches. Decoupled PPO, whose samples are up to two batches old.
 - `async-samples*`: `async_samples` with the A2C policy, sampling as `a3c`.
 - `ppo-halfcheetah-evaluated`: two episodes are evaluated after every ten batches, 20,480 steps,
-  between iterations; `-evaluated-beside`: by a worker beside training.
-- `*-ray`: the same through Ray instead of sockets; `ddppo*-gloo`: sums over gloo.
-- `sample`: one worker in this process, 8 environments, 128 steps per fragment; values and
+  between iterations. `-evaluated-beside`: by a worker beside training.
+- `*-ray`: the same through Ray instead of sockets. `ddppo*-gloo`: sums over gloo.
+- `sample`: one worker in this process, 8 environments, 128 steps per fragment. Values and
   advantages are computed, too.
 - `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).
 - `pong-a3c`, `pong-ppo`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015),
-  ale-py's vector environment; 20 and 128 steps.
-- `impala`, `appo`: 512 rows per batch, 2 x 8 environments, 32 steps; the presets' lag bound; APPO
+  ale-py's vector environment. 20 and 128 steps.
+- `impala`, `appo`: 512 rows per batch, 2 x 8 environments, 32 steps. The presets' lag bound. APPO
   with one epoch, as RLlib's and Sample Factory's.
 - `learn*`: a tuned example, to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of
   the second worker's environments takes 1 ms longer.
@@ -220,7 +220,7 @@ class SlowOfSecondWorker(gymnasium.Wrapper):
 
 
 def make_uneven(context: Any) -> gymnasium.Env:
-    """The environment that the options name; slower in the second worker."""
+    """The environment that the options name. Slower in the second worker."""
     env = gymnasium.make(context["id"], disable_env_checker=True)
     return SlowOfSecondWorker(env, context.worker_index)
 

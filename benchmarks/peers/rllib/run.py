@@ -3,23 +3,23 @@
     python benchmarks/peers/rllib/run.py CASE [--seconds 5] [--seed 0]
 
 Two EnvRunners in processes of their own and a learner in the driver, which is faster on two cores
-than a learner in a further process. MLPs of 64x64 tanh units for policy and value, not shared;
-Gymnasium's checker off; one result per update, the fastest setting.
+than a learner in a further process. MLPs of 64x64 tanh units for policy and value, not shared.
+Gymnasium's checker off. One result per update, the fastest setting.
 
 - `sample`: one SingleAgentEnvRunner in this process, 8 environments, 128 steps of each per sample.
 - `ppo`, `ppo-pendulum`: 8 environments per runner, 2,048 rows per batch, 4 epochs of minibatches of
-  256; no KL penalty (its default costs a little). RLlib adds a masked row at the end of each
+  256. No KL penalty (its default costs a little). RLlib adds a masked row at the end of each
   episode and fragment, so that an update is 33 to 36 minibatches and not 32.
 - `ppo-halfcheetah`, `ppo-breakout`: the same on HalfCheetah-v5, with standard deviations that do
   not depend on the observation, and on MinAtar's Breakout with the CNN of MinAtar's paper. That CNN
-  is an RLModule of this file, in which policy and value share the hidden layer; in RLlib's own
+  is an RLModule of this file, in which policy and value share the hidden layer. In RLlib's own
   networks each has one, which is twice the work. Images of bool become float32 in the network.
-- `pong-ppo`: ALE/Pong-v5, 4 environments per runner, 1,024 rows per batch; the network of Mnih et
-  al. (2015) over four grey frames of 84x84; ale-py's vector environment, as in polopt, with uint8
+- `pong-ppo`: ALE/Pong-v5, 4 environments per runner, 1,024 rows per batch. The network of Mnih et
+  al. (2015) over four grey frames of 84x84. Ale-py's vector environment, as in polopt, with uint8
   images converted to the format of RLlib's networks.
 - `impala`, `appo`: the same runners, fragments of 32 steps, 512 rows per batch, one epoch.
-- `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments;
-  `learn-impala`, `learn-appo`: those of IMPALA and APPO, `*-8` with runners of 8 environments;
+- `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
+  `learn-impala`, `learn-appo`: those of IMPALA and APPO, `*-8` with runners of 8 environments.
   `*-acrobot`: the same settings on Acrobot-v1, for which it has no example.
 """
 
@@ -157,7 +157,7 @@ def make_pong(context: Any) -> Any:
     return TransformObservation(envs, transformed, space, one)
 
 
-#: Environment and network of cases of PPO; None is `MinAtarCNN`.
+#: Environment and network of cases of PPO. None is `MinAtarCNN`.
 PPO_TASKS: dict[str, tuple[str, DefaultModelConfig | None]] = {
     "ppo": ("CartPole-v1", MLP),
     "ppo-pendulum": ("Pendulum-v1", MLP),

@@ -2,8 +2,8 @@
 
     python3.7 benchmarks/peers/rllib085/run.py CASE [--seconds 5] [--seed 0]
 
-Two rollout workers in processes of their own; MLPs of 64x64 tanh units for policy and value, not
-shared; its torch policies, one thread per process; no logging, one result per second.
+Two rollout workers in processes of their own. MLPs of 64x64 tanh units for policy and value, not
+shared. Its torch policies, one thread per process. No logging, one result per second.
 
 - `a3c-8x20`, `a3c-8x10`, `a3c-1x20`, `a3c-1x10`: environments per worker (8 as polopt, 1 is its
   default) and steps per fragment (10 is its default, 20 as polopt). The fastest counts.

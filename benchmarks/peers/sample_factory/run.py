@@ -2,22 +2,22 @@
 
     python benchmarks/peers/sample_factory/run.py CASE [--seconds 5] [--seed 0]
 
-Two rollout workers, one policy worker and one learner, each an asynchronous process; each rollout
+Two rollout workers, one policy worker and one learner, each an asynchronous process. Each rollout
 worker has two groups of environments, one of which steps while the policy acts for the other. No
 recurrence, no V-trace, one epoch, no normalisation, and nothing is written while the clock runs.
 Batch and rollout are its defaults (1,024 rows, 32 steps), which are faster than polopt's fragments.
 Environments step in processes of their own, so it counts the steps that it learned from.
 
-- `appo-8`, `appo-10`: CartPole-v1, environments per worker; MLPs of 64x64 tanh units for policy
+- `appo-8`, `appo-10`: CartPole-v1, environments per worker. MLPs of 64x64 tanh units for policy
   and value. Gymnasium's checker off. The faster case counts.
 - `learn`, `learn-acrobot`: seconds until CartPole-v1 and Acrobot-v1 are solved, 8 environments per
-  worker; its defaults but for the above, V-trace on (`learn-vtrace*`) or off.
-- `ppo-8-*`, `ppo-10-*`: environments per worker; 2,048 rows per batch, rollouts of 128 steps, 4
+  worker. Its defaults but for the above, V-trace on (`learn-vtrace*`) or off.
+- `ppo-8-*`, `ppo-10-*`: environments per worker. 2,048 rows per batch, rollouts of 128 steps, 4
   epochs of shuffled minibatches of 256. It samples while it learns, so that rows may be of earlier
   weights. The faster case counts. On HalfCheetah-v4, because the releases of Gymnasium that it
-  supports have no HalfCheetah-v5; model, observations and rewards are the same. Standard deviations
+  supports have no HalfCheetah-v5. Model, observations and rewards are the same. Standard deviations
   do not depend on the observation. On MinAtar's Breakout: the CNN of MinAtar's paper, shared by
-  policy and value; images of bool are sent as such and become float32 before the network.
+  policy and value. Images of bool are sent as such and become float32 before the network.
 - `pong`: ALE/Pong-v5, 4 environments per worker, the network of Mnih et al. (2015), shared by
   policy and value, over four grey frames of 84x84. Gymnasium's preprocessing: the releases that it
   supports have no vector environment of ale-py. Steps are not multiplied by the frames skipped.
@@ -71,7 +71,7 @@ class Ticks(AlgoObserver):
     def __init__(self, seconds: float, task: str) -> None:
         self._clock: measuring.RateClock | measuring.GoalClock | None = None
         self._seconds = seconds
-        self._task = task  # to be solved; empty: the rate is measured
+        self._task = task  # to be solved. Empty: the rate is measured
         self.result: dict[str, Any] = {}
 
     def on_start(self, runner: Any) -> None:
@@ -103,7 +103,7 @@ def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = Non
 
 
 def make_pong(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """ALE/Pong-v5, `[4, 84, 84]`; these releases have no registered name for it."""
+    """ALE/Pong-v5, `[4, 84, 84]`. These releases have no registered name for it."""
     from ale_py.env import AtariEnv
     from gymnasium.wrappers import AtariPreprocessing, FrameStack, TimeLimit
     from sample_factory.envs.env_wrappers import NumpyObsWrapper

@@ -3,18 +3,18 @@
     python benchmarks/peers/sb3/run.py CASE [--seconds 5] [--seed 0]
 
 One process, its only mode. Environments: 16, the total of polopt's two workers, or 8, a usual
-setting; `subproc` steps each environment in a process of its own. The faster case counts. MLPs of
+setting. `subproc` steps each environment in a process of its own. The faster case counts. MLPs of
 64x64 tanh units for policy and value, one torch thread, Gymnasium's checker off.
 
-- `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows per update, as a gradient of A3C;
+- `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows per update, as a gradient of A3C.
   `a2c-16x20`: 320 rows, as a batch of A2C. Its default, 8 x 5, is slower. RMSprop.
-- `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256; on HalfCheetah-v5 and MinAtar's
+- `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256. On HalfCheetah-v5 and MinAtar's
   Breakout, too, the latter with the CNN of MinAtar's paper.
 - `result-*`: returns at a budget, see `benchmarks/results.py`. Hyper-parameters of RL Baselines3
-  Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, schedules over the budget; for MinAtar's Breakout,
-  which it does not have, those for Atari, with the CNN of MinAtar's paper; for DQN there, the
+  Zoo for HalfCheetah-v4 and CartPoleNoVel-v1, schedules over the budget. For MinAtar's Breakout,
+  which it does not have, those for Atari, with the CNN of MinAtar's paper. For DQN there, the
   settings of `breakout_dqn` of that script. SAC and TD3: settings for Pendulum-v1 and MuJoCo.
-- `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1; its PPO learns
+- `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1. Its PPO learns
   for 100,000 steps with a falling learning rate and clip range.
 """
 
@@ -121,7 +121,7 @@ def make_envs(env: Any, number: int, seed: int, subproc: bool = False) -> Any:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Environment steps per second in training; a case is `algorithm-environments[-options]`."""
+    """Environment steps per second in training. A case is `algorithm-environments[-options]`."""
     algorithm, size, *options = args.case.split("-")
     number, _, steps = size.partition("x")
     env = next((ENVS[option] for option in options if option in ENVS), "CartPole-v1")
