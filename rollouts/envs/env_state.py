@@ -139,8 +139,8 @@ def _plain(value: Any, path: str) -> Any:
 
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
     """Running statistics of all wrappers, the outermost first: `vector` for the wrappers of the
-    vector, and `envs` for the wrappers of each environment. Each has name, mean, variance and count.
-    Empty without such wrappers. An `AsyncVectorEnv` has its environments in other processes. Their
+    vector, and `envs` for the wrappers of each environment. Each has name, mean, variance and
+    count. Empty without such wrappers. An `AsyncVectorEnv` has its environments in other processes. Their
     statistics are not included.
     """
     vector = [_numbers(*one) for one in _statistics(env)]
