@@ -31,7 +31,7 @@ _NO_LIMIT = (
 )
 
 
-#: A user's keys for the environment, its options and N, for errors: those of a trainer's config.
+#: A user's keys for the environment, its options and N in a trainer's config, for errors.
 ENV_KEYS = ("env", "env_config", "num_envs_per_worker")
 
 
@@ -158,8 +158,8 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     of Gymnasium 1.0."""
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
-        # Up to Gymnasium 1.3 their metadata is that of the sub-environments' class: the vector made
-        # last sets the mode there.
+        # Up to Gymnasium 1.3 they share their metadata with the class of the sub-environments: the
+        # vector made last sets the mode there.
         return base.autoreset_mode
     return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
 

@@ -38,7 +38,7 @@ class WorkerConfig:
             other random numbers than the run before it.
         device: where the policy learns.
         postproc: applied to each batch of a `Collector`'s worker, after everything else.
-        callbacks: class of the user's callbacks. None: there are none.
+        callbacks: class of the user's callbacks. None without callbacks.
         in_evaluation: the worker plays episodes for evaluation, and none to learn from.
         env_index_offset: of `EnvContext.worker_index` from the index of the worker.
         arrivals: in a rerun, the record of the calls that this process makes itself.

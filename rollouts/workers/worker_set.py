@@ -54,7 +54,7 @@ class WorkerSet(ProcessGroup):
         meanwhile: see `StartUp`.
 
     Attributes:
-        config: as above. Later workers are made from it.
+        config: later workers are made from it.
         local: the local worker.
         here: handle of the local worker, with index 0.
         owns_local: this set has made the local worker, and stops it.
@@ -237,7 +237,7 @@ class WorkerSet(ProcessGroup):
 
         Args:
             config: see the class.
-            learner_device: likewise.
+            learner_device: see the class.
             local: the new local worker, where this set does not make its own.
 
         Returns:
