@@ -38,9 +38,9 @@ class OptimizerStats:
     """What an optimizer counts and measures while it trains.
 
     Start-up is the time from the construction until the worker that answers first begins the work
-    of that answer: processes start, environments are made, libraries are imported. It is no part of
-    the other phases, of rates, or of the training time. The phase `evaluation`, in which training
-    stands still, is no part of rates and of the training time either.
+    of that answer: processes start, environments are made, libraries are imported. The other
+    phases, rates and the training time leave it out. Rates and the training time also leave out the
+    phase `evaluation`, in which training stands still.
 
     Args:
         phases: names of the driver's timed phases of a step, which do not overlap. `report` and
@@ -54,16 +54,16 @@ class OptimizerStats:
         num_env_steps_sampled: environment steps so far.
         num_env_steps_discarded: environment steps of fragments that were not finite. Not among
             those sampled.
-        num_env_steps_trained: of those sampled, those that were learned from.
+        num_env_steps_trained: environment steps that were learned from.
         num_updates: updates so far.
-        lag: policy lag, that of the weights that acted. See `LagMeter`.
+        lag: policy lag of the weights that acted. See `LagMeter`.
         gradient_lag: lag of the weights that gradients were computed with.
         rollouts: versions at which rollouts were completely learned from.
         episodes: statistics of the last episodes.
         actions: distribution of the sampled actions.
         custom_metrics: what callbacks have returned for episodes.
         learner: statistics of the learner.
-        timers: by phase, those of the workers after the driver's.
+        timers: by phase, first the driver's, then the workers'.
         worker_times: the workers' own times.
         machine: use of the driver's machine.
         startup_s: seconds of start-up so far, those before a restore included.

@@ -167,7 +167,7 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
 
     Raises:
         ConfigError: environments of `evaluation_config` that cannot be made, or that have other
-            spaces than those of training.
+            spaces than the environments of training.
     """
     if config.evaluation_interval is None:
         return None
@@ -228,8 +228,8 @@ class Evaluation:
     Attributes:
         due: an evaluation is to begin once none is under way.
         last: the evaluation that ended last. None: none yet.
-        num_begun: evaluations that have begun, those before a restore included.
-        num_evaluations: those that have ended.
+        num_begun: evaluations that have begun, also before a restore.
+        num_evaluations: evaluations that have ended.
         workers: their local worker's policy is the copy that is evaluated.
     """
 

@@ -36,14 +36,13 @@ from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_conf
 
 
 class EvaluationConfig(Config):
-    """How evaluation acts, and what differs in its environments from those of training. None: as in
-    training.
+    """How evaluation acts, and what is different in its environments. None: as in training.
 
     Attributes:
         explore: sample actions. False takes the mode of the policy's distribution.
         env: the environment.
-        env_config: options that its environments have besides those of training, or instead of
-            them. Nested dicts are merged, as in RLlib.
+        env_config: options of its environments, which are added to the options of training or
+            replace them. Nested dicts are merged, as in RLlib.
         num_envs_per_worker: number of environments of one evaluation worker.
         vectorization_mode: see `RolloutConfig`.
         autoreset_mode: see `RolloutConfig`.
@@ -69,7 +68,7 @@ class EvaluationConfig(Config):
         return canonical(data, cls.aliases, "evaluation_config")
 
     def changes(self, training: RolloutConfig) -> dict[str, Any]:
-        """Returns the options of sampling that are not those of training, and their values."""
+        """Returns the options of sampling that differ from training, and their values."""
         given = {name: value for name, value in self if name in RolloutConfig.model_fields}
         given["env_config"] = merged_options(training.env_config, self.env_config)
         if not self.env_config:
@@ -225,8 +224,8 @@ class Experiment:
         """Returns what workers are made from. Makes and closes one environment and one policy.
 
         Raises:
-            ConfigError: unknown environment, one that cannot be made, an unsupported space, or
-                callbacks that are none.
+            ConfigError: an environment that is unknown or cannot be made, an unsupported space, or
+                a value of `callbacks` that is not a class of callbacks.
         """
         callbacks = resolve_callbacks(self.trainer.callbacks)
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)

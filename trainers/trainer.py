@@ -549,8 +549,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         }
 
     def _warn_unsaved(self, unsaved: dict[str, str]) -> None:
-        """Names once what of the config is in no checkpoint of this run. Environments and callbacks
-        that are no names are code, which is never saved: `polopt evaluate` asks for the former."""
+        """Names once the values of the config that no checkpoint of this run holds. An environment
+        or callbacks that the config does not name are code, which is never saved: `polopt evaluate`
+        asks for the environment."""
         named = {path: kind for path, kind in unsaved.items() if path not in _CODE}
         if named and not self._has_warned:
             self._has_warned = True

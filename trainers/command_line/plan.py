@@ -114,7 +114,7 @@ def preset_named(name: str) -> type[PolicyOptimizerTrainer]:
     """Returns a preset by its name.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: no preset has that name.
     """
     if name not in PRESETS:
         instead = instead_of_algorithm(name)
