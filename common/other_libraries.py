@@ -17,7 +17,7 @@ class Option(NamedTuple):
     Attributes:
         given: their names there, with or without remarks.
         here: the options of polopt.
-        defaults: the default of the other library's PPO, and that of `SyncPPO`.
+        defaults: the default of the other library's PPO, and the default of `SyncPPO`.
     """
 
     given: str

@@ -193,7 +193,7 @@ def as_polopt_callbacks(given: Any) -> Any:
     `polopt.Callbacks`, names and None are returned as they are.
 
     Raises:
-        ConfigError: the class overrides a method that polopt does not call, or is no class.
+        ConfigError: the value is not a class, or overrides a method that polopt does not call.
     """
     if given is None or isinstance(given, str):
         return given
@@ -217,7 +217,7 @@ def as_polopt_callbacks(given: Any) -> Any:
 
 
 def _overridden(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Methods `on_...` that the user's class and its bases define, without those of RLlib."""
+    """Methods `on_...` that the user's class and its bases define, without RLlib's own."""
     for base in reversed(cls.__mro__):
         if base in (object, RLlibCallback) or base.__module__.startswith("ray."):
             continue
@@ -294,7 +294,7 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
 
 
 def _taken(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a method has by name, and stand-ins for others that it needs."""
+    """The arguments that a method takes by name, and stand-ins for others that it needs."""
     parameters = inspect.signature(method).parameters.values()
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     taken = {

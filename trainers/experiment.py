@@ -23,8 +23,9 @@ from polopt.common.config import (
 )
 from polopt.common.other_libraries import RLLIB_FIXED, instead_of, instead_of_algorithm
 from polopt.common.registry import Registry, load_path
+from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
@@ -36,14 +37,13 @@ from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_conf
 
 
 class EvaluationConfig(Config):
-    """How evaluation acts, and what differs in its environments from those of training. None: as in
-    training.
+    """How evaluation acts, and what is different in its environments. None: as in training.
 
     Attributes:
         explore: sample actions. False takes the mode of the policy's distribution.
         env: the environment.
-        env_config: options that its environments have besides those of training, or instead of
-            them. Nested dicts are merged, as in RLlib.
+        env_config: options of its environments, which are added to the options of training or
+            replace them. Nested dicts are merged, as in RLlib.
         num_envs_per_worker: number of environments of one evaluation worker.
         vectorization_mode: see `RolloutConfig`.
         autoreset_mode: see `RolloutConfig`.
@@ -69,7 +69,7 @@ class EvaluationConfig(Config):
         return canonical(data, cls.aliases, "evaluation_config")
 
     def changes(self, training: RolloutConfig) -> dict[str, Any]:
-        """Returns the options of sampling that are not those of training, and their values."""
+        """Returns the options of sampling that differ from training, and their values."""
         given = {name: value for name, value in self if name in RolloutConfig.model_fields}
         given["env_config"] = merged_options(training.env_config, self.env_config)
         if not self.env_config:
@@ -228,8 +228,8 @@ class Experiment:
         """Returns what workers are made from. Makes and closes one environment and one policy.
 
         Raises:
-            ConfigError: unknown environment, one that cannot be made, an unsupported space, or
-                callbacks that are none.
+            ConfigError: an environment that is unknown or cannot be made, an unsupported space, or
+                a value of `callbacks` that is not a class of callbacks.
         """
         callbacks = resolve_callbacks(self.trainer.callbacks)
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)
@@ -278,7 +278,7 @@ class Experiment:
         _check_fit(self.optimizer_name, self.optimizer_class, self.policy_name, self.policy_class)
         self.optimizer_class.check_options(self.rollout, self.optimizer)
         if self.trainer.evaluation_interval is not None:
-            self.optimizer_class.check_evaluation(self.optimizer)
+            self.optimizer.check_evaluation()
 
 
 def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -394,24 +394,37 @@ def _check_fit(
     policy_name: str,
     policy_class: type[Policy],
 ) -> None:
-    """Refuses a policy that does not learn from what the optimizer gives it.
+    """Refuses a policy that the optimizer cannot use.
 
     Raises:
         ConfigError: names the optimizers and the policies that fit.
     """
-    given, needed = optimizer_class.learns_from, policy_class.learns_from
-    if given is needed:
+    problem = _misfit(optimizer_class, policy_class)
+    if not problem:
         return
-    optimizers, policies = (
-        [repr(name) for name in registry.names() if registry.get(name).learns_from is kind]
-        for registry, kind in ((OPTIMIZERS, needed), (POLICIES, given))
-    )
+    optimizers = [n for n in OPTIMIZERS.names() if not _misfit(OPTIMIZERS.get(n), policy_class)]
+    policies = [n for n in POLICIES.names() if not _misfit(optimizer_class, POLICIES.get(n))]
     raise ConfigError(
-        f"policy {policy_name!r} with optimizer {optimizer_name!r}: the policy learns from "
-        f"{needed.__name__}, and the optimizer gives it {given.__name__}. Allowed: optimizer "
-        f"{', '.join(optimizers) or 'of your own'}, or policy "
-        f"{', '.join(policies) or 'of your own'}"
+        f"policy {policy_name!r} with optimizer {optimizer_name!r}: {problem}. Allowed: optimizer "
+        f"{', '.join(map(repr, optimizers)) or 'of your own'}, or policy "
+        f"{', '.join(map(repr, policies)) or 'of your own'}"
     )
+
+
+def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy]) -> str:
+    """Returns why the optimizer cannot use the policy, or an empty string if it can."""
+    given, learned = optimizer_class.learns_from, policy_class.learns_from
+    if given is not learned:
+        return (
+            f"the policy learns from {learned.__name__}, and the optimizer gives it "
+            f"{given.__name__}"
+        )
+    if optimizer_class.needs_gradients and not policy_class.gives_gradients():
+        return (
+            "the optimizer applies gradients that workers compute, and the policy does not define "
+            "compute_gradients"
+        )
+    return ""
 
 
 def _owners(

@@ -53,7 +53,7 @@ class Option:
         allowed: in words.
         meaning: from the docstring of its config class.
         aliases: other names of the key that are accepted.
-        rllib: names of the option in RLlib. Those of today are accepted.
+        rllib: names of the option in RLlib. Today's names are accepted.
         annotation: its type, without pydantic's constraints.
         owner: the config class that introduces it.
     """
@@ -145,7 +145,7 @@ def own_options(cls: type[Config], preset: Mapping[str, Any] | None = None) -> l
 
 
 def nested_options(options: Sequence[Option]) -> Iterator[Option]:
-    """The options of those that are dicts with options of their own, with dotted keys."""
+    """For each option that is a dict: the options in it, with dotted keys."""
     for option in options:
         nested = nested_config(option.annotation)
         if nested is not None:

@@ -18,7 +18,7 @@ class StopWhen:
     Args:
         limits: result key to the value that ends the run.
         stop_file: created by `request`. The trainer ends its iteration early once it exists. None:
-            there is no such file.
+            iterations do not end early.
 
     Attributes:
         error: why the limits could not be compared. None if they could.

@@ -93,8 +93,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     Also seeds what `reset(seed=...)` does not: the spaces, and the global generators of a process
     that belongs to this environment. Converts rewards to plain numbers and arrays to the dtype of
     their space, and copies last observations (environments may reuse their arrays). Drops the
-    environment's infos: batching those of HalfCheetah-v5 takes a vector a tenth of its step.
-    Callbacks read those of last steps.
+    environment's infos: to batch the infos of HalfCheetah-v5 takes a vector a tenth of its step.
+    Callbacks read the infos of last steps.
 
     Args:
         make: makes the environment.
@@ -145,7 +145,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._type: Any = None
         self._is_array = False
         self._dtype: Any = None
-        self._other_dtype = False  # than that of the space
+        self._other_dtype = False  # than the space's
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of the environment. See the class for exceptions."""

@@ -86,7 +86,7 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
     """The class that the config key `callbacks` names. Imports its module.
 
     Raises:
-        ConfigError: there is no such class, or it has a method `on_...` that is not called.
+        ConfigError: the class does not exist, or it has a method `on_...` that is never called.
     """
     found = value
     if isinstance(value, str):
@@ -105,8 +105,8 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
 
 
 def _check_methods(cls: type[Callbacks]) -> None:
-    """Raises a ConfigError for a method whose name begins like that of a callback and is none's, as
-    that of another one of RLlib's."""
+    """Raises a ConfigError for a method `on_...` that polopt never calls, for example another
+    callback of RLlib."""
     called = [name for name in vars(Callbacks) if name.startswith("on_")]
     for name in dir(cls):
         if name.startswith("on_") and name not in called and callable(getattr(cls, name)):
@@ -121,7 +121,7 @@ class CallbackCaller:
     """Calls a user's callbacks in one process, and names them in errors.
 
     Args:
-        cls: their class. None: there are none.
+        cls: their class. None without callbacks.
         place: of this process, for messages.
     """
 

@@ -259,7 +259,8 @@ class RolloutWorker(CallRunner):
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
         """Learns from a batch with this worker's policy, and counts that. Learners that learn
         together first add the moments of what all of them have sampled since the last time. One
-        that learns alone gets its moments with weights of the driver, who adds those of replies.
+        that learns alone gets its moments with the weights of the driver, which merges the moments
+        in all replies.
 
         Args:
             batch: as `next_batch` returns it.
@@ -360,7 +361,7 @@ class RolloutWorker(CallRunner):
             self.sampler.set_state(state["sampler"])
 
     def get_statistics(self) -> dict[str, Any]:
-        """Running statistics of the environments' wrappers. Empty where there are none."""
+        """Running statistics of the environments' wrappers. Empty without such wrappers."""
         return {} if self.sampler is None else self.sampler.get_statistics()
 
     def set_statistics(self, statistics: dict[str, Any]) -> None:

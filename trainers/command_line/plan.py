@@ -145,7 +145,7 @@ def preset_named(name: str) -> type[PolicyOptimizerTrainer]:
     """Returns a preset by its name.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: no preset has that name.
     """
     if not isinstance(name, str) or name not in PRESETS:
         instead = instead_of_algorithm(name)

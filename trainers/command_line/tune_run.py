@@ -189,7 +189,7 @@ class _TrialFailure(tune.Callback):
         folder: of the results.
 
     Attributes:
-        error: the last line of the trial's traceback. Empty if there is none.
+        error: the last line of the trial's traceback. Empty if the trial has not failed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -247,7 +247,7 @@ def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -
     checkpoint = None
     if exists:
         say(f"results     {next(filter(Path.is_dir, folder.iterdir()), folder)}")
-        with suppress(CheckpointError):  # there is none
+        with suppress(CheckpointError):  # the run has not saved any
             checkpoint = find_checkpoint(folder)
     else:
         shutil.rmtree(folder, ignore_errors=True)
