@@ -359,7 +359,7 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         ConfigError: there is no such preset.
     """
     presets = load_path(_PRESETS)
-    found = presets.get(name) if isinstance(name, str) else name
+    found: Any = presets.get(name) if isinstance(name, str) else name
     problem = "."
     if isinstance(name, str) and ":" in name:
         try:
@@ -370,8 +370,7 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         instead = instead_of_algorithm(name)
         problem = f". {instead}." if instead else f"{nearest_of(name, presets)}."
     if isinstance(found, type) and issubclass(found, presets["PolicyOptimizerTrainer"]):
-        options: Mapping[str, Any] = found.preset
-        return options
+        return dict(found.preset)
     raise ConfigError(
         f"key 'preset': got {shown(name)}{problem} A preset is given by its name, as its class or "
         "'module:Class', or as a dict of its 'name' and options"

@@ -13,7 +13,7 @@ from polopt.policies.fast_cpu.loss_terms import loss_terms_of
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
 from polopt.policies.networks.backend import Backend, Rows
-from polopt.policies.networks.base import Network
+from polopt.policies.networks.network import Network
 from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.mlp import MLPNetwork
 
