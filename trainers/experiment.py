@@ -370,7 +370,8 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         instead = instead_of_algorithm(name)
         problem = f". {instead}." if instead else f"{nearest_of(name, presets)}."
     if isinstance(found, type) and issubclass(found, presets["PolicyOptimizerTrainer"]):
-        return dict(found.preset)
+        trainer: Any = found
+        return dict(trainer.preset)
     raise ConfigError(
         f"key 'preset': got {shown(name)}{problem} A preset is given by its name, as its class or "
         "'module:Class', or as a dict of its 'name' and options"
