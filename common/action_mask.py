@@ -33,7 +33,7 @@ class ActionMask:
     rest: spaces.Dict
 
     def masked(self, logits: np.ndarray | float, obs: np.ndarray) -> np.ndarray:
-        """Logits `[N, sum of sizes]` float32 with those of actions that are not allowed replaced.
+        """Logits `[N, sum of sizes]` float32, in which forbidden actions get `MASKED_LOGIT`.
 
         Args:
             logits: `[N, sum of sizes]`. One number: the allowed actions are equally probable.
@@ -85,7 +85,7 @@ def find_action_mask(observation_space: Space[Any], action_space: Space[Any]) ->
     there is no such key.
 
     Raises:
-        ConfigError: there is one which is no mask for `action_space`.
+        ConfigError: the value of that key does not fit `action_space`.
     """
     if not isinstance(observation_space, spaces.Dict) or MASK_KEY not in observation_space.spaces:
         return None

@@ -36,7 +36,7 @@ class ConfigError(ValueError):
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """`"; did you mean 'gamma'?"`, or an empty string if `name` is no misspelling of a known name.
+    """`"; did you mean 'gamma'?"` if `name` looks like a misspelled known name, or an empty string.
 
     The names of other libraries share letters with keys that mean something else, so this comes
     after `polopt.common.other_libraries`.
@@ -55,7 +55,7 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
     Args:
         name: the given name.
         known: names that may be suggested.
-        shown: names that are listed as allowed. By default those of `known`.
+        shown: names that are listed as allowed. By default all of `known`.
     """
     given, known = str(name), list(known)
     names = set(known if shown is None else shown)
@@ -79,7 +79,7 @@ def _similarity(given: str, key: str) -> float:
 
 def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
     """What an error says of an unknown key: what takes its place, if it is an option of another
-    library, else `nearest_of`. The arguments are those of `nearest_of`.
+    library, else `nearest_of`. Takes the arguments of `nearest_of`.
 
         unknown key 'n_steps'. For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'
     """
@@ -140,7 +140,7 @@ def differ(one: Any, other: Any) -> bool:
 class Config(pydantic.BaseModel):
     """A frozen set of options with defaults, validated on construction.
 
-    The class attribute `aliases` maps alternative names of keys (those of current RLlib) to keys.
+    The class attribute `aliases` maps other names of keys, such as current RLlib's, to keys.
     `renamed` maps former names, which are refused with an error that says the present one, and
     `removed` keys that are gone to the reason, which the error gives.
     """

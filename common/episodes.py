@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 
 
 class Episode(NamedTuple):
-    """One episode that has ended.
+    """One episode that has ended. In `on_episode_step`, the episode so far.
 
     Attributes:
         env_index: of its environment in the worker.
         episode_return: undiscounted sum of rewards.
         episode_len: length in environment steps.
-        terminated: how it ended. False: it was truncated.
+        terminated: how it ended. False: it was truncated, or it goes on.
         info: the environment's infos of the last step. Empty where they are not kept.
+        data: what `on_episode_step` has put there, the same dict in all steps of the episode. Empty
+            if the callbacks do not define it.
+        done: whether it has ended.
     """
 
     env_index: int
@@ -22,6 +25,8 @@ class Episode(NamedTuple):
     episode_len: int
     terminated: bool
     info: Mapping[str, Any] = {}
+    data: dict[str, Any] = {}  # noqa: RUF012 - the sampler gives each episode its own
+    done: bool = True
 
 
 class EpisodeStats(NamedTuple):

@@ -10,8 +10,8 @@ import numpy as np
 class Moments(NamedTuple):
     """Number, mean and sum of squared deviations of rows `[S]`, per element.
 
-    Float64, whatever the rows are: the moments of two sets of rows, merged, equal those of all rows
-    together to rounding (Chan, Golub and LeVeque, 1983). The arrays are never changed.
+    Float64, whatever the rows are. Merged moments of two sets of rows equal the moments of all rows
+    together, up to rounding (Chan, Golub and LeVeque, 1983). The arrays are never changed.
 
     Attributes:
         rows: number of rows.

@@ -17,7 +17,7 @@ class Option(NamedTuple):
     Attributes:
         given: their names there, with or without remarks.
         here: the options of polopt.
-        defaults: the default of the other library's PPO, and that of `SyncPPO`.
+        defaults: the default of the other library's PPO, and the default of `SyncPPO`.
     """
 
     given: str
@@ -117,7 +117,8 @@ RLLIB = (
     ),
     Option(
         "`callbacks(...)`",
-        "`callbacks`, with `on_episode_end` and `on_train_result` only; their "
+        "`callbacks`, with `on_episode_step`, `on_episode_end`, `on_sample_end` and "
+        "`on_train_result` only; their "
         "[arguments](results.md#callbacks) differ from RLlib's",
     ),
     Option(
@@ -240,7 +241,10 @@ _NO_OFFLINE = "polopt has no offline data"
 _NO_AGENTS = "polopt trains one policy in environments of one agent"
 _NO_RAINBOW = "`dqn` has double Q-learning, a dueling network, n-step returns and priorities"
 _IN_DRIVER = "the driver learns. Optimizer `decentralized_allreduce` learns in all workers"
-_CALLBACKS = "`callbacks`, a class with `on_episode_end` and `on_train_result`"
+_CALLBACKS = (
+    "`callbacks`, a class with `on_episode_step`, `on_episode_end`, `on_sample_end` and "
+    "`on_train_result`"
+)
 _WRAP = "wrap the environment"
 _CONNECTORS = f"polopt has no connectors: {_WRAP} ([wrappers](wrappers.md)), or write a policy"
 _RESTARTS = (
@@ -782,7 +786,7 @@ STABLE_BASELINES3 = (
     ),
     Option(
         "`callback`: `_on_step`, `_on_rollout_end`",
-        "`callbacks`: `on_episode_end`, `on_train_result`",
+        "`callbacks`: `on_episode_step`, `on_sample_end`, `on_train_result`",
     ),
 )
 

@@ -142,7 +142,7 @@ def load_path(path: str) -> Any:
     """What `module:Class` names. Imports the module.
 
     Raises:
-        ImportError, AttributeError: there is no such module, or nothing of that name in it.
+        ImportError, AttributeError: the module or the name in it does not exist.
     """
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)

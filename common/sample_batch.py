@@ -194,7 +194,7 @@ class SampleBatch:
     def to_tensordict(self, device: str | None = None) -> Any:
         """A `tensordict.TensorDict` of batch size `[N, T]`, for TorchRL's losses.
 
-        Names are those of TorchRL's collectors: `observation`, `action`, `sample_log_prob`,
+        Names are the same as in TorchRL's collectors: `observation`, `action`, `sample_log_prob`,
         `("next", "observation")` (the true one also where an episode ended), `("next", "reward")`,
         `("next", "done")`, `("next", "terminated")` and `("next", "truncated")` `[N, T, 1]`, and
         if `Policy.postprocess` has computed them `state_value`, `advantage` and `value_target`

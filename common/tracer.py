@@ -17,7 +17,7 @@ class Event(NamedTuple):
         name: of the phase or counter.
         at_s: start of the span, or time of the value, of `time.perf_counter`.
         value: duration of the span in seconds, or value of the counter.
-        event: number in the record of the run, for `polopt rerun --at`. None: there is none.
+        event: number in the record of the run, for `polopt rerun --at`. None without a record.
     """
 
     track: str

@@ -65,7 +65,7 @@ class Gradients(NamedTuple):
         version: version of the weights that it was computed with.
         rows: number of valid rows of the mean.
         stats: learner statistics, means over the same rows.
-        new_rows: of the rows, those that no earlier gradient is of: 0 from the second epoch on.
+        new_rows: number of rows that no earlier gradient has used: 0 from the second epoch on.
         ends_rollout: no further gradient of the same rollout follows.
         acted: version of the weights that acted, the oldest if there were several.
     """

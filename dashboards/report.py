@@ -103,7 +103,7 @@ def write_report(
         Notes for the user, such as why PNG files could not be written.
 
     Raises:
-        ConfigError: there are no trials, it is not a directory, or a file cannot be written.
+        ConfigError: the directory does not exist or holds no trial, or a file cannot be written.
     """
     folder = existing_directory(results_dir)
     directory = ResultsDirectory(folder)

@@ -59,8 +59,7 @@ class ActionSums(NamedTuple):
         )
 
     def merge(self, other: ActionSums) -> ActionSums:
-        """The sums of the actions of both. Sums without any action merge with those of any
-        space."""
+        """The sums of the actions of both. Sums without any action merge with sums of any space."""
         if not self.counts or not other.counts:
             counts = self.counts or other.counts
         else:

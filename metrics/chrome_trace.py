@@ -176,7 +176,7 @@ def _end_s(event: Event) -> float:
 
 
 def self_times_s(trace: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Seconds in spans of each name, those of nested spans excluded.
+    """Seconds in spans of each name, without the seconds of nested spans.
 
     Args:
         trace: what `chrome_trace` returned.

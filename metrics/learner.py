@@ -6,8 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-#: Keys that are reported for every policy: those of RLlib 2.60, `clip_fraction`, and the means of
-#: the values and of the value targets that a critic learns from. 0 where a loss has no such term.
+#: Keys that are reported for every policy: the keys of RLlib 2.60, `clip_fraction`, and the means
+#: of the values and of the value targets that a critic learns from. 0 where a loss has no such
+#: term.
 LEARNER_KEYS = (
     "policy_loss",
     "vf_loss",

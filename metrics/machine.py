@@ -13,7 +13,7 @@ import psutil
 
 
 class ProcessUse(NamedTuple):
-    """What a process has used in a span of time.
+    """Processor time and memory that a process has used in a span of time.
 
     Attributes:
         wall_s: length of the span.
@@ -128,7 +128,7 @@ class MachineMeter:
     """Use of the driver's machine and of its own process since the last report.
 
     Args:
-        read_gpus: as that of `ProcessMeter`.
+        read_gpus: as for `ProcessMeter`.
     """
 
     def __init__(self, read_gpus: Callable[[], GpuUse] | None = None) -> None:
@@ -166,6 +166,6 @@ def num_cpus() -> int:
 def _busy_and_total_s() -> tuple[float, float]:
     """Seconds of all processors together, since the machine started."""
     times = psutil.cpu_times()
-    # Time of guests is contained in that of users.
+    # The time of users contains the time of guests.
     total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return total_s - times.idle - getattr(times, "iowait", 0.0), total_s

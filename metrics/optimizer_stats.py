@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from polopt.common.tracer import TRACER
+from polopt.common.weights import Gradients
 from polopt.metrics.actions import ActionStats
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
@@ -37,9 +38,9 @@ class OptimizerStats:
     """What an optimizer counts and measures while it trains.
 
     Start-up is the time from the construction until the worker that answers first begins the work
-    of that answer: processes start, environments are made, libraries are imported. It is no part of
-    the other phases, of rates, or of the training time. The phase `evaluation`, in which training
-    stands still, is no part of rates and of the training time either.
+    of that answer: processes start, environments are made, libraries are imported. The other
+    phases, rates and the training time leave it out. Rates and the training time also leave out the
+    phase `evaluation`, in which training stands still.
 
     Args:
         phases: names of the driver's timed phases of a step, which do not overlap. `report` and
@@ -53,16 +54,16 @@ class OptimizerStats:
         num_env_steps_sampled: environment steps so far.
         num_env_steps_discarded: environment steps of fragments that were not finite. Not among
             those sampled.
-        num_env_steps_trained: of those sampled, those that were learned from.
+        num_env_steps_trained: environment steps that were learned from.
         num_updates: updates so far.
-        lag: policy lag, that of the weights that acted. See `LagMeter`.
+        lag: policy lag of the weights that acted. See `LagMeter`.
         gradient_lag: lag of the weights that gradients were computed with.
         rollouts: versions at which rollouts were completely learned from.
         episodes: statistics of the last episodes.
         actions: distribution of the sampled actions.
         custom_metrics: what callbacks have returned for episodes.
         learner: statistics of the learner.
-        timers: by phase, those of the workers after the driver's.
+        timers: by phase, first the driver's, then the workers'.
         worker_times: the workers' own times.
         machine: use of the driver's machine.
         startup_s: seconds of start-up so far, those before a restore included.
@@ -198,6 +199,43 @@ class OptimizerStats:
         self.lag.in_rollouts.add(rollouts)
         self.gradient_lag.in_updates.add(0)
         self.gradient_lag.in_rollouts.add(0)
+
+    def add_gradients(self, parts: Sequence[Gradients], now: int, stale: bool) -> None:
+        """Counts gradients of workers that were taken, with their lags.
+
+        Args:
+            parts: the gradients, also if only their mean is applied.
+            now: version of the weights that they are applied to.
+            stale: they are older than the optimizer's limit.
+        """
+        self.num_gradients += len(parts)
+        self.num_gradients_stale += len(parts) * stale
+        for part in parts:
+            self.add_lag(part.acted, now, computed=part.version)
+
+    def add_gradients_skipped(self) -> None:
+        """Counts a gradient of a worker that was not finite there."""
+        self.num_gradients += 1
+        self.num_gradients_skipped += 1
+
+    def add_gradient_update(
+        self, gradients: Gradients, num_parts: int, updates: int, stats: Mapping[str, float]
+    ) -> None:
+        """Counts what became of a gradient.
+
+        Args:
+            gradients: of one worker, or the mean over several.
+            num_parts: number of these workers.
+            updates: updates made with it. 0: it was not finite and was skipped.
+            stats: statistics of the learner.
+        """
+        if updates:
+            self.num_gradients_accepted += num_parts
+        else:
+            self.num_gradients_skipped += num_parts
+        new_rows = gradients.new_rows if updates else 0
+        self.add_training(new_rows, updates, stats, gradients.rows)
+        self.add_update_rows(updates, updates * gradients.rows)
 
     def add_training(
         self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None

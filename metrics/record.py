@@ -65,7 +65,7 @@ class Record:
         timing: what timing has decided in the call, for the record of a run: `steps` of each
             fragment if one of them ended early, `sums` that were completed before a group broke,
             and `below`, the record of the calls that this process has made itself.
-        num_fragments: fragments sampled so far, those that were not finite included. Only in the
+        num_fragments: fragments sampled so far, also fragments that were not finite. Only in the
             worker.
     """
 

@@ -65,7 +65,8 @@ class PhaseTimer:
 
     def push_rows(self, rows: int) -> None:
         """Sets the number of rows that the last timed phase of the interval processed. A timing
-        that `restart` has cut counts for no throughput: its rows are those of all of it."""
+        that `restart` has cut counts for no throughput, because its rows belong to the whole
+        timing."""
         if self._is_cut:
             self._is_cut = False
         elif self._interval and self._interval[-1] > 0.0:

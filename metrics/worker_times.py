@@ -77,8 +77,8 @@ class WorkerTimes:
 
         Args:
             index: of the worker. 0 is the local one.
-            seconds: of the worker by phase, disjoint. Those of phases that the strategy has not
-                declared count as `other`. Each with the phase `gradient` is one gradient.
+            seconds: of the worker by phase, disjoint. A phase that the strategy has not declared
+                counts as `other`. Each answer with the phase `gradient` is one gradient.
             env_steps: environment steps of the answer.
             use: of the worker's process since it was last told. None: it is not told.
         """
@@ -168,7 +168,7 @@ class WorkerTimes:
 
 def _update_shares(worker: _Worker) -> None:
     """Shares of the interval. Answers that arrive together can have been worked on for longer than
-    the time between them. Then idle time is 0 and the shares are those of the reported seconds."""
+    the time between them. Then idle time is 0, and the shares are of the reported seconds."""
     busy_s = sum(worker.busy_s.values())
     total_s = max(worker.wall_s, busy_s)
     if total_s > 0.0:

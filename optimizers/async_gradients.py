@@ -16,7 +16,8 @@ from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_collection
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.optimizer_config import OptimizerConfig
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.gathering import current_rollout
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -95,6 +96,7 @@ class AsyncGradients(PolicyOptimizer):
     name = "async_gradients"
     config_class = AsyncGradientsConfig
     config: AsyncGradientsConfig
+    needs_gradients = True
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
     tab: ClassVar[Tab] = Tab(
         "1 - wait is how busy the driver is. Near 100 percent busy, more workers do not help: "

@@ -20,7 +20,7 @@ from polopt.metrics.lag import AgeHistogram, DoublingHistogram
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_central_gradients
-from polopt.optimizers.policy_optimizer import OptimizerConfig
+from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.optimizers.replay_shards import (
     Batch,

@@ -19,7 +19,8 @@ from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_central_gradients
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.optimizer_config import OptimizerConfig
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.gathering import Fragments, check_batch, num_fragments

@@ -20,7 +20,8 @@ from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_collection, check_unused
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.optimizer_config import OptimizerConfig
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
 from polopt.rollouts.rollout_config import RolloutConfig, sockets_for_zmq
 from polopt.rollouts.transport.collective import GroupBroken, TimedReducer
@@ -72,6 +73,13 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
         "checksum_interval": f"the weights of all ranks are compared every {CHECKSUM_INTERVAL} "
         "rounds, which costs too little to choose",
     }
+
+    def check_evaluation(self) -> None:
+        if not self.keep_local_weights_in_sync:
+            raise ConfigError(
+                "key 'keep_local_weights_in_sync': got False with evaluation_interval: the driver "
+                "would not have the weights to evaluate. Allowed: True"
+            )
 
 
 class Learned(NamedTuple):
@@ -180,14 +188,6 @@ class DecentralizedAllReduce(PolicyOptimizer):
             "all-reduce sums gradients in place, without compression",
             compress_gradients=(rollout.compress_gradients, "none"),
         )
-
-    @classmethod
-    def check_evaluation(cls, config: Any) -> None:
-        if not config.keep_local_weights_in_sync:
-            raise ConfigError(
-                "key 'keep_local_weights_in_sync': got False with evaluation_interval: the driver "
-                "would not have the weights to evaluate. Allowed: True"
-            )
 
     def step(self) -> StepResult:
         before = self.metrics.counts()

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from polopt.common.compression import PackedGradients, unpack_gradients
-from polopt.common.config import Config, ConfigError
+from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients, Weights
-from polopt.metrics.actions import ActionStats
 from polopt.metrics.machine import GpuReader
 from polopt.metrics.optimizer_stats import OptimizerStats, StepResult
 from polopt.metrics.tab import Tab
+from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.policies.policy import Policy
+from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.call_workers import (
     latest_statistics,
@@ -28,12 +27,7 @@ from polopt.rollouts.workers.call_workers import (
     update_algorithm_parameter,
 )
 from polopt.rollouts.workers.calls import AfterFailure, Calls, Reply
-from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
-
-
-class OptimizerConfig(Config):
-    """Base class of optimizers' options. It has none itself."""
 
 
 class PolicyOptimizer(ABC):
@@ -67,8 +61,10 @@ class PolicyOptimizer(ABC):
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     #: What its policies learn from, as `Policy.learns_from`.
     learns_from: ClassVar[type] = SampleBatch
-    #: What they learn from with options that are not the defaults: by what, key and value.
+    #: What they learn from with another option: the option's key and value, by what they learn from.
     also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
+    #: Whether its policies have to define `compute_gradients`. See `Policy.gives_gradients`.
+    needs_gradients: ClassVar[bool] = False
     phases: ClassVar[tuple[str, ...]] = ()
     #: Phases of calls in workers, besides `sample`, `gradient` and `learn`.
     worker_phases: ClassVar[tuple[str, ...]] = ()
@@ -80,15 +76,15 @@ class PolicyOptimizer(ABC):
     after_failure: ClassVar[AfterFailure] = "send again"
     #: What dashboards show besides the panels that all optimizers have.
     tab: ClassVar[Tab] = Tab()
+    #: The rows of the strategy's replay buffer as files. None: it has no buffer to save.
+    buffer_files: BufferFiles | None = None
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         self.check_options(workers.config.rollout, config)
         self.workers = workers
         self.config = config
         self.policy: Policy = workers.local.policy
-        dist = self.policy.dist
-        actions = ActionStats(dist.sizes, math.prod(dist.action_shape))
-        gpus = GpuReader(torch.cuda)
+        actions, gpus = self.policy.dist.new_stats(), GpuReader(torch.cuda)
         self.metrics = OptimizerStats(self.phases, self.worker_phases, actions, gpus, workers.clock)
         self.timers = self.metrics.timers
         self.calls = Calls(
@@ -146,25 +142,6 @@ class PolicyOptimizer(ABC):
         return []
 
     @classmethod
-    def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
-        """Refuses what does not fit the spaces of the environment, before any actor starts.
-
-        Args:
-            worker_config: what workers are made from.
-            config: an instance of `config_class`.
-
-        Raises:
-            ConfigError: names the option and the reason.
-        """
-        return
-
-    @classmethod
-    def check_evaluation(cls, config: Any) -> None:
-        """Refuses options with which `policy` does not have the weights to evaluate during
-        training. Arguments and errors as `check_options`."""
-        return
-
-    @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
         """Further checks of a strategy. Arguments and errors as `check_options`."""
         return
@@ -196,27 +173,18 @@ class PolicyOptimizer(ABC):
             NonFiniteError: too many updates in a row were skipped.
         """
         metrics, policy = self.metrics, self.policy
-        metrics.num_gradients += max(len(parts), 1)
         if gradients is None:
-            metrics.num_gradients_skipped += 1
+            metrics.add_gradients_skipped()
             return
         gradients = unpack_gradients(gradients)
         parts = parts or [gradients]
-        for part in parts:
-            metrics.add_lag(part.acted, policy.version, computed=part.version)
-        metrics.num_gradients_stale += len(parts) * (lr_scale < 1.0)
+        metrics.add_gradients(parts, policy.version, stale=lr_scale < 1.0)
         if lr_scale > 0.0 and gradients.rows > 0:
             version = policy.version
             stats = gradients.stats | policy.apply_gradients(gradients, lr_scale)
             updates = policy.version - version
             self.workers.faults.note_update(updates > 0, why="norm of the gradient")
-            if updates:
-                metrics.num_gradients_accepted += len(parts)
-            else:
-                metrics.num_gradients_skipped += len(parts)
-            new_rows = gradients.new_rows if updates else 0
-            metrics.add_training(new_rows, updates, stats, gradients.rows)
-            metrics.add_update_rows(updates, updates * gradients.rows)
+            metrics.add_gradient_update(gradients, len(parts), updates, stats)
         if gradients.ends_rollout:
             metrics.rollouts.end_rollout(policy.version)
 
@@ -251,13 +219,10 @@ class PolicyOptimizer(ABC):
 
     def stats(self) -> dict[str, Any]:
         """The `optimizer/` block of results. See `OptimizerStats.report`."""
-        event = self.workers.transport.event
         return {
             "name": self.title(),
-            "transport": self.workers.transport_paths,
             **self.metrics.report([worker.index for worker in self.workers.remote] or [0]),
-            "num_bytes_sent": self.workers.weights.num_bytes_sent,
-            "num_events_recorded": 0 if event is None else event + 1,
+            **self.workers.message_stats(),
             "requests_in_flight": self.calls.load.report(),
             "num_skipped_updates": self.num_skipped_updates,
             **self.extra_stats(),
@@ -309,31 +274,6 @@ class PolicyOptimizer(ABC):
         self.metrics.set_state(state)
         self.policy.env_steps = self.metrics.num_env_steps_sampled
         restore_workers(self.workers, int(state["restore_count"]), state.get("workers", {}))
-
-    def write_files(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Writes what of the state is too large for `get_state`, a replay buffer for example. By
-        default nothing.
-
-        Args:
-            directory: does not exist yet.
-
-        Returns:
-            what `read_files` needs besides the files, as `get_state`. And the SHA-256 of each file
-            in the directory, by name.
-        """
-        return {}, {}
-
-    def read_files(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Restores what `write_files` of any optimizer wrote, after `set_state`.
-
-        Args:
-            directory: does not exist if nothing was written.
-            state: what `write_files` returned. Empty if nothing was written.
-
-        Raises:
-            ValueError: the files do not fit.
-        """
-        return
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
         """Changes an option of the policy in this process, in all workers and in the workers below

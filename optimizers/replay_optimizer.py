@@ -9,7 +9,8 @@ import numpy as np
 import pydantic
 
 from polopt.common.transitions import Transitions
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.optimizer_config import OptimizerConfig
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -94,6 +95,29 @@ class ReplayOptions(OptimizerConfig):
             **unit,
         )
 
+    def make_buffer(self, policy: Any, seed: int | np.random.SeedSequence = 0) -> ReplayBuffer:
+        """An empty buffer for the transitions of a policy. Memory is taken as it fills.
+
+        Args:
+            policy: a `ReplayPolicy`.
+            seed: of the draws.
+
+        Raises:
+            ConfigError: the full buffer is larger than the free memory.
+        """
+        buffer = self.new_buffer(policy.config, seed)
+        action = policy.dist.random(np.random.default_rng(0), 1)
+        buffer.allocate(
+            ColumnSpec(policy.encoder.shape, policy.encoder.dtype),
+            ColumnSpec(action.shape[1:], action.dtype),
+        )
+        return buffer
+
+    def check_spaces(self, worker_config: WorkerConfig) -> None:
+        """Refuses a buffer that is larger than the free memory."""
+        spaces = worker_config.observation_space, worker_config.action_space
+        self.make_buffer(worker_config.policy_class(*spaces, worker_config.policy))
+
 
 class ReplayOptimizer(PolicyOptimizer):
     """A strategy whose driver learns from rows that it draws from a replay buffer.
@@ -104,39 +128,6 @@ class ReplayOptimizer(PolicyOptimizer):
     config_class = ReplayOptions
     config: ReplayOptions
     learns_from: ClassVar[type] = Transitions
-
-    @classmethod
-    def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
-        """Refuses a buffer that is larger than the free memory."""
-        policy = worker_config.policy_class(
-            worker_config.observation_space,
-            worker_config.action_space,
-            worker_config.policy,
-        )
-        cls.make_buffer(policy, config)
-
-    @classmethod
-    def make_buffer(
-        cls, policy: Any, config: Any, seed: int | np.random.SeedSequence = 0
-    ) -> ReplayBuffer:
-        """An empty buffer for the transitions of a policy. Memory is taken as it fills.
-
-        Args:
-            policy: a `ReplayPolicy`.
-            config: an instance of `config_class`.
-            seed: of the draws.
-
-        Raises:
-            ConfigError: the full buffer is larger than the free memory.
-        """
-        buffer: ReplayBuffer = config.new_buffer(policy.config, seed)
-        dist = policy.dist
-        action = dist.random(np.random.default_rng(0), 1)
-        buffer.allocate(
-            ColumnSpec(policy.encoder.shape, policy.encoder.dtype),
-            ColumnSpec(action.shape[1:], action.dtype),
-        )
-        return buffer
 
     def learn_transitions(self, rows: Any) -> np.ndarray:
         """Makes one update of the driver's policy with `Transitions` or `Sequences`. Counts the

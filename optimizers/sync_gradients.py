@@ -18,7 +18,8 @@ from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.async_gradients import GradientsConfig, compute_gradient
 from polopt.optimizers.checks import check_collection
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.optimizer_config import OptimizerConfig
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -38,6 +39,7 @@ class SyncGradients(PolicyOptimizer):
     name = "sync_gradients"
     config_class = SyncGradientsConfig
     config: SyncGradientsConfig
+    needs_gradients = True
     phases: ClassVar[tuple[str, ...]] = ("wait", "apply", "dispatch")
     after_failure = "drop"
     tab: ClassVar[Tab] = Tab(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -21,9 +20,10 @@ from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_central_gradients
-from polopt.optimizers.policy_optimizer import OptimizerConfig
+from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.policies.replay_policy import ReplayConfig
+from polopt.replay.buffer_files import BufferFiles
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import readable_bytes
@@ -103,6 +103,20 @@ class SyncReplayConfig(ReplayOptions):
         unit["sequence_length"] = self.sequence_length
         return super().new_buffer(policy, seed, num_shards, **unit)
 
+    def check_spaces(self, worker_config: WorkerConfig) -> None:
+        """Refuses a buffer that is larger than the free memory, or too small for a window."""
+        rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
+        window = self.sequence_length or policy.n_step
+        envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
+        needed = envs * (window + rollout.rollout_fragment_length)
+        if self.buffer_size < needed:
+            raise ConfigError(
+                f"key 'buffer_size': got {self.buffer_size:,}. Allowed: {needed:,} or more, "
+                f"because {envs} environments fill the buffer, and a row can be drawn when "
+                f"the {window} steps of its window and its fragment are there"
+            )
+        super().check_spaces(worker_config)
+
 
 class SyncReplay(ReplayOptimizer):
     """Gathers fragments of all workers, inserts them, and learns as often as the intensity says.
@@ -158,21 +172,6 @@ class SyncReplay(ReplayOptimizer):
                 f"Allowed: 1 to {length}, because sequences begin where fragments begin"
             )
 
-    @classmethod
-    def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
-        """Refuses a buffer that is larger than the free memory, or too small for a window."""
-        rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
-        window = config.sequence_length or policy.n_step
-        envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
-        needed = envs * (window + rollout.rollout_fragment_length)
-        if config.buffer_size < needed:
-            raise ConfigError(
-                f"key 'buffer_size': got {config.buffer_size:,}. Allowed: {needed:,} or more, "
-                f"because {envs} environments fill the buffer, and a row can be drawn when "
-                f"the {window} steps of its window and its fragment are there"
-            )
-        super().check_spaces(worker_config, config)
-
     def step(self) -> StepResult:
         before, batch_size = self.metrics.counts(), self.config.train_batch_size
         with self.timers["broadcast"]:
@@ -217,10 +216,12 @@ class SyncReplay(ReplayOptimizer):
         """An empty buffer, with random numbers of its own after each restore."""
         config = self.workers.config
         draws = np.random.SeedSequence(config.seed, spawn_key=(_DRAWS, config.restore_count))
-        self.buffer = self.make_buffer(self.policy, self.config, draws)
+        self.buffer = self.config.make_buffer(self.policy, draws)
         self.limiter = RateLimiter(
             self.config.training_intensity, self.config.learning_starts, clock=self.workers.clock
         )
+        saves = self.config.save_replay_buffer
+        self.buffer_files = BufferFiles(self.buffer, self.limiter, saves)
 
     def _insert(self, fragment: SampleBatch) -> None:
         """Adds a fragment to the buffer, which knows whether it continues the worker's last one."""
@@ -262,7 +263,7 @@ class SyncReplay(ReplayOptimizer):
         return {**super().get_driver_state(), "replay": replay}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues with an empty buffer, which `read_files` fills. Otherwise `learning_starts`
+        """Continues with an empty buffer, which `buffer_files` fills. Otherwise `learning_starts`
         rows are sampled before learning goes on, at the same intensity as before."""
         super().set_state(state)
         restore_samplers(self.workers, state.get("workers", {}))
@@ -270,17 +271,3 @@ class SyncReplay(ReplayOptimizer):
         if replay := state.get("replay"):
             self.buffer.set_state(replay["buffer"])
             self.limiter.set_state(replay["limiter"], rows=0)
-
-    def write_files(self, directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Writes the rows of the buffer, with `save_replay_buffer`. Files whose rows have not
-        changed since the last time are linked."""
-        if not self.config.save_replay_buffer:
-            return {}, {}
-        rows = self.buffer.save(directory)
-        state = {"rows": rows, "limiter": self.limiter.get_state()}
-        return state, self.buffer.checksums(rows)
-
-    def read_files(self, directory: Path, state: Mapping[str, Any]) -> None:
-        if state:
-            self.buffer.load(directory, state["rows"])
-            self.limiter.set_state(state["limiter"])

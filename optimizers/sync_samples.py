@@ -17,7 +17,8 @@ from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_central_gradients
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.optimizer_config import OptimizerConfig
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.call_workers import restore_samplers, sampler_states
 from polopt.rollouts.workers.early_stop import Stragglers

@@ -15,6 +15,7 @@ from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.transitions import Transitions
 from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
+from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_q import NumpyQNetwork, learns_in_numpy, numpy_q_network
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate
@@ -65,11 +66,11 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
         self.target: Any = self.segments["target"].module
         self._online = self._numpy(self.model)
         self._closed_form = find_closed_form(type(self))
-        self._fast_target: NumpyQNetwork | None = None
+        self._fast_target: NumpyQNetwork | NumpyMasked | None = None
         if self._closed_form is not None and learns_in_numpy(self.model):
             self._fast_target = self._numpy(self.target)
 
-    def _numpy(self, network: Any) -> NumpyQNetwork | None:
+    def _numpy(self, network: Any) -> NumpyQNetwork | NumpyMasked | None:
         return numpy_q_network(network) if self.config.fast_cpu else None
 
     def make_segments(self) -> dict[str, Segment]:

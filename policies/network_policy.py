@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
 from torch import Tensor
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Acting
 from polopt.policies import gae
 from polopt.policies.distributions.diag_gaussian import DiagGaussian
-from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, is_supported
+from polopt.policies.fast_cpu.numpy_backend import NumpyBackend, numpy_network
 from polopt.policies.learning.flat_parameters import Segment
-from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.networks.backend import Backend, as_tensor
 from polopt.policies.networks.make_network import make_network
 from polopt.policies.networks.masked import MaskedNetwork
@@ -32,12 +30,7 @@ class NetworkPolicy(Policy):
     A subclass provides `loss`, how it learns, and optionally `make_network`. `ActorCriticPolicy`
     also uses the second output, the values.
 
-    Args:
-        observation_space: observation space of one environment.
-        action_space: action space of one environment.
-        config: an instance of `config_class`.
-        seed: seed of the initial weights and of the shuffling of minibatches.
-        device: torch device of the network.
+    Args: as `Policy`.
 
     Attributes (besides the attributes of `Policy`):
         backend: computes outputs and gradients of `model`. What it takes rows as, see
@@ -49,15 +42,8 @@ class NetworkPolicy(Policy):
 
     model: Network
 
-    def __init__(
-        self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
-        config: PolicyConfig,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(observation_space, action_space, config, seed, device)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.state_size = self.model.state_size
         self.backend = self.make_backend(self.model)
 
@@ -89,8 +75,9 @@ class NetworkPolicy(Policy):
     def make_backend(self, network: Network) -> Backend:
         """Computes the outputs of a network of `make_network`, whose parameters are in `flat`, and
         the gradients of `loss`. It computes in NumPy where `fast_cpu` allows it."""
-        if self.config.fast_cpu and is_supported(network):
-            return NumpyBackend(network, self)
+        in_numpy = numpy_network(network) if self.config.fast_cpu else None
+        if in_numpy is not None:
+            return NumpyBackend(network, in_numpy, self)
         return Backend(network, self.device, self.loss)
 
     @abstractmethod

@@ -155,8 +155,9 @@ class Policy(ActingPolicy):
     # ---- learning -------------------------------------------------------------------------------
 
     def compute_gradients(self, batch: Any) -> Gradients:
-        """The gradient of a batch, not clipped, not applied. Optimizers whose workers compute
-        gradients need it (`async_gradients`, `sync_gradients`), and `learn_on_batch` as it is here.
+        """The gradient of a batch, not clipped, not applied. Optimizers with
+        `needs_gradients` need it (`async_gradients`, `sync_gradients`), and so does
+        `learn_on_batch` as it is here.
 
         Args:
             batch: an object of `learns_from`. A `SampleBatch` is postprocessed.
@@ -167,6 +168,12 @@ class Policy(ActingPolicy):
         raise NotImplementedError(
             f"{type(self).__name__} gives no gradients: it does not define compute_gradients"
         )
+
+    @classmethod
+    def gives_gradients(cls) -> bool:
+        """Whether the class defines how the gradients of a batch are computed."""
+        methods = ("compute_gradients", "minibatch_gradients")
+        return any(getattr(cls, name) is not getattr(Policy, name) for name in methods)
 
     def minibatch_gradients(self, batch: Any) -> Iterator[Gradients]:
         """The gradients that a batch is learned with, one after the other. By default one, of the

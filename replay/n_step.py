@@ -25,9 +25,9 @@ class Windows(NamedTuple):
 def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
     """The n-step transitions of a fragment, as `ReplayBuffer` draws them later.
 
-    The window of a row ends early where the episode ends, and where the next row is no transition.
-    A row is left out if it is no transition, or if its window needs steps after the fragment. All
-    weights are 1.
+    The window of a row ends early where the episode ends, and before a row that only resets. Rows
+    that only reset are left out, and rows whose window needs steps after the fragment. All weights
+    are 1.
 
     Args:
         batch: `[T, N]`, with observations and rewards as the environment returned them.

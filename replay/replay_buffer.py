@@ -32,7 +32,7 @@ TERMINATED = 2
 TRUNCATED = 4
 CUT = 8  # no window goes on to the next row: the episode or the stream ends here
 DRAWABLE = 16  # all that its window needs is stored
-SUCCESSOR = 32  # holds the next observation of a row, and is no step of its stream
+SUCCESSOR = 32  # only holds the next observation of a row
 #: Rounds of drawing places until all are drawable. After them, the drawable places are listed.
 _MOST_ROUNDS = 20
 
@@ -70,15 +70,16 @@ class ReplayBuffer:
         buffer.update_priorities(rows.indices, np.abs(td_errors))
 
     A fragment `[T, N]` is stored as T * N rows, and each observation is stored once: the next
-    observation of a row is that of the row one step later. Where that is another episode's, the
-    true successor of a truncated row has a row of its own. So has the last observation of a stream
-    that was interrupted. Data are stored as they are in the fragment: bytes stay bytes. They must
+    observation of a row is the observation of the row one step later. Where another episode begins
+    there, the true successor of a truncated row has a row of its own. So has the last observation
+    of a stream that was interrupted. Data stay as they are in the fragment: bytes stay bytes. They
+    must
     be finite, as workers check before they send them.
 
     Rows refer only to later rows, so whatever a row needs is overwritten after the row itself.
 
     **Windows.** A row is drawn with its n-step return. Its window ends early where the episode
-    ends, where the next row is no transition, and where the stream of fragments was interrupted.
+    ends, before a row that only resets, and where the stream of fragments was interrupted.
     `terminated` gives a discount of 0. In all other cases the value of the true next observation
     is bootstrapped. A row whose window may still grow is not drawn yet, and a row that only resets
     is never drawn.
@@ -272,8 +273,8 @@ class ReplayBuffer:
         given = self._given_priorities(priorities, steps, envs)
         valid = batch["valid"]
         terminated, truncated = batch["terminated"] & valid, batch["truncated"]
-        # Rows with a successor of their own. For transitions, that of a row that terminates is not
-        # stored, because nothing is bootstrapped from it.
+        # Rows whose successor is stored. For transitions, the successor of a row that terminates is
+        # left out, because nothing is bootstrapped from it.
         own = np.zeros((steps, envs), dtype=bool)
         own.reshape(-1)[batch.successor_index] = True
         wanted = valid if self.unit == "sequence" else valid & ~terminated
@@ -649,7 +650,7 @@ class ReplayBuffer:
         """Places, importance weights and serial numbers of `count` drawable rows, `[count]` each.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no row can be drawn yet.
         """
         if self._num_drawable == 0:
             raise ValueError(
@@ -853,9 +854,9 @@ class ReplayBuffer:
         Returns:
             `num_rows`, `capacity`, `fill` (share of `capacity` that is used), `nbytes` of the full
             buffer, `rows_added`, `row_age` of the rows drawn, in rows that arrived after them
-            (`AgeHistogram`), `num_gaps`, and with priorities `priority` `{mean, max}` of those that
-            were set, `max_priority` ever, `beta` and `num_stale_priorities`, of rows that had been
-            overwritten.
+            (`AgeHistogram`), `num_gaps`, and with priorities `priority` `{mean, max}` of the
+            priorities that were set, `max_priority` ever, `beta`, and `num_stale_priorities`, which
+            came for rows that had been overwritten.
         """
         stats: dict[str, Any] = {
             "num_rows": self._num_valid,

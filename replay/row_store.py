@@ -212,7 +212,7 @@ def saved_specs(saved: Mapping[str, Any]) -> dict[str, ColumnSpec]:
     """The columns of what `RowStore.save` wrote.
 
     Raises:
-        RowFilesError: a dtype is not a number or a bool, or a shape is none.
+        RowFilesError: a dtype is neither a number nor a bool, or a shape is invalid.
     """
     specs = {}
     for name, (shape, dtype) in saved["columns"].items():

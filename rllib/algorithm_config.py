@@ -32,9 +32,9 @@ class AlgorithmConfig:
         algo.train()
 
     `tune.Tuner` and `tune.run` accept the object, and `to_dict` is the config of the preset. The
-    names of options are those of RLlib 2.7 to 2.60, or those of polopt. Values that are not given
-    have the defaults of the preset, not those of RLlib. Every method accepts every option: RLlib
-    moves them from one method to another.
+    names of options are RLlib's, from 2.7 to 2.60, or polopt's. Values that are not given have the
+    defaults of the preset, and not RLlib's. Every method accepts every option, because RLlib moves
+    options from one method to another.
 
     An option that polopt does not have raises a ConfigError that says what to use instead. If the
     option changes nothing that is learned, it is ignored with a warning. A name that nobody has
@@ -337,7 +337,7 @@ class AlgorithmConfig:
         return iter(self.to_dict())
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of an option. `default` if there is no such option."""
+        """The value of an option. `default` if the option was not given."""
         try:
             return self[name]
         except KeyError:
@@ -366,5 +366,5 @@ def _method(function: Any) -> Any:
     def call(self: Any, **arguments: Any) -> Any:
         return function(**arguments)
 
-    call.__wrapped__ = function  # type: ignore[attr-defined]  # its arguments are those that count
+    call.__wrapped__ = function  # type: ignore[attr-defined]  # its arguments count
     return call

@@ -48,8 +48,8 @@ def load_rl_module(path: str | Path, policy: str = "ppo") -> Policy:
         policy: name of the policy, an actor-critic one.
 
     Raises:
-        ConfigError: the extra `polopt[rllib]` is not installed. Or the module is none of RLlib's
-            default ones with linear layers, with or without an LSTM, for observations of floats.
+        ConfigError: the extra `polopt[rllib]` is not installed. Or the module is not a default
+            module of RLlib with linear layers, with or without an LSTM, for observations of floats.
     """
     from_checkpoint = _rllib("ray.rllib.core.rl_module.rl_module", "RLModule").from_checkpoint
     return policy_of(from_checkpoint(str(Path(path).resolve())), policy)

@@ -1,6 +1,6 @@
 """From options of RLlib to options of a preset: what is renamed, ignored, or refused.
 
-The names and their replacements are those of `polopt.common.other_libraries`.
+The names and their replacements come from `polopt.common.other_libraries`.
 """
 
 from __future__ import annotations

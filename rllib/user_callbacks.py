@@ -6,8 +6,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
+from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.workers.callbacks import Callbacks
 
 #: Methods of RLlib's callbacks that polopt does not call, and what to use instead.
@@ -18,9 +21,6 @@ _NOT_CALLED = {
     "on_episode_created": "do it in `reset` of the environment",
     "on_episode_start": "do it in `reset` of the environment; `info` of the last step reaches "
     "`on_episode_end`",
-    "on_episode_step": "do it in `step` of the environment; `info` of the last step reaches "
-    "`on_episode_end`",
-    "on_sample_end": "`postprocess` of a policy of your own sees each fragment",
     "on_postprocess_trajectory": "`postprocess` of a policy of your own sees each fragment",
     "on_learn_on_batch": "`prepare_batch` of a policy of your own sees each batch",
     "on_evaluate_start": "`evaluation/` of the result of `on_train_result`",
@@ -35,12 +35,32 @@ _NOT_CALLED = {
 }
 
 
+#: Methods whose numbers are counted when the episode has ended.
+_OF_EPISODES = {"on_episode_step", "on_episode_end"}
+
+
 class RLlibCallback:
     """Base class of callbacks in RLlib's form, with its arguments by name.
 
-    polopt calls `on_episode_end` in the process that sampled the episode, and `on_train_result` in
-    the driver. A class with another method is refused with what to use instead.
+    polopt calls `on_episode_step`, `on_episode_end` and `on_sample_end` in the process that
+    samples, and `on_train_result` in the driver. A class with another method is refused with what
+    to use instead.
     """
+
+    def on_episode_step(self, **arguments: Any) -> None:
+        """Called after each step of each environment.
+
+        Args:
+            arguments: as `on_episode_end`. `episode` is the episode so far.
+        """
+
+    def on_sample_end(self, **arguments: Any) -> None:
+        """Called with each fragment.
+
+        Args:
+            arguments: those of the following that the method has: `samples`, a `SampleBatch`;
+                `metrics_logger`; `env_runner` or `worker`, the `RolloutWorker`.
+        """
 
     def on_episode_end(self, **arguments: Any) -> None:
         """Called when an episode has ended.
@@ -69,25 +89,27 @@ for _name in _NOT_CALLED:
 DefaultCallbacks = RLlibCallback
 
 
-class FinishedEpisode:
-    """An episode that has ended, with the names of RLlib's episodes.
+class CallbackEpisode:
+    """An episode that has ended, or the episode so far, with the names of RLlib's episodes.
 
     Attributes:
         custom_metrics: numbers by name, for results. Filled by the callback.
-        user_data: a dict for the callback.
+        user_data: a dict for the callback, the same in all steps of the episode.
         total_reward: undiscounted sum of rewards.
         length: in environment steps.
-        is_terminated: whether it was terminated. Else it was truncated.
+        is_terminated: whether it was terminated.
+        is_truncated: whether it was truncated.
+        is_done: whether it has ended.
     """
 
     def __init__(self, episode: Episode) -> None:
-        self.custom_metrics: dict[str, float] = {}
-        self.user_data: dict[str, Any] = {}
+        self.custom_metrics: dict[str, float] = episode.data.setdefault("custom_metrics", {})
+        self.user_data: dict[str, Any] = episode.data.setdefault("user_data", {})
         self.custom_data = self.user_data
         self.total_reward = episode.episode_return
         self.length = self.env_steps = self.t = episode.episode_len
-        self.is_terminated, self.is_truncated = episode.terminated, not episode.terminated
-        self.is_done = True
+        self.is_terminated, self.is_done = episode.terminated, episode.done
+        self.is_truncated = episode.done and not episode.terminated
         self._info = episode.info
 
     def get_return(self) -> float:
@@ -107,19 +129,33 @@ class FinishedEpisode:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"an episode that has ended has no {name!r} in polopt. It has total_reward or "
+            f"an episode of a callback has no {name!r} in polopt. It has total_reward or "
             "get_return(), length or len(episode), is_terminated, is_truncated, custom_metrics, "
-            "and the infos of its last step in get_infos(-1) or last_info_for(): put there what "
-            "the callback needs"
+            "user_data, and the infos of its last step in get_infos(-1) or last_info_for(): put "
+            "there what the callback needs"
         )
+
+
+#: What `reduce` of `MetricsLogger` may be.
+_REDUCED: dict[str, Any] = {"mean": np.mean, "min": np.min, "max": np.max, "sum": np.sum}
 
 
 class MetricsLogger:
     """Takes numbers for the block `env_runners/custom_metrics` of results, which has the mean,
-    minimum and maximum of each name over the episodes of an iteration."""
+    minimum and maximum of each name over the episodes of an iteration. A name that is logged
+    several times in an episode counts once, by its `reduce`: mean, min, max or sum."""
 
     def __init__(self) -> None:
-        self.values: dict[str, float] = {}
+        self._values: dict[str, list[float]] = {}
+        self._reduce: dict[str, Any] = {}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The number of each name."""
+        return {
+            name: float(_REDUCED.get(self._reduce[name], np.mean)(values))
+            for name, values in self._values.items()
+        }
 
     def log_value(self, name: str | tuple[str, ...], value: Any, **how: Any) -> None:
         """Logs a number.
@@ -127,14 +163,16 @@ class MetricsLogger:
         Args:
             name: a name, or a path of names.
             value: the number.
-            how: `reduce` and `window` of RLlib, without effect.
+            how: `reduce`. Other options of RLlib have no effect.
         """
-        self.values["/".join(name) if isinstance(name, tuple) else name] = value
+        name = "/".join(name) if isinstance(name, tuple) else name
+        self._values.setdefault(name, []).append(float(value))
+        self._reduce[name] = how.get("reduce", "mean")
 
     def log_dict(self, values: Mapping[str, Any], **how: Any) -> None:
         """Logs numbers by name."""
         for name, value in values.items():
-            self.log_value(name, value)
+            self.log_value(name, value, **how)
 
 
 class _Missing:
@@ -155,7 +193,7 @@ def as_polopt_callbacks(given: Any) -> Any:
     `polopt.Callbacks`, names and None are returned as they are.
 
     Raises:
-        ConfigError: the class overrides a method that polopt does not call, or is no class.
+        ConfigError: the value is not a class, or overrides a method that polopt does not call.
     """
     if given is None or isinstance(given, str):
         return given
@@ -179,7 +217,7 @@ def as_polopt_callbacks(given: Any) -> Any:
 
 
 def _overridden(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Methods `on_...` that the user's class and its bases define, without those of RLlib."""
+    """Methods `on_...` that the user's class and its bases define, without RLlib's own."""
     for base in reversed(cls.__mro__):
         if base in (object, RLlibCallback) or base.__module__.startswith("ray."):
             continue
@@ -195,23 +233,28 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
         def __init__(self) -> None:
             self._users = cls()
 
-        if "on_episode_end" in methods:
+        if "on_episode_step" in methods:
+
+            def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
+                self._of_episode("on_episode_step", episode, worker)
+
+        if _OF_EPISODES & set(methods):
 
             def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float]:
-                finished, logger = FinishedEpisode(episode), MetricsLogger()
+                return self._of_episode("on_episode_end", episode, worker)
+
+        if "on_sample_end" in methods:
+
+            def on_sample_end(self, *, worker: Any, samples: SampleBatch) -> Mapping[str, float]:
+                logger = MetricsLogger()
                 self._call(
-                    "on_episode_end",
-                    episode=finished,
+                    "on_sample_end",
+                    samples=samples,
                     metrics_logger=logger,
                     env_runner=worker,
                     worker=worker,
-                    env=worker.sampler.env,
-                    env_index=episode.env_index,
-                    rl_module=worker.policy,
-                    policies={"default_policy": worker.policy},
                 )
-                found = {**finished.custom_metrics, **logger.values}
-                return {name: float(value) for name, value in found.items()}
+                return logger.values
 
         if "on_train_result" in methods:
 
@@ -224,6 +267,25 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
                     metrics_logger=MetricsLogger(),
                 )
 
+        def _of_episode(self, name: str, episode: Episode, worker: Any) -> Mapping[str, float]:
+            """Calls a method with an episode, and returns the numbers that it has so far."""
+            shown = CallbackEpisode(episode)
+            logger: MetricsLogger = episode.data.setdefault("metrics_logger", MetricsLogger())
+            if name in methods:
+                self._call(
+                    name,
+                    episode=shown,
+                    metrics_logger=logger,
+                    env_runner=worker,
+                    worker=worker,
+                    env=worker.sampler.env,
+                    env_index=episode.env_index,
+                    rl_module=worker.policy,
+                    policies={"default_policy": worker.policy},
+                )
+            found = {**shown.custom_metrics, **logger.values} if episode.done else {}
+            return {name: float(value) for name, value in found.items()}
+
         def _call(self, name: str, **arguments: Any) -> None:
             getattr(self._users, name)(**_taken(methods[name], arguments))
 
@@ -232,7 +294,7 @@ def _adapter(cls: type, methods: Mapping[str, Callable[..., Any]]) -> type[Callb
 
 
 def _taken(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a method has by name, and stand-ins for others that it needs."""
+    """The arguments that a method takes by name, and stand-ins for others that it needs."""
     parameters = inspect.signature(method).parameters.values()
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     taken = {

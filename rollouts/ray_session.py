@@ -48,7 +48,7 @@ def attach_or_start(
         num_processes: worker processes of the run.
         init_config: arguments of `ray.init`, which are then the only ones. None: attach to a
             running cluster if there is one, else start Ray here.
-        evaluation_cpus: those of `num_cpus` that only evaluation needs. Training does not wait.
+        evaluation_cpus: the part of `num_cpus` that only evaluation needs. Training starts without.
 
     Returns:
         True if this call connected. `ray.shutdown()` then stops what the call started. A cluster

@@ -120,6 +120,7 @@ def _any_options(blocks: Iterable[Sequence[Option]]) -> str:
                 if not keyword.iskeyword(key):
                     types_of.setdefault(key, {}).update(dict.fromkeys(_parts(option.annotation)))
     lines = ["class AnyOptions(PluginOptions, total=False):"]
+    lines.append("    preset: str | type[_Trainer] | Mapping[str, Any]")
     for key, texts in types_of.items():
         none = ["None"] if "None" in texts else []
         lines.append(f"    {key}: {' | '.join([*(t for t in texts if t != 'None'), *none])}")

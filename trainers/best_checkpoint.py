@@ -84,7 +84,7 @@ class BestCheckpoint:
         }
 
     def get_state(self) -> dict[str, Any] | None:
-        """The score, for checkpoints. None: there is none."""
+        """The score, for checkpoints. None before the first evaluation."""
         return None if self.score is None else self.score._asdict()
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:

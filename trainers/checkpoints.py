@@ -35,7 +35,7 @@ FORMAT = 2
 _READ_FORMATS = (1, FORMAT)
 #: Of every checkpoint, besides the manifest, which names them.
 FILES = ("tensors.pt", "state.json")
-#: Directory of further files in that of a checkpoint, and their names in the manifest.
+#: Directory of further files in a checkpoint, and their names in the manifest.
 REPLAY = "replay"
 _FURTHER_FILE = re.compile(rf"{REPLAY}/\w[\w.-]{{0,99}}")
 #: Largest size of each file in bytes, and of the pickle in `tensors.pt`, which holds names and
@@ -297,7 +297,7 @@ def _stored(data: bytes) -> io.BytesIO:
     a file that its reader and `zipfile` understand differently passes no check by that.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file is another kind of file.
         Exception: from `zipfile` or `pickletools`.
     """
     copy = io.BytesIO()

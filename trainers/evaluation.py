@@ -23,12 +23,12 @@ from polopt.rollouts.envs.env_api import same_encoding
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
 from polopt.rollouts.envs.random_state import kept_global_generators, seed_global_generators
-from polopt.rollouts.envs.vector_env import ENV_KEYS
+from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.sampling.seeds import Seeds, evaluation_seeds
 from polopt.rollouts.sampling.whole_episodes import WholeEpisodes, shares
 from polopt.rollouts.workers.calls import WEIGHTS, Calls, Reply
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.rollouts.workers.worker_config import WorkerConfig, checked_spaces
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.experiment import TrainerConfig
 from polopt.trainers.results import custom_block
@@ -167,7 +167,7 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
 
     Raises:
         ConfigError: environments of `evaluation_config` that cannot be made, or that have other
-            spaces than those of training.
+            spaces than the environments of training.
     """
     if config.evaluation_interval is None:
         return None
@@ -191,7 +191,7 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
         env = env if options.env is None else resolve_env(options.env)
         env_key, config_key, num_key = (f"evaluation_config.{key}" for key in ENV_KEYS)
         with kept_global_generators():  # the environment may draw from them
-            spaces = checked_spaces(
+            spaces = probe_spaces(
                 env, rollout, (env_key, config_key, num_key), training.last_worker_index + 1, True
             )
         _check_spaces(spaces, (worker_config.observation_space, worker_config.action_space), env)
@@ -228,8 +228,8 @@ class Evaluation:
     Attributes:
         due: an evaluation is to begin once none is under way.
         last: the evaluation that ended last. None: none yet.
-        num_begun: evaluations that have begun, those before a restore included.
-        num_evaluations: those that have ended.
+        num_begun: evaluations that have begun, also before a restore.
+        num_evaluations: evaluations that have ended.
         workers: their local worker's policy is the copy that is evaluated.
     """
 

@@ -16,14 +16,16 @@ from polopt.common.config import (
     ConfigError,
     canonical,
     differ,
+    nearest_of,
     shown,
     unknown_key,
     without_fixed,
 )
-from polopt.common.other_libraries import RLLIB_FIXED, instead_of
-from polopt.common.registry import Registry
+from polopt.common.other_libraries import RLLIB_FIXED, instead_of, instead_of_algorithm
+from polopt.common.registry import Registry, load_path
+from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
-from polopt.optimizers.policy_optimizer import OptimizerConfig, PolicyOptimizer
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy import Policy
@@ -35,14 +37,13 @@ from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_conf
 
 
 class EvaluationConfig(Config):
-    """How evaluation acts, and what differs in its environments from those of training. None: as in
-    training.
+    """How evaluation acts, and what is different in its environments. None: as in training.
 
     Attributes:
         explore: sample actions. False takes the mode of the policy's distribution.
         env: the environment.
-        env_config: options that its environments have besides those of training, or instead of
-            them. Nested dicts are merged, as in RLlib.
+        env_config: options of its environments, which are added to the options of training or
+            replace them. Nested dicts are merged, as in RLlib.
         num_envs_per_worker: number of environments of one evaluation worker.
         vectorization_mode: see `RolloutConfig`.
         autoreset_mode: see `RolloutConfig`.
@@ -68,7 +69,7 @@ class EvaluationConfig(Config):
         return canonical(data, cls.aliases, "evaluation_config")
 
     def changes(self, training: RolloutConfig) -> dict[str, Any]:
-        """Returns the options of sampling that are not those of training, and their values."""
+        """Returns the options of sampling that differ from training, and their values."""
         given = {name: value for name, value in self if name in RolloutConfig.model_fields}
         given["env_config"] = merged_options(training.env_config, self.env_config)
         if not self.env_config:
@@ -161,12 +162,15 @@ class Experiment:
         Args:
             options: the user's flat dict. `optimizer` and `policy` are a registered name,
                 `module:Class`, a class, or a dict of `name` and options of that plugin alone.
+                `preset` is the name of a preset, `module:Class`, a class, or a dict of `name` and
+                options that hold with this preset alone.
             preset: options that differ from the defaults. `options` override them.
 
         Raises:
             ConfigError: unknown key, wrong value or impossible combination.
         """
         _check_mapping(options)
+        options, preset = with_preset(options, preset)
         for plugin in ("optimizer", "policy"):
             _check_not_fixed(plugin, options, preset)
         optimizer_name, optimizer_only = _plugin("optimizer", options, preset)
@@ -224,8 +228,8 @@ class Experiment:
         """Returns what workers are made from. Makes and closes one environment and one policy.
 
         Raises:
-            ConfigError: unknown environment, one that cannot be made, an unsupported space, or
-                callbacks that are none.
+            ConfigError: an environment that is unknown or cannot be made, an unsupported space, or
+                a value of `callbacks` that is not a class of callbacks.
         """
         callbacks = resolve_callbacks(self.trainer.callbacks)
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)
@@ -272,10 +276,12 @@ class Experiment:
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
         given = self.optimizer_class.batches_of(self.optimizer)
-        _check_fit(self.optimizer_name, given, self.policy_name, self.policy_class.learns_from)
+        _check_fit(
+            self.optimizer_name, self.optimizer_class, given, self.policy_name, self.policy_class
+        )
         self.optimizer_class.check_options(self.rollout, self.optimizer)
         if self.trainer.evaluation_interval is not None:
-            self.optimizer_class.check_evaluation(self.optimizer)
+            self.optimizer.check_evaluation()
 
 
 def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +318,67 @@ def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple
     Raises:
         ConfigError: one of them is neither.
     """
+    options, preset = with_preset(options, preset)
     return _plugin("optimizer", options, preset)[0], _plugin("policy", options, preset)[0]
+
+
+def with_preset(
+    options: Mapping[str, Any], preset: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Resolves the key `preset`, with which one trainer compares several presets.
+
+    Returns:
+        the options without that key, and the options in which the preset that it names differs from
+        the defaults. Without the key, both as given.
+
+    Raises:
+        ConfigError: no such preset, or the trainer is a preset itself.
+    """
+    if "preset" not in options:
+        return options, preset
+    chosen = options["preset"]
+    rest = {key: value for key, value in options.items() if key != "preset"}
+    if chosen is None:
+        return rest, preset
+    if preset:
+        raise ConfigError(
+            f"key 'preset': got {shown(chosen)}, but this trainer is a preset itself. Allowed with "
+            "PolicyOptimizerTrainer"
+        )
+    name, only = chosen, {}
+    if isinstance(chosen, Mapping):
+        name, only = chosen.get("name"), {k: v for k, v in chosen.items() if k != "name"}
+    preset = _preset_options(chosen if name is None else name)
+    if only:
+        aliases = aliases_for({**rest, **only}, preset)
+        rest = canonical(rest, aliases) | canonical(only, aliases, "preset")
+    return rest, preset
+
+
+def _preset_options(name: Any) -> Mapping[str, Any]:
+    """The options of a preset that differ from the defaults.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    presets = load_path(_PRESETS)
+    found: Any = presets.get(name) if isinstance(name, str) else name
+    problem = "."
+    if isinstance(name, str) and ":" in name:
+        try:
+            found = load_path(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            problem = f": {error}."
+    elif isinstance(name, str) and found is None:
+        instead = instead_of_algorithm(name)
+        problem = f". {instead}." if instead else f"{nearest_of(name, presets)}."
+    if isinstance(found, type) and issubclass(found, presets["PolicyOptimizerTrainer"]):
+        trainer: Any = found
+        return dict(trainer.preset)
+    raise ConfigError(
+        f"key 'preset': got {shown(name)}{problem} A preset is given by its name, as its class or "
+        "'module:Class', or as a dict of its 'name' and options"
+    )
 
 
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
@@ -325,35 +391,64 @@ def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     return _aliases(_owners(OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)))
 
 
-def _check_fit(optimizer_name: str, given: type, policy_name: str, needed: type) -> None:
-    """Refuses a policy that does not learn from what the optimizer gives it.
+def _check_fit(
+    optimizer_name: str,
+    optimizer_class: type[PolicyOptimizer],
+    given: type,
+    policy_name: str,
+    policy_class: type[Policy],
+) -> None:
+    """Refuses a policy that the optimizer cannot use.
 
     Args:
         optimizer_name: for the error.
-        given: what the optimizer gives.
+        optimizer_class: the class of the optimizer.
+        given: what the optimizer gives policies with its options.
         policy_name: for the error.
-        needed: what the policy learns from.
+        policy_class: the class of the policy.
 
     Raises:
         ConfigError: names the optimizers and the policies that fit.
     """
-    if given is needed:
+    problem = _misfit(optimizer_class, policy_class, given)
+    if not problem:
         return
-    policies = [repr(n) for n in POLICIES.names() if POLICIES.get(n).learns_from is given]
+    policies = [
+        repr(name)
+        for name in POLICIES.names()
+        if not _misfit(optimizer_class, POLICIES.get(name), given)
+    ]
     optimizers = []
     for name in OPTIMIZERS.names():
-        optimizer_class = OPTIMIZERS.get(name)
-        if optimizer_class.learns_from is needed:
+        other: type[PolicyOptimizer] = OPTIMIZERS.get(name)
+        if not _misfit(other, policy_class, other.learns_from):
             optimizers.append(repr(name))
-        elif needed in optimizer_class.also_learns_from:
-            key, value = optimizer_class.also_learns_from[needed]
-            optimizers.append(f"{name!r} with {key}={value!r}")
+        for kind, (key, value) in other.also_learns_from.items():
+            if not _misfit(other, policy_class, kind):
+                optimizers.append(f"{name!r} with {key}={value!r}")
     raise ConfigError(
-        f"policy {policy_name!r} with optimizer {optimizer_name!r}: the policy learns from "
-        f"{needed.__name__}, and the optimizer gives it {given.__name__}. Allowed: optimizer "
+        f"policy {policy_name!r} with optimizer {optimizer_name!r}: {problem}. Allowed: optimizer "
         f"{', '.join(optimizers) or 'of your own'}, or policy "
         f"{', '.join(policies) or 'of your own'}"
     )
+
+
+def _misfit(
+    optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], given: type
+) -> str:
+    """Returns why the optimizer cannot use the policy, or an empty string if it can."""
+    learned = policy_class.learns_from
+    if given is not learned:
+        return (
+            f"the policy learns from {learned.__name__}, and the optimizer gives it "
+            f"{given.__name__}"
+        )
+    if optimizer_class.needs_gradients and not policy_class.gives_gradients():
+        return (
+            "the optimizer applies gradients that workers compute, and the policy does not define "
+            "compute_gradients"
+        )
+    return ""
 
 
 def _owners(
@@ -420,6 +515,8 @@ def _name(plugin: Any, registry: Registry) -> str:
     return str(plugin)
 
 
+#: Presets by name. They are trainers, which import this module.
+_PRESETS = "polopt.trainers.presets:PRESETS"
 #: Defaults of `PolicyOptimizerTrainer`.
 _DEFAULT_PLUGINS = {"optimizer": "sync_samples", "policy": "ppo"}
 
@@ -450,7 +547,11 @@ def _owner(
 
 
 def _known(owners: Mapping[str, type[Config]]) -> list[str]:
-    return [key for owner in owners.values() for key in _keys(owner)] + ["optimizer", "policy"]
+    return [key for owner in owners.values() for key in _keys(owner)] + [
+        "optimizer",
+        "policy",
+        "preset",
+    ]
 
 
 def _keys(owner: type[Config]) -> list[str]:

@@ -28,6 +28,15 @@ _PLUGINS = {
     "policy": "the policy: a registered name, a class, or a dict of `name` and options of this "
     "policy",
 }
+#: Of a trainer that is no preset itself.
+_PRESET = (
+    "a preset whose optimizer, policy and defaults hold; with `tune.grid_search`, presets are "
+    "compared in one experiment"
+)
+_ANY_PRESET = (
+    "None; the name, the class or 'module:Class' of a preset; or a dict of `name` and options that "
+    "hold with this preset"
+)
 _SAME_IN_RLLIB = {
     name for row in RLLIB for name in row.names if name in re.findall(r"`(\w+)`", row.here)
 }
@@ -44,7 +53,7 @@ class Option:
         allowed: in words.
         meaning: from the docstring of its config class.
         aliases: other names of the key that are accepted.
-        rllib: names of the option in RLlib. Those of today are accepted.
+        rllib: names of the option in RLlib. Today's names are accepted.
         annotation: its type, without pydantic's constraints.
         owner: the config class that introduces it.
     """
@@ -105,6 +114,8 @@ def options_of(preset: Mapping[str, Any]) -> list[Option]:
         else:
             allowed = f"{fixed!r}, which the preset fixes"
         found.append(Option(key, chosen[key], allowed, meaning, (), (), Any, None))
+    if not preset:
+        found.append(Option("preset", None, _ANY_PRESET, _PRESET, (), (), Any, None))
     return found
 
 
@@ -134,7 +145,7 @@ def own_options(cls: type[Config], preset: Mapping[str, Any] | None = None) -> l
 
 
 def nested_options(options: Sequence[Option]) -> Iterator[Option]:
-    """The options of those that are dicts with options of their own, with dotted keys."""
+    """For each option that is a dict: the options in it, with dotted keys."""
     for option in options:
         nested = nested_config(option.annotation)
         if nested is not None:

@@ -76,7 +76,7 @@ class EvaluationResult:
 
 
 def check_episodes(episodes: Any) -> None:
-    """Refuses a number of episodes that is no whole number of 1 or more.
+    """Accepts whole numbers of episodes from 1 on.
 
     Raises:
         ConfigError: says so.
@@ -86,10 +86,10 @@ def check_episodes(episodes: Any) -> None:
 
 
 def check_spaces(policy: Policy, env: Any) -> None:
-    """Refuses an environment whose observations or actions are not those of the policy.
+    """Refuses an environment whose observations or actions do not fit the policy.
 
     Raises:
-        CheckpointError: other spaces than those of the checkpoint.
+        CheckpointError: other spaces than in the checkpoint.
     """
     same = same_encoding(env.observation_space, policy.encoder.space)
     if not same or env.action_space != policy.action_space:

@@ -38,8 +38,8 @@ def rerun(
             print(trainer.iteration, trainer.optimizer.metrics.lag.in_updates.report())
 
     Processes run for real. Their answers are taken in the recorded order, the deaths of workers are
-    repeated, and the driver reads the recorded clock. So results are those of the run, its seconds
-    included. What a program of its own did with the trainer between two results, such as
+    repeated, and the driver reads the recorded clock. So results are equal to the run's, even their
+    seconds. What a program of its own did with the trainer between two results, such as
     `trainer.workers.add_workers(1)`, has to be done again in the loop.
 
     Args:
@@ -57,7 +57,7 @@ def rerun(
         the trainer, after each result.
 
     Raises:
-        ConfigError: there is no record, or a value of the config is missing.
+        ConfigError: the record or a value of the config is missing.
         RerunDifference: at the first difference.
     """
     paths = find_records(trial)

@@ -112,7 +112,7 @@ def explain_missing_file(users: str | None) -> Iterator[None]:
 
 def _missing(error: Exception, users: str) -> str | None:
     """The relative path that an error says was not found although it, or its folder, is in the
-    user's directory. None: there is none. Errors of environments and callbacks hold the traceback
+    user's directory. None for other errors. Errors of environments and callbacks hold the traceback
     of the original error as text."""
     for path in re.findall(re.escape(os.strerror(errno.ENOENT)) + ": '([^/'][^']*)'", str(error)):
         if any(os.path.exists(Path(users, one)) for one in (path, os.path.dirname(path)) if one):

@@ -46,7 +46,7 @@ _PACKAGES = (
 
 class RunRecord:
     """What a trainer tells the record of its run, or asks of it in a rerun. Without
-    `record_arrivals`, all methods do as if there were none.
+    `record_arrivals`, the methods record nothing.
 
     Args:
         workers: of training.

@@ -280,8 +280,8 @@ def described(unsaved: Mapping[str, str]) -> str:
 
 
 def argument_for(path: str) -> str:
-    """Returns the key of the `KEY=VALUE` argument that gives a value: of a value inside a list, or
-    under a key that is no text, the key of what holds it."""
+    """Returns the key of the `KEY=VALUE` argument that gives a value. For a value inside a list, or
+    under a key that is not text, this is the key of the list or dict."""
     return ".".join(itertools.takewhile(lambda part: not part.startswith("["), _parts(path)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from polopt.common.config import ConfigError, canonical
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.experiment import aliases_for, merged_options, plugin_names
+from polopt.trainers.experiment import aliases_for, merged_options, plugin_names, with_preset
 from polopt.trainers.saved_config import argument_for, described
 
 #: Options that may name code: a module is imported only if the user names it, too.
@@ -36,6 +36,7 @@ def config_of(
         CheckpointError: the checkpoint lacks a value that could not be saved, or its plugins.
         ConfigError: it names a module that `changes` do not name, or a plugin that is not known.
     """
+    changes, preset = with_preset(changes, preset)
     saved = dict(state["config"])
     own = {}
     for plugin in ("optimizer", "policy"):

@@ -35,14 +35,14 @@ logger = logging.getLogger("polopt")
 
 State = dict[str, Any]
 
-#: Directory of the checkpoint with the best evaluation, in that of its trial.
+#: Directory of the checkpoint with the best evaluation, in the trial's directory.
 BEST = "best_checkpoint"
 _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
 #: Errors of `set_state` for a state of another policy, or one that was changed.
 _MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
-#: Directories of checkpoints as Tune names them. Those of one folder are of one trial.
+#: Directories of checkpoints as Tune names them. All in one folder belong to one trial.
 _TUNE_NAME = re.compile(r"checkpoint_\d{6,}")
 
 
@@ -186,7 +186,7 @@ def misfit(state: Mapping[str, Any], policy: Policy) -> str:
 def restore_state(
     state: Mapping[str, Any], policy: Policy, rest: Callable[[], None] | None = None
 ) -> str:
-    """Restores a policy whose network is that of the checkpoint. Returns why the checkpoint does
+    """Restores a policy with the same network as in the checkpoint. Returns why the checkpoint does
     not fit, or an empty string if it does. Warns if its Box actions were scaled in another way.
 
     Args:
@@ -315,12 +315,13 @@ def check_directory(checkpoint: Any) -> None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns `path` if it is a checkpoint, else the newest one below it (of a trial's or an
-    experiment's directory). That of the best evaluation only if there is no other. If it cannot be
-    read, the newest one of the same run that can, with a warning for each that is newer.
+    """Returns `path` if it is a checkpoint, else the newest checkpoint below it (of a trial's or an
+    experiment's directory). The checkpoint of the best evaluation comes last. If the newest one
+    cannot be read, returns the newest readable one of the same run, with a warning for each that is
+    newer.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: no checkpoint was found.
     """
     if os.path.lexists(path / "manifest.json"):
         return path
@@ -422,13 +423,13 @@ def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
     theirs = _runs(state)
     if runs and theirs:
         return theirs[-1] in runs
-    # Not known: those of which too little is left.
+    # Where too little is left of one of them, this is not known.
     alike = all(_TUNE_NAME.fullmatch(path.name) for path in (directory, candidate))
     return alike and directory.parent == candidate.parent
 
 
 def _runs(state: Mapping[str, Any]) -> list[str]:
-    """Identifiers of the run that wrote a checkpoint, as the last, and of those that it was
+    """Identifiers of the run that wrote a checkpoint, as the last, and of the runs that it was
     restored from. Empty where the checkpoint does not say."""
     runs = state.get("runs")
     return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else []
@@ -441,7 +442,7 @@ def _older(directory: Path) -> Iterator[Path]:
     stem, number = _numbered(directory.name)
     try:
         others = [d for d in directory.parent.iterdir() if d.is_dir() and d.name != directory.name]
-    except OSError:  # no such folder, or not readable: there are none that could be used
+    except OSError:  # the folder is missing or cannot be read
         return
     if number is not None:
         named = [(_numbered(d.name), d) for d in others]

@@ -18,30 +18,31 @@ class StopWhen:
     Args:
         limits: result key to the value that ends the run.
         stop_file: created by `request`. The trainer ends its iteration early once it exists. None:
-            there is no such file.
+            iterations do not end early.
 
     Attributes:
         error: why the limits could not be compared. None if they could.
         reason: the limit that was reached, and the result's number. Empty before.
+        is_requested: whether `request` was called.
     """
 
     def __init__(self, limits: Mapping[str, float], stop_file: Path | None = None) -> None:
         self._limits = dict(limits)
         self._stop_file = stop_file
-        self._requested = False
+        self.is_requested = False
         self.error: ConfigError | None = None
         self.reason = ""
 
     def request(self) -> None:
         """Stops the trial after the current iteration. May be called in a signal handler."""
-        self._requested = True
+        self.is_requested = True
         if self._stop_file is not None:
             with suppress(OSError):  # disk full: the iteration is not shortened
                 self._stop_file.touch()
 
     def __call__(self, trial_id: str, result: Mapping[Any, Any]) -> bool:
         """Called by Tune with each result."""
-        if self._requested:
+        if self.is_requested:
             return True
         try:
             for key, limit in self._limits.items():

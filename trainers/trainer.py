@@ -20,6 +20,7 @@ from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.common.threads import limit_threads
 from polopt.metrics.timers import EVALUATION
 from polopt.policies.policy import Policy
+from polopt.replay.buffer_files import BufferFiles
 from polopt.rollouts.collectors.gradient_worker import GradientWorkerSet
 from polopt.rollouts.envs.env_sources import env_name, refuse_made_env
 from polopt.rollouts.envs.own_copy import OwnCopies
@@ -275,7 +276,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
-        experiment.optimizer_class.check_spaces(worker_config, experiment.optimizer)
+        experiment.optimizer.check_spaces(worker_config)
         evaluation = evaluation_config(experiment.trainer, worker_config)
         worker_config = dataclasses.replace(worker_config, arrivals=self.recorded)
         self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
@@ -516,10 +517,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
             state |= {"evaluation": self.evaluation.get_state(), "best": self._best.get_state()}
 
         state["optimizer"]["files"] = {}
+        files: BufferFiles | None = self.optimizer.buffer_files
 
         def add_files(directory: Path) -> dict[str, str]:
-            checksums: dict[str, str]
-            state["optimizer"]["files"], checksums = self.optimizer.write_files(directory)
+            if files is None:
+                return {}
+            state["optimizer"]["files"], checksums = files.write(directory)
             return checksums
 
         write_checkpoint(checkpoint_dir, state, add_files)
@@ -546,8 +549,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         }
 
     def _warn_unsaved(self, unsaved: dict[str, str]) -> None:
-        """Names once what of the config is in no checkpoint of this run. Environments and callbacks
-        that are no names are code, which is never saved: `polopt evaluate` asks for the former."""
+        """Names once the values of the config that no checkpoint of this run holds. An environment
+        or callbacks that the config does not name are code, which is never saved: `polopt evaluate`
+        asks for the environment."""
         named = {path: kind for path, kind in unsaved.items() if path not in _CODE}
         if named and not self._has_warned:
             self._has_warned = True
@@ -578,7 +582,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
             def restore_rest() -> None:
                 self.optimizer.set_state(state["optimizer"])
-                self.optimizer.read_files(found / REPLAY, state["optimizer"].get("files") or {})
+                files: BufferFiles | None = self.optimizer.buffer_files
+                if files is not None:
+                    files.read(found / REPLAY, state["optimizer"].get("files") or {})
 
             problem = restore_state(state, policy, restore_rest)
         if problem:
@@ -687,7 +693,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         self._stop_evaluation()
         with in_directory(self._users_directory):
             worker_config = self.experiment.make_worker_config()
-            self.experiment.optimizer_class.check_spaces(worker_config, self.experiment.optimizer)
+            self.experiment.optimizer.check_spaces(worker_config)
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
             recorded = worker_config.rollout.record_arrivals or self._record.log is not None

@@ -245,6 +245,7 @@ class _TrainerConfig(TypedDict, total=False):
     trace_num_steps: int
 
 class AnyOptions(PluginOptions, total=False):
+    preset: str | type[_Trainer] | Mapping[str, Any]
     env: Any
     env_config: Mapping[str, Any]
     num_workers: int

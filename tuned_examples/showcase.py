@@ -119,8 +119,8 @@ def _table(rows: Any) -> Table:
 
 
 def summary(trials: list[Any], first: dict[str, dict[str, Any]]) -> Table:
-    """Returns the final table. Seconds are those of the whole trial. Steps per second exclude the
-    first iteration, in which workers start."""
+    """Returns the final table. Seconds are of the whole trial. Steps per second exclude the first
+    iteration, in which workers start."""
     rows = []
     for trial in trials:
         name, last = trial.trainable_name, trial.last_result
@@ -154,7 +154,7 @@ def main(goal: float | None = None) -> None:
     """Trains, shows the results, and names the next commands.
 
     Args:
-        goal: return at which a trial stops. None: that of the tuned examples.
+        goal: return at which a trial stops. None: as in the tuned examples.
     """
     started_s = time.perf_counter()
     console = Console()
@@ -211,7 +211,7 @@ def _experiments(examples: dict[str, Any], goal: float | None) -> list[tune.Expe
 
 
 def _report(results: Path) -> str:
-    """Path of the HTML report of all trials, or why there is none."""
+    """Path of the HTML report of all trials, or why it could not be written."""
     path = results / "report.html"
     polopt_command = [sys.executable, "-m", "polopt.trainers.command_line.cli"]
     command = [*polopt_command, "report", str(results), "--output", str(path)]

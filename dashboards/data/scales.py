@@ -115,11 +115,11 @@ def scale_of_intervals(intervals: Mapping[str, Sequence[float]], robust: bool) -
 def robust_range(groups: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
     """The least and greatest value of all runs but outliers. None if no run is one.
 
-    A run is an outlier if its values reach more than `OUTLIER_FACTOR` times as far from 0 as those
-    of three quarters of the groups, each of which reaches as far as its median run: values that
-    more than a quarter of the groups have are no outliers. Of an even number of runs the lower one
-    of the two in the middle counts. Of two or three groups only the one with the largest values
-    may leave the range. Runs without another value than 0 do not count.
+    A run is an outlier if its values reach more than `OUTLIER_FACTOR` times as far from 0 as the
+    values of three quarters of the groups, each of which reaches as far as its median run. So
+    values that more than a quarter of the groups have are kept. Of an even number of runs the lower
+    one of the two in the middle counts. Of two or three groups only the group with the largest
+    values may leave the range. Runs without another value than 0 do not count.
 
     Args:
         groups: least and greatest value of each run of each group.

@@ -86,6 +86,10 @@ class Trial:
     @property
     def trainable(self) -> str:
         """Name of the preset, such as `A3C`, or of the optimizer if no preset is known."""
+        chosen = self.config.get("preset")
+        name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+        if isinstance(name, str) and name:
+            return name.rpartition(":")[2]
         match = _TUNE_NAME.match(self.name)
         return match["trainable"].split("_")[0] if match else self.optimizer or self.name
 

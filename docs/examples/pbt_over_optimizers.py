@@ -25,7 +25,7 @@ def make_tuner(num_trials: int = 4, iterations: int = 20, **scheduling: Any) -> 
     Args:
         num_trials: of the population.
         iterations: of each trial.
-        scheduling: options of `PopulationBasedTraining` that differ from those of the example.
+        scheduling: options of `PopulationBasedTraining` that replace the options of the example.
     """
     scheduler = PopulationBasedTraining(
         **{

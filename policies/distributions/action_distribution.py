@@ -11,6 +11,7 @@ clipping, shape and dtype).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from polopt.common.config import ConfigError
+from polopt.metrics.actions import ActionStats
 
 
 class ActionDistribution(ABC):
@@ -39,6 +41,10 @@ class ActionDistribution(ABC):
     action_dtype: np.dtype[Any]
     sizes: Sequence[int] = ()
     bounds: tuple[np.ndarray, np.ndarray] | None = None
+
+    def new_stats(self) -> ActionStats:
+        """Empty statistics of actions of this distribution."""
+        return ActionStats(self.sizes, math.prod(self.action_shape))
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> np.ndarray:

@@ -10,9 +10,12 @@ from torch import nn
 from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
 from polopt.policies.fast_cpu.loss_terms import loss_terms_of
+from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
 from polopt.policies.networks.backend import Backend, Rows
+from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.mlp import MLPNetwork
+from polopt.policies.networks.network import Network
 
 #: Largest number of parameters of a network that learns in NumPy. Arithmetic dominates the cost of
 #: a larger one, and torch may use several threads for it.
@@ -20,7 +23,7 @@ MAX_PARAMETERS = 100_000
 
 
 def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
-    """Whether `NumpyBackend` supports `network`: an `MLPNetwork` without memory, with tanh or ReLU,
+    """Whether `NumpyMLP` supports `network`: an `MLPNetwork` without memory, with tanh or ReLU,
     on the CPU, but no subclass, which may compute something else."""
     if type(network) is not MLPNetwork or network.state_size:
         return False
@@ -28,6 +31,14 @@ def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
     return on_cpu and all(
         isinstance(m, nn.Linear | nn.Tanh | nn.ReLU) for m in network.policy_trunk
     )
+
+
+def numpy_network(network: nn.Module) -> NumpyMLP | NumpyMasked | None:
+    """A network in NumPy: one that `is_supported`, or its masked form. None for others."""
+    if type(network) is MaskedNetwork:
+        inner = numpy_network(network.network)
+        return None if inner is None else NumpyMasked(inner, network)
+    return NumpyMLP(network) if is_supported(network) else None
 
 
 class NumpyBackend(Backend):
@@ -39,12 +50,13 @@ class NumpyBackend(Backend):
 
     Args:
         network: on the CPU.
+        in_numpy: the same network, from `numpy_network`.
         policy: the `ActorCriticPolicy` that acts or learns with the network.
     """
 
-    def __init__(self, network: MLPNetwork, policy: Any) -> None:
+    def __init__(self, network: Network, in_numpy: NumpyMLP | NumpyMasked, policy: Any) -> None:
         super().__init__(network, policy.device, policy.loss)
-        self._network = NumpyMLP(network)
+        self._network = in_numpy
         self._policy = policy
         self._terms_of = loss_terms_of(policy.dist)
         self._closed_form = find_closed_form(type(policy))

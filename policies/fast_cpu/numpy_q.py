@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.closed_forms import closed_form_of
 from polopt.policies.fast_cpu.numpy_backend import MAX_PARAMETERS, is_supported
+from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
+from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.q_network import QNetwork
 
 
@@ -54,8 +57,11 @@ class NumpyQNetwork:
         self._mlp.backward(done, by_advantages, by_q.dot(self._ones))
 
 
-def numpy_q_network(network: nn.Module) -> NumpyQNetwork | None:
-    """The network in NumPy. None if it is not supported there."""
+def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
+    """The network in NumPy, also with an action mask. None if it is not supported there."""
+    if type(network) is MaskedNetwork:
+        inner = numpy_q_network(network.network)
+        return None if inner is None else NumpyMasked(inner, network)
     if type(network) is QNetwork and is_supported(network.network):
         return NumpyQNetwork(network)
     return None
@@ -69,7 +75,10 @@ def learns_in_numpy(network: nn.Module) -> bool:
 
 @closed_form_of("polopt.policies.dqn:DQNPolicy", "targets", of_family=("loss",))
 def dqn(
-    policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows: Any
+    policy: Any,
+    online: NumpyQNetwork | NumpyMasked,
+    target: NumpyQNetwork | NumpyMasked,
+    rows: Any,
 ) -> tuple[dict[str, float], np.ndarray]:
     """Adds the gradient of `DQNPolicy.loss` to the `.grad` of the online network.
 
@@ -99,13 +108,20 @@ def dqn(
     return {"vf_loss": loss, "total_loss": loss, **value_stats_of(errors, targets)}, errors
 
 
-def dqn_targets(policy: Any, online: NumpyQNetwork, target: NumpyQNetwork, rows: Any) -> np.ndarray:
+def dqn_targets(
+    policy: Any,
+    online: NumpyQNetwork | NumpyMasked,
+    target: NumpyQNetwork | NumpyMasked,
+    rows: Any,
+) -> np.ndarray:
     """`DQNPolicy.targets` `[B]` of rows of arrays. Arguments as `dqn`."""
     q = target.action_params(rows.next_obs)
     if policy.config.double_q:
         best = q[np.arange(len(q)), online.action_params(rows.next_obs).argmax(axis=1)]
     else:
         best = q.max(axis=1)
+    if policy.mask is not None:  # an observation that allows no action has the value 0
+        best = np.where(best > 0.5 * MASKED_LOGIT, best, np.float32(0.0))
     following = rows.discounts * best
     if not np.isfinite(np.add.reduce(following)):
         # The next observation of a terminated row is meaningless.

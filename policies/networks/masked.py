@@ -21,13 +21,18 @@ class MaskedNetwork(Network):
         network: of observations without the mask.
         mask: where the mask is.
         seen: the network is of whole observations.
+
+    Attributes:
+        network: see above.
+        place: where the mask is in an encoded observation.
+        seen: see above.
     """
 
     def __init__(self, network: Network, mask: ActionMask, seen: bool = False) -> None:
         super().__init__()
         self.network = network
-        self._place = mask.place
-        self._seen = seen
+        self.place = mask.place
+        self.seen = seen
         self.state_size = network.state_size
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,11 +52,11 @@ class MaskedNetwork(Network):
         return self._masked(params, obs), values, states
 
     def _rest(self, obs: Tensor) -> Tensor:
-        if self._seen:
+        if self.seen:
             return obs
-        before, after = obs[..., : self._place.start], obs[..., self._place.stop :]
+        before, after = obs[..., : self.place.start], obs[..., self.place.stop :]
         return torch.cat([before, after], dim=-1)
 
     def _masked(self, params: Tensor, obs: Tensor) -> Tensor:
         fill: Any = MASKED_LOGIT
-        return params.masked_fill(obs[..., self._place] <= 0.5, fill)
+        return params.masked_fill(obs[..., self.place] <= 0.5, fill)

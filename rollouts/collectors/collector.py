@@ -117,8 +117,9 @@ class Collector:
     def _log(self) -> ArrivalLog | Rerun | None:
         """The record of this collector's own workers."""
         transport = self.workers.transport
-        own = self._arguments is not None and isinstance(transport, RecordedTransport)
-        return transport.log if own else None
+        if self._arguments is None or not isinstance(transport, RecordedTransport):
+            return None
+        return transport.log
 
     def _count(self, reply: Reply) -> None:
         if reply.counts.moments is not None:  # only policies that learn normalise
@@ -136,7 +137,7 @@ class Collector:
             StopIteration: `total_frames` have been returned.
             WorkersFailedError: workers keep failing.
             EnvironmentFailedError: the environments of a collector without workers cannot be made.
-            RuntimeError: another thread is collecting, or there are no collectors left.
+            RuntimeError: another thread is collecting, or all collectors were removed.
             RerunDifference: with `rerun_of`, at the first difference. At the end of the record, the
                 iteration stops.
         """
@@ -201,7 +202,7 @@ class Collector:
                 self.fragments.request(worker, self._budget.request(worker))
 
     def _here(self, ahead: bool) -> list[WorkerHandle]:
-        """The local worker, where there is no remote one. It does not sample ahead."""
+        """The local worker, if it is the only one. It does not sample ahead."""
         if ahead:
             return []
         if not self.workers.local.has_environments:
@@ -307,7 +308,7 @@ class Collector:
             their indices, which batches carry and `remove_collectors` takes.
 
         Raises:
-            ConfigError: if their spaces differ from those of the policy.
+            ConfigError: if their spaces differ from the policy's spaces.
             RuntimeError: if this Collector did not make its workers.
         """
         if self._arguments is None:

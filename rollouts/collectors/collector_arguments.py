@@ -16,11 +16,12 @@ from polopt.policies.policy import Policy
 from polopt.policies.resolve_policy import resolve_policy
 from polopt.rollouts.collectors.collector_config import CollectorConfig
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
+from polopt.rollouts.envs.vector_env import probe_spaces
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.arrival_log import ArrivalLog, read_log
 from polopt.rollouts.workers.recorded_transport import RecordedTransport
-from polopt.rollouts.workers.worker_config import checked_spaces, make_worker_config
+from polopt.rollouts.workers.worker_config import make_worker_config
 from polopt.rollouts.workers.worker_handle import WorkerSpec
 from polopt.rollouts.workers.worker_set import WorkerSet
 
@@ -138,7 +139,7 @@ class CollectorArguments:
         for source in {id(source): source for source in sources}.values():
             if source is self.sources[0]:
                 continue
-            spaces = checked_spaces(source, self.rollout, ENV_KEYS)
+            spaces = probe_spaces(source, self.rollout, ENV_KEYS)
             if spaces != self._spaces:
                 raise ConfigError(
                     f"create_env_fn: got environments with spaces {self._spaces} and {spaces}. All "

@@ -166,7 +166,7 @@ class CollectorConfig(CollectingConfig):
 
 
 def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Options with those of TorchRL replaced. See `CollectorConfig`.
+    """Replaces TorchRL's options by polopt's. See `CollectorConfig`.
 
     Raises:
         ConfigError: they have no counterpart, or contradict other options.

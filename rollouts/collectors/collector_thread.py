@@ -15,7 +15,7 @@ STOP_GRACE_S = 1.0
 
 
 class CollectorEnded(RuntimeError):
-    """There are no more batches: `total_frames` are reached, or the thread was stopped."""
+    """All batches have been returned: `total_frames` are reached, or the thread was stopped."""
 
 
 class CollectorThread:
@@ -77,7 +77,7 @@ class CollectorThread:
 
         Raises:
             queue.Empty: no batch within `timeout`.
-            CollectorEnded: there are no more batches.
+            CollectorEnded: all batches have been returned.
             Exception: the exception that ended the thread, even if batches remain in the queue.
         """
         if self._error is None and not (self._ended.is_set() and self.queue.empty()):

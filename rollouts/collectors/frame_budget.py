@@ -30,8 +30,8 @@ class FrameBudget:
         return 0 <= self._config.total_frames <= self.num_frames + expected
 
     def begin_fragments(self, expected: int) -> None:
-        """Decides how the next fragments are sampled: uniform actions, or the policy's. All of a
-        synchronous batch are sampled alike, those of replaced workers included.
+        """Decides how the next fragments are sampled: uniform actions, or the policy's. All
+        fragments of a synchronous batch are sampled alike, also by workers that replace others.
 
         Args:
             expected: frames in fragments that are pending or kept.

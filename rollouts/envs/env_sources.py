@@ -38,8 +38,8 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
     Args:
         env: value of the config key `env`.
         allow_import: import the module of `module:name`. False for a name that the user did not
-            give, such as that of a checkpoint: then it has to be a registered id already, and not
-            one that imports what `env_config` names.
+            give, such as a name in a checkpoint. Such a name has to be a registered id already, and
+            its environment must not import what `env_config` names.
 
     Raises:
         ConfigError: unknown id, with the nearest known one. A module that cannot be imported, or

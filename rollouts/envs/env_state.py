@@ -99,7 +99,7 @@ def _restore(env: Any, state: Any) -> bool:
 
 
 def _method(env: Any, name: str) -> Any:
-    """An attribute of an environment or of one of its wrappers. None if there is none."""
+    """An attribute of an environment or of one of its wrappers. None if neither has it."""
     try:
         return env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
     except AttributeError:
@@ -138,10 +138,10 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def get_env_statistics(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
-    """Running statistics of all wrappers, the outermost first: `vector`, of those of the vector,
-    and `envs`, of those of each environment: name, mean, variance and count. Empty where there are
-    none. An `AsyncVectorEnv` has its environments in other processes. Their statistics are not
-    included.
+    """Running statistics of all wrappers, the outermost first: `vector` for the wrappers of the
+    vector, and `envs` for the wrappers of each environment. Each has name, mean, variance and
+    count. Empty without such wrappers. An `AsyncVectorEnv` has its environments in other processes.
+    Their statistics are not included.
     """
     vector = [_numbers(*one) for one in _statistics(env)]
     envs = [[_numbers(*one) for one in _statistics(sub)] for sub in _sub_envs(env)]
@@ -292,8 +292,8 @@ def _shown(kinds: list[tuple[str, tuple[int, ...]]]) -> str:
 
 
 def copy_statistics(old: Any, new: Any) -> None:
-    """Copies finite running statistics from the wrappers of one environment to those of another
-    with the same wrappers, and whether they are frozen."""
+    """Copies finite running statistics from the wrappers of one environment to another with the
+    same wrappers, and whether they are frozen."""
     for target, source in zip(_wrappers(new), _wrappers(old), strict=False):
         if type(target) is not type(source):
             continue

@@ -16,7 +16,7 @@ _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 class FastSyncVectorEnv(SyncVectorEnv):
     """`SyncVectorEnv` of `FaultTolerantEnv`s. In same-step mode, where observations and actions are
     arrays, `step` writes each observation to its row of the batch, and handles ends and infos only
-    where there are any. In other cases `step` is that of `SyncVectorEnv`. Results are the same.
+    where there are any. In other cases it uses `SyncVectorEnv.step`. Results are the same.
 
     `FaultTolerantEnv` checks shape and dtype of observations, which this class does not.
 
@@ -27,7 +27,7 @@ class FastSyncVectorEnv(SyncVectorEnv):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._batch: Any = None  # [N, ...]. None: `step` is that of SyncVectorEnv
+        self._batch: Any = None  # [N, ...]. None: `SyncVectorEnv.step` is used
         if (
             self.autoreset_mode == AutoresetMode.SAME_STEP
             and isinstance(self.single_observation_space, _ARRAYS)
@@ -38,7 +38,7 @@ class FastSyncVectorEnv(SyncVectorEnv):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments, or those of `options["reset_mask"]`. See `SyncVectorEnv`."""
+        """Resets all environments, or only `options["reset_mask"]`. See `SyncVectorEnv`."""
         mask = (options or {}).get("reset_mask", slice(None))
         observations: Any
         observations, infos = super().reset(seed=seed, options=options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,9 @@ from polopt.rollouts.envs.random_state import ProcessSeed, seed_global_generator
 
 #: Key of `infos` with an `EnvFault` for each environment that had one.
 FAULT_KEY = "polopt_fault"
-#: Key of `infos` with an `EpisodeInfo` for each environment whose episode has ended.
+#: Infos of steps that are kept for callbacks.
+KeptInfos = Literal["none", "last", "all"]
+#: Key of `infos` with an `EpisodeInfo` for each environment whose infos are kept.
 INFO_KEY = "polopt_info"
 #: Types of rewards that need no conversion.
 _PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
@@ -91,8 +93,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     Also seeds what `reset(seed=...)` does not: the spaces, and the global generators of a process
     that belongs to this environment. Converts rewards to plain numbers and arrays to the dtype of
     their space, and copies last observations (environments may reuse their arrays). Drops the
-    environment's infos: batching those of HalfCheetah-v5 takes a vector a tenth of its step.
-    Callbacks read those of last steps.
+    environment's infos: to batch the infos of HalfCheetah-v5 takes a vector a tenth of its step.
+    Callbacks read the infos of last steps.
 
     Args:
         make: makes the environment.
@@ -101,7 +103,8 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             error.
         env: the first environment, if it has been made.
         process: seed of the process, for the environments of an `AsyncVectorEnv`.
-        keep_infos: return the infos of last steps, as `EpisodeInfo`.
+        keep_infos: return the infos of the last steps of episodes, or of all steps, as
+            `EpisodeInfo`.
 
     Raises:
         EnvironmentFailedError: after `max_failures` exceptions, or at the first one that says that
@@ -117,7 +120,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         max_failures: int,
         env: Any = None,
         process: ProcessSeed | None = None,
-        keep_infos: bool = False,
+        keep_infos: KeptInfos = "none",
     ) -> None:
         self._keep_infos = keep_infos
         self._owns_process = process is not None and process.applies_here
@@ -142,7 +145,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._type: Any = None
         self._is_array = False
         self._dtype: Any = None
-        self._other_dtype = False  # than that of the space
+        self._other_dtype = False  # than the space's
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of the environment. See the class for exceptions."""
@@ -176,9 +179,12 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if terminated or truncated:
                 # The environment may change it when it is reset.
                 observation = observation.copy() if self._is_array else own_copy(observation)
-                if self._keep_infos:
+                if self._keep_infos != "none":
                     last = {INFO_KEY: EpisodeInfo(self._kept(info))}
                     return observation, reward, terminated, truncated, last
+            elif self._keep_infos == "all":
+                kept = {INFO_KEY: EpisodeInfo(self._kept(info))}
+                return observation, reward, terminated, truncated, kept
             return observation, reward, terminated, truncated, {}
         fault, observation = self._replace(raised)
         return observation, 0.0, False, False, {FAULT_KEY: fault}

@@ -27,7 +27,7 @@ class ProcessSeed(NamedTuple):
 
     @property
     def applies_here(self) -> bool:
-        """Whether this process is that of the environment. `AsyncVectorEnv` also makes one
+        """Whether this is the process of the environment. `AsyncVectorEnv` also makes one
         environment in the parent, to read its spaces."""
         return os.getpid() != self.parent_pid
 

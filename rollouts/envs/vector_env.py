@@ -13,12 +13,14 @@ import gymnasium
 from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from polopt.common.config import ConfigError
+from polopt.common.config import ConfigError, shown, shown_options
 from polopt.rollouts.envs.close_env import close_env
 from polopt.rollouts.envs.creators import EnvContext, make_env
+from polopt.rollouts.envs.env_errors import EnvironmentFailedError, described
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
-from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
+from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv, KeptInfos
+from polopt.rollouts.envs.missing_packages import missing_package
 from polopt.rollouts.envs.own_copy import own_copy
 from polopt.rollouts.envs.random_state import draw_process_seeds
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -29,7 +31,7 @@ _NO_LIMIT = (
 )
 
 
-#: A user's keys for the environment, its options and N, for errors: those of a trainer's config.
+#: A user's keys for the environment, its options and N in a trainer's config, for errors.
 ENV_KEYS = ("env", "env_config", "num_envs_per_worker")
 
 
@@ -39,7 +41,7 @@ def make_vector_env(
     worker_index: int = 0,
     num_envs: int | None = None,
     fast: bool = True,
-    keep_infos: bool = False,
+    keep_infos: KeptInfos = "none",
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
@@ -107,9 +109,30 @@ def probe_spaces(
         in_evaluation: see `EnvContext`.
 
     Raises:
-        ConfigError: as `make_vector_env`.
-        Exception: from the environment.
+        ConfigError: the environment cannot be made, or does not support an option.
     """
+    try:
+        return _spaces_of_one(source, config, keys, worker_index, in_evaluation)
+    except ConfigError:
+        raise
+    except Exception as error:  # an environment may raise anything
+        cause = error.__cause__ if isinstance(error, EnvironmentFailedError) else error
+        missing = missing_package(cause, env_name(source))
+        if missing is not None:
+            raise ConfigError(missing) from error
+        raise ConfigError(
+            f"key {keys[0]!r}: {shown(config.env or source)} cannot be made with {keys[1]} "
+            f"{shown_options(config.env_config)}: {described(error)}"
+        ) from error
+
+
+def _spaces_of_one(
+    source: EnvSource,
+    config: RolloutConfig,
+    keys: tuple[str, str, str],
+    worker_index: int,
+    in_evaluation: bool,
+) -> tuple[Space[Any], Space[Any]]:
     if callable(source):
         _check_mode_of_callable(config)
         context = EnvContext(config.env_config, worker_index, 0, config.num_workers, in_evaluation)
@@ -135,8 +158,8 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     of Gymnasium 1.0."""
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
-        # Up to Gymnasium 1.3 their metadata is that of the sub-environments' class: the vector made
-        # last sets the mode there.
+        # Up to Gymnasium 1.3 they share their metadata with the class of the sub-environments: the
+        # vector made last sets the mode there.
         return base.autoreset_mode
     return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
 
@@ -147,7 +170,7 @@ def _vector_of_callable(
     worker_index: int,
     num_envs: int,
     fast: bool,
-    keep_infos: bool,
+    keep_infos: KeptInfos,
     index_offset: int,
     in_evaluation: bool,
 ) -> VectorEnv[Any, Any, Any]:
@@ -176,7 +199,7 @@ def _vector_of(
     config: RolloutConfig,
     worker_index: int,
     fast: bool,
-    keep_infos: bool,
+    keep_infos: KeptInfos,
     first: Any = None,
 ) -> VectorEnv[Any, Any, Any]:
     """A vector of fault-tolerant environments. `first` is the first of them, if it is made."""

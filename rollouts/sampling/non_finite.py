@@ -32,8 +32,8 @@ def find_non_finite(batch: SampleBatch) -> tuple[str, np.ndarray]:
     """Finds values in a postprocessed batch that are not finite, or whose square is not.
 
     Returns:
-        a description of the first of them, empty if there is none. And `[N]` bool: the environments
-        whose columns hold any.
+        a description of the first such number, empty if all are finite. And `[N]` bool: the
+        environments whose columns are not finite.
     """
     envs = np.zeros(batch.shape[1], dtype=bool)
     problem = ""

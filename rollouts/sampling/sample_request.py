@@ -22,8 +22,8 @@ class SampleRequest(NamedTuple):
         frames: environment steps to sample at least: rows lost to next-step resets are made up
             for with further steps. None: T steps, without a minimum.
         exploration: see `Exploration`.
-        uniform: actions are uniform over the action space, or over those that a mask allows. The
-            policy is not used.
+        uniform: actions are uniform over the action space, or over what a mask allows. The policy
+            is not used.
         reset_first: all environments begin new episodes.
     """
 
@@ -53,8 +53,8 @@ def action_chooser(
         policy: computes the parameters of the action distribution.
         rng: generator of the action noise.
         explore: see `Exploration`. True is `random`, False is `mode`.
-        uniform: ignore the policy. Actions are uniform over the action space, or over those that a
-            mask allows.
+        uniform: ignore the policy. Actions are uniform over the action space, or over what a mask
+            allows.
         shape: T and N.
     """
     dist = policy.dist

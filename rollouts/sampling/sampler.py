@@ -26,6 +26,7 @@ from polopt.rollouts.envs.random_state import seed_spaces
 from polopt.rollouts.envs.vector_env import autoreset_mode
 from polopt.rollouts.sampling.discounted_returns import DiscountedReturns
 from polopt.rollouts.sampling.episode_counter import EpisodeCounter
+from polopt.rollouts.sampling.episode_steps import EpisodeSteps
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
 from polopt.rollouts.sampling.sample_request import ActionChooser, Exploration, action_chooser
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults, has_sub_envs, seed_argument
@@ -61,6 +62,7 @@ class VectorSampler:
             fragment ends early. None: it does not.
         ended: episodes that have ended are added to it, by time and then by environment. None: they
             are not kept.
+        steps: is told of each step of each environment. None: nothing is.
 
     Raises:
         EnvironmentFailedError: if the environment cannot be reset.
@@ -81,6 +83,7 @@ class VectorSampler:
         self._next_step = self._mode == AutoresetMode.NEXT_STEP
         self.stop_after: Callable[[], int | None] = lambda: None
         self.ended: list[Episode] | None = None
+        self.steps: EpisodeSteps | None = None
         self._strict = True  # NumPy raises exceptions, as the user's program asks for
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
@@ -144,6 +147,8 @@ class VectorSampler:
         choose = action_chooser(self.policy, self._rng, explore, uniform, (length, envs))
         rows = FragmentColumns(length, self._obs, self.policy.dist)
         per_env = {"state": self._memory.copy()} if self.policy.state_size else {}
+        if self.steps is not None:
+            self.steps.begin_fragment(self._episodes.get_state())
         sampled = 0
         while sampled < length:
             keep_steps = self.stop_after()
@@ -164,7 +169,8 @@ class VectorSampler:
             for (t, n), total, num_steps in zip(places, *episodes, strict=True):
                 terminated = bool(columns["terminated"][t, n])
                 info = rows.last_infos.get((t, n), {})
-                self.ended.append(Episode(n, float(total), int(num_steps), terminated, info))
+                data = {} if self.steps is None else self.steps.data_of.get((t, n), {})
+                self.ended.append(Episode(n, float(total), int(num_steps), terminated, info, data))
         normalizer = self.policy.normalizer
         if normalizer is not None:
             per_env |= normalizer.per_env(envs)
@@ -214,9 +220,11 @@ class VectorSampler:
             rows.add_last_observations(t, ended, last_obs)
         if self.ended is not None:
             for n in (terminated[t] | truncated[t]).nonzero()[0].tolist():
-                rows.last_infos[t, n] = self._last_info(infos, n)
+                rows.last_infos[t, n] = self._info(infos, n, is_last=True)
         if FAULT_KEY in infos:
             rows.lost[t] = self.faults.note(infos)
+        if self.steps is not None:
+            self._tell(t, rows, infos, self.steps)
         if self._checks_each_step:  # else once per fragment: integers out of range break encoding
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
@@ -264,14 +272,35 @@ class VectorSampler:
         self.faults.note(reset_infos)
         return last_obs, raw
 
-    def _last_info(self, infos: Mapping[str, Any], n: int) -> dict[str, Any]:
-        """The infos of the last step of an episode.
+    def _tell(
+        self, t: int, rows: FragmentColumns, infos: Mapping[str, Any], steps: EpisodeSteps
+    ) -> None:
+        """Tells of step `t` of each environment. A row that only resets is no step of an
+        episode."""
+        terminated, done = rows.terminated[t], rows.terminated[t] | rows.truncated[t]
+        lost = np.broadcast_to(rows.lost.get(t, np.False_), done.shape)
+        resets = np.zeros_like(done)
+        if self._next_step:
+            resets = rows.terminated[t - 1] | rows.truncated[t - 1] if t else self._resets_next
+        for n in range(self.env.num_envs):
+            if lost[n]:
+                steps.discard(n)
+            elif not resets[n]:
+                info = rows.last_infos.get((t, n)) if done[n] else None
+                if info is None:
+                    info = self._info(infos, n, is_last=bool(done[n]))
+                reward = float(rows.rewards[t, n])
+                steps.add(t, n, reward, bool(terminated[n]), bool(done[n]), info)
+
+    def _info(self, infos: Mapping[str, Any], n: int, is_last: bool) -> dict[str, Any]:
+        """The infos of one step of an environment.
 
         Args:
             infos: of the step of all environments.
             n: index of the environment.
+            is_last: the step has ended the episode.
         """
-        if self._mode == AutoresetMode.SAME_STEP:
+        if is_last and self._mode == AutoresetMode.SAME_STEP:
             infos = infos.get("final_info", {})
         if not isinstance(infos, Mapping):
             infos = {}

@@ -59,7 +59,7 @@ class SamplerFaults:
         """Adds the faults in the infos of a step or a reset.
 
         Returns:
-            `[N]` bool (`[1]` if there are none): environments whose step was lost.
+            `[N]` bool, or `[1]` if no step was lost: environments whose step was lost.
         """
         reported = infos.get(FAULT_KEY)
         # An environment's own vector implementation may use the key for something else.
@@ -120,8 +120,8 @@ class SamplerFaults:
             return env, obs, {**infos, FAULT_KEY: array}
 
     def check(self, env: _Vector, obs: Any) -> None:
-        """Checks a batch of observations of an environment's own vector implementation. Those of a
-        `SyncVectorEnv` or `AsyncVectorEnv` are checked one by one, by `FaultTolerantEnv`.
+        """Checks a batch of observations of an environment's own vector implementation. For a
+        `SyncVectorEnv` or `AsyncVectorEnv`, `FaultTolerantEnv` checks observations one by one.
 
         Raises:
             EnvironmentAPIError: the batch is not in the observation space.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: First number of the key of evaluation's streams. It is no index of a worker.
+#: First number of the key of evaluation's streams. No worker has it as its index.
 _EVALUATION = 2**31
 
 
@@ -31,7 +31,7 @@ def worker_seeds(
 ) -> Seeds:
     """Seeds that differ between workers, between a worker and its replacement, between a run and
     its continuation from a checkpoint, and between the environments of a worker: new episodes must
-    not repeat those that the policy has learned from.
+    not repeat episodes that the policy has learned from.
 
     Args:
         seed: of the run.

@@ -23,6 +23,7 @@ from polopt.rollouts.envs.env_errors import (
     traceback_of,
 )
 from polopt.rollouts.envs.env_sources import EnvSource, env_name
+from polopt.rollouts.envs.fault_tolerant_env import KeptInfos
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.non_finite import find_non_finite
@@ -40,7 +41,7 @@ def make_sampler(
     policy: ActingPolicy,
     seeds: Seeds,
     fast: bool,
-    keep_infos: bool = False,
+    keep_infos: KeptInfos = "none",
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:

@@ -200,7 +200,7 @@ class Transport(ABC):
     @abstractmethod
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
         """Has a process replace its object by `make(*args)`. Calls that were sent before come
-        first. The ticket is that of a new start."""
+        first. Returns the ticket of the new start."""
 
     @abstractmethod
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
@@ -230,7 +230,7 @@ class Transport(ABC):
 
     @abstractmethod
     def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Amounts of resources in the cluster, and those of them that are free, by name."""
+        """Amounts of resources in the cluster, and the amounts that are free, by name."""
 
     @abstractmethod
     def put(self, value: Any) -> Any:

@@ -87,7 +87,7 @@ class ControlPage:
         need.
 
         Raises:
-            OSError, ValueError: there is no such page, or it is another user's.
+            OSError, ValueError: the page does not exist, or it is another user's.
         """
         page = cls()
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -120,7 +120,7 @@ class ControlPage:
         requests[slot] = request.call
 
     def keep_steps(self, call: int) -> int | None:
-        """Least number of steps that a request leaves to each fragment of a call. None: there is no
+        """Least number of steps that a request leaves to each fragment of a call. None without a
         request."""
         requests, slot = self._requests, 2 * (call % _SLOTS)
         if requests[slot] != call:

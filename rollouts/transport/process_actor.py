@@ -72,7 +72,7 @@ class ProcessActor:
         """Runs a call whose arguments may be references. Ray has replaced them by their objects."""
         try:
             decoded = ray.cloudpickle.loads(function)
-        except Exception as error:  # as above
+        except Exception as error:  # whatever the user's code raises
             return self._target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
         return self._run(number, decoded, args, by_reference)
 

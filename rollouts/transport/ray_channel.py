@@ -143,7 +143,7 @@ class RayChannel(Channel):
     def send(self, message: Message) -> Ticket:
         number, _, function, args, by_reference, _ = message
         if any(isinstance(arg, ray.ObjectRef) for arg in args):
-            # Ray replaces those that are arguments themselves.
+            # Ray replaces references that are arguments themselves.
             encoded = cloudpickle.dumps(function)
             call = self.actor.run_with_references.remote(number, encoded, by_reference, *args)
             return RayTicket(call)

@@ -13,8 +13,8 @@ Request = frozenset[tuple[str, float]]
 
 
 def cluster_request(options: Mapping[str, Any]) -> Request | None:
-    """What an actor with these options requests of the cluster. None if it gets resources that the
-    placement group of this process, such as that of a Tune trial, has reserved."""
+    """What an actor with these options requests of the cluster. None if it gets resources that are
+    reserved by the placement group of this process, for example of a Tune trial."""
     if options.get("scheduling_strategy") is None and ray.util.get_current_placement_group():
         return None
     names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}

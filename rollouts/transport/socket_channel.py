@@ -82,7 +82,7 @@ class SocketTicket(Ticket):
         return self.arrival is not None
 
     def end(self, arrival: int, message: bytes = b"", error: ChannelError | None = None) -> None:
-        """Takes the message with the answer, or why there is none."""
+        """Takes the message with the answer, or the error that took its place."""
         self.arrival, self._message, self._error = arrival, message, error
 
     def result(self, timeout_s: float) -> Any:

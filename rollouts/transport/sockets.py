@@ -214,8 +214,8 @@ def _register(connected: socket.socket) -> Connection:
 
 
 def _close_in_fork() -> None:
-    """A forked process, such as that of an environment, would keep a connection open after the
-    death of this process, and the other side would not notice."""
+    """A forked process, such as the process of an environment, would keep a connection open after
+    the death of this process, and the other side would not notice."""
     for either in list(_OPEN):
         either.close()
 

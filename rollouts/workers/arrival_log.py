@@ -107,7 +107,7 @@ class ArrivalLog:
         self.num_events += 1
         if len(self._events) >= MOST_EVENTS or len(self._readings) >= MOST_READINGS:
             self.flush()
-            self.take()  # where there is no file, it is lost
+            self.take()  # without a file, it is lost
 
     def next(self, kind: str, *expected: Any) -> Event | None:
         """The recorded event. None: nothing is repeated."""
@@ -327,7 +327,7 @@ class Rerun:
         return event
 
     def peek(self) -> Event | None:
-        """The next recorded event. None: there is none."""
+        """The next recorded event. None after the last one."""
         while self.num_events < len(self.events) and self.events[self.num_events][0] == "phases":
             self.num_events += 1
         return self.events[self.num_events] if self.num_events < len(self.events) else None

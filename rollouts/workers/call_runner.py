@@ -99,7 +99,7 @@ class CallRunner:
 
     @property
     def version(self) -> int:
-        """Version of this process's weights. 0 where there are none."""
+        """Version of this process's weights. 0 if it has none."""
         return 0
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -144,7 +144,7 @@ class CallRunner:
 
         Args:
             args: as for the constructor.
-            control: likewise.
+            control: as for the constructor.
         """
         self.stop()
         kind: Any = type(self)  # subclasses have arguments of their own

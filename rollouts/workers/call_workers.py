@@ -73,8 +73,8 @@ def set_up_all(workers: WorkerSet, method: str, *args: Any) -> None:
 
 
 def latest_statistics(workers: WorkerSet) -> dict[str, dict[str, Any]]:
-    """What the driver has at this moment of the running statistics of the environments' wrappers:
-    replies carry them once a second. By worker index, as text, under the key `statistics`."""
+    """The running statistics of the environments' wrappers, as far as the driver has them: replies
+    carry them once a second. By worker index, as text, under the key `statistics`."""
     statistics = dict(workers.env_statistics)
     statistics[0] = workers.local.get_statistics()
     return _as_saved(statistics)
@@ -127,14 +127,14 @@ def update_algorithm_parameter(workers: WorkerSet, name: str, value: Any) -> Non
 
 def restore_statistics(workers: WorkerSet, states: Mapping[str, Any]) -> None:
     """Gives the environments of all workers their running statistics back. A worker that was not
-    saved gets those of all saved ones together.
+    saved gets the merged statistics of all workers that were.
 
     Args:
-        workers: the workers. Those that are starting get theirs once they are up.
+        workers: the workers. A worker that is starting gets its statistics once it is up.
         states: as `present_statistics` returns them.
 
     Raises:
-        ValueError: the environments have other wrappers than those that were saved.
+        ValueError: the environments have other wrappers than the saved statistics.
     """
     saved = {int(i): one["statistics"] for i, one in states.items() if one.get("statistics")}
     if not saved:

@@ -11,6 +11,7 @@ import numpy as np
 from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
 from polopt.common.registry import load_path
+from polopt.common.sample_batch import SampleBatch
 from polopt.rollouts.envs.env_errors import traceback_of
 
 _ALLOWED = "a subclass of polopt.Callbacks, 'module:Class' of one, or None"
@@ -26,8 +27,23 @@ class Callbacks:
 
     Each process has an object of its own: what `on_episode_end` keeps is not seen by
     `on_train_result`. The names of the methods are RLlib's. A class with another method `on_...` is
-    refused.
+    refused. What a method costs is paid only by classes that define it.
     """
+
+    def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
+        """Called after each step of each environment, in the process that samples, also in
+        evaluation. The environment is as the step has left it, or as the first reset of the next
+        episode has.
+
+        What a later step or `on_episode_end` needs belongs into `episode.data`. Episodes that are
+        discarded, because an environment fails or values are not finite, have steps without an end,
+        and so have episodes that evaluation plays beyond the number asked for.
+
+        Args:
+            episode: so far, with the infos of this step. `done` in the last step.
+            worker: see `on_episode_end`.
+        """
+        return
 
     def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float] | None:
         """Called in the process that sampled an episode, before its fragment is sent.
@@ -39,6 +55,20 @@ class Callbacks:
 
         Returns:
             custom metrics by name, of which results have mean, minimum and maximum. None: none.
+        """
+        return None
+
+    def on_sample_end(self, *, worker: Any, samples: SampleBatch) -> Mapping[str, float] | None:
+        """Called with each fragment, after `on_episode_end` of its episodes and before it is sent
+        or learned from. Not in evaluation.
+
+        Args:
+            worker: see `on_episode_end`.
+            samples: columns `[T, N, ...]`, all finite, with advantages where the policy adds them
+                in the worker.
+
+        Returns:
+            custom metrics as `on_episode_end`. None: none.
         """
         return None
 
@@ -56,7 +86,7 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
     """The class that the config key `callbacks` names. Imports its module.
 
     Raises:
-        ConfigError: there is no such class, or it has a method `on_...` that is not called.
+        ConfigError: the class does not exist, or it has a method `on_...` that is never called.
     """
     found = value
     if isinstance(value, str):
@@ -75,8 +105,8 @@ def resolve_callbacks(value: Any) -> type[Callbacks] | None:
 
 
 def _check_methods(cls: type[Callbacks]) -> None:
-    """Raises a ConfigError for a method whose name begins like that of a callback and is none's, as
-    that of another one of RLlib's."""
+    """Raises a ConfigError for a method `on_...` that polopt never calls, for example another
+    callback of RLlib."""
     called = [name for name in vars(Callbacks) if name.startswith("on_")]
     for name in dir(cls):
         if name.startswith("on_") and name not in called and callable(getattr(cls, name)):
@@ -91,7 +121,7 @@ class CallbackCaller:
     """Calls a user's callbacks in one process, and names them in errors.
 
     Args:
-        cls: their class. None: there are none.
+        cls: their class. None without callbacks.
         place: of this process, for messages.
     """
 
@@ -100,13 +130,18 @@ class CallbackCaller:
         self._place = place
         self._callbacks: Callbacks | None = None
 
-    def episode_ended(self, episode: Episode, worker: Any) -> Mapping[str, float]:
-        """Returns the custom metrics of an episode.
+    def defines(self, method: str) -> bool:
+        """Whether the user's class has a method of its own."""
+        mine = getattr(self._class, method, None)
+        return mine is not None and mine is not getattr(Callbacks, method)
+
+    def metrics_of(self, method: str, **arguments: Any) -> Mapping[str, float]:
+        """Returns the custom metrics that a method returns.
 
         Raises:
             CallbackError: the callback raised, or returned no metrics.
         """
-        metrics = self.call("on_episode_end", episode=episode, worker=worker)
+        metrics = self.call(method, **arguments)
         if metrics is None:
             return {}
         if isinstance(metrics, Mapping) and all(
@@ -115,7 +150,7 @@ class CallbackCaller:
         ):
             return {name: float(value) for name, value in metrics.items()}
         raise CallbackError(
-            f"{self._name('on_episode_end')} returned {shown(metrics)}. Allowed: a dict of numbers "
+            f"{self._name(method)} returned {shown(metrics)}. Allowed: a dict of numbers "
             "by name, or None"
         )
 

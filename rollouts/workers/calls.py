@@ -58,7 +58,7 @@ class Reply(NamedTuple):
         tag: the tag given to `send`.
         counts: what the call has counted.
         order: see `Work`.
-        failure: why there is no value. None after success.
+        failure: why the call has failed. None after success.
     """
 
     worker: WorkerHandle
@@ -97,7 +97,7 @@ class Calls:
         is_work: see `Supervisor`.
 
     Attributes:
-        per_worker: as above. May be changed while nothing is pending.
+        per_worker: most calls that a worker has at once. May be changed while nothing is pending.
         load: number of calls that were pending when a call ended, including that call.
         interrupted: `next` raises `CallsInterrupted`.
     """
@@ -132,7 +132,7 @@ class Calls:
 
     def include(self, group: ProcessGroup) -> None:
         """Has one wait for the processes of this group, too: `first` is the first reply of any
-        process. The processes share a transport with those that were called before.
+        process. The groups must share a transport.
 
         Raises:
             ValueError: they have another transport, or are called the same in messages.
@@ -430,7 +430,7 @@ class Calls:
         """Makes the thread that waits raise `CallsInterrupted`. Pending calls end after their
         current step. Their replies are kept, and waiting continues once `interrupted` is reset."""
         self.interrupted = True
-        for call in self.pending():  # also those that are to end early with more steps
+        for call in self.pending():  # also calls that are to end early with more steps
             call.stopped = True
             call.worker.channel.stop_early(call.number, 1)
 

@@ -15,7 +15,7 @@ class Stragglers(NamedTuple):
 
     Attributes:
         fraction_workers: once this share of the workers has finished, the others are stragglers.
-            1: there are no stragglers.
+            1: nobody is a straggler.
         fraction_samples: a straggler keeps at least this share of its fragment, and one step.
     """
 

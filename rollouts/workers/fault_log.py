@@ -61,7 +61,7 @@ class FaultLog:
             worker counts its fragments and gradients itself.
         who: what the processes are called in messages.
         clock: seconds of a monotonic clock.
-        event: number of the last event in the record of the run. None: there is no record.
+        event: number of the last event in the record of the run. None without a record.
 
     Attributes:
         counts: failures by kind.

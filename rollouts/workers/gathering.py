@@ -137,8 +137,8 @@ class Fragments:
 
     @property
     def num_frames(self) -> int:
-        """Environment steps in the fragments that have arrived and wait here, and in those that are
-        pending: of these without rows that only reset, and without early stops."""
+        """Environment steps in the fragments that have arrived and wait here, and in pending
+        fragments. Pending fragments are taken to be whole, without rows that only reset."""
         kept = sum(reply.counts.env_steps for reply in self._calls.kept)
         pending = self._calls.pending_work()
         return kept + sum(w.tag * self._workers.num_envs_of(w.order[0]) for w in pending)

@@ -34,7 +34,7 @@ def describe_resources(
     Args:
         rollout: options of the worker.
         total: amounts in the cluster, by Ray's names.
-        free: those of them that are free.
+        free: the amounts that nobody uses.
     """
     needed = {
         "CPU": rollout.num_cpus_per_worker,

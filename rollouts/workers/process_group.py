@@ -141,7 +141,7 @@ class ProcessGroup(ABC):
         is up.
 
         Raises:
-            WorkersFailedError: processes keep failing, or there are none.
+            WorkersFailedError: processes keep failing, or all were removed.
         """
         while True:
             if self.starting:
@@ -240,7 +240,7 @@ class ProcessGroup(ABC):
         return replacement
 
     def _stop_processes(self, workers: list[WorkerHandle]) -> None:
-        """Stops processes. Those that have not started are killed at once."""
+        """Stops processes. A process that has not started is killed at once."""
         self.transport.stop([worker.channel for worker in workers if worker.up], STOP_TIMEOUT_S)
         for worker in workers:
             if not worker.up:

@@ -25,7 +25,9 @@ from polopt.policies.learning.reducer import Reducer
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.envs.env_sources import env_name
+from polopt.rollouts.envs.fault_tolerant_env import KeptInfos
 from polopt.rollouts.envs.random_state import seed_global_generators
+from polopt.rollouts.sampling.episode_steps import EpisodeSteps
 from polopt.rollouts.sampling.non_finite import non_finite_gradient
 from polopt.rollouts.sampling.sample_request import SampleRequest
 from polopt.rollouts.sampling.sampler import VectorSampler
@@ -82,6 +84,7 @@ class RolloutWorker(CallRunner):
         self.policy = self._make_policy(seeds)
         self.sampler: VectorSampler | None = None
         self._env_error: EnvironmentFailedError | None = None
+        self._callbacks = CallbackCaller(config.callbacks, self.who)
         if rollout.num_workers_below == 0 and (index > 0 or rollout.num_workers == 0):
             spaces = (config.observation_space, config.action_space)
             # Policies that only act have options of their own.
@@ -94,14 +97,15 @@ class RolloutWorker(CallRunner):
                 self.policy,
                 seeds,
                 fast,
-                keep_infos=config.callbacks is not None,
+                keep_infos=self._kept_infos(),
                 index_offset=config.env_index_offset,
                 in_evaluation=config.in_evaluation,
             )
             self.sampler, self._env_error = made
             if self.sampler is not None:
                 self.sampler.stop_after = self.stop_after
-        self._callbacks = CallbackCaller(config.callbacks, self.who)
+                if self._callbacks.defines("on_episode_step"):
+                    self.sampler.steps = EpisodeSteps(self._step_taken, self.sampler.env.num_envs)
         self.new_moments: Moments | None = None
         self._rollouts = LearnedVersions()  # of what this worker learns from
         self._finite = InARow(self.who, rollout.max_consecutive_non_finite)
@@ -199,7 +203,7 @@ class RolloutWorker(CallRunner):
         sampler = self.get_sampler()
         request = request or SampleRequest()
         while True:
-            sampler.ended = None if self.config.callbacks is None else []
+            sampler.ended = [] if self._callbacks.defines("on_episode_end") else None
             with self.phase("sample"):
                 batch = self._sample(sampler, request)
             moments, batch.moments = batch.moments, None
@@ -211,6 +215,8 @@ class RolloutWorker(CallRunner):
                 self.new_moments = merged(self.new_moments, moments)
                 self._finite.note("fragments", "")
                 self.end_episodes(sampler.ended or ())
+                if self._callbacks.defines("on_sample_end"):
+                    self._count_metrics("on_sample_end", samples=batch)
                 return batch
             self.record.env_steps_discarded += batch.env_steps
             self.not_finite("fragments", batch.faults)
@@ -221,10 +227,24 @@ class RolloutWorker(CallRunner):
         Raises:
             CallbackError: a callback raised.
         """
-        if self.config.callbacks is not None:
-            with self.phase("callbacks"):
-                for episode in episodes:
-                    self.record.callback_metrics(self._callbacks.episode_ended(episode, self))
+        if self._callbacks.defines("on_episode_end"):
+            for episode in episodes:
+                self._count_metrics("on_episode_end", episode=episode)
+
+    def _count_metrics(self, method: str, **arguments: Any) -> None:
+        with self.phase("callbacks"):
+            metrics = self._callbacks.metrics_of(method, worker=self, **arguments)
+            self.record.callback_metrics(metrics)
+
+    def _step_taken(self, episode: Episode) -> None:
+        with self.phase("callbacks"):
+            self._callbacks.call("on_episode_step", episode=episode, worker=self)
+
+    def _kept_infos(self) -> KeptInfos:
+        """The infos of steps that the user's callbacks get."""
+        if self._callbacks.defines("on_episode_step"):
+            return "all"
+        return "last" if self._callbacks.defines("on_episode_end") else "none"
 
     def _sample(self, sampler: VectorSampler, request: SampleRequest) -> SampleBatch:
         if request.reset_first:
@@ -239,7 +259,8 @@ class RolloutWorker(CallRunner):
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
         """Learns from a batch with this worker's policy, and counts that. Learners that learn
         together first add the moments of what all of them have sampled since the last time. One
-        that learns alone gets its moments with weights of the driver, who adds those of replies.
+        that learns alone gets its moments with the weights of the driver, which merges the moments
+        in all replies.
 
         Args:
             batch: as `next_batch` returns it.
@@ -340,7 +361,7 @@ class RolloutWorker(CallRunner):
             self.sampler.set_state(state["sampler"])
 
     def get_statistics(self) -> dict[str, Any]:
-        """Running statistics of the environments' wrappers. Empty where there are none."""
+        """Running statistics of the environments' wrappers. Empty without such wrappers."""
         return {} if self.sampler is None else self.sampler.get_statistics()
 
     def set_statistics(self, statistics: dict[str, Any]) -> None:

@@ -117,7 +117,7 @@ class Supervisor:
 
     Attributes:
         check_s: no deadline is earlier.
-        check: as above.
+        check: raises for a value that the owner cannot use.
     """
 
     def __init__(

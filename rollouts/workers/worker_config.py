@@ -12,11 +12,9 @@ from typing import Any
 import ray
 from gymnasium import Space
 
-from polopt.common.config import Config, ConfigError, shown, shown_options
+from polopt.common.config import Config
 from polopt.common.sample_batch import SampleBatch
-from polopt.rollouts.envs.env_errors import EnvironmentFailedError, described
-from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
-from polopt.rollouts.envs.missing_packages import missing_package
+from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.callbacks import Callbacks
@@ -40,7 +38,7 @@ class WorkerConfig:
             other random numbers than the run before it.
         device: where the policy learns.
         postproc: applied to each batch of a `Collector`'s worker, after everything else.
-        callbacks: class of the user's callbacks. None: there are none.
+        callbacks: class of the user's callbacks. None without callbacks.
         in_evaluation: the worker plays episodes for evaluation, and none to learn from.
         env_index_offset: of `EnvContext.worker_index` from the index of the worker.
         arrivals: in a rerun, the record of the calls that this process makes itself.
@@ -114,7 +112,7 @@ def make_worker_config(
             policy does not support.
     """
     source = resolve_env(rollout.env) if env is None else env
-    observation_space, action_space = checked_spaces(source, rollout, keys)
+    observation_space, action_space = probe_spaces(source, rollout, keys)
     policy_class(observation_space, action_space, policy)
     return WorkerConfig(
         rollout=rollout.model_copy(update={"env": None}),  # `env` replaces it
@@ -128,37 +126,3 @@ def make_worker_config(
         postproc=postproc,
         callbacks=callbacks,
     )
-
-
-def checked_spaces(
-    source: EnvSource,
-    rollout: RolloutConfig,
-    keys: tuple[str, str, str] = ENV_KEYS,
-    worker_index: int = 0,
-    in_evaluation: bool = False,
-) -> tuple[Space[Any], Space[Any]]:
-    """Observation and action space of one environment, which is made and closed.
-
-    Args:
-        source: result of `resolve_env`.
-        rollout: options of sampling.
-        keys: see `polopt.rollouts.envs.vector_env.ENV_KEYS`.
-        worker_index: see `EnvContext`.
-        in_evaluation: see `EnvContext`.
-
-    Raises:
-        ConfigError: if the environment cannot be made.
-    """
-    try:
-        return probe_spaces(source, rollout, keys, worker_index, in_evaluation)
-    except ConfigError:
-        raise
-    except Exception as error:  # an environment may raise anything
-        cause = error.__cause__ if isinstance(error, EnvironmentFailedError) else error
-        missing = missing_package(cause, env_name(source))
-        if missing is not None:
-            raise ConfigError(missing) from error
-        raise ConfigError(
-            f"key {keys[0]!r}: {shown(rollout.env or source)} cannot be made with {keys[1]} "
-            f"{shown_options(rollout.env_config)}: {described(error)}"
-        ) from error

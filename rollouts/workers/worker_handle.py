@@ -57,9 +57,9 @@ class WorkerSpec:
     """Differences of one worker from the config.
 
     Attributes:
-        env: its environments. None: those of the config.
+        env: its environments. None: the environments of the config.
         num_envs: number of its environments. None: as in the config.
-        options: options of its actor, which override those of the config (`num_cpus`, `num_gpus`,
+        options: options of its actor, which override the config's (`num_cpus`, `num_gpus`,
             `memory`, `resources`, `runtime_env` and other arguments of `ActorClass.options`).
     """
 

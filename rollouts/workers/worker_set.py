@@ -54,7 +54,7 @@ class WorkerSet(ProcessGroup):
         meanwhile: see `StartUp`.
 
     Attributes:
-        config: as above. Later workers are made from it.
+        config: later workers are made from it.
         local: the local worker.
         here: handle of the local worker, with index 0.
         owns_local: this set has made the local worker, and stops it.
@@ -216,10 +216,15 @@ class WorkerSet(ProcessGroup):
 
     # ---- configuration ------------------------------------------------------------
 
-    @property
-    def transport_paths(self) -> str:
-        """How calls travel: `socket`, `ray`, or `socket, ray`."""
-        return self.transport.paths([worker.channel for worker in self.remote])
+    def message_stats(self) -> dict[str, Any]:
+        """For results: how calls travel (`socket`, `ray`, or `socket, ray`), bytes of the weights
+        that were sent, and events in the record of the run."""
+        event = self.transport.event
+        return {
+            "transport": self.transport.paths([worker.channel for worker in self.remote]),
+            "num_bytes_sent": self.weights.num_bytes_sent,
+            "num_events_recorded": 0 if event is None else event + 1,
+        }
 
     def reconfigure(
         self,
@@ -232,7 +237,7 @@ class WorkerSet(ProcessGroup):
 
         Args:
             config: see the class.
-            learner_device: likewise.
+            learner_device: see the class.
             local: the new local worker, where this set does not make its own.
 
         Returns:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from polopt.metrics.prometheus import Metric as Metric
     from polopt.metrics.tab import Plot as Plot
     from polopt.metrics.tab import Tab as Tab
+    from polopt.optimizers.optimizer_config import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.optimizer_registry import register_optimizer as register_optimizer
-    from polopt.optimizers.policy_optimizer import OptimizerConfig as OptimizerConfig
     from polopt.optimizers.policy_optimizer import PolicyOptimizer as PolicyOptimizer
     from polopt.optimizers.scheme import scheme_config as scheme_config
     from polopt.policies.actor_critic import ActorCriticConfig as ActorCriticConfig
@@ -112,7 +112,7 @@ _MODULE_OF = {
     "IMPALA": "polopt.trainers.presets",
     "Metric": "polopt.metrics.prometheus",
     "NonFiniteError": "polopt.rollouts.workers.errors",
-    "OptimizerConfig": "polopt.optimizers.policy_optimizer",
+    "OptimizerConfig": "polopt.optimizers.optimizer_config",
     "PQN": "polopt.trainers.presets",
     "PackedGradients": "polopt.common.compression",
     "Plot": "polopt.metrics.tab",

@@ -19,11 +19,17 @@ class Halved(Callbacks):
     def __init__(self) -> None:
         self.count = 0
 
+    def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
+        episode.data["steps"] = episode.data.get("steps", 0) + 1
+
+    def on_sample_end(self, *, worker: Any, samples: Any) -> dict[str, float]:
+        return {"index": worker.index}
+
     def on_episode_end(self, *, episode: Episode, worker: Any) -> dict[str, float]:
         self.count += 1
         if self.count == 200:
             raise ValueError(f"enough in worker {worker.index}")
-        return {"half": episode.episode_len / 2}
+        return {"half": episode.data["steps"] / 2}
 
 
 def train_on(trainer: PolicyOptimizerTrainer) -> None:
@@ -39,6 +45,7 @@ def test_callbacks_run_below_gradient_workers() -> None:
     while "custom_metrics" not in block:
         block = trainer.train()["env_runners"]
     custom = block["custom_metrics"]
+    assert custom["index_max"] >= 1
     assert 4 < custom["half_min"] <= custom["half_mean"] <= custom["half_max"]
     said = r"^callback Halved.on_episode_end \(worker 1\) raised ValueError: enough in worker 1"
     with pytest.raises(CallbackError, match=said):

@@ -564,3 +564,18 @@ def test_second_signal_ends_a_stuck_run_at_once(tmp_path: Path) -> None:
     assert process.returncode == 130, out + err
     assert err == ""
     assert read_trainer_state(line_of(out.splitlines(), "checkpoint"))["training_iteration"] == 2
+
+
+def test_sweep_trains_each_preset_and_names_the_best(tmp_path: Path) -> None:
+    grid = ["preset={grid_search: [A2C, SyncPPO]}", "lr=tune.loguniform(1e-4, 1e-2)"]
+    lines = train(small(tmp_path), *grid, "stop.training_iteration=1", cwd=tmp_path)
+    assert len([line for line in lines if line.startswith("return ")]) == 2
+    folder = Path(line_of(lines, "results"))
+    results = [json.loads(file.read_text()) for file in folder.glob("*/result.json")]
+    assert {one["config"]["preset"] for one in results} == {"A2C", "SyncPPO"}
+    assert len({one["config"]["lr"] for one in results}) == 1  # a fair comparison
+    best, _, label = line_of(lines, "best").partition(" (")
+    assert Path(best, "manifest.json").is_file()
+    assert label.startswith("lr=")
+    state = read_trainer_state(Path(best))
+    assert state["config"]["optimizer"]["name"] == "sync_samples"

@@ -122,9 +122,9 @@ def test_a_free_second_run_is_another_run(
 
 
 def collected(seed: int = 5, **options: Any) -> list[np.ndarray]:
-    """The batches of an asynchronous collector, one of whose workers is killed in a recorded
-    run."""
-    batches = []
+    """The weights after each batch of an asynchronous collector. A worker of the recorded run is
+    killed."""
+    batches, killed = [], False
     with polopt.Collector(
         Drift,
         "a2c",
@@ -137,11 +137,14 @@ def collected(seed: int = 5, **options: Any) -> list[np.ndarray]:
         **options,
     ) as collector:
         for batch in collector:
-            if len(batches) == 3 and "record_to" in options:
-                os.kill(pid_of(collector.workers.remote[-1]), signal.SIGKILL)
+            up = [worker for worker in collector.workers.remote if worker.up]
+            if up and not killed and len(batches) >= 3 and "record_to" in options:
+                os.kill(pid_of(up[-1]), signal.SIGKILL)
+                killed = True
             collector.policy.learn_on_batch(batch)
             collector.update_policy_weights_()
             batches.append(collector.policy.get_weights().flat.copy())
+        assert killed == ("record_to" in options)
     return batches
 
 

@@ -135,13 +135,13 @@ def test_intensity_is_exact_across_a_restore(num_workers: int, saves: bool, tmp_
     for _ in range(9):
         optimizer.step()
     state = optimizer.get_state()
-    files, _ = optimizer.write_files(tmp_path / "replay")
+    files, _ = optimizer.buffer_files.write(tmp_path / "replay")
     assert (tmp_path / "replay").exists() == saves
 
     restored = make(rollout, seed=5, **options)
     restored.step()
     restored.set_state(state)
-    restored.read_files(tmp_path / "replay", files)
+    restored.buffer_files.read(tmp_path / "replay", files)
     second = Meter(restored)
     refilled, updates = 0 if saves else STARTS, []
     for _ in range(12):
@@ -206,7 +206,7 @@ def test_restored_run_continues_bit_for_bit(
     for _ in range(9):  # the ring has begun again
         original.step()
     state, folder = original.get_state(), tmp_path / "replay"
-    files, sums = original.write_files(folder)
+    files, sums = original.buffer_files.write(folder)
     assert set(sums) == {path.name for path in folder.iterdir()}
     untouched = copy.deepcopy(state)
     expected = go_on(original)
@@ -214,7 +214,7 @@ def test_restored_run_continues_bit_for_bit(
     restored = make(rollout, seed=99, n_step=3, **options)
     for _ in range(2):
         restored.set_state(state)
-        restored.read_files(folder, files)
+        restored.buffer_files.read(folder, files)
         assert go_on(restored) == expected
     assert state["replay"] == untouched["replay"]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 from faulty_envs import guarded
 from gymnasium import Space, spaces
@@ -21,15 +22,17 @@ from masked_env import (
     random_masks,
     sizes,
 )
-from policy_helpers import FakeEnv, every_policy
+from policy_helpers import FakeEnv, every_policy, moved
+from test_fast_cpu import LOSSES
 from torch import Tensor, nn
 from toy_envs import AUTORESET, make_policy, make_sampler
 
 from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.config import ConfigError
+from polopt.common.sample_batch import SampleBatch
 from polopt.policies.distributions.make_distribution import make_distribution
+from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.networks import masked
-from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.non_learning import (
     CallablePolicy,
     ModulePolicy,
@@ -55,6 +58,12 @@ def masked_rows(kind: str, rows: int = 64) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     masks = random_masks(ACTIONS[kind], rng, rows)
     return encoded(ACTIONS[kind], rng, masks), masks
+
+
+def sampled(policy: Policy, kind: str) -> SampleBatch:
+    """A fragment with random masks."""
+    sampler = make_sampler(guarded([lambda: Masked(kind)] * 3, "same_step"), policy, 16)
+    return policy.postprocess(sampler.sample())
 
 
 def spread(policy: Policy) -> Policy:
@@ -155,6 +164,48 @@ def test_masked_logits_have_no_gradient(name: str, kind: str) -> None:
     assert np.isfinite(policy.get_weights().flat).all()
 
 
+def check_numpy(kind: str, losses: str) -> None:
+    """A masked policy computes the gradient in NumPy that torch computes."""
+    name, options = LOSSES[losses]
+    fast, slow = (masked_policy(kind, name, fast_cpu=fast, **options) for fast in (True, False))
+    batch = sampled(slow, kind)
+    rows = slow.training_rows(slow.prepare_batch(batch))
+    assert (rows["obs"][:, slow.mask.place] == 0.0).any()
+    calls: list[Any] = []
+    fast.model.network.register_forward_hook(lambda *_: calls.append(1))
+    stats, expected = moved(fast).backward(rows), moved(slow).backward(rows)
+    assert stats == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    computed, right = fast.flat.get_grads(), slow.flat.get_grads()
+    assert np.abs(right).max() > 1e-3
+    np.testing.assert_allclose(computed, right, atol=1e-6 * max(1.0, np.abs(right).max()))
+    obs = batch.all_obs[0]
+    np.testing.assert_allclose(fast.action_params(obs), slow.action_params(obs), rtol=1e-5)
+    assert calls == []  # torch computed nothing of it
+
+
+@every_kind
+@pytest.mark.parametrize("losses", LOSSES)
+def test_closed_forms_with_a_mask_equal_torch(kind: str, losses: str) -> None:
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        check_numpy(kind, losses)
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong"),
+    [
+        ("_masked", lambda self, params, allowed: params),
+        ("_rest", lambda self, obs: np.roll(obs, 1, axis=1)[:, : obs.shape[1] - 4]),
+        ("_allowed", lambda self, obs: np.roll(obs[:, self._place], 1, axis=1) > 0.5),
+    ],
+)
+def test_wrong_mask_in_numpy_is_detected(
+    method: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NumpyMasked, method, wrong)
+    with threadpoolctl.threadpool_limits(1, user_api="blas"), pytest.raises(AssertionError):
+        check_numpy("discrete", "ppo, KL penalty")
+
+
 @every_kind
 def test_network_does_not_see_the_mask(kind: str) -> None:
     policy = spread(masked_policy(kind))
@@ -248,7 +299,7 @@ def test_masks_and_images_keep_their_values_in_normalisation() -> None:
 
 @every_mode
 def test_sampling_without_the_mask_is_wrong(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MaskedNetwork, "_masked", lambda self, params, obs: params)
+    monkeypatch.setattr(NumpyMasked, "_masked", lambda self, params, allowed: params)
     sampler = make_sampler(guarded([Masked] * 4, mode), masked_policy("discrete"), 50)
     assert sampler.sample().faults.env_faults > 10
 

@@ -207,6 +207,87 @@ def test_infos_of_an_own_vector_implementation() -> None:
     }
 
 
+# ---- steps and samples ------------------------------------------------------------------------
+
+
+class Stepping(Recording):
+    """Keeps what each step says, in the episode and for the test."""
+
+    def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
+        STEPS.append((episode, worker.config.in_evaluation))
+        episode.data.setdefault("times", []).append(episode.info["at"]["time"])
+
+
+STEPS: list[tuple[Episode, bool]] = []
+
+
+@every_mode
+@pytest.mark.parametrize("fragment", [1, 3, 40])
+def test_each_step_is_told_once_with_its_infos(mode: str, fragment: int) -> None:
+    STEPS.clear()
+    made = trainer(
+        env=Numbered, callbacks=Stepping, autoreset_mode=mode, rollout_fragment_length=fragment
+    )
+    made.train()
+    result = made.train()
+    made.stop()
+    assert len(STEPS) == result["num_env_steps_sampled_lifetime"]
+    for env_index in (0, 1):
+        own = [step for step, _ in STEPS if step.env_index == env_index]
+        number, time = 0, 0
+        for step in own:
+            time += 1
+            last = time == number + env_index + 1
+            assert (step.episode_len, step.episode_return, step.done) == (time, float(time), last)
+            assert step.terminated == (last and number % 2 == 0)
+            assert step.info == {"number": number, "index": env_index, "at": {"time": time}}
+            number, time = (number + 1, 0) if last else (number, time)
+    # The data of an episode are its own, although the next one may begin before it is told of.
+    assert len(SEEN) > 4
+    for episode, _, _ in SEEN:
+        assert episode.data["times"] == list(range(1, episode.episode_len + 1))
+
+
+def test_steps_of_an_environment_that_fails_are_of_a_new_episode() -> None:
+    class Failing(Numbered):
+        def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            if self.episode == 2 and self.time == 1:
+                self.episode += 1
+                raise OSError("broken")
+            return super().step(action)
+
+    STEPS.clear()
+    made = trainer(env=Failing, callbacks=Stepping, rollout_fragment_length=4)
+    made.train()
+    made.stop()
+    for episode, _, _ in SEEN:
+        assert len(episode.data["times"]) == episode.episode_len
+    assert all(step.episode_len == step.info["at"]["time"] for step, _ in STEPS)
+
+
+def test_evaluation_tells_its_steps() -> None:
+    STEPS.clear()
+    made = trainer(env=Numbered, callbacks=Stepping, evaluation_interval=1, evaluation_duration=2)
+    made.train()
+    made.stop()
+    assert {evaluates for _, evaluates in STEPS} == {False, True}
+
+
+class SampleRows(Callbacks):
+    def on_sample_end(self, *, worker: Any, samples: Any) -> dict[str, float]:
+        assert "advantages" in samples.columns
+        return {"rows": samples.shape[0] * samples.shape[1]}
+
+
+def test_fragments_are_given_and_their_metrics_counted() -> None:
+    made = trainer(callbacks=SampleRows, rollout_fragment_length=8)
+    block = made.train()["env_runners"]["custom_metrics"]
+    assert (block["rows_mean"], block["rows_max"]) == (16.0, 16.0)
+    sampler = made.workers.local.sampler
+    assert (sampler.ended, sampler.steps) == (None, None)  # what nothing reads is not kept
+    made.stop()
+
+
 # ---- results ----------------------------------------------------------------------------------
 
 
@@ -239,6 +320,16 @@ class Raising(Callbacks):
         raise KeyError("no such info")
 
 
+class RaisingInStep(Callbacks):
+    def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
+        raise KeyError("no such info")
+
+
+class ReturningRows(Callbacks):
+    def on_sample_end(self, *, worker: Any, samples: Any) -> Any:
+        return samples
+
+
 class RaisingOnResult(Callbacks):
     def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
         raise ValueError("no such key")
@@ -247,6 +338,8 @@ class RaisingOnResult(Callbacks):
 class RaisingAtStart(Callbacks):
     def __init__(self) -> None:
         raise OSError("no such file")
+
+    def on_episode_end(self, *, episode: Episode, worker: Any) -> None: ...
 
 
 class ReturningText(Callbacks):
@@ -260,6 +353,8 @@ class ReturningText(Callbacks):
         (Raising, r"callback Raising.on_episode_end \(worker 0\) raised KeyError"),
         (RaisingOnResult, r"callback RaisingOnResult.on_train_result \(driver\) raised ValueError"),
         (RaisingAtStart, r"callback RaisingAtStart.__init__ \(worker 0\) raised OSError"),
+        (RaisingInStep, r"callback RaisingInStep.on_episode_step \(worker 0\) raised KeyError"),
+        (ReturningRows, r"callback ReturningRows.on_sample_end \(worker 0\) returned SampleBatch"),
         (ReturningText, r"ReturningText.on_episode_end \(worker 0\) returned {'won': 'yes'}"),
     ],
 )
@@ -338,7 +433,7 @@ class Inheriting(OfRLlib):
 def test_method_that_is_not_called_is_refused(callbacks: Any) -> None:
     said = (
         "has the method 'on_episode_start', which polopt does not call. "
-        "Allowed: 'on_episode_end', 'on_train_result'"
+        "Allowed: 'on_episode_step', 'on_episode_end', 'on_sample_end', 'on_train_result'"
     )
     with pytest.raises(ConfigError, match=said):
         PolicyOptimizerTrainer({**SMALL, "callbacks": callbacks})

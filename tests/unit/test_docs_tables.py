@@ -1,4 +1,5 @@
-"""The tables of docs name tests that exist, and miss no parameter of what they compare with."""
+"""The tables of docs name tests that exist, and every parameter that they compare. Links lead to
+pages and headings that exist, and the README has a link to each page."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 from polopt.rollouts.collectors.collector_config import CollectorConfig
 
 ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 TABLES = ("collector.md", "pytorchrl.md", "faults.md")
 COLLECTOR = (ROOT / "docs" / "collector.md").read_text()
 
@@ -34,3 +36,30 @@ def test_every_parameter_of_torchrl_has_a_row() -> None:
 def test_every_option_of_collector_is_there() -> None:
     options = set(CollectorConfig.model_fields)
     assert options - set(re.findall(r"`(\w+)`", COLLECTOR)) == set()
+
+
+def prose_of(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    texts = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+        if "://" not in link:
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors_of(target), link
+
+
+def test_readme_has_a_link_to_each_page() -> None:
+    links = set(re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - links == set()

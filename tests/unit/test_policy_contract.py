@@ -22,6 +22,7 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.common.weights import Gradients
+from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.actor_critic import ActorCriticPolicy
 from polopt.policies.learning.flat_parameters import FlatParameters, Segment
@@ -31,6 +32,7 @@ from polopt.policies.minibatch_gradients import MinibatchGradients
 from polopt.policies.network_policy import NetworkPolicy
 from polopt.policies.non_learning import NonLearningPolicy
 from polopt.policies.policy import Policy
+from polopt.trainers.experiment import Experiment
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -137,6 +139,44 @@ def test_policy_may_learn_from_other_batches_and_give_no_gradients() -> None:
             ask(rows)
 
 
+class LearnsAlone(Reinforce):
+    """Has its own learning step, and no gradient for other processes."""
+
+    compute_gradients = Policy.compute_gradients
+
+    def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
+        self.apply_gradients(Reinforce.compute_gradients(self, batch))
+        return {}
+
+
+class AppliesGradients(PolicyOptimizer):
+    """A strategy of a user's, whose workers compute gradients."""
+
+    needs_gradients = True
+
+    def step(self) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("optimizer", ["async_gradients", "sync_gradients", AppliesGradients])
+def test_policy_without_gradients_is_refused_before_an_actor_starts(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray must not start"))
+    monkeypatch.setattr("polopt.trainers.trainer.make_workers", lambda *_: pytest.fail("started"))
+    config = {"env": "CartPole-v1", "optimizer": optimizer, "num_workers": 1}
+    with pytest.raises(ConfigError, match=r"does not define compute_gradients.*'sync_samples'"):
+        PolicyOptimizerTrainer({**config, "policy": LearnsAlone})
+    for policy in (Reinforce, Halves, "a2c"):
+        Experiment.parse({**config, "policy": policy}, {})
+
+
+@pytest.mark.parametrize("optimizer", ["sync_samples", "async_samples", "decentralized_allreduce"])
+def test_policy_without_gradients_fits_where_none_are_sent(optimizer: str) -> None:
+    config = {"env": "CartPole-v1", "optimizer": optimizer, "num_workers": 1}
+    assert Experiment.parse({**config, "policy": LearnsAlone}, {}).policy_class is LearnsAlone
+
+
 def halves_of(batch: SampleBatch) -> list[SampleBatch]:
     """The first environment of three, and the other two."""
     return [batch.select(np.array([0])), batch.select(np.array([1, 2]))]
@@ -198,7 +238,8 @@ ACTS = {
 #: What strategies need besides.
 LEARNS = {
     "config_class", "learns_from", "count_parameters", "make_segments", "act_as", "export_onnx",
-    "add_moments", "resting", "compute_gradients", "minibatch_gradients", "check_gradients",
+    "add_moments", "resting", "compute_gradients", "gives_gradients", "minibatch_gradients",
+    "check_gradients",
     "learn_on_batch", "apply_gradients", "apply_flat", "on_update", "set_option", "check_network",
 }  # fmt: skip
 #: What a policy has besides that acts with a network of polopt. Nothing of it is about values.

@@ -455,7 +455,40 @@ EPISODE = Episode(3, 10.0, 4, True, {"goal": 1})
 
 
 def metrics_of(cls: type) -> Any:
-    return as_polopt_callbacks(cls)().on_episode_end(episode=EPISODE, worker=Worker())
+    episode = EPISODE._replace(data={})
+    return as_polopt_callbacks(cls)().on_episode_end(episode=episode, worker=Worker())
+
+
+def test_steps_and_samples_of_a_callback() -> None:
+    class Angles(rllib.DefaultCallbacks):
+        def on_episode_step(self, *, episode, metrics_logger, env_index, **kwargs):  # type: ignore
+            episode.user_data.setdefault("angles", []).append(episode.last_info_for()["goal"])
+            metrics_logger.log_value("largest", len(episode), reduce="max")
+            assert (env_index, episode.is_done, episode.is_truncated) == (3, False, False)
+
+        def on_episode_end(self, *, episode, **kwargs):  # type: ignore
+            episode.custom_metrics["angles"] = len(episode.user_data["angles"])
+
+        def on_sample_end(self, *, samples, metrics_logger, **kwargs):  # type: ignore
+            metrics_logger.log_value("rows", len(samples))
+
+    callbacks: Any = as_polopt_callbacks(Angles)()
+    data: dict[str, Any] = {}
+    for length in (1, 2, 3):
+        step = EPISODE._replace(episode_len=length, terminated=False, done=False, data=data)
+        callbacks.on_episode_step(episode=step, worker=Worker())
+    ended = callbacks.on_episode_end(episode=EPISODE._replace(data=data), worker=Worker())
+    assert ended == {"angles": 3.0, "largest": 3.0}
+    assert callbacks.on_sample_end(samples=[1, 2], worker=Worker()) == {"rows": 2.0}
+
+    class OnlySteps(rllib.DefaultCallbacks):
+        def on_episode_step(self, *, metrics_logger, **kwargs):  # type: ignore
+            metrics_logger.log_value("x", 1.0)
+
+    callbacks = as_polopt_callbacks(OnlySteps)()
+    callbacks.on_episode_step(episode=EPISODE._replace(done=False, data=data), worker=Worker())
+    ended = callbacks.on_episode_end(episode=EPISODE._replace(data=data), worker=Worker())
+    assert ended["x"] == 1.0
 
 
 def test_callback_gets_the_arguments_that_it_has() -> None:
@@ -490,7 +523,8 @@ def test_functions_as_callbacks() -> None:
         on_train_result=None,
     )
     cls = config.to_dict()["callbacks"]
-    assert cls().on_episode_end(episode=EPISODE, worker=Worker()) == {"x": 2}
+    episode = EPISODE._replace(data={})
+    assert cls().on_episode_end(episode=episode, worker=Worker()) == {"x": 2}
     assert "on_train_result" not in vars(cls)
 
 

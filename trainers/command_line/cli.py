@@ -99,6 +99,23 @@ def train(
         Path | None,
         typer.Option(metavar="CHECKPOINT", help="Start from it, or from the newest below it."),
     ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Train each trial with N seeds: 0, 1, ..., or from seed=... on.",
+        ),
+    ] = None,
+    num_samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Draw N values of distributions, such as lr='tune.loguniform(1e-4, 1e-2)'. "
+            "lr='{grid_search: [1e-3, 1e-4]}' is a grid.",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show the output of Ray and of the workers.")
     ] = False,
@@ -118,7 +135,9 @@ def train(
 
                     gc.enable()
                     names.import_from(Path.cwd())
-                    planned = plan.plan(*_experiment(experiment, changes, restore), restore)
+                    planned = plan.plan(
+                        *_experiment(experiment, changes, restore), restore, num_samples, seeds
+                    )
                 signals.install()  # a Python file may have called `ray.init`
                 error = tune_run.run(planned, results_dir, signals, checkpoint_every, verbose)
             except Stopped:

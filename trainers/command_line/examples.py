@@ -8,7 +8,9 @@
     measured: ...                     # and the return that was measured, with the machine
 
 Only `run` and, as a rule, `config` are needed. The first limit of `stop` that is reached ends the
-run. A Python file may also define `callbacks`, a list of `ray.tune.Callback`.
+run. A Python file may also define `callbacks`, a list of `ray.tune.Callback`. `run` and options of
+`config` may be grids and distributions. See `sweep.py`. Files of RLlib's `rllib train`, with one
+experiment below its name, are accepted, too.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import yaml
 from polopt.common.config import Config, ConfigError, nearest
 from polopt.common.other_libraries import instead_of_algorithm
 from polopt.trainers.command_line.names import import_file
+from polopt.trainers.command_line.sweep import is_grid
 from polopt.trainers.presets import PRESETS
 
 _PACKAGE = "polopt.tuned_examples"
@@ -36,22 +39,27 @@ class Example(Config):
     """One experiment as a file describes it. The options of its preset are not parsed yet.
 
     Attributes:
-        run: name of a preset.
+        run: name of a preset, or a grid of presets.
         config: options of the preset.
         stop: result key to the value at which training ends.
         goal: free-form.
         measured: free-form.
         description: one line.
         callbacks: of Tune, in addition to its loggers.
+        num_samples: how often each point of the grid is trained, with other values of the
+            distributions.
+        seeds: number of seeds that each trial is trained with.
     """
 
-    run: str
+    run: Any
     config: Mapping[str, Any] = pydantic.Field(default_factory=dict)
     stop: Mapping[str, _Limit] = pydantic.Field(default_factory=dict)
     goal: Any = None
     measured: Any = None
     description: str = ""
     callbacks: Sequence[Any] = ()
+    num_samples: int = pydantic.Field(default=1, ge=1, le=100_000, strict=True)
+    seeds: int | None = pydantic.Field(default=None, ge=1, le=100_000, strict=True)
 
     aliases: ClassVar[Mapping[str, str]] = {"preset": "run"}
 
@@ -102,8 +110,8 @@ def load_example(name_or_path: str) -> Example:
 def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, dict[str, Any]]:
     """Parses `key=value` arguments. The values are YAML.
 
-    `run=...` and `stop.KEY=...` change the example (`stop.KEY=null` removes a limit). The other
-    keys change its config. A dotted key changes nested dicts.
+    `run=...` (or `preset=...`) and `stop.KEY=...` change the example (`stop.KEY=null` removes a
+    limit). The other keys change its config. A dotted key changes nested dicts.
 
     Returns:
         the changed example, and the changes to its config as a nested dict.
@@ -120,7 +128,7 @@ def apply_changes(example: Example, changes: Sequence[str]) -> tuple[Example, di
         value = read_yaml(text, f"argument {change!r}")
         if key == "stop":
             raise ConfigError(f"argument {change!r}. Allowed: stop.KEY=limit, KEY of a result")
-        if key == "run":
+        if key in ("run", "preset"):
             run = value
         elif key.startswith("stop."):
             stop[key.removeprefix("stop.")] = value
@@ -141,7 +149,9 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
+        if is_grid(value) or is_grid(old):
+            merged[key] = value
+        elif isinstance(value, Mapping) and isinstance(old, Mapping):
             merged[key] = merge(old, value)
         elif isinstance(value, Mapping) and isinstance(old, str) and key in ("optimizer", "policy"):
             merged[key] = {"name": old, **value}
@@ -165,12 +175,25 @@ def _run_python(path: Path) -> Any:
 def _example(described: Any, where: str) -> Example:
     if not isinstance(described, Mapping):
         raise ConfigError(f"{where}: got {described!r}. Allowed: a mapping with 'run' and 'config'")
+    described = _of_rllib(described)
     if not {"run", "preset"} & described.keys():
         raise ConfigError(
             f"{where}: key 'run' is missing. Allowed: the name of a preset, such as 'SyncPPO'; "
             "'config' and 'stop' stand beside it"
         )
     return Example.parse({k: v for k, v in described.items() if v is not None}, where)
+
+
+def _of_rllib(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The experiment in a file of `rllib train`: it stands below its name, and has `env` beside
+    `config`. Others as they are."""
+    inner = next(iter(described.values())) if len(described) == 1 else None
+    if not (isinstance(inner, Mapping) and "run" in inner):
+        return described
+    found = dict(inner)
+    if "env" in found:
+        found["config"] = {"env": found.pop("env"), **(found.get("config") or {})}
+    return found
 
 
 class _Loader(yaml.SafeLoader):

@@ -73,7 +73,7 @@ def named_classes(
     """Returns the classes that `--policy` and `--network` name, None without a name.
 
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: the class does not exist.
     """
     return _named_class(policy, "--policy", Policy), _named_class(network, "--network", nn.Module)
 
@@ -88,8 +88,8 @@ def _named_class(name: str | None, option: str, base: type) -> Any:
 
 def name_on_command_line(value: Any) -> str | None:
     """Returns the value of `--env` or `--network` with which `polopt evaluate` finds an environment
-    or a network class. Empty if the checkpoint is enough, None if there is no such value (a local
-    function, class or a lambda)."""
+    or a network class. Empty if the checkpoint is enough. None for a local function or class, or a
+    lambda, which no value can name."""
     if isinstance(value, str):
         return value if ":" in value else ""
     name, module = getattr(value, "__qualname__", ""), inspect.getmodule(value)

@@ -26,7 +26,7 @@ def lines(name: str) -> Iterator[str]:
     policy has of its own: for each, what it means and what is allowed.
 
     Raises:
-        ConfigError: there is no preset, optimizer or policy of that name.
+        ConfigError: no preset, optimizer or policy has that name.
     """
     options = _options(name)
     for option in [*options, *nested_options(options)]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polopt.common.config import ConfigError, canonical, nearest_of
+from polopt.common.config import ConfigError, canonical, differ, nearest_of, shown
 from polopt.common.other_libraries import instead_of_algorithm
 from polopt.metrics.optimizer_stats import OptimizerStats
 from polopt.rollouts.envs.close_env import close_env
@@ -19,6 +19,12 @@ from polopt.rollouts.ray_session import check_address, check_memory
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.examples import Example, apply_changes, load_example, merge
+from polopt.trainers.command_line.sweep import (
+    configs_to_check,
+    is_search,
+    with_searches,
+    with_seeds,
+)
 from polopt.trainers.evaluation import evaluation_config
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.presets import PRESETS
@@ -43,8 +49,9 @@ class Plan:
             experiments.
         example: as read, with the changes to its `run` and `stop`.
         preset: the class to train.
-        config: with changes, under the canonical keys.
-        experiment: the parsed config.
+        config: with changes, under the canonical keys, and with the grids and distributions of a
+            sweep.
+        experiments: the parsed configs of the trials that were checked. A sweep has several.
         restore: a complete checkpoint to start from. None: train from scratch.
     """
 
@@ -53,8 +60,18 @@ class Plan:
     example: Example
     preset: type[PolicyOptimizerTrainer]
     config: dict[str, Any]
-    experiment: Experiment
+    experiments: Sequence[Experiment]
     restore: Path | None
+
+    @property
+    def experiment(self) -> Experiment:
+        """The parsed config of the first trial."""
+        return self.experiments[0]
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether there are several trials."""
+        return self.example.num_samples > 1 or is_search(self.config)
 
 
 def ray_address() -> str:
@@ -63,7 +80,11 @@ def ray_address() -> str:
 
 
 def plan(
-    example_or_config: str | None, changes: Sequence[str], restore: Path | None = None
+    example_or_config: str | None,
+    changes: Sequence[str],
+    restore: Path | None = None,
+    num_samples: int | None = None,
+    seeds: int | None = None,
 ) -> Plan:
     """Reads, changes and checks an experiment. Starts no process.
 
@@ -71,6 +92,8 @@ def plan(
         example_or_config: see `load_example`. None: what the checkpoint `restore` has trained.
         changes: `key=value` arguments.
         restore: a checkpoint to start from, or a directory above it.
+        num_samples: see `Example`. None: as the experiment says.
+        seeds: see `Example`. None: as the experiment says.
 
     Raises:
         ConfigError: wrong config, stop condition or environment, `num_gpus` without a GPU, more
@@ -84,11 +107,19 @@ def plan(
                 "nothing to train. Allowed: a tuned example, a preset, a file, or a checkpoint to "
                 "restore"
             )
-        return plan_of_checkpoint(restore, *apply_changes(Example(run=""), changes))
+        example, config_changes = apply_changes(Example(run=""), changes)
+        return plan_of_checkpoint(restore, _repeated(example, num_samples, seeds), config_changes)
     example, config_changes = apply_changes(load_example(example_or_config), changes)
+    example = _repeated(example, num_samples, seeds)
     path = Path(example_or_config)
     folder = path.resolve().parent if path.suffix == ".py" else None
     return plan_of(path.stem, example, config_changes, restore, folder=folder)
+
+
+def _repeated(example: Example, num_samples: int | None, seeds: int | None) -> Example:
+    given = {"num_samples": num_samples, "seeds": seeds}
+    changes = {key: value for key, value in given.items() if value is not None}
+    return Example.parse({**vars(example), **changes}, "arguments") if changes else example
 
 
 def plan_of_checkpoint(restore: Path, example: Example, config_changes: Mapping[str, Any]) -> Plan:
@@ -114,12 +145,12 @@ def preset_named(name: str) -> type[PolicyOptimizerTrainer]:
     """Returns a preset by its name.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: no preset has that name.
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         instead = instead_of_algorithm(name)
         meant = f". {instead}" if instead else nearest_of(name, PRESETS)
-        raise ConfigError(f"key 'run': got {name!r}{meant}")
+        raise ConfigError(f"key 'run': got {shown(name)}{meant}")
     return PRESETS[name]
 
 
@@ -145,26 +176,55 @@ def plan_of(
     Raises:
         ConfigError, CheckpointError: see `plan`.
     """
-    trained = preset or preset_named(example.run)
-    aliases = aliases_for(merge(example.config, config_changes), trained.preset)
-    config = merge(canonical(example.config, aliases), canonical(config_changes, aliases))
-    experiment = Experiment.parse(config, trained.preset)
+    config_of_example, run = with_searches(example.config), with_searches(example.run, "run")
+    if preset is None and not isinstance(run, str):  # several presets
+        preset, config_of_example["preset"] = PolicyOptimizerTrainer, run
+    trained = preset or preset_named(run)
+    config_changes = with_searches(config_changes)
+    # The first trial tells the aliases of options.
+    _, first = next(configs_to_check(merge(config_of_example, config_changes)))
+    aliases = aliases_for(first, trained.preset)
+    config = merge(canonical(config_of_example, aliases), canonical(config_changes, aliases))
+    config = with_seeds(config, example.seeds)
     for key in example.stop:
         check_stop_key(key)
-    if ray_address() == "local":
-        experiment.learner_device()
-        check_memory(experiment.num_remote_processes)
-    else:  # the trial may run on another machine
-        check_address(ray_address())
-    worker_config = experiment.make_worker_config()
-    evaluation_config(experiment.trainer, worker_config)
+    experiments: list[Experiment] = []
+    seen: list[dict[str, Any]] = []  # what their environments and policies are made of
     if restore is not None:
         restore, state = read_or_fall_back(find_checkpoint(restore))
-        problem = _misfit(state, worker_config)
-        if problem:
+    for searched, options in configs_to_check(config):
+        try:
+            experiment = Experiment.parse(options, trained.preset)
+            experiments.append(experiment)
+            made_of = _without_rates(experiment.to_dict()) | {"seed": None}
+            if any(not differ(made_of, other) for other in seen):
+                continue
+            seen.append(made_of)
+            worker_config = _checked(experiment)
+        except ConfigError as error:
+            raise ConfigError(f"trial with {searched}: {error}" if searched else error) from None
+        if restore is not None and (problem := _misfit(state, worker_config)):
             raise CheckpointError(f"checkpoint {restore} does not fit: {problem}")
-        restore = restore.resolve()
-    return Plan(name, folder, example, trained, config, experiment, restore)
+    if ray_address() != "local":
+        check_address(ray_address())
+    restore = None if restore is None else restore.resolve()
+    return Plan(name, folder, example, trained, config, experiments, restore)
+
+
+def _without_rates(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without learning rates, discounts and so on, which change neither what environments
+    and networks are made of nor whether they fit."""
+    own = {key: _without_rates(options[key]) for key in ("optimizer", "policy") if key in options}
+    return {key: v for key, v in options.items() if not isinstance(v, float)} | own
+
+
+def _checked(experiment: Experiment) -> WorkerConfig:
+    if ray_address() == "local":  # else the trial may run on another machine
+        experiment.learner_device()
+        check_memory(experiment.num_remote_processes)
+    worker_config = experiment.make_worker_config()
+    evaluation_config(experiment.trainer, worker_config)
+    return worker_config
 
 
 def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:

@@ -7,7 +7,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,45 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
+def trial_label(trial: Any) -> str:
+    """What distinguishes a trial of Tune from the others of its sweep, such as
+    `preset=A3C seed=0`."""
+    searched = trial.evaluated_params or {}
+    values = {key.rpartition("/")[2]: value for key, value in searched.items()}
+    return " ".join(f"{key}={_short(value)}" for key, value in values.items()) or trial.trial_id
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping) and "name" in value:
+        value = value["name"]
+    if isinstance(value, type):
+        return value.__name__
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass
+class SweepTrial:
+    """How far a trial of a sweep is.
+
+    Attributes:
+        label: its values of what is searched.
+        group: the label without the seed.
+        folder: name of its directory in the results.
+        is_running: whether it has begun and not ended.
+        row: of the table, from its last result. Empty before.
+        mean_return: of its last result. NaN before.
+        steps: environment steps so far.
+    """
+
+    label: str
+    group: str
+    folder: str
+    is_running: bool = True
+    row: dict[str, str] = field(default_factory=dict)
+    mean_return: float = math.nan
+    steps: int = 0
+
+
 class Progress(tune.Callback):
     """Shows each result as one row, and each warning of polopt, here or in the trial, as one line.
 
@@ -135,17 +175,27 @@ class Progress(tune.Callback):
         title: of the table.
         limits: stop conditions.
         log_file: warnings of the trial. May not exist yet.
+        is_sweep: there are several trials. Each has one row of the table, and one line for each of
+            its results elsewhere.
 
     Attributes:
         history: of the results, for the diagnosis.
+        trials: of a sweep, by identifier, in order of their last results.
         stop_reason: why the trial ended itself, from its last result. Empty if it did not.
         stopping: text that replaces the state once a stop is requested. Empty before.
     """
 
     def __init__(
-        self, console: Console | None, title: str, limits: Mapping[str, float], log_file: Path
+        self,
+        console: Console | None,
+        title: str,
+        limits: Mapping[str, float],
+        log_file: Path,
+        is_sweep: bool = False,
     ) -> None:
-        self._arguments = (title, dict(limits), log_file)
+        self._arguments = (title, dict(limits), log_file, is_sweep)
+        self._is_sweep = is_sweep
+        self.trials: dict[str, SweepTrial] = {}
         self._console = console or Console()
         self._rows: deque[dict[str, str]] = deque(maxlen=_ROWS)
         self._share_done = math.nan
@@ -221,12 +271,39 @@ class Progress(tune.Callback):
         """Called by Tune once workers have started."""
         started = f" (started in {self._elapsed()})" if self._is_starting else ""
         self._is_starting = False
+        if self._is_sweep:
+            label = trial_label(trial)
+            group = " ".join(part for part in label.split(" ") if not part.startswith("seed="))
+            self.trials[trial.trial_id] = SweepTrial(label, group, Path(trial.local_path).name)
+            self._say_trials()
+            return
         self.say(f"training{started}; Ctrl-C stops and saves")
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Called by Tune when a trial has ended."""
+        self._end(trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Called by Tune when a trial has failed."""
+        self._end(trial)
+
+    def _end(self, trial: Any) -> None:
+        if trial.trial_id in self.trials:
+            self.trials[trial.trial_id].is_running = False
+            self._say_trials()
+
+    def _say_trials(self) -> None:
+        running = sum(trial.is_running for trial in self.trials.values())
+        ended = len(self.trials) - running
+        self.say(f"trials: {running} running, {ended} ended; Ctrl-C stops and saves")
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Called by Tune with each result."""
+        if self._is_sweep:
+            self._add(trial, result)
+            return
         self.history.add(result)
         self.stop_reason = str(result.get("stop_reason") or "")
         row = cells(result, self._arguments[1])
@@ -240,6 +317,18 @@ class Progress(tune.Callback):
         if row["return"] == _NONE:
             self._explain_missing_return(steps)
         self._look_for_learning(steps)
+
+    def _add(self, trial: Any, result: Mapping[str, Any]) -> None:
+        """Takes a result of a trial of a sweep."""
+        self.history.num_results += 1
+        shown = self.trials.pop(trial.trial_id)
+        self.trials[trial.trial_id] = shown
+        shown.row = {"trial": shown.label, **cells(result, self._arguments[1])}
+        shown.mean_return = result["env_runners"]["episode_return_mean"]
+        shown.steps = result["num_env_steps_sampled_lifetime"]
+        self._rows = deque((t.row for t in self.trials.values() if t.row), maxlen=_ROWS)
+        if self._live is None:
+            self.note(f"{shown.label}: {line(shown.row)}")
 
     def _explain_missing_return(self, steps: float) -> None:
         """Says why there is no return, at the first result and after 10 times the steps again."""
@@ -284,11 +373,13 @@ class Progress(tune.Callback):
 
     def _view(self) -> Group:
         title = Text(self._arguments[0], style="bold")
-        columns = self._rows[-1] if self._rows else COLUMNS
+        columns: Iterable[str] = COLUMNS
+        if self._rows:
+            columns = dict.fromkeys(name for row in self._rows for name in row)
         aligned = [Column(name, justify="right") for name in columns]
         table = Table(*aligned, title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
         for row in self._rows:
-            table.add_row(*row.values())
+            table.add_row(*(row.get(name, _NONE) for name in columns))
         parts: list[Any] = [table] if self._rows else [title]
         if self._rows and not math.isnan(self._share_done):
             bar = Table.grid(padding=(0, 1))

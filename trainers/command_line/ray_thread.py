@@ -17,7 +17,7 @@ _START_S = 300.0
 _END_S = 60.0
 #: Ray's processes have this time to end by themselves after `ray.shutdown`, in seconds.
 _LEFT_S = 1.0
-#: Those that are killed have this time until the kernel has ended them, in seconds.
+#: Killed processes have this time until the kernel has ended them, in seconds.
 _KILLED_S = 0.5
 
 

@@ -70,8 +70,9 @@ def rerun(
     with bad_input():
         if debug and at is None:
             raise ConfigError("--pdb without --at EVENT. Allowed: both")
+        from polopt.rollouts.workers.errors import RerunDifference
         from polopt.trainers.command_line.names import import_from, named
-        from polopt.trainers.rerun import RerunDifference, find_records
+        from polopt.trainers.rerun import find_records
         from polopt.trainers.rerun import rerun as reruns
 
         if show is not None:

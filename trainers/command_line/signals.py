@@ -113,7 +113,8 @@ class StopSignals:
 
     def leave(self) -> NoReturn:
         """Ends the process with the exit code of the signal, 128 plus its number, and without exit
-        handlers: those of Ray and of threads may wait for what the signal has interrupted."""
+        handlers. Exit handlers of Ray and of threads may wait for what the signal has
+        interrupted."""
         self.finish()
         self.kill()
         sys.stdout.flush()

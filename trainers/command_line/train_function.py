@@ -108,7 +108,8 @@ def train(
         options: options of the preset, such as `env`.
 
     Raises:
-        ConfigError: an option, a stop key or `log_dir` is wrong. Before any worker starts.
+        ConfigError: an option, a stop key or `log_dir` is wrong, or the experiment is a sweep.
+            Before any worker starts.
         CheckpointError: `restore` does not fit, or a checkpoint cannot be written.
     """
     if verbose not in (0, 1, 2):
@@ -117,6 +118,12 @@ def train(
         raise ConfigError(f"checkpoint_every: got {shown(checkpoint_every)}. Allowed: 0 or more")
     changes = with_keywords({} if config is None else config, options)
     planned = _plan(experiment, changes, stop, restore)
+    if planned.is_sweep:
+        raise ConfigError(
+            "polopt.train trains once, and the config has a grid, a distribution, seeds or "
+            "num_samples. Allowed for these: `polopt train`, or tune.Tuner(polopt.SyncPPO, "
+            "param_space=...)"
+        )
     name = f"{planned.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     folder = Path(_unused(RESULTS_DIR.expanduser() / name) if log_dir is None else log_dir)
     limits = planned.example.stop

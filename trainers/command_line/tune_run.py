@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.tune.search.basic_variant import BasicVariantGenerator
 from rich.console import Console
 
 from polopt.common.config import ConfigError
@@ -29,7 +31,7 @@ from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.command_line.names import name_on_command_line
 from polopt.trainers.command_line.output import say, say_findings
 from polopt.trainers.command_line.plan import Plan, ray_address
-from polopt.trainers.command_line.progress_table import Progress
+from polopt.trainers.command_line.progress_table import Progress, SweepTrial
 from polopt.trainers.command_line.ray_thread import ray_running
 from polopt.trainers.command_line.signals import Stopped, StopSignals
 from polopt.trainers.experiment import Experiment
@@ -44,6 +46,8 @@ _KEPT = 3
 _ENDED_ITSELF = "the trial ended itself: its last result has done=True, which a callback may set"
 #: A disk with fewer free bytes counts as full.
 _FULL_BYTES = 1 << 20
+#: Lines of a sweep's returns.
+_MOST_SHOWN = 20
 
 
 def run(
@@ -76,12 +80,14 @@ def run(
     context = RunContext(folder, Path.cwd(), planned.restore)
     limits = planned.example.stop
     stop, failure = StopWhen(limits, context.stop_file), _TrialFailure(folder)
-    title = f"{planned.name}: {planned.example.run} on {env_name(planned.experiment.rollout.env)}"
-    progress = Progress(Console(), title, limits, context.log_file)
+    is_sweep = planned.is_sweep
+    what = "several trials" if is_sweep else planned.example.run
+    title = f"{planned.name}: {what} on {env_name(planned.experiment.rollout.env)}"
+    progress = Progress(Console(), title, limits, context.log_file, is_sweep)
     config = tune.RunConfig(
         name=folder.name,
         storage_path=str(folder.parent),
-        stop=stop,
+        stop=_SweepStopper(stop, progress) if is_sweep else stop,
         callbacks=[progress, failure, TensorBoardLayout(), *planned.example.callbacks],
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=_KEPT, checkpoint_frequency=checkpoint_every, checkpoint_at_end=True
@@ -107,7 +113,10 @@ def run(
                 tune.with_parameters(planned.preset, run=context),
                 param_space=planned.config,
                 tune_config=tune.TuneConfig(
-                    trial_dirname_creator=lambda trial: f"{trial.trainable_name}_{trial.trial_id}"
+                    num_samples=planned.example.num_samples,
+                    # All seeds, and all points of a grid, have the same values of distributions.
+                    search_alg=BasicVariantGenerator(constant_grid_search=True),
+                    trial_dirname_creator=lambda trial: f"{trial.trainable_name}_{trial.trial_id}",
                 ),
                 run_config=config,
             )
@@ -117,6 +126,11 @@ def run(
 
     def report(error: str = "") -> None:
         progress.close()
+        if is_sweep:
+            if signals.number:
+                say(f"ended       {_signal_name(signals)}")
+            _report_sweep(folder, progress)
+            return
         say_findings(diagnose(progress.history.results()))
         exists, stopped = bool(progress.history.num_results or error), bool(signals.number)
         if progress.history.num_results and (stopped or not error):
@@ -138,6 +152,31 @@ def run(
     return "" if signals.number else error
 
 
+class _SweepStopper(tune.Stopper):
+    """Ends each trial of a sweep at its limit. After a request it ends the sweep once the trials
+    that were running have saved their checkpoints.
+
+    Args:
+        stop: the limits.
+        progress: knows which trials are running.
+    """
+
+    def __init__(self, stop: StopWhen, progress: Progress) -> None:
+        self._stop, self._progress = stop, progress
+        self._awaited: list[SweepTrial] | None = None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return self._stop(trial_id, result)
+
+    def stop_all(self) -> bool:
+        """Called by Tune several times a second."""
+        if not self._stop.is_requested:
+            return False
+        if self._awaited is None:
+            self._awaited = [trial for trial in self._progress.trials.values() if trial.is_running]
+        return not any(trial.is_running for trial in self._awaited)
+
+
 def _signal_name(signals: StopSignals) -> str:
     return signal.Signals(signals.number).name if signals.number else ""
 
@@ -150,7 +189,7 @@ class _TrialFailure(tune.Callback):
         folder: of the results.
 
     Attributes:
-        error: the last line of the trial's traceback. Empty if there is none.
+        error: the last line of the trial's traceback. Empty if the trial has not failed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -172,8 +211,10 @@ class _TrialFailure(tune.Callback):
         if not results.errors:
             return ""
         last = _last_line(str(results.errors[0])) or type(results.errors[0]).__name__
-        traceback = f"(traceback: {Path(results[0].path, 'error.txt')})"
-        return f"{self.with_full_disk(last)} {traceback}"
+        failed = next(one for one in map(results.__getitem__, range(len(results))) if one.error)
+        traceback = f"(traceback: {Path(failed.path, 'error.txt')})"
+        several = f"{len(results.errors)} of {len(results)} trials failed. One of them: "
+        return f"{several * (len(results) > 1)}{self.with_full_disk(last)} {traceback}"
 
     def with_full_disk(self, error: str) -> str:
         """Replaces the error of a write to a full disk, which has no path, by one that names those
@@ -206,7 +247,7 @@ def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -
     checkpoint = None
     if exists:
         say(f"results     {next(filter(Path.is_dir, folder.iterdir()), folder)}")
-        with suppress(CheckpointError):  # there is none
+        with suppress(CheckpointError):  # the run has not saved any
             checkpoint = find_checkpoint(folder)
     else:
         shutil.rmtree(folder, ignore_errors=True)
@@ -218,6 +259,36 @@ def _report(folder: Path, experiment: Experiment, exists: bool, stopped: bool) -
         say(f"next        {_next_step(best, experiment)}")
     elif stopped:
         say(f"stopped{'' if exists else ' before the first result'}; nothing was saved")
+
+
+def _report_sweep(folder: Path, progress: Progress) -> None:
+    """Prints the returns of a sweep, the best first, with one line for the seeds of a config."""
+    trials = [trial for trial in progress.trials.values() if trial.row]
+    groups: dict[str, list[SweepTrial]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.label):
+        groups.setdefault(trial.group, []).append(trial)
+    ranked = sorted(groups.items(), key=lambda group: _mean(group[1]), reverse=True)
+    for label, members in ranked[:_MOST_SHOWN]:
+        returns = ", ".join(f"{trial.mean_return:.1f}" for trial in members)
+        mean = f"{_mean(members):.1f} ({returns})" if len(members) > 1 else returns
+        say(f"return      {label or 'all seeds'}: {mean}")
+    if len(ranked) > _MOST_SHOWN:
+        say(f"            and {len(ranked) - _MOST_SHOWN} more")
+    if not trials:
+        shutil.rmtree(folder, ignore_errors=True)
+        say("stopped before the first result; nothing was saved")
+        return
+    say(f"results     {folder}")
+    best = max(trials, key=lambda trial: _mean([trial]))
+    with suppress(CheckpointError):  # there is none
+        say(f"best        {find_checkpoint(folder / best.folder)} ({best.label})")
+    say(f"next        {shlex.join([*program(), 'dashboard', str(folder)])}")
+
+
+def _mean(trials: Sequence[SweepTrial]) -> float:
+    """The mean of the last returns. Below all numbers if one has none."""
+    mean = sum(trial.mean_return for trial in trials) / len(trials)
+    return -math.inf if math.isnan(mean) else mean
 
 
 def _next_step(checkpoint: Path, experiment: Experiment) -> str:
@@ -254,14 +325,15 @@ def start_ray(planned: Plan, verbose: bool = False) -> None:
     Ray started here has at least as many logical CPUs as the trial reserves: on a small machine
     processes share CPUs instead of waiting for CPUs that never come.
     """
-    experiment = planned.experiment
     options: dict[str, Any] = {
         "address": ray_address(),
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.CRITICAL,
     }
     if ray_address() == "local":
-        needed = math.ceil(experiment.trainer.num_cpus_for_driver + experiment.remote_cpus)
+        needed = math.ceil(
+            max(one.trainer.num_cpus_for_driver + one.remote_cpus for one in planned.experiments)
+        )
         options |= {"num_cpus": max(os.cpu_count() or 1, needed), "include_dashboard": False}
     if planned.folder not in (None, Path.cwd()):  # Ray adds the current directory by itself
         paths = [str(planned.folder), *filter(None, [os.environ.get("PYTHONPATH")])]

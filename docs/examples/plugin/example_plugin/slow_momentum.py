@@ -14,8 +14,8 @@ class SlowMomentumConfig(polopt.OptimizerConfig):
     """Options of `SlowMomentum`.
 
     Attributes:
-        local_rounds: batches that each worker learns from between two averages; tau in the paper.
-        slow_momentum: share of the last move that the next one keeps; beta in the paper.
+        local_rounds: batches that each worker learns from between two averages (tau in the paper).
+        slow_momentum: share of the last move that the next one keeps (beta in the paper).
     """
 
     local_rounds: int = pydantic.Field(default=2, ge=1)

@@ -1,0 +1,213 @@
+"""Sweeps: grids, distributions and seeds in files and arguments of `polopt train`.
+
+    preset: {grid_search: [A3C, SyncPPO, DDPPO]}
+    config:
+      env: CartPole-v1
+      num_envs_per_worker: {grid_search: [4, 8]}  # all values, as in files of `rllib train`
+      lr: tune.loguniform(1e-4, 1e-2)             # a value for each trial: a function of ray.tune
+    num_samples: 3
+    seeds: 5
+
+Python files have the objects of `ray.tune` itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from ray import tune
+from ray.tune.search.sample import Categorical, Domain, Float, Integer, Quantized
+from ray.tune.search.variant_generator import generate_variants
+
+from polopt.common.config import ConfigError, nearest_of, shown
+
+#: What a text may call. Their arguments are numbers, texts and lists.
+_FUNCTIONS = (
+    "choice",
+    "grid_search",
+    "lograndint",
+    "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "uniform",
+)
+_CALL = re.compile(r"\s*tune\.(\w+)\(.*\)\s*", re.DOTALL)
+#: Points of a grid that are checked before anything starts.
+_MOST_CHECKED = 1000
+
+
+def is_grid(value: Any) -> bool:
+    """Whether a value is a grid: `{"grid_search": [...]}`, in Python `tune.grid_search([...])`."""
+    return isinstance(value, Mapping) and set(value) == {"grid_search"}
+
+
+def is_search(value: Any) -> bool:
+    """Whether a value is a grid or a distribution, or has one inside."""
+    if isinstance(value, Domain) or is_grid(value):
+        return True
+    if isinstance(value, Mapping):
+        return any(map(is_search, value.values()))
+    return isinstance(value, list | tuple) and any(map(is_search, value))
+
+
+def with_searches(value: Any, key: str = "") -> Any:
+    """Returns options with the objects of `ray.tune` in the place of texts such as
+    `tune.loguniform(1e-4, 1e-2)`.
+
+    Args:
+        value: a config, or a value of it.
+        key: of the value, for errors. Empty for a config.
+
+    Raises:
+        ConfigError: such a text, or a grid, has another form.
+    """
+    if is_grid(value):
+        values = value["grid_search"]
+        if not isinstance(values, list | tuple) or not values:
+            raise ConfigError(
+                f"key {key!r}: got grid_search {shown(values)}. Allowed: a list of values"
+            )
+        return tune.grid_search([with_searches(one, key) for one in values])
+    if isinstance(value, Mapping):
+        if set(value) == {"eval"}:  # Tune would run it
+            raise ConfigError(
+                f"key {key!r}: got {shown(value)}. polopt evaluates no code of a file. Allowed: a "
+                f"grid_search, tune.uniform(0, 1) and so on, or tune.sample_from in a Python file"
+            )
+        prefix = f"{key}." if key else ""
+        return {name: with_searches(one, f"{prefix}{name}") for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_searches(one, key) for one in value)
+    if isinstance(value, str) and (call := _CALL.fullmatch(value)):
+        return _called(call[1], value, key)
+    return value
+
+
+def _called(name: str, text: str, key: str) -> Any:
+    """What a text such as `tune.uniform(0, 1)` means. Nothing else is evaluated than literals."""
+    where = f"key {key!r}: got {text!r}"
+    if name not in _FUNCTIONS:
+        raise ConfigError(f"{where}{nearest_of(name, _FUNCTIONS)}")
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+            raise ValueError(f"it is more than one call of tune.{name}")
+        arguments = [ast.literal_eval(one) for one in call.args]
+        keywords = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+        found = getattr(tune, name)(*arguments, **keywords)
+        if isinstance(found, Domain):
+            found.sample()
+    except (ValueError, TypeError, SyntaxError, IndexError, OverflowError) as error:
+        example = "[0.001, 0.01]" if name in ("choice", "grid_search") else "1, 10"
+        problem = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{where}: {problem}. Allowed: literals as arguments, as in tune.{name}({example})"
+        ) from None
+    return with_searches(found, key)
+
+
+def with_seeds(config: Mapping[str, Any], seeds: int | None) -> dict[str, Any]:
+    """Returns a config whose trials are trained with several seeds: `seed`, or 0, and those after
+    it.
+
+    Raises:
+        ConfigError: `seed` is searched already.
+    """
+    if seeds is None:
+        return dict(config)
+    first = config.get("seed")
+    if is_search(first):
+        raise ConfigError(
+            f"key 'seed': got {shown(first)} with seeds={seeds}. Allowed: one of them"
+        )
+    if first is not None and not isinstance(first, int):
+        return dict(config)  # refused where options are parsed
+    first = first or 0
+    return {**config, "seed": tune.grid_search(list(range(first, first + seeds)))}
+
+
+def configs_to_check(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The configs of trials that a sweep may start: each point of its grids, and in the first of
+    them each choice, the smallest and the largest value of each distribution. A value of
+    `tune.sample_from` is drawn.
+
+    Returns:
+        what is searched in the config and its values there (empty if nothing is), and the config.
+    """
+    if not is_search(config):
+        yield "", dict(config)
+        return
+    probes = _probes(config)
+    yield from itertools.islice(_points(_chosen(config, {}, probes)), _MOST_CHECKED)
+    for path, values in probes.items():
+        for value in values[1:]:
+            yield next(_points(_chosen(config, {path: value}, probes)))
+
+
+def _points(space: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for searched, spec in generate_variants({"config": space}):
+        values = (f"{'.'.join(map(str, path[1:]))}={shown(v)}" for path, v in searched.items())
+        yield ", ".join(values), spec["config"]
+
+
+def _probes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], list[Any]]:
+    """Path of each distribution, and the values of it to check. Those within grids are left to
+    Tune."""
+    if isinstance(value, Domain):
+        values = _extremes(value)
+        return {path: values} if values else {}
+    if is_grid(value):
+        return {}
+    inner: Any = value.items() if isinstance(value, Mapping) else ()
+    if type(value) in (list, tuple):
+        inner = enumerate(value)
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for key, one in inner:
+        found |= _probes(one, (*path, key))
+    return found
+
+
+def _extremes(domain: Domain) -> list[Any]:
+    sampler = domain.get_sampler()
+    if isinstance(domain, Categorical):
+        return list(domain.categories)
+    if isinstance(domain, Integer):
+        reached = isinstance(sampler, Quantized)
+        return [domain.lower, domain.upper if reached else domain.upper - 1]
+    if isinstance(domain, Float):
+        if not np.isfinite([domain.lower, domain.upper]).all():
+            return [domain.sample()]
+        reached = isinstance(sampler, Quantized)
+        below = float(np.nextafter(domain.upper, -np.inf))
+        return [domain.lower, domain.upper if reached else below]
+    return []  # a function
+
+
+def _chosen(
+    value: Any,
+    chosen: Mapping[tuple[Any, ...], Any],
+    probes: Mapping[tuple[Any, ...], list[Any]],
+    path: tuple[Any, ...] = (),
+) -> Any:
+    """Options with a value in the place of each distribution: the chosen one, or the first."""
+    if path in probes:
+        return chosen.get(path, probes[path][0])
+    if is_grid(value):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _chosen(one, chosen, probes, (*path, key)) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(
+            _chosen(one, chosen, probes, (*path, index)) for index, one in enumerate(value)
+        )
+    return value
