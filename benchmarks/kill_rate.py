@@ -2,8 +2,8 @@
 
     python benchmarks/kill_rate.py [--optimizers async_gradients ...] [--transports ray socket]
 
-CartPole-v1 whose steps take `--step-ms`, as those of a simulator do, so that few cores suffice for
-three workers. Each case runs in a process of its own: a warm-up, `--seconds` without kills,
+A step of CartPole-v1 takes `--step-ms`, as long as a step of a simulator, so that few cores suffice
+for three workers. Each case runs in a process of its own: a warm-up, `--seconds` without kills,
 `--minutes` with kills, then, once all workers are up again, `--seconds` without kills. With
 `async_replay`, replay shards are killed, too. Only processes that are up are killed: where starts
 take longer than the kills' intervals, the kills take longer than `--minutes`. Checks after each

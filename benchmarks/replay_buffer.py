@@ -1,4 +1,4 @@
-"""Bytes a row and batches per processor second of replay buffers. Rows are as those of
+"""Bytes a row and batches per processor second of replay buffers. Rows are as in
 HalfCheetah-v5: 17 floats of observation and 6 of action.
 
     python benchmarks/replay_buffer.py

@@ -31,7 +31,7 @@ class Case:
         name: matched by `--only`.
         what: description.
         ours: case of `peers/polopt/run.py`.
-        opponents: peers that it is compared with.
+        opponents: the peers in the comparison.
         kind: `rate`: environment steps per second. `learn`: seconds until CartPole-v1 is solved.
         floor: goal for polopt's own rate. None: no goal.
     """

@@ -134,7 +134,7 @@ class PolicyOptimizer(ABC):
     @classmethod
     def further_processes(cls, config: Any) -> list[dict[str, float]]:
         """The resources of each process that the strategy starts besides the workers, by Ray's
-        names: `[{"CPU": 1.0}]`. A trial reserves them. By default there are none.
+        names: `[{"CPU": 1.0}]`. A trial reserves them. Empty by default.
 
         Args:
             config: an instance of `config_class`.
@@ -167,7 +167,7 @@ class PolicyOptimizer(ABC):
         Args:
             gradients: of a worker. None: it was not finite.
             lr_scale: factor on the learning rate. 0 drops the gradient, below 1 it is stale.
-            parts: the gradients of workers that it is the mean of. Empty: it is one worker's.
+            parts: the workers' gradients, if `gradients` is their mean. Empty: of one worker.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -234,7 +234,7 @@ class PolicyOptimizer(ABC):
         return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
-        """Further numbers of this strategy. The same keys from the first result on."""
+        """Further numbers of this strategy, with the same keys in every result."""
         return {}
 
     # ---- state ----------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class SACPolicy(ReplayPolicy):
 
     @property
     def target_entropy(self) -> float | None:
-        """The entropy that the temperature is tuned to. None: it is not tuned."""
+        """The entropy at which the tuned temperature holds the policy. None: it is not tuned."""
         target = self.config.target_entropy
         return -float(self.dist.action_shape[0]) if target == "auto" else target
 

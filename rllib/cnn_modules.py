@@ -18,7 +18,7 @@ _SIDES = {"encoder": "policy", "actor_encoder": "policy", "critic_encoder": "val
 
 def cnns_of(module: Any) -> dict[str, nn.Sequential]:
     """The convolutions of a module, by the trunk that they belong to: `policy`, and `value` if they
-    are not shared; empty if it has none.
+    are not shared. Empty if it has none.
 
     Raises:
         ConfigError: an LSTM follows them.

@@ -17,7 +17,7 @@ from polopt.policies import gae
 from polopt.policies.epsilon_greedy_policy import EpsilonGreedyConfig, EpsilonGreedyPolicy
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.networks.backend import as_tensor
-from polopt.policies.networks.factory import make_network
+from polopt.policies.networks.make_network import make_network
 from polopt.policies.networks.q_network import QModelConfig
 from polopt.policies.replay_policy import ReplayConfig, ReplayPolicy
 

@@ -433,9 +433,7 @@ def _check_fit(
     )
 
 
-def _misfit(
-    optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], given: type
-) -> str:
+def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], given: type) -> str:
     """Returns why the optimizer cannot use the policy, or an empty string if it can."""
     learned = policy_class.learns_from
     if given is not learned:

@@ -1,7 +1,7 @@
 """The gradients of SAC's losses in NumPy.
 
-The matrix products take as long as in torch. What is saved is the cost of autograd, and the half of
-the rows whose smaller Q-value comes from the other critic.
+The matrix products take as long as in torch. NumPy saves the cost of autograd. It also saves, in
+each critic, the rows whose smaller Q-value comes from the other critic: half of all rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SACLayers(NamedTuple):
-    """The layers of the networks of `SACPolicy`, whose weights are those of the torch modules."""
+    """The layers of `SACPolicy`'s networks. They share their weights with the torch modules."""
 
     actor: Layers
     critics: list[Layers]

@@ -3,9 +3,9 @@
     python benchmarks/peers/polopt/run.py CASE [--seconds 5] [--seed 0]
 
 Two workers, MLPs of 64x64 tanh units for policy and value. Environments are stepped one after
-another (`vectorization_mode: sync`), as those of the peers. CartPole-v1 has a faster vector
+another (`vectorization_mode: sync`), as in the peers. CartPole-v1 has a faster vector
 implementation, which polopt uses by default and `a3c-vector` uses here. Hyper-parameters that
-affect speed are those of each peer's script:
+affect speed are the same as in each peer's script:
 
 - `a3c`, `a2c`: 8 environments per worker, 20 steps. `a3c-untrained` does not learn, so that
   episodes, whose resets cost time, are as short in every run.
@@ -225,7 +225,7 @@ class SlowOfSecondWorker(gymnasium.Wrapper):
         self._longer_s = 1e-3 if worker_index == 2 else 0.0
 
     def step(self, action: Any) -> Any:
-        """As that of the environment."""
+        """Waits, then steps the environment."""
         if self._longer_s:
             time.sleep(self._longer_s)
         return super().step(action)

@@ -339,7 +339,7 @@ def pendulum_td3(seed: int, env_steps: int) -> Any:
 
 
 def mujoco_sac(env: str) -> Callable[[int, int], Any]:
-    """SAC with Zoo's settings for MuJoCo: defaults, and learning from 10,000 steps on."""
+    """SAC with Zoo's settings for MuJoCo: defaults, and learning begins after 10,000 steps."""
 
     def make(seed: int, env_steps: int) -> Any:
         envs = make_envs(env, 1, seed)
