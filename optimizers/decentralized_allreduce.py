@@ -45,7 +45,7 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
 
     Attributes:
         backend: what sums gradients. `socket`: sockets within one node, for small networks. `gloo`
-            and `nccl`: torch.distributed. `auto`: `nccl` where each worker has a GPU of its own;
+            and `nccl`: torch.distributed. `auto`: `nccl` where each worker has a GPU of its own.
             `gloo` for gradients above 1 MiB, for workers on several nodes and with
             `transport: ray`. In all other cases `socket`.
         keep_local_weights_in_sync: fetch weights to the local worker once a step. Else only when

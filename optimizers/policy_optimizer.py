@@ -61,7 +61,7 @@ class PolicyOptimizer(ABC):
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     #: What its policies learn from, as `Policy.learns_from`.
     learns_from: ClassVar[type] = SampleBatch
-    #: What they learn from with another option: the option's key and value, by what they learn from.
+    #: The key and value of an option with which they learn from something else, by what that is.
     also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
     #: Whether its policies have to define `compute_gradients`. See `Policy.gives_gradients`.
     needs_gradients: ClassVar[bool] = False

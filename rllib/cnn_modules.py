@@ -64,8 +64,10 @@ def copy_cnns(module: Any, cnns: dict[str, nn.Sequential], network: CNNNetwork) 
     height, width = network.encoder.image_size
     with torch.no_grad():
         for side, cnn in cnns.items():
-            size = height, width
-            convs = [one for one in getattr(network, f"{side}_trunk") if type(one) is nn.Conv2d]
+            size: tuple[int, ...] = (height, width)
+            convs: list[Any] = [
+                one for one in getattr(network, f"{side}_trunk") if type(one) is nn.Conv2d
+            ]
             for own, (conv, extra, _) in zip(convs, _layers(cnn), strict=True):
                 own.weight.zero_()
                 own.weight[:, :, extra:, extra:] = conv.weight

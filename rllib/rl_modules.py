@@ -68,7 +68,9 @@ def policy_of(module: Any, policy: str = "ppo") -> Policy:
     model = {name: config[name] for name in _OPTIONS if name in config}
     cnns = cnns_of(module)
     if cnns:
-        kept = {name: model[name] for name in ("free_log_std", "vf_share_layers") if name in model}
+        kept: dict[str, Any] = {
+            name: model[name] for name in ("free_log_std", "vf_share_layers") if name in model
+        }
         filters = filters_of(cnns["policy"])
         model = {**kept, "conv_filters": filters, "post_fcnet_hiddens": []}
     made: Policy = cls(
