@@ -148,8 +148,8 @@ class AsyncSamples(PolicyOptimizer):
         # Counts fragments that wait here, too. Otherwise each drain would leave more of them.
         work = {worker: self.fragments.num_of(worker) for worker in workers}
         ends_s = self._ends_s(workers)
-        # An answer that came while the driver learned is taken up to that time later, and what the
-        # worker did since then seems to have begun later.
+        # The driver notices an answer that came while it learned late, by up to `_learn_s`. So its
+        # estimate of when the worker's next fragment began is late as well: twice.
         soon_s = math.inf if bound == 0 else self.workers.clock() + 2 * self._learn_s + SOON_S
         while bound is None or ahead // size <= bound:
             free = [

@@ -452,8 +452,8 @@ def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], 
         )
     if optimizer_class.needs_gradients and not policy_class.gives_gradients():
         return (
-            "the optimizer applies gradients that workers compute, and the policy does not define "
-            "compute_gradients"
+            "the optimizer applies gradients that workers compute, and the policy defines neither "
+            "minibatch_gradients nor compute_gradients"
         )
     return ""
 

@@ -80,8 +80,8 @@ class WeightSnapshots:
     def last_for(self, worker: WorkerHandle) -> Any:
         """As `for_call`, with the last snapshot."""
         snapshot = self.last or self.take()
-        if worker.sent_weights == snapshot.number:
+        if worker.sent_snapshot == snapshot.number:
             return None
-        worker.sent_weights = snapshot.number
+        worker.sent_snapshot = snapshot.number
         self.num_bytes_sent += snapshot.weights.flat.nbytes
         return snapshot.argument

@@ -23,7 +23,7 @@ class WorkerHandle:
             driver's own process.
         channel: sends it calls.
         started_s: time of its start, of the group's clock.
-        sent_weights: serial number of the snapshot of weights last sent to it. None: none yet.
+        sent_snapshot: serial number of the snapshot of weights last sent to it. None: none yet.
         shares_weights: its policy is the one whose weights are sent, so it needs none.
         last_answer_s: time of its last answer. None before the first.
         removed: it was removed from the group or replaced. Its pending calls are dropped.
@@ -34,7 +34,7 @@ class WorkerHandle:
     index: int
     channel: Channel
     started_s: float = 0.0
-    sent_weights: int | None = None
+    sent_snapshot: int | None = None
     shares_weights: bool = False
     last_answer_s: float | None = None
     removed: bool = False
