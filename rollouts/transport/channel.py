@@ -2,9 +2,9 @@
 
     strategy -> Calls -> Channel.send(...) -> Ticket -> Transport.wait(tickets) -> Ticket.result()
 
-`Calls` knows only these classes. How a call travels, what happens to one that is too large, and
-what happens where no connection can be made, is the business of a transport. A transport over MPI
-would implement the abstract methods of this file, and nothing else.
+`Calls` knows only these classes. A transport decides how a call travels, how a call is sent that
+is too large for its connection, and what happens if no connection can be made. A transport over
+MPI would implement the abstract methods of this file, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class Message(NamedTuple):
     """One call, as a channel sends it.
 
     Attributes:
-        number: number of the call. No other call has the same one. Never 0.
-        name: name of the function, for messages to the user.
-        function: `fn(target, *args)`, where `target` is the object in the process. Cloudpickle
-            encodes it.
-        args: the further arguments. A reference (`Transport.put`) stands for its object.
-        by_reference: the answer's value stays where it is made, and the answer holds a reference.
-        version: of the driver's weights when it is sent. For records of a run.
+        number: number of the call, 1 or larger. Every call has its own number.
+        name: name of the function, for error messages.
+        function: runs as `function(target, *args)`, where `target` is the object in the process.
+            Cloudpickle encodes it.
+        args: the arguments after `target`. A reference (`Transport.put`) stands for its object.
+        by_reference: the value stays in the process that makes it, and the answer holds a reference
+            to the value.
+        version: version of the driver's weights when the call is sent. Records of a run hold it.
     """
 
     number: int
@@ -53,16 +54,16 @@ class UndecodableAnswerError(ChannelError):
 
 
 class UnsendableError(RuntimeError):
-    """The arguments of a call, or its answer, cannot be pickled. Another process would fail the
-    same."""
+    """The arguments of a call, or its answer, cannot be pickled. The call would fail in the same
+    way in every process."""
 
 
 class LostProcessError(ChannelError):
-    """Ray reports that the process of a call has died. A connection that ended without such a
-    report is a `ChannelError`.
+    """Ray reports that the process of a call has died. If a connection ends without such a report,
+    the error is a plain `ChannelError`.
 
     Attributes:
-        at_start: it died while it was being made.
+        at_start: the process died while its object was being made.
     """
 
     def __init__(self, message: str, at_start: bool = False) -> None:
@@ -83,28 +84,30 @@ class Ticket(ABC):
     """One call that was sent.
 
     Attributes:
-        reraises: `result` raises what the function raised, unchanged. Only for a function that ran
-            in the caller's own process.
+        reraises: True if the function runs in the caller's own process. `result` then raises the
+            function's exception unchanged.
     """
 
     reraises: ClassVar[bool] = False
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether there is an answer or a failure. Returns at once. It may be True before the
-        answer has reached this process. After `Transport.wait` has returned the ticket, `result`
-        returns at once, too."""
+        """Whether there is an answer or a failure. Returns at once.
+
+        This may be True before the answer has reached this process, so `result` may still wait.
+        Once `Transport.wait` has returned the ticket, `result` does not wait.
+        """
 
     @abstractmethod
     def result(self, timeout_s: float) -> Any:
         """The answer of the process.
 
         Args:
-            timeout_s: limit for fetching it.
+            timeout_s: the longest time to wait for the answer.
 
         Raises:
             LostProcessError: the process has died.
-            LostReferenceError: the object of a reference among the arguments is lost.
+            LostReferenceError: an argument was a reference whose object is lost.
             AnswerTimeoutError: the answer could not be fetched in time.
             UndecodableAnswerError: the answer cannot be unpickled.
             UnsendableError: the arguments or the value cannot be pickled.
@@ -113,12 +116,12 @@ class Ticket(ABC):
 
 
 class Started(NamedTuple):
-    """What a process tells once it has started.
+    """The first answer of a process, once it has started.
 
     Attributes:
-        pid: its process id.
-        node: where it runs: an id of the node.
-        control: path of its `ControlPage`. Empty if it could not share one.
+        pid: process id.
+        node: id of the node on which the process runs.
+        control: path of the `ControlPage` of the process. Empty if it could not share one.
     """
 
     pid: int = 0
@@ -127,7 +130,7 @@ class Started(NamedTuple):
 
 
 class Channel(ABC):
-    """The driver's end of one process, which answers calls in the order in which they are sent.
+    """The driver's connection to one process. The process answers calls in the order of sending.
 
         channel = transport.start(make_worker, (config, 1), options, "worker 1")
         ticket = channel.send(Message(number, "sample", sample, (weights,)))
@@ -135,9 +138,9 @@ class Channel(ABC):
         answer = ticket.result(60.0)
 
     Attributes:
-        name: name of the process, for messages to the user.
-        start: ticket whose answer is `Started`, once the process runs.
-        started: that answer, once `note_started` was called.
+        name: name of the process, for error messages.
+        start: the ticket of the start. Its answer is `Started`.
+        started: the answer to `start`, after `note_started` was called with it.
     """
 
     name: str
@@ -149,21 +152,22 @@ class Channel(ABC):
         """Sends a call. Does not wait for its answer.
 
         Raises:
-            TransportError: see there.
-            Exception: function or arguments cannot be pickled. Any exception.
+            TransportError: the process cannot be reached, and the config allows no other transport.
+            Exception: the function or its arguments cannot be pickled. Pickling can raise any
+                exception.
         """
 
     @abstractmethod
     def stop_early(self, number: int, keep_steps: int) -> None:
-        """Ends the fragments of a call once they have `keep_steps` steps. Does not wait. Any thread
-        may call this."""
+        """Asks the process to end the fragments of a call once they have `keep_steps` steps. Does
+        not wait. Any thread may call this."""
 
     @abstractmethod
     def silent_s(self) -> float | None:
-        """Seconds since the process last made progress. None: it cannot be told."""
+        """Seconds since the process last made progress. None if that is not known."""
 
     def note_started(self, started: Started) -> None:
-        """Takes the answer to `start`."""
+        """Keeps the answer to `start`."""
         self.started = started
 
 
@@ -172,7 +176,8 @@ class Transport(ABC):
 
     Attributes:
         name: name of the transport, as in the option `transport`.
-        clock: seconds of a monotonic clock. Everything behind `step()` reads this one.
+        clock: returns the seconds of a monotonic clock. All code that `step()` runs measures time
+            with this clock.
     """
 
     name: str
@@ -192,40 +197,41 @@ class Transport(ABC):
         Args:
             make: makes the object in the process. Calls run as `fn(object, *args)`. The object
                 needs the methods of `polopt.rollouts.workers.call_runner.CallRunner`.
-            args: its arguments.
-            options: resources of the process, as Ray's `ActorClass.options` takes them.
-            name: name of the process, for messages to the user.
+            args: the arguments of `make`.
+            options: resources of the process, in the form that Ray's `ActorClass.options` takes.
+            name: name of the process, for error messages.
         """
 
     @abstractmethod
     def remake(self, channel: Channel, args: tuple[Any, ...]) -> Ticket:
-        """Has a process replace its object by `make(*args)`. Calls that were sent before come
-        first. Returns the ticket of the new start."""
+        """Has a process replace its object by a new `make(*args)`. The process first runs the calls
+        that were sent before. Returns the ticket of the new start."""
 
     @abstractmethod
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
-        """Waits until one of several calls has ended. A function of this process's own channel runs
-        here.
+        """Waits until one of several calls has ended. A call to this process itself runs during the
+        wait.
 
         Args:
-            tickets: of each process only the oldest one: it answers in order.
-            timeout_s: limit of the wait.
+            tickets: the oldest ticket of each process. A process answers in order, so its other
+                calls cannot end earlier.
+            timeout_s: the longest wait.
 
         Returns:
-            calls that have ended, in order of arrival where that is known. Empty if the time is
-            over, or if something else has happened that the caller should look at.
+            the calls that have ended, in order of arrival where that is known. Empty if the time is
+            over, or if the caller should look at something else that has happened.
         """
 
     @abstractmethod
     def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
-        """Processes that have not started, and may wait for resources.
+        """Finds the processes that may be waiting for resources.
 
         Args:
             channels: the processes that have not started.
 
         Returns:
-            the processes that may wait for resources, and the largest number of them that does. Ray
-            counts requests only, and other programs may have made the same request.
+            the processes that may be waiting, and the largest number of them that can be. Ray only
+            counts requests, and some may come from other programs.
         """
 
     @abstractmethod
@@ -234,39 +240,41 @@ class Transport(ABC):
 
     @abstractmethod
     def put(self, value: Any) -> Any:
-        """A reference to an object, for the arguments of several calls: it is encoded once."""
+        """A reference to an object. It can be an argument of several calls, and the object is
+        encoded only once."""
 
     @abstractmethod
     def get(self, value: Any) -> Any:
-        """The object of a reference. Any other value itself.
+        """The object of a reference. A value that is not a reference is returned unchanged.
 
         Raises:
             LostReferenceError: the object is lost.
-            AnswerTimeoutError: it could not be fetched in time.
+            AnswerTimeoutError: the object could not be fetched in time.
         """
 
     @abstractmethod
     def kill(self, channel: Channel) -> None:
         """Ends a process at once, and all calls that it has not answered. Any thread may call this,
-        also of a process that has ended."""
+        also for a process that has ended already."""
 
     @abstractmethod
     def stop(self, channels: Sequence[Channel], timeout_s: float) -> None:
-        """Ends processes: their objects get `timeout_s` seconds to stop first."""
+        """Ends processes. Their objects first get `timeout_s` seconds to stop."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what this transport has opened. Processes go on, and are stopped by `stop`."""
+        """Closes everything that this transport has opened, except for the processes that `start`
+        started. Those are ended by `stop`, which comes first."""
 
     def paths(self, channels: Sequence[Channel]) -> str:
-        """How calls to these processes travel, as results report it. Several ways are separated by
-        a comma."""
+        """The transports of calls to these processes, as results report them: one name, or several
+        names with commas between them."""
         return self.name
 
 
 def is_of_signal(error: BaseException) -> bool:
-    """Whether the handler of a signal has raised an exception. It then belongs to this process, and
-    not to what this process was unpickling. Ray's handler of SIGTERM raises SystemExit."""
+    """Whether a signal handler raised an exception, as Ray's handler of SIGTERM raises SystemExit.
+    The data that this process was unpickling then did not cause it."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.Signals}
     frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     return isinstance(error, KeyboardInterrupt) or not frames.isdisjoint(handlers)

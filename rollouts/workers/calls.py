@@ -1,4 +1,4 @@
-"""`Calls`: the mailbox of a strategy. Calls that are pending, and replies that were not taken."""
+"""`Calls`: the mailbox of a strategy. It holds pending calls, and replies not taken yet."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.supervisor import Pending, Supervisor, Work
 from polopt.rollouts.workers.worker_handle import Seat, WorkerHandle
 
-#: What becomes of the work of a worker that fails: it is sent to its replacement once that is up,
-#: or to the other workers, or it is lost.
+#: What happens to the work of a worker that fails. `send again`: the worker's replacement gets it,
+#: once that is up. `reassign`: the other workers get it. `drop`: it is lost.
 AfterFailure = Literal["send again", "reassign", "drop"]
 
-#: Longest wait while workers are starting, between checks of them.
+#: While workers are starting, they are checked at least this often.
 START_CHECK_S = 1.0
 
 
@@ -34,14 +34,14 @@ class _Weights:
         return "WEIGHTS"
 
 
-#: As an argument of a call: the policy's weights at the moment when the call is sent to a worker
-#: that is up. None if the worker has them already.
+#: Stands for the policy's weights among the arguments of a call. It is replaced when the call is
+#: sent to a worker that is up: by the weights of that moment, or None if the worker has them.
 WEIGHTS: Any = _Weights()
 
 
 class CallsLostError(RuntimeError):
-    """The last calls that were pending have failed, and are not sent again. `ProcessGroup.up` waits
-    for the replacements of their processes, which can be given other work."""
+    """Every pending call has failed, and none of them is sent again. To go on, call
+    `ProcessGroup.up`, which waits for the replacements of the processes, and send new work."""
 
 
 class CallsInterrupted(RuntimeError):
@@ -49,14 +49,14 @@ class CallsInterrupted(RuntimeError):
 
 
 class Reply(NamedTuple):
-    """What came back for one call.
+    """The reply to one call: the value, or why the call has failed.
 
     Attributes:
         worker: the worker that was called. After a failure its process is no longer used, and
-            another one is starting, except where the kind of the failure is `reference`.
+            another one is starting. Only after a failure of kind `reference` the worker goes on.
         value: return value of the function, or a reference to it. None after a failure.
         tag: the tag given to `send`.
-        counts: what the call has counted.
+        counts: the steps, episodes, times and faults that the worker counted during the call.
         order: see `Work`.
         failure: why the call has failed. None after success.
     """
@@ -70,7 +70,7 @@ class Reply(NamedTuple):
 
 
 class Calls:
-    """Calls of processes that are pending, and replies that have not been taken.
+    """Sends calls to processes, waits for them, and keeps the replies until they are taken.
 
         self.calls.fill(compute_gradient, self.workers.up())    # each worker has a call
         reply = self.calls.first()                              # the first to arrive, counted
@@ -78,28 +78,31 @@ class Calls:
         self.calls.fill(compute_gradient, [reply.worker])       # that worker gets another one
 
     `fill` keeps workers supplied with calls. `first` and `all` take replies. A worker answers its
-    calls in order. Work for a worker that is not up waits here until it is. A `Supervisor` decides
-    when a worker has failed. It is replaced then, and its work is handled by `after_failure`. Calls
-    of removed workers are dropped or reassigned.
+    calls in order. Work for a worker that is not up waits here until the worker is up.
+
+    A `Supervisor` decides when a worker has failed. The worker is then replaced, and
+    `after_failure` says what happens to its work. Calls of a worker that the user removes are
+    dropped or reassigned.
 
     One thread sends and waits. Other threads may call `stop_early`, `interrupt`, `kill_busy` and
     `pending`.
 
     Args:
-        workers: the processes that are called. See also `include`.
-        owner: strategy or other owner, for messages.
-        count: adds the counts of a reply, when it is taken or has failed.
-        weights: has what replaces `WEIGHTS`: `for_call(worker)` and `version`. By default the
-            weights of `workers`, which a group of other processes does not have.
-        per_worker: most calls that a worker has at once. Further ones wait here.
+        workers: the processes that are called. `include` adds another group.
+        owner: name of the strategy or other owner, for error messages.
+        count: called with each reply that is taken or has failed, to add its counts.
+        weights: provides the value of `WEIGHTS`, as `for_call(worker)`, and its `version`. By
+            default the `weights` of the group. A `WorkerSet` has them, other groups do not.
+        per_worker: the largest number of calls that a worker has at once. Further calls wait here.
         after_failure: see `AfterFailure`.
         check: see `Supervisor`.
         is_work: see `Supervisor`.
 
     Attributes:
-        per_worker: most calls that a worker has at once. May be changed while nothing is pending.
-        load: number of calls that were pending when a call ended, including that call.
-        interrupted: `next` raises `CallsInterrupted`.
+        per_worker: the largest number of calls that a worker has at once. May be changed while
+            nothing is pending.
+        load: the number of calls that were pending when a call ended, including that call.
+        interrupted: if True, every wait raises `CallsInterrupted`.
     """
 
     def __init__(
@@ -131,11 +134,11 @@ class Calls:
         self.interrupted = False
 
     def include(self, group: ProcessGroup) -> None:
-        """Has one wait for the processes of this group, too: `first` is the first reply of any
-        process. The groups must share a transport.
+        """Adds a group of processes that can be called. `first` then returns the first reply of
+        any process of any group. The groups must share a transport.
 
         Raises:
-            ValueError: they have another transport, or are called the same in messages.
+            ValueError: the group has another transport, or the same name as an earlier group.
         """
         if group.transport is not self._workers.transport or group.who in self._groups:
             raise ValueError(
@@ -149,8 +152,8 @@ class Calls:
 
     @property
     def check(self) -> Callable[[Any], None] | None:
-        """Raises an exception for a value that the owner cannot use. May be set while nothing is
-        pending."""
+        """A function that raises an exception for a value that the owner cannot use. May be set
+        while nothing is pending."""
         return self._supervisor.check
 
     @check.setter
@@ -160,13 +163,13 @@ class Calls:
     # ---- sending --------------------------------------------------------------------------------
 
     def fill(self, fn: Function, workers: Sequence[WorkerHandle], *args: Any) -> None:
-        """Has each worker run `fn(worker, weights, *args)`, as often as it may have calls at once.
+        """Sends calls of `fn(worker, weights, *args)` until each worker has `per_worker` calls.
 
         `weights` are the policy's `Weights` at the moment of sending, None if the worker has them.
 
         Args:
-            fn: encoded by cloudpickle each time: an importable function by its name, others by
-                value.
+            fn: the function. Cloudpickle encodes it for each call: an importable function by its
+                name, any other function by value.
             workers: workers that are up, such as `workers.up()` and `reply.worker`.
             args: further arguments.
 
@@ -186,18 +189,18 @@ class Calls:
         timeout_s: float | None = None,
         by_reference: bool = False,
     ) -> None:
-        """Has a worker run `fn(worker, *args)`, once it is up and has fewer than `per_worker`
-        calls.
+        """Has a worker run `fn(worker, *args)`. The call is sent once the worker is up and has
+        fewer than `per_worker` calls.
 
         Args:
             worker: a remote worker, or `WorkerSet.here`.
             fn: see `fill`.
-            args: arguments. `WEIGHTS` stands for the policy's weights, and a reference, such as the
-                value of a reply to a call `by_reference`, for its object.
-            tag: returned with the reply.
-            timeout_s: time limit without progress. None: `worker_timeout_s`.
-            by_reference: the value stays in the worker's process, and the reply has a reference to
-                it, which can be an argument of another call.
+            args: arguments. `WEIGHTS` stands for the policy's weights. A reference stands for its
+                object. The value of a reply to a call with `by_reference` is such a reference.
+            tag: any value. The reply carries it.
+            timeout_s: seconds that the call may take without progress. None: `worker_timeout_s`.
+            by_reference: leave the value in the worker's process. The reply has a reference to
+                the value, which can be an argument of another call.
 
         Raises:
             FunctionError: function or arguments cannot be pickled.
@@ -208,10 +211,10 @@ class Calls:
         self._send_backlog(worker)
 
     def _send_backlog(self, worker: WorkerHandle) -> None:
-        """Sends the work that waits for this worker, as far as it may have calls."""
+        """Sends the work that waits for this worker, until the worker has `per_worker` calls."""
         backlog = self._backlog.get(worker.seat)
         if worker.removed or self.interrupted:
-            self._changes = self._dropped = -1  # work that waits here is to be looked at again
+            self._changes = self._dropped = -1  # so that the waiting work is looked at again
             return
         if not worker.up:
             return
@@ -245,21 +248,22 @@ class Calls:
     def first(
         self, may_take: Callable[[Reply], bool] = lambda _: True, count: bool = True
     ) -> Reply:
-        """The first reply to arrive that may be taken. Workers that fail meanwhile are replaced.
+        """Waits for the first reply that may be taken, and returns it. Workers that fail during
+        the wait are replaced.
 
         Args:
-            may_take: asked for each reply that has arrived, again after each further arrival. A
-                reply that may not be taken yet is kept.
-            count: add its counts now. False: the caller does so by `count`.
+            may_take: decides whether a reply may be taken now. It is asked about every reply that
+                is kept, after each arrival. A reply that may not be taken yet stays kept.
+            count: add the counts of the reply now. False: the caller does so with `Calls.count`.
 
         Raises:
-            CallsLostError: all that was pending has failed, and is not sent again: because of the
-                rule `drop`, or because its argument is lost.
-            RuntimeError: nothing is pending: the wait would never end.
-            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: another worker would
-                fail the same.
+            CallsLostError: every pending call has failed, and none is sent again. Either the rule
+                is `drop`, or an argument of the call is lost.
+            RuntimeError: nothing is pending, so the wait would never end.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: a call failed in a
+                way in which it would fail in any worker.
             WorkersFailedError: workers keep failing.
-            CallsInterrupted: see `interrupt`.
+            CallsInterrupted: `interrupt` was called.
         """
         failure: WorkerFailure | None = None
         while True:
@@ -281,15 +285,18 @@ class Calls:
     def all(
         self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
     ) -> list[Reply]:
-        """All replies, counted, once nothing is pending: in order of the worker that the work was
-        first sent to, so that results do not depend on the order of arrival.
+        """Waits until nothing is pending, and returns and counts all replies.
+
+        Replies are in order of the index of the worker that their work was first sent to, so
+        results do not depend on the order of arrival.
 
         Args:
-            stragglers: ends the last calls early. None: waits for all.
-            steps: T of the fragment that a call samples, for stragglers.
+            stragglers: ends the last calls early. None: every call runs to its end.
+            steps: returns T of the fragment that a call samples. Only `stragglers` needs it.
 
         Raises:
-            see `first`.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError, WorkersFailedError,
+                CallsInterrupted: see `first`.
         """
         self.wait(stragglers, steps)
         replies = sorted(self._kept, key=lambda reply: reply.order)
@@ -300,7 +307,8 @@ class Calls:
     def wait(
         self, stragglers: Stragglers | None = None, steps: Callable[[Work], int] = lambda _: 1
     ) -> None:
-        """Waits until nothing is pending, and keeps the replies. Arguments and errors as `all`."""
+        """Waits until nothing is pending, and keeps the replies. Takes the arguments of `all`, and
+        raises the same errors."""
         busy = {worker.seat for worker in self._queues} | set(self._backlog)
         num_workers = len({reply.worker.seat for reply in self._kept} | busy)
         while self.num_pending:
@@ -312,14 +320,16 @@ class Calls:
                 break
 
     def next(self, count: bool = True) -> Reply:
-        """The next call to end, in success or failure, at the latest at its deadline. A worker that
-        has failed is being replaced already.
+        """Waits for the next call to end, and returns its reply. A call ends with a value, with a
+        failure, or at its deadline. The replacement of a worker that failed is starting already.
 
         Args:
-            count: add its counts now. False: the caller does so by `count`.
+            count: add the counts of the reply now. False: the caller does so with `Calls.count`.
 
         Raises:
-            see `first`.
+            RuntimeError: nothing is pending, so the wait would never end.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError, WorkersFailedError,
+                CallsInterrupted: see `first`.
         """
         reply = self._next_within(math.inf)
         if reply is None:
@@ -329,11 +339,12 @@ class Calls:
         return reply
 
     def receive(self) -> None:
-        """Waits for the next call to end, and keeps its reply. Errors as `first`."""
+        """Waits for the next call to end, and keeps its reply. Raises the errors of `next`."""
         self._keep(self.next(count=False))
 
     def receive_ended(self) -> None:
-        """Keeps the replies of calls that have ended already. Does not wait. Errors as `first`."""
+        """Keeps the replies of calls that have ended already, without a wait. Raises the errors of
+        `all`."""
         while self._queues or self._backlog:
             reply = self._next_within(0.0)
             if reply is None:
@@ -348,7 +359,8 @@ class Calls:
             pass
 
     def discard(self) -> None:
-        """Ends everything that is pending early and drops it, and what is kept."""
+        """Ends all pending calls early, waits for them, and drops their replies and the kept ones.
+        Work that was not sent yet is dropped, too."""
         self._drop_removed()
         self._backlog.clear()
         self._lost.clear()
@@ -357,7 +369,7 @@ class Calls:
         self._kept.clear()
 
     def clear(self) -> None:
-        """Drops everything that is pending or kept. Results are lost."""
+        """Drops everything that is pending or kept, without a wait. The results are lost."""
         self._queues.clear()
         self._backlog.clear()
         self._lost.clear()
@@ -366,8 +378,8 @@ class Calls:
         self._supervisor.check_s = math.inf
 
     def count(self, replies: Sequence[Reply]) -> None:
-        """Adds the counts of replies, in this order, each once: to the faults of the workers, and
-        to what the owner counts."""
+        """Adds the counts of these replies, in this order: to the faults of the workers, and to the
+        owner's counters. Each reply must be counted once."""
         for reply in replies:
             self._groups[reply.worker.who].faults.add(reply.worker.index, reply.counts)
             if self._count is not None:
@@ -377,7 +389,7 @@ class Calls:
 
     @property
     def num_pending(self) -> int:
-        """Number of calls that were sent or wait here to be sent, and have not been answered."""
+        """The number of calls that have no answer yet, whether they were sent or wait here."""
         self._drop_removed()
         sent = sum(len(queue) for queue in self._queues.values())
         return sent + sum(len(works) for works in self._backlog.values()) + len(self._lost)
@@ -397,11 +409,11 @@ class Calls:
         return len(self._queues.get(worker, ()))
 
     def num_work_of(self, worker: WorkerHandle) -> int:
-        """Number of calls of a worker that are pending, sent or not."""
+        """Number of calls of a worker that have no answer yet, whether they were sent or not."""
         return self.num_calls_of(worker) + len(self._backlog.get(worker.seat, ()))
 
     def pending_work(self) -> list[Work]:
-        """All that is pending, sent or not."""
+        """The work of all calls that have no answer yet, whether they were sent or not."""
         self._drop_removed()
         sent = [call.work for call in self.pending()] + [work for _, work in self._lost]
         return sent + [work for backlog in self._backlog.values() for work in backlog]
@@ -435,7 +447,7 @@ class Calls:
             call.worker.channel.stop_early(call.number, 1)
 
     def kill_busy(self) -> None:
-        """Kills the workers with pending calls, which do not answer. They are replaced when waiting
+        """Kills the workers that have not answered their calls. They are replaced when waiting
         continues."""
         for worker in {call.worker for call in self.pending() if not call.ticket.reraises}:
             self._workers.transport.kill(worker.channel)
@@ -443,8 +455,8 @@ class Calls:
     # ---- waiting --------------------------------------------------------------------------------
 
     def _receive_any(self) -> bool:
-        """As `receive`, but returns False if nothing is pending any more, because workers were
-        removed."""
+        """Waits for the next call to end, keeps its reply, and returns True. Returns False if
+        nothing is pending any more, because workers were removed."""
         reply = self._next_within(math.inf)
         if reply is not None:
             self._keep(reply)
@@ -455,8 +467,8 @@ class Calls:
             self._kept.append(reply)
 
     def _next_within(self, duration_s: float) -> Reply | None:
-        """As `next(count=False)`, but None if no call ends within `duration_s` seconds, or none is
-        pending."""
+        """The reply of the next call to end, not counted. None if no call ends within `duration_s`
+        seconds, or if nothing is pending."""
         workers, supervisor = self._workers, self._supervisor
         until_s, looked = workers.clock() + duration_s, False
         while True:
@@ -467,7 +479,7 @@ class Calls:
             while self._ended:
                 call = self._ended.popleft()
                 queue = self._queues.get(call.worker)
-                if queue and queue[0] is call:  # else it was dropped
+                if queue and queue[0] is call:  # otherwise the call was dropped meanwhile
                     return self._arrive(call)
             now_s = workers.clock()
             if now_s >= supervisor.check_s:
@@ -511,8 +523,8 @@ class Calls:
                     self._send_backlog(worker)
 
     def _drop_removed(self) -> None:
-        """Drops the calls of workers that were removed or replaced, and keeps the work that is to
-        be sent again or reassigned."""
+        """Drops the calls of workers that were removed or replaced. Their work is kept if
+        `after_failure` says that it is sent again or reassigned."""
         if self._dropped == self._num_changes():
             return
         self._dropped = self._num_changes()
@@ -531,14 +543,14 @@ class Calls:
                     self._backlog.setdefault(seat, deque()).appendleft(work)
 
     def _drop(self, worker: WorkerHandle) -> list[Work]:
-        """Drops the calls of a worker that were sent. Returns them."""
+        """Forgets the calls that were sent to a worker. Returns their work."""
         return [call.work for call in self._queues.pop(worker, ())]
 
     # ---- arrival --------------------------------------------------------------------------------
 
     def _arrive(self, call: Pending) -> Reply:
-        """The reply of the oldest call of a worker, which has ended. Every reply comes through
-        here, in the order in which it is taken."""
+        """Makes the reply of a call that has ended, the oldest of its worker. Every reply is made
+        here."""
         worker, work = call.worker, call.work
         try:
             answer = self._supervisor.judge(call)
@@ -562,19 +574,20 @@ class Calls:
         return Reply(worker, answer.value, work.tag, answer.record, work.order)
 
     def _end(self, call: Pending) -> None:
-        """Removes the oldest call of a worker from what is pending. Other workers come first next:
-        a transport that does not know the order of arrival looks at calls in this order."""
+        """Removes the oldest call of a worker from the pending ones, and puts this worker behind
+        all others. A transport that does not know the order of arrival looks at calls in the order
+        of the workers here, so every worker gets its turn."""
         queue = self._queues[call.worker]
         queue.popleft()
         if not queue:
             del self._queues[call.worker]
-        else:  # in one assignment: other threads look at all pending calls
+        else:  # one assignment, because other threads read the pending calls at any time
             others = {worker: own for worker, own in self._queues.items() if own is not queue}
             self._queues = {**others, call.worker: queue}
 
     def _lose(self, call: Pending, failure: WorkerFailure) -> Reply:
-        """Drops a call whose argument is lost, whatever the rule: another worker would not find the
-        argument either. The worker goes on."""
+        """Drops a call whose argument is lost, under every rule of `after_failure`: no other worker
+        would find the argument. The worker itself goes on."""
         worker, work = call.worker, call.work
         self._groups[worker.who].faults.lost_argument(failure)
         worker.sent_weights = None  # the function did not run, so it took over no weights
@@ -584,7 +597,7 @@ class Calls:
         return Reply(worker, None, work.tag, Record(), work.order, failure)
 
     def _fail(self, call: Pending, failure: WorkerFailure, counts: Record | None = None) -> Reply:
-        """Replaces a worker that has failed, and handles its work by the rule."""
+        """Replaces a worker that has failed, and does with its work what `after_failure` says."""
         worker, work = call.worker, call.work
         if counts is not None:
             self.count([Reply(worker, None, work.tag, counts, work.order, failure)])
@@ -604,8 +617,7 @@ class Calls:
         return Reply(worker, None, work.tag, counts or Record(), work.order, failure)
 
     def _reassign(self, who: str, lost: Sequence[Work]) -> None:
-        """Each piece of work goes to the worker of its group with the fewest that are left to
-        do."""
+        """Gives each piece of work to the worker of the group that has the fewest calls to do."""
         workers = {worker.index: worker for worker in self._groups[who].up()}
         self._changes = self._num_changes()
         left = {index: self.num_work_of(worker) for index, worker in workers.items()}

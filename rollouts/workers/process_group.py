@@ -1,4 +1,4 @@
-"""`ProcessGroup`: processes that run calls: who belongs to it, who is up, who replaces whom."""
+"""`ProcessGroup`: starts processes that run calls, replaces those that fail, and stops them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from polopt.rollouts.workers.fault_log import FaultLog, WorkerFailure
 from polopt.rollouts.workers.start_up import CHECK_INTERVAL_S, StartUp
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
-#: Time for a process to stop what it has opened, before it is killed.
+#: Time that a process gets to close what it has opened. It is killed after that.
 STOP_TIMEOUT_S = 1.0
 
 
 class ProcessGroup(ABC):
-    """Processes of one kind, each of which runs calls on an object.
+    """Processes of one kind. Each process holds an object, and runs calls on it.
 
-    A process that starts is up once it has answered that, and has run its set-up calls. Only
-    processes that are up are given work. One that fails is replaced by another with the same index.
-    A subclass says how a process starts:
+    A process is up once it has reported its start and has run its set-up calls. Only processes that
+    are up are given work. A process that fails is replaced by another with the same index. A
+    subclass says how a process starts:
 
         class Shards(ProcessGroup):
             def _start_process(self, index):
@@ -45,21 +45,23 @@ class ProcessGroup(ABC):
     Args:
         transport: starts processes, and carries their calls. Several groups may share one.
         options: time limits, limits of failures, and resources of one process.
-        who: what a process is called in messages.
+        who: the noun for a process in error messages, such as `worker`.
         meanwhile: see `StartUp`.
 
     Attributes:
-        remote: the processes, in order of index. Indices count from 1, and the index of a removed
-            one is not used again.
-        starting: ticket of the start, or of the set-up call, of each process that is not up.
-        changes: number of times that a process came up, was replaced or removed.
-        started: the run has begun: once, as many processes were up as it needs. From then on, one
-            is enough.
-        faults: failures, and faults in what processes have answered.
-        restart_counts: by index, how often a process was replaced. 0 where missing.
+        remote: the processes, in order of index. Indices count from 1. The index of a removed
+            process is not used again.
+        starting: the processes that are not up, by the ticket of the start or set-up call that each
+            of them still has to answer.
+        changes: how many times a process came up, was replaced, or was removed.
+        started: True once as many processes have been up as the run needs to begin. From then on,
+            the run goes on with one process.
+        faults: the log of failures, and of faults in the answers of processes.
+        restart_counts: how often a process was replaced, by index. A missing index means 0.
     """
 
-    #: Where `WEIGHTS` comes from in calls to these processes. None: they take none.
+    #: Provides the weights that replace `WEIGHTS` in calls to these processes. None: calls to them
+    #: cannot use `WEIGHTS`.
     weights: Any = None
 
     def __init__(
@@ -77,8 +79,8 @@ class ProcessGroup(ABC):
         self.faults = self._new_faults()
         self._start_up = StartUp(who, meanwhile, transport)
         self._last_index = 0
-        # Calls of two processes must not have the same number: a gradient worker runs calls of the
-        # driver, and makes calls of its own.
+        # The first number is random, because a gradient worker runs calls of the driver and makes
+        # calls of its own, and no two of these calls may have the same number.
         self._call_numbers = itertools.count(1 + secrets.randbits(48))
 
     def _new_faults(self) -> FaultLog:
@@ -92,19 +94,19 @@ class ProcessGroup(ABC):
 
     @property
     def members(self) -> list[WorkerHandle]:
-        """All that can be called, in order of index."""
+        """All processes that can be called, in order of index."""
         return self.remote
 
     def note_answer(self, worker: WorkerHandle, record: Record) -> None:
-        """Takes from the record of a call what the group keeps of a process."""
+        """Called with the record of each answer. A subclass keeps the parts that it needs later."""
         return
 
     def place_of(self, worker: WorkerHandle) -> str:
-        """What messages about a call of a process say of it."""
+        """Names a process, for error messages about its calls."""
         return f"{self.who} {worker.index}"
 
     def describe_hang(self) -> str:
-        """What messages about a process that hangs say of the limit."""
+        """Names the time limit, for the message about a hang."""
         return f"worker_timeout_s={self.options.worker_timeout_s:g}"
 
     def next_call_number(self) -> int:
@@ -131,14 +133,15 @@ class ProcessGroup(ABC):
         return min(self.options.min_workers or len(self.remote), len(self.remote))
 
     def enough_up(self) -> bool:
-        """Whether enough processes are up for the run to begin, or to go on (one)."""
+        """Whether enough processes are up. To begin, the run needs `num_needed`. To go on, it needs
+        one."""
         return sum(w.up for w in self.remote) >= (1 if self.started else self.num_needed)
 
     def up(self) -> list[WorkerHandle]:
         """The processes that can be given work, in order of index.
 
-        The first call waits until enough are up for the run to begin. Later calls wait only if none
-        is up.
+        The first call waits until enough processes are up for the run to begin. Later calls wait
+        only while all processes are down.
 
         Raises:
             WorkersFailedError: processes keep failing, or all were removed.
@@ -154,7 +157,8 @@ class ProcessGroup(ABC):
             self.take_started(CHECK_INTERVAL_S)
 
     def take_started(self, timeout_s: float) -> None:
-        """Takes note of processes that have started or failed to. Waits for the first."""
+        """Notes which processes have started, and replaces those that failed to start. Waits up to
+        `timeout_s` seconds for the first of them."""
         while self.starting:
             ended = self.transport.wait(list(self.starting), timeout_s)
             for ticket in ended:
@@ -165,7 +169,8 @@ class ProcessGroup(ABC):
         self.check_starting()
 
     def note_started(self, ticket: Ticket) -> None:
-        """Takes the answer of a process that has started, or to its set-up call."""
+        """Takes the answer to the start or set-up call of a process. Sends the next set-up call. If
+        none is left, the process is up."""
         worker = self.starting.pop(ticket)
         if worker.removed:
             return
@@ -174,7 +179,7 @@ class ProcessGroup(ABC):
         except ChannelError as error:
             self.replace(worker, failure_of(worker.index, error))
             return
-        except Exception as error:  # what making or remaking it raised
+        except Exception as error:  # `make` of the process can raise anything
             self.replace(worker, WorkerFailure("exception", worker.index, str(error)))
             return
         problem = answer.error if isinstance(answer, Answer) else None
@@ -197,7 +202,7 @@ class ProcessGroup(ABC):
 
     def check_starting(self) -> None:
         """Replaces processes that take too long to start. See `StartUp`."""
-        PROGRESS.note()  # a process that waits for a start does not hang: the start has a limit
+        PROGRESS.note()  # this process does not hang while it waits: a start has its own limit
         starting = [worker for worker in self.starting.values() if not worker.removed]
         for worker, why in self._start_up.overdue(starting, self.options, self.enough_up()):
             self.replace(worker, WorkerFailure("hang", worker.index, why))
@@ -214,15 +219,16 @@ class ProcessGroup(ABC):
         self.starting = {ticket: one for ticket, one in self.starting.items() if one is not worker}
 
     def replace(self, worker: WorkerHandle, failure: WorkerFailure) -> WorkerHandle | None:
-        """Kills a failed process and starts another with the same index. Does not wait for it.
+        """Kills a failed process and starts another with the same index. Does not wait for the
+        replacement.
 
         Returns:
-            the replacement. None if the process was removed before, or is given up because it fails
-            again and again while others succeed.
+            the replacement. None if the process was removed before, or if it is given up because it
+            fails again and again while others succeed.
 
         Raises:
-            WorkersFailedError: after too many consecutive failures, of all processes, or of one
-                without which there are too few.
+            WorkersFailedError: there were too many consecutive failures. Either all processes fail,
+                or one fails that the run needs (`min_workers`).
         """
         if worker.removed:
             return None
@@ -247,12 +253,12 @@ class ProcessGroup(ABC):
                 self.transport.kill(worker.channel)
 
     def stats(self) -> dict[str, Any]:
-        """For the `fault_tolerance/` result keys."""
+        """The values of the `fault_tolerance/` result keys."""
         up = sum(worker.up for worker in self.remote)
         return {"num_healthy_workers": up, **self.faults.stats()}
 
     def stop(self) -> None:
-        """Stops all processes. Whoever has opened the transport closes it after that."""
+        """Stops all processes. The transport stays open."""
         for worker in self.remote:
             self._retire(worker)
         self._stop_processes(self.remote)
@@ -260,7 +266,7 @@ class ProcessGroup(ABC):
 
 
 def failure_of(index: int, error: ChannelError) -> WorkerFailure:
-    """The failure of a process that gave no answer."""
+    """The failure of a process, from the error of a call that got no usable answer."""
     if isinstance(error, UndecodableAnswerError):
         return WorkerFailure("exception", index, f"its answer cannot be unpickled: {error}")
     if isinstance(error, AnswerTimeoutError):

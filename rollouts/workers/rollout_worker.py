@@ -1,4 +1,4 @@
-"""`RolloutWorker`: environments and a copy of the policy."""
+"""`RolloutWorker`: the object in a worker's process, with environments and a copy of the policy."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.rollouts.workers.errors import InARow
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
-#: Least interval at which replies carry the running statistics of environments, and the use of
-#: processors, memory and GPUs.
+#: Replies carry the running statistics of environments, and the use of processors, memory and GPUs,
+#: at most once in this time.
 STATISTICS_INTERVAL_S = 1.0
 
 
 class RolloutWorker(CallRunner):
-    """Samples, holds weights and state, and runs functions of a strategy, `fn(worker, ...)`.
+    """Samples with its own environments and its copy of the policy. Strategies run their functions
+    on it, as `fn(worker, ...)`.
 
         def sample(worker, weights):           # a function of a strategy
             worker.set_weights(weights)
@@ -59,10 +60,10 @@ class RolloutWorker(CallRunner):
         clock: see `CallRunner`.
 
     Attributes:
-        policy: this worker's copy.
-        sampler: None without environments.
-        new_moments: moments of what this worker has sampled since it last learned together with
-            others.
+        policy: this worker's copy of the policy.
+        sampler: steps the environments. None if this worker has no environments.
+        new_moments: moments of the data that this worker has sampled since it last shared them
+            with other learners (`share_moments`).
     """
 
     def __init__(
@@ -107,14 +108,14 @@ class RolloutWorker(CallRunner):
                 if self._callbacks.defines("on_episode_step"):
                     self.sampler.steps = EpisodeSteps(self._step_taken, self.sampler.env.num_envs)
         self.new_moments: Moments | None = None
-        self._rollouts = LearnedVersions()  # of what this worker learns from
+        self._rollouts = LearnedVersions()  # versions at which this worker has learned
         self._finite = InARow(self.who, rollout.max_consecutive_non_finite)
         self._process = ProcessMeter(GpuReader(torch.cuda))
         self._statistics_sent_s = -math.inf
 
     @property
     def who(self) -> str:
-        """What messages call this worker."""
+        """Names this worker in error messages."""
         return f"{self.config.who} {self.index}"
 
     @property
@@ -128,16 +129,16 @@ class RolloutWorker(CallRunner):
         return worker_seeds(config.seed, self.index, *counts)
 
     def _seed_process(self, seeds: Seeds) -> None:
-        """Seeds the global generators, which environments may draw from. In the driver's process
-        only for environments there and an explicit seed, as in RLlib."""
+        """Seeds the global generators, because environments may use them. In the driver's process,
+        they are seeded only if environments run there and the run has a seed, as in RLlib."""
         rollout = self.config.rollout
         seeded = rollout.seed is not None or rollout.record_arrivals
         if self.index > 0 or (rollout.num_workers == 0 and seeded):
             seed_global_generators(seeds.process)
 
     def _make_policy(self, seeds: Seeds) -> Policy:
-        """A new policy. Initial weights depend on the run's seed alone, so all workers begin with
-        the same."""
+        """Makes a new policy. The initial weights depend only on the run's seed, so all workers
+        begin with the same weights."""
         config = self.config
         spaces = (config.observation_space, config.action_space)
         policy: Policy = config.policy_class(
@@ -149,14 +150,15 @@ class RolloutWorker(CallRunner):
         return policy
 
     def use_policy(self, policy: Policy) -> None:
-        """Acts and learns with this policy object from now on."""
+        """Replaces the policy object with which this worker acts and learns."""
         self.policy = policy
         if self.sampler is not None:
             self.sampler.policy = policy
 
     def complete(self, record: Record) -> None:
-        """Adds the statistics of environments and the use of the machine, once a second. A
-        replacement begins with these statistics, so a run that is recorded sends them each time."""
+        """Adds the statistics of environments and the use of the machine to a record, at most once
+        a second. A run that is recorded adds the statistics to every record, because a replacement
+        of this worker begins with them."""
         now_s = self.clock()
         is_due = now_s - self._statistics_sent_s >= STATISTICS_INTERVAL_S
         if is_due or self.config.rollout.record_arrivals:
@@ -169,23 +171,23 @@ class RolloutWorker(CallRunner):
 
     @property
     def has_environments(self) -> bool:
-        """Whether this worker samples itself, or would if its environments could be made."""
+        """Whether this worker has environments. True also if they could not be made."""
         return self.sampler is not None or self._env_error is not None
 
     def get_sampler(self) -> VectorSampler:
         """The sampler of this worker's environments.
 
         Raises:
-            EnvironmentFailedError: environments cannot be made.
-            RuntimeError: the worker has none.
+            EnvironmentFailedError: the environments could not be made.
+            RuntimeError: this worker has no environments.
         """
         if self.sampler is None:
             raise self._env_error or RuntimeError(f"worker {self.index} has no environments")
         return self.sampler
 
     def next_batch(self) -> SampleBatch:
-        """What this worker learns from next: here, a fragment `[T, N]` of its own environments,
-        made with its weights and postprocessed. All its values are finite.
+        """Returns the batch that this worker learns from next. Here, this is a fragment `[T, N]` of
+        its own environments, sampled with its weights and postprocessed. All values are finite.
 
         Raises:
             EnvironmentFailedError: environments cannot be made, or keep failing.
@@ -195,10 +197,11 @@ class RolloutWorker(CallRunner):
         return self.sample()
 
     def sample(self, request: SampleRequest | None = None) -> SampleBatch:
-        """A fragment `[T, N]` of this worker's environments, as `next_batch`.
+        """Samples a fragment `[T, N]`, and postprocesses it. Fragments with values that are not
+        finite are dropped. Raises the errors of `next_batch`.
 
         Args:
-            request: how to sample. None: as the config says.
+            request: how to sample. None: sample as the config says.
         """
         sampler = self.get_sampler()
         request = request or SampleRequest()
@@ -241,7 +244,7 @@ class RolloutWorker(CallRunner):
             self._callbacks.call("on_episode_step", episode=episode, worker=self)
 
     def _kept_infos(self) -> KeptInfos:
-        """The infos of steps that the user's callbacks get."""
+        """Which infos of steps have to be kept for the user's callbacks."""
         if self._callbacks.defines("on_episode_step"):
             return "all"
         return "last" if self._callbacks.defines("on_episode_end") else "none"
@@ -257,20 +260,21 @@ class RolloutWorker(CallRunner):
         return mark_non_finite(batch, sampler, env_name(self.config.env))
 
     def learn(self, batch: SampleBatch, reducer: Reducer | None = None) -> dict[str, float]:
-        """Learns from a batch with this worker's policy, and counts that. Learners that learn
-        together first add the moments of what all of them have sampled since the last time. One
-        that learns alone gets its moments with the weights of the driver, which merges the moments
-        in all replies.
+        """Learns from a batch with this worker's policy, and counts the updates.
+
+        Learners that learn together first merge the moments of their samples (`share_moments`). A
+        worker that learns alone receives moments with the weights of the driver, because the driver
+        merges the moments in all replies.
 
         Args:
-            batch: as `next_batch` returns it.
+            batch: a batch from `next_batch`.
             reducer: sums over all learners. None: this worker learns alone.
 
         Returns:
             learner statistics. See `Policy.learn_on_batch`.
 
         Raises:
-            NonFiniteError: too many calls in a row made no update, because gradients were not
+            NonFiniteError: too many calls in a row made no update, because their gradients were not
                 finite.
         """
         policy = self.policy
@@ -285,7 +289,7 @@ class RolloutWorker(CallRunner):
         self.record.lags += (lag,)
         self._rollouts.end_rollout(policy.version)
         fault = DataFaults(non_finite="gradient of a minibatch")
-        # Of several learners, the one whose gradient was not finite counts it.
+        # Several learners skip the same update. Only the learner whose gradient caused it counts.
         skipped = policy.progress.skipped_updates - skipped
         own = skipped if reducer is None else policy.progress.non_finite_gradients - own
         if policy.version > version:
@@ -298,13 +302,13 @@ class RolloutWorker(CallRunner):
         return stats
 
     def share_moments(self, reducer: Reducer) -> None:
-        """Adds what this worker and all other learners have sampled since the last time to the
-        moments of the policy. `learn` calls it."""
+        """Adds the moments of the samples of all learners since the last call to the moments of the
+        policy. `learn` calls this method."""
         moments, self.new_moments = self.new_moments, None
         self.policy.add_moments(moments, reducer)
 
     def is_finite(self, gradients: Gradients) -> bool:
-        """Whether a gradient is finite. One that is not is counted, and must not be used.
+        """Whether a gradient is finite. A gradient that is not finite is counted. Do not use it.
 
         Raises:
             NonFiniteError: too many gradients in a row were not finite.
@@ -314,15 +318,16 @@ class RolloutWorker(CallRunner):
         return not problem
 
     def not_finite(self, what: str, faults: DataFaults, count: int = 1) -> None:
-        """Counts data that were not finite and are not used.
+        """Counts data that were not finite and were therefore not used.
 
         Args:
-            what: the kind: `fragments`, `gradients` or `updates`.
-            faults: what was not finite. Empty if all was, which ends a row of such data.
-            count: how many there were. 0: none, or other workers count them.
+            what: the kind of data: `fragments`, `gradients` or `updates`.
+            faults: says which values were not finite. If all were finite, it is empty, and the
+                number of faults in a row of this kind begins at 0 again.
+            count: how many data were not finite. 0 if none were, or if other workers count them.
 
         Raises:
-            NonFiniteError: `max_consecutive_non_finite` of the kind in a row were not finite.
+            NonFiniteError: `max_consecutive_non_finite` data of the kind in a row were not finite.
         """
         self.record.not_finite(count, faults)
         self._finite.note(what, faults.non_finite)
@@ -334,12 +339,13 @@ class RolloutWorker(CallRunner):
         return self.policy.get_weights()
 
     def set_weights(self, weights: Weights | None) -> None:
-        """Takes over weights. None: the worker has them already."""
+        """Gives the policy these weights. None: the worker has the current weights already."""
         if weights is not None:
             self.policy.set_weights(weights)
 
     def get_state(self, with_policy: bool = True) -> dict[str, Any]:
-        """State of the sampler (None where environments cannot give theirs) and of the policy."""
+        """The state of the sampler, the environments' statistics, the policy and the shuffling. The
+        state of the sampler is None if the environments cannot return their state."""
         return {
             "sampler": None if self.sampler is None else self.sampler.get_state(),
             "statistics": self.get_statistics(),
@@ -348,7 +354,7 @@ class RolloutWorker(CallRunner):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned, except for parts that are None."""
+        """Restores what `get_state` returned. Parts that are None are left as they are."""
         if state.get("policy") is not None:
             shuffle = self.policy.shuffle.bit_generator.state
             self.policy.set_state(state["policy"])
@@ -365,13 +371,13 @@ class RolloutWorker(CallRunner):
         return {} if self.sampler is None else self.sampler.get_statistics()
 
     def set_statistics(self, statistics: dict[str, Any]) -> None:
-        """Restores what `get_statistics` of this worker or another one returned."""
+        """Restores what `get_statistics` returned, in this worker or in another one."""
         if self.sampler is not None:
             self.sampler.set_statistics(statistics)
 
     def begin_restored_run(self, restore_count: int) -> None:
         """Begins new episodes, with random numbers that were not used before the restore. A remote
-        worker begins with a new policy, whose weights come with the next call."""
+        worker also makes a new policy, which receives its weights with the next call."""
         self.config = dataclasses.replace(self.config, restore_count=restore_count)
         seeds = self._seeds()
         self._seed_process(seeds)
@@ -380,7 +386,8 @@ class RolloutWorker(CallRunner):
         self._restart(seeds)
 
     def set_seed(self, env_seeds: list[int]) -> None:
-        """Begins new episodes, with one seed per environment. Other random numbers follow."""
+        """Begins new episodes, with one seed per environment. All other random numbers of this
+        worker are derived from these seeds."""
         seeds = seeds_from(env_seeds, self.index)
         if self.sampler is not None:
             seed_global_generators(seeds.process)
@@ -393,17 +400,17 @@ class RolloutWorker(CallRunner):
             self.sampler.restart(seeds)
 
     def clear_state(self) -> None:
-        """Drops what a strategy keeps in this worker."""
+        """Drops the data that a strategy keeps in this worker."""
         super().clear_state()
         self.new_moments = None
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
-        """Changes an option of the policy, see `Policy.set_option`."""
+        """Changes an option of the policy. See `Policy.set_option`."""
         self.policy.set_option(name, value)
         self.config = dataclasses.replace(self.config, policy=self.policy.config)
 
     def stop(self) -> None:
-        """Drops what a strategy keeps, closes environments, ends a recording."""
+        """Drops the data that a strategy keeps, closes the environments, and ends a recording."""
         TRACER.take()
         super().stop()
         if self.sampler is not None:

@@ -1,4 +1,4 @@
-"""`Supervisor`: deadlines of calls, what a failed call means, and what becomes of its process."""
+"""`Supervisor`: watches the deadlines of calls, and decides what a failed call means."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Work(NamedTuple):
     """One call, from `Calls.send` until it has been answered or dropped.
 
     Attributes:
-        function: to run.
-        args: its arguments, `WEIGHTS` among them.
-        tag: returned with the reply.
-        timeout_s: time limit. None: `worker_timeout_s`.
-        order: place of its reply in `Calls.all`: index of the worker it was first sent to, and
-            number of the call.
+        function: the function that the worker runs.
+        args: the arguments of the function. `WEIGHTS` may be among them.
+        tag: any value. The reply carries it.
+        timeout_s: seconds that the call may take without progress. None: `worker_timeout_s`.
+        order: sorts the replies of `Calls.all`. The index of the worker that the work was first
+            sent to, and the number of the call.
         by_reference: see `Message`.
     """
 
@@ -54,10 +54,10 @@ class Work(NamedTuple):
 
     @property
     def code(self) -> Any:
-        """What tells functions apart. Two lambdas have the same name, but not the same code. A
-        lambda that is made again for each call has the same code each time. For a
-        `functools.partial`, this is the code of the wrapped function. For a callable object, it is
-        the code of its class."""
+        """The code of the function, which tells functions apart. Two lambdas have the same name,
+        but different code. A lambda that is made anew for each call has the same code each time.
+        For a `functools.partial`, this is the code of the wrapped function. For a callable object,
+        it is the code of its class."""
         function = self.function
         while isinstance(function, functools.partial):
             function = function.func
@@ -70,15 +70,15 @@ class Pending:
     """A call that was sent and has not been answered.
 
     Attributes:
-        work: what was sent.
+        work: the work that was sent.
         worker: the process that runs it.
-        number: number of the call, for `stop_early`.
-        ticket: of the channel.
-        version: version of the driver's weights when it was sent.
-        sent_s: time at which it was sent.
-        progress_s: time at which its process made progress, as far as the supervisor has looked.
-        latest_s: its deadline at the latest, whatever progress there is.
-        stopped: its fragments end early.
+        number: number of the call. `stop_early` needs it.
+        ticket: the ticket that the channel returned.
+        version: version of the driver's weights when the call was sent.
+        sent_s: time at which the call was sent.
+        progress_s: the last time at which the supervisor knows that the process made progress.
+        latest_s: the final deadline, which progress does not extend.
+        stopped: True once the process was asked to end the fragments of this call early.
     """
 
     work: Work
@@ -93,31 +93,38 @@ class Pending:
 
     @property
     def began_s(self) -> float:
-        """Latest time at which the worker can have begun this call. A worker begins a call when it
-        is sent, or when it has answered the call before. Only valid for its oldest call."""
+        """The time at which the worker began this call, as far as the driver knows: when the call
+        was sent, or when the answer to the call before arrived, whichever was later. Only valid
+        for the oldest call of a worker."""
         return max(self.sent_s, self.worker.last_answer_s or 0.0)
 
 
 class Supervisor:
     """Decides when a call has failed, why, and whether its process is replaced.
 
-    A process has failed when it died, when it makes no progress for the time limit of its call, and
-    when a call raised after the same function had succeeded before. Progress is a step of an
-    environment, or the beginning or end of a phase. A process that waits for others, such as a
-    gradient worker, makes progress when they do. A function that raises before it has succeeded
-    in any process is wrong: that is a `FunctionError`, which ends the run.
+    A process has failed in three cases:
+
+    - It died.
+    - It made no progress for the time limit of its call. Progress is a step of an environment, or
+      the beginning or end of a phase. A process that waits for others, such as a gradient worker,
+      makes progress when they do.
+    - A call raised an exception, although the same function had succeeded before in some process.
+
+    A function that raises before it has ever succeeded is taken to be wrong. It raises
+    FunctionError, which ends the run.
 
     Args:
         groups: the processes, by `ProcessGroup.who`.
-        owner: strategy or other owner of the calls, for messages.
-        is_work: the calls do the strategy's work, so their success resets the count of consecutive
-            failures. False for questions, such as for a state, which also a process with broken
-            environments answers.
-        check: raises an exception for a value that the owner cannot use: its process has failed.
+        owner: name of the strategy or other owner of the calls, for error messages.
+        is_work: True if the calls do the strategy's work. Their success then resets the count of
+            consecutive failures. False for calls that only ask, for a state for example: a process
+            with broken environments can answer those, too.
+        check: raises an exception for a value that the owner cannot use. The process that returned
+            the value has then failed.
 
     Attributes:
-        check_s: no deadline is earlier.
-        check: raises for a value that the owner cannot use.
+        check_s: the time at which deadlines are looked at next. No deadline is earlier.
+        check: see the argument.
     """
 
     def __init__(
@@ -133,18 +140,18 @@ class Supervisor:
         self._owner = owner
         self._is_work = is_work
         self.check = check
-        self._succeeded: set[Any] = set()  # code of functions that have, in any process
+        self._succeeded: set[Any] = set()  # code of functions that succeeded in some process
         self.check_s = math.inf
 
     # ---- deadlines ------------------------------------------------------------------------------
 
     def timeout_s(self, call: Pending) -> float:
-        """Time limit of a call without progress."""
+        """Seconds that a call may take without progress."""
         limit_s = self._groups[call.worker.who].options.worker_timeout_s
         return limit_s if call.work.timeout_s is None else call.work.timeout_s
 
     def sent(self, call: Pending) -> None:
-        """Notes a call that was sent."""
+        """Notes that a call was sent, and when its deadline has to be looked at."""
         self.check_s = min(self.check_s, call.sent_s + self.timeout_s(call))
 
     def tighten(self, calls: Iterable[Pending], within_s: float) -> None:
@@ -159,10 +166,11 @@ class Supervisor:
         return min(last_s + self.timeout_s(call), call.latest_s)
 
     def overdue(self, oldest: list[Pending], now_s: float) -> Pending | None:
-        """A call that is past its limit and has not ended. Also computes when to look again.
+        """Returns a call that is past its deadline and has not ended, or None. Also computes
+        `check_s` anew.
 
         Args:
-            oldest: the oldest call of each process: those behind it wait for it.
+            oldest: the oldest call of each process. The other calls of a process wait for it.
             now_s: time of the group's clock.
         """
         late = []
@@ -177,7 +185,7 @@ class Supervisor:
             if self._deadline_s(call) <= now_s:
                 late.append(call)
         for call in late:
-            # A result on another node counts as arrived before it is fetched.
+            # A result on another node counts as ended, although it still has to be fetched.
             if not call.ticket.ended() and not self._transport.wait([call.ticket], 0.0):
                 return call
         deadlines = [self._deadline_s(call) for call in oldest if call not in late]
@@ -187,7 +195,7 @@ class Supervisor:
         return None
 
     def hang(self, call: Pending) -> WorkerFailure:
-        """The failure of a process that makes no progress, or does not answer in time."""
+        """The failure of a process that made no progress, or did not answer in time."""
         now_s, own_s = self._clock(), call.work.timeout_s
         if now_s >= call.latest_s:
             why = f"no answer for {now_s - call.began_s:.1f} s, longer than others wait for it"
@@ -204,13 +212,16 @@ class Supervisor:
     # ---- answers --------------------------------------------------------------------------------
 
     def judge(self, call: Pending) -> Answer | WorkerFailure | tuple[WorkerFailure, Record]:
-        """The answer of a call that has ended. Or the failure of its process, with what the call
-        has counted if it answered.
+        """Judges a call that has ended.
+
+        Returns:
+            the answer, or the failure of the process. If a failed process did answer, the record of
+            the call comes with the failure.
 
         Raises:
-            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: another process would
-                fail the same.
-            Exception: what a function in this process raised, unchanged.
+            FunctionError, NonFiniteError, EnvironmentAPIError, CallbackError: the call would fail
+                in the same way in every process.
+            Exception: the exception of a function that ran in this process, unchanged.
         """
         worker, work = call.worker, call.work
         group = self._groups[worker.who]
@@ -261,6 +272,6 @@ class Supervisor:
         return WorkerFailure("exception", call.worker.index, message)
 
     def message(self, work: Work, worker: WorkerHandle, why: str) -> str:
-        """Names strategy, function and process."""
+        """The error message of a call. It names the strategy, the function and the process."""
         place = self._groups[worker.who].place_of(worker)
         return f"{self._owner}: function {work.name} failed in {place}: {why}"

@@ -21,7 +21,7 @@ from polopt.rollouts.workers.snapshots import WeightSnapshots
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_handle import WorkerHandle, WorkerSpec, select, specs_of
 
-#: Options that a worker's process is started with. A change needs other processes.
+#: Options of the processes themselves. If one of them changes, other processes are needed.
 _PROCESS_KEYS = (
     "num_workers",
     "min_workers",
@@ -35,29 +35,32 @@ _PROCESS_KEYS = (
 
 
 class WorkerSet(ProcessGroup):
-    """The local worker, whose policy learns centrally, and the remote ones.
+    """The local worker in the driver's process, and the remote workers.
 
         workers = WorkerSet(config)
+        calls = Calls(workers, "my strategy")
         for worker in workers.up():                  # waits until the run can begin
             calls.send(worker, sample, WEIGHTS)
         workers.add_workers(2)                       # they are used once they are up
         workers.stop()
 
+    Where a strategy learns centrally, the policy of the local worker is the one that learns.
+
     Args:
-        config: what every worker is made from.
+        config: the config of all workers.
         learner_device: device of the local worker's policy.
-        specs: differences of the first workers from `config`, in order of index. A local worker
-            that is the only one is made from the first.
+        specs: how the first workers differ from `config`, in order of index. If there are no remote
+            workers, the first spec is for the local worker.
         local: the local worker, if it exists already. The set does not stop it.
-        transport: starts the processes. None: the set opens the one that `config` asks for, and
-            closes it when it stops.
+        transport: starts the processes. None: the set opens the transport that `config` asks for,
+            and closes it in `stop`.
         meanwhile: see `StartUp`.
 
     Attributes:
-        config: later workers are made from it.
+        config: the config of workers that are made from now on.
         local: the local worker.
         here: handle of the local worker, with index 0.
-        owns_local: this set has made the local worker, and stops it.
+        owns_local: True if this set has made the local worker. `stop` then stops it, too.
         weights: the weights that workers receive. See `WeightSnapshots`.
         env_statistics: the last running statistics of the environments of each worker, by index.
     """
@@ -116,7 +119,7 @@ class WorkerSet(ProcessGroup):
         )
 
     def num_envs_of(self, index: int) -> int:
-        """N of the worker with this index. 0 is the local one."""
+        """The number of environments of the worker with this index. 0 is the local worker."""
         return self.config_of(index or 1).rollout.num_envs_per_worker
 
     def _start_process(self, index: int) -> WorkerHandle:
@@ -129,7 +132,7 @@ class WorkerSet(ProcessGroup):
         channel = self.transport.start(self.worker_class, (own, index), options, name)
         worker = WorkerHandle(index, channel, self.clock())
         statistics = self.env_statistics.get(index)
-        if statistics:  # of the worker that it replaces
+        if statistics:  # from the worker that this one replaces
             worker.set_up.append((call_method, ("set_statistics", statistics)))
         return worker
 
@@ -141,8 +144,14 @@ class WorkerSet(ProcessGroup):
         return [self.here, *self.remote]
 
     def up(self) -> list[WorkerHandle]:
-        """The workers that can be given work, in order of index. With `num_workers` of 0 the local
-        one. Waits and raises as `ProcessGroup.up`."""
+        """The workers that can be given work, in order of index. With `num_workers=0`, this is the
+        local worker.
+
+        Otherwise waits until enough remote workers are up, as `ProcessGroup.up` does.
+
+        Raises:
+            WorkersFailedError: workers keep failing, or all were removed.
+        """
         if not self.remote:
             if self.options.num_workers == 0:
                 return [self.here]
@@ -150,12 +159,12 @@ class WorkerSet(ProcessGroup):
         return super().up()
 
     def note_answer(self, worker: WorkerHandle, record: Record) -> None:
-        """Keeps the running statistics of a worker's environments."""
+        """Keeps the running statistics of a worker's environments, for its replacement."""
         if record.env_statistics and worker is not self.here:
             self.env_statistics[worker.index] = record.env_statistics
 
     def place_of(self, worker: WorkerHandle) -> str:
-        """Names the worker, its policy and its environment."""
+        """Names the worker, its policy and its environment, for error messages."""
         policy = getattr(self.config.policy, "actor", None) or self.config.policy_class
         policy_name = getattr(policy, "__name__", type(policy).__name__)
         return (
@@ -164,7 +173,7 @@ class WorkerSet(ProcessGroup):
         )
 
     def describe_hang(self) -> str:
-        """Names the limit, and what a worker does in a call that samples."""
+        """Names the time limit and the size of a fragment, for the message about a hang."""
         options = self.options
         envs = options.num_envs_per_worker
         return (
@@ -174,11 +183,12 @@ class WorkerSet(ProcessGroup):
         )
 
     def add_workers(self, more: int | Iterable[WorkerSpec]) -> list[WorkerHandle]:
-        """Starts more workers, also while a run continues, and does not wait for them. Optimizers
-        use them once they are up.
+        """Starts more workers, and does not wait for them. Optimizers use them once they are up.
+        May be called while a run goes on.
 
         Args:
-            more: number of workers, or the difference of each from the config.
+            more: the number of workers, or one spec for each, which says how it differs from the
+                config.
 
         Raises:
             ValueError: `more` is negative.
@@ -190,11 +200,11 @@ class WorkerSet(ProcessGroup):
         return added
 
     def remove_workers(self, which: int | Iterable[int]) -> list[int]:
-        """Stops workers permanently, also while a run continues. Their pending calls are lost. To
-        keep them, drain the optimizer first.
+        """Stops workers permanently. May be called while a run goes on. The pending calls of these
+        workers are lost, unless you drain the optimizer first.
 
         Args:
-            which: number of workers, the latest first. Or their indices.
+            which: the number of workers, of which the latest are removed first. Or their indices.
 
         Returns:
             the indices of the removed workers.
@@ -217,8 +227,8 @@ class WorkerSet(ProcessGroup):
     # ---- configuration ------------------------------------------------------------
 
     def message_stats(self) -> dict[str, Any]:
-        """For results: how calls travel (`socket`, `ray`, or `socket, ray`), bytes of the weights
-        that were sent, and events in the record of the run."""
+        """Statistics for results: the transport of calls (`socket`, `ray`, or `socket, ray`), the
+        bytes of the weights that were sent, and the number of events in the record of the run."""
         event = self.transport.event
         return {
             "transport": self.transport.paths([worker.channel for worker in self.remote]),
@@ -232,13 +242,13 @@ class WorkerSet(ProcessGroup):
         learner_device: str = "cpu",
         local: RolloutWorker | None = None,
     ) -> bool:
-        """Makes all workers from another config in their processes, which need no restart. Workers
-        that are starting are replaced.
+        """Makes all workers anew from another config, inside their running processes. Processes
+        that are still starting are replaced.
 
         Args:
-            config: see the class.
-            learner_device: see the class.
-            local: the new local worker, where this set does not make its own.
+            config: the new config of all workers.
+            learner_device: device of the local worker's policy.
+            local: the new local worker. None: this set makes one.
 
         Returns:
             False, with nothing changed, if the new config needs other workers or resources.
@@ -280,8 +290,8 @@ class WorkerSet(ProcessGroup):
         return f"WorkerSet({up} of {len(self.remote)} remote workers up)"
 
     def stop(self) -> None:
-        """Stops all workers, and closes what this set has opened. Groups that share its transport
-        stop before."""
+        """Stops all workers, and closes the transport if this set has opened it. Other groups that
+        share the transport must be stopped before."""
         super().stop()
         if self._opened_transport:
             self.transport.close()
@@ -295,5 +305,5 @@ def same_processes(old: RolloutConfig, new: RolloutConfig) -> bool:
 
 
 def call_method(worker: RolloutWorker, method: str, *args: Any) -> Any:
-    """Runs in a worker: calls one of its methods."""
+    """Calls a method of the worker. A call that runs in the worker."""
     return getattr(worker, method)(*args)
