@@ -1,4 +1,4 @@
-"""Commit, versions and hardware that figures were measured with."""
+"""The commit, versions and hardware of a measurement."""
 
 from __future__ import annotations
 

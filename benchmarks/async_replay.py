@@ -7,7 +7,9 @@ cores suffice for the samplers. DQN learns from prioritised batches of 512 rows.
 runs, each with its own session of Ray: one sampler without a learner, `--workers` samplers without
 a learner, the learner while samplers wait, and all at the same time, without a bound on the
 training intensity. Prints Markdown: sampling beside `--workers` times one sampler, and learning
-beside the learner alone. The goal of both shares is 90 percent.
+beside the learner alone. The goal of both shares is 90 percent. It needs as many cores as samplers
+and learner use alone: these are printed, too, as processor seconds per second of all their
+processes.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import argparse
 import os
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "common"))
 
 import gymnasium
+import measuring
 import ray
 from about import about
 
@@ -42,8 +47,22 @@ class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
-def rates(args: argparse.Namespace, workers: int, **options: Any) -> tuple[float, float]:
-    """Environment steps/s and updates/s, after a warm-up of a third of the time."""
+class Rates(NamedTuple):
+    """What one run did in a second.
+
+    Attributes:
+        sampled: environment steps.
+        learned: updates.
+        cores: processor seconds of driver, samplers and shards.
+    """
+
+    sampled: float
+    learned: float
+    cores: float
+
+
+def rates(args: argparse.Namespace, workers: int, **options: Any) -> Rates:
+    """The rates of a run, after a warm-up of a third of the time."""
     import polopt
 
     ray.init(num_cpus=workers + args.shards + 1, include_dashboard=False, log_to_driver=False)
@@ -69,19 +88,21 @@ def rates(args: argparse.Namespace, workers: int, **options: Any) -> tuple[float
     learns = "learning_starts" not in options
     while metrics.num_env_steps_sampled < 200 * workers or (learns and metrics.num_updates < 10):
         optimizer.step()
-    begun: tuple[float, int, int] | None = None
+    begun: tuple[float, int, int, float] | None = None
     started_s = time.perf_counter()
     while (now_s := time.perf_counter()) < started_s + args.seconds * 4 / 3:
         optimizer.step()
         if begun is None and now_s > started_s + args.seconds / 3:
-            begun = now_s, metrics.num_env_steps_sampled, metrics.num_updates
+            cpu_s = measuring.processor_seconds()
+            begun = now_s, metrics.num_env_steps_sampled, metrics.num_updates, cpu_s
     assert begun is not None
     elapsed_s = time.perf_counter() - begun[0]
     sampled = (metrics.num_env_steps_sampled - begun[1]) / elapsed_s
     learned = (metrics.num_updates - begun[2]) / elapsed_s
+    cores = (measuring.processor_seconds() - begun[3]) / elapsed_s
     trainer.stop()
     ray.shutdown()
-    return sampled, learned
+    return Rates(sampled, learned, cores)
 
 
 def main() -> None:
@@ -93,12 +114,12 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     args = parser.parse_args()
     no_learner = {"learning_starts": 90_000}
-    one, _ = rates(args, 1, **no_learner)
-    several, _ = rates(args, args.workers, **no_learner)
+    one, _, _ = rates(args, 1, **no_learner)
+    several, _, samplers = rates(args, args.workers, **no_learner)
     # One fragment gives more credit than this bound allows: after the first rows, samplers wait.
     least = 512 + 50 * 1_000_000
-    _, alone = rates(args, args.workers, error_buffer=least)
-    sampled, learned = rates(args, args.workers)
+    _, alone, learner = rates(args, args.workers, error_buffer=least)
+    sampled, learned, both_cores = rates(args, args.workers)
     share = several / (args.workers * one)
     print("| | steps/s | share of samplers alone | updates/s | share of learner alone |")
     print("|---|---:|---:|---:|---:|")
@@ -107,6 +128,11 @@ def main() -> None:
     print(f"| learner alone | | | {alone:,.1f} | |")
     both = f"{sampled / (args.workers * one):.0%} | {learned:,.1f} | {learned / alone:.0%}"
     print(f"| at the same time | {sampled:,.0f} | {both} |")
+    print(
+        f"\nProcessor seconds per second: samplers alone {samplers:.2f}, learner and shards alone "
+        f"{learner:.2f}, at the same time {both_cores:.2f} of {os.cpu_count()} cores, which other "
+        "work has, too."
+    )
     print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
     print(f"Command: `{' '.join(['python', *sys.argv])}`")
 

@@ -12,10 +12,10 @@ with a 95 percent interval of that median (percentile bootstrap over the pairs).
 With `--turns` one process of A and one of B measure alternately while the other one waits: for
 machines whose speed changes within seconds. Some of a process's speed is chance that lasts as long
 as the process (the same commit twice: up to 12 percent apart), so `--processes` makes several pairs
-of processes, and the row and its interval are those of their medians, one for each pair.
+of processes. Each pair gives one median. The row and its interval summarise these medians.
 
-Processor time is that of the driver and of all Ray workers with their children, per 1,000
-environment steps. It varies less than the rate on a machine that does other work.
+Processor time sums the driver and all Ray workers with their children, per 1,000 environment
+steps. It varies less than the rate on a machine that does other work.
 
 Verdict of a row:
 - "slower": the interval of the rate's ratio is below 0.95.

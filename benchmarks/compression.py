@@ -3,9 +3,10 @@ fragment of rollouts.
 
     python benchmarks/compression.py
 
-Gradients are those of a PPO policy on CartPole-v1 observations, so that their distribution is
-realistic, repeated to the requested size with 1 percent of noise. The fragment has 128 steps of 8
-environments. Medians of `--repeats` on one thread, packing and unpacking in this process.
+A PPO policy computes the gradients from CartPole-v1 observations, so that their distribution is
+realistic. They are repeated to the requested size, with 1 percent of noise. The fragment
+has 128 steps of 8 environments. Medians of `--repeats` on one thread, packing and unpacking in this
+process.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     python benchmarks/kill_rate.py [--optimizers async_gradients ...] [--transports ray socket]
 
-CartPole-v1 whose steps take `--step-ms`, as those of a simulator do, so that few cores suffice for
-three workers. Each case runs in a process of its own: a warm-up, `--seconds` without
-kills, `--minutes` with kills, then, once all workers are up again, `--seconds` without kills.
-Only workers that are up are killed: where starts take longer than the kills' intervals, the kills
-take longer than `--minutes`. Checks after each step that the counters grow by what the step
-reported. Prints Markdown. Status 1 if a counter was wrong, or if fewer workers were killed than
-planned, because none was up for two minutes.
+A step of CartPole-v1 takes `--step-ms`, as long as a step of a simulator, so that few cores suffice
+for three workers. Each case runs in a process of its own: a warm-up, `--seconds` without kills,
+`--minutes` with kills, then, once all workers are up again, `--seconds` without kills. With
+`async_replay`, replay shards are killed, too. Only processes that are up are killed: where starts
+take longer than the kills' intervals, the kills take longer than `--minutes`. Checks after each
+step that the counters grow by what the step reported. Prints Markdown. Status 1 if a counter was
+wrong, or if fewer were killed than planned, because none was up for two minutes.
 
 The figures of the driver are its open file descriptors and its resident memory, before the first
 kill and after the last phase. The rate during the kills includes the start of replacements, which
@@ -25,7 +25,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -53,13 +52,11 @@ ALL_UP_LIMIT_S = 120.0
 
 
 class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 whose steps take at least `step_s` of the config. Writes the id of its process to
-    the file of its worker in `folder`."""
+    """CartPole-v1 whose steps take at least `step_s` of the config."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self._step_s = config["step_s"]
-        Path(config["folder"], str(config.worker_index)).write_text(str(os.getpid()))
 
     def step(self, action: Any) -> Any:
         """Sleeps, then steps."""
@@ -68,16 +65,15 @@ class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Killer(threading.Thread):
-    """Kills random workers that are up at random intervals.
+    """Kills random processes that are up, of several groups, at random intervals.
 
     Attributes:
         num_kills: signals sent so far.
     """
 
-    def __init__(self, workers: Any, folder: str, kills: int, seconds: float) -> None:
+    def __init__(self, groups: list[Any], kills: int, seconds: float) -> None:
         super().__init__(daemon=True)
-        self._workers = workers
-        self._folder = Path(folder)
+        self._groups = groups
         self._rng = random.Random(0)
         self._pauses_s = [self._rng.uniform(0.5, 1.5) * seconds / kills for _ in range(kills)]
         self._killed: set[int] = set()
@@ -99,21 +95,24 @@ class Killer(threading.Thread):
             self._killed.add(pid)
 
     def _pids_up(self) -> list[int]:
-        up = [worker.index for worker in list(self._workers.remote) if worker.up]
-        pids = {int((self._folder / str(index)).read_text() or 0) for index in up}
+        pids = set()
+        for group in self._groups:
+            for worker in list(group.remote):
+                if worker.up:
+                    pids.add(worker.channel.started.pid)
         return sorted(pids - self._killed - {0})
 
 
 class Run:
     """One trainer, its counters and their checks."""
 
-    def __init__(self, optimizer: str, transport: str, folder: str, step_s: float) -> None:
+    def __init__(self, optimizer: str, transport: str, step_s: float) -> None:
         import polopt
 
         self.trainer = polopt.PolicyOptimizerTrainer(
             {
                 "env": lambda context: Paced(context),
-                "env_config": {"step_s": step_s, "folder": folder},
+                "env_config": {"step_s": step_s},
                 "optimizer": optimizer,
                 "transport": transport,
                 "num_workers": NUM_WORKERS,
@@ -124,6 +123,8 @@ class Run:
             }
         )
         self.optimizer = self.trainer.optimizer
+        shards = getattr(self.optimizer, "shards", None)
+        self.groups = [self.trainer.workers] + ([] if shards is None else [shards])
         self.reported = self.wrong = 0
 
     def step(self) -> None:
@@ -158,13 +159,12 @@ class Run:
             TimeoutError: after `ALL_UP_LIMIT_S`.
         """
         deadline_s = time.monotonic() + ALL_UP_LIMIT_S
-        workers = self.trainer.workers
         # The driver notices the last death at the earliest in the next step.
         self.rate(5.0)
-        while not all(worker.up for worker in workers.remote):
+        while not all(worker.up for group in self.groups for worker in group.remote):
             self.step()
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"not all workers are up: {workers.stats()}")
+                raise TimeoutError(f"not all are up: {[group.stats() for group in self.groups]}")
 
 
 def driver() -> tuple[int, float]:
@@ -184,14 +184,13 @@ def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[st
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    folder = tempfile.mkdtemp()
-    case = Run(optimizer, transport, folder, 1e-3 * args.step_ms)
+    case = Run(optimizer, transport, 1e-3 * args.step_ms)
     case.until_all_up()
     case.rate(WARM_UP_S)
     before = case.rate(args.seconds)
     fds, rss_mb = driver()
     kills = round(args.per_minute * args.minutes)
-    killer = Killer(case.trainer.workers, folder, kills, 60.0 * args.minutes)
+    killer = Killer(case.groups, kills, 60.0 * args.minutes)
     during, killing_s = case.rate_beside(killer)
     case.until_all_up()
     after = case.rate(args.seconds)
@@ -206,7 +205,7 @@ def measure(optimizer: str, transport: str, args: argparse.Namespace) -> dict[st
         "kills": killer.num_kills,
         "planned": kills,
         "killing_s": killing_s,
-        "restarts": faults["num_remote_worker_restarts"],
+        "restarts": sum(group.faults.num_restarts for group in case.groups),
         "counted": {key: value for key, value in faults.items() if key.startswith("num_")},
         "wrong": case.wrong,
         "fds": [fds, fds_after],

@@ -29,7 +29,7 @@ PROGRAMS = {
 
 
 def processor_s(program: str, checkpoint: str) -> float:
-    """Processor seconds, those of the system included."""
+    """User and system processor seconds of the program."""
     before = os.times()
     subprocess.run([sys.executable, "-c", program, checkpoint], check=True, timeout=LIMIT_S)
     after = os.times()

@@ -30,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     off_us, gradient_us, steps_per_s = measure(args.iterations, args.num_workers, False)
     on_us, *_ = measure(args.iterations, args.num_workers, True)
-    # A gradient has five events, of which `calls_us` causes those of the three phases.
+    # A gradient has five events. `calls_us` causes three of them, one for each phase.
     trace_us = (on_us - off_us) * 5 / 3
     print(f"A3C: {gradient_us:.0f} us for each gradient, {steps_per_s:,.0f} environment steps/s")
     print(f"statistics: {off_us:.2f} us, {100.0 * off_us / gradient_us:.2f} percent")
@@ -70,7 +70,7 @@ def calls_us(optimizer: Any) -> float:
 
 def measure(iterations: int, num_workers: int, trace: bool) -> tuple[float, float, float]:
     """Microseconds of the calls and of a gradient, and environment steps/s, of the fastest
-    iteration. With `trace`, the run records from its first step on."""
+    iteration. With `trace`, the run records all steps."""
     trainer = polopt.A3C(
         {
             "env": "CartPole-v1",

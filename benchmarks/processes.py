@@ -73,7 +73,7 @@ def environment(python_path: Path | None) -> dict[str, str]:
 
 
 class Turns:
-    """A script of `peers/` that measures whenever it is asked to. A context manager.
+    """A running script of `peers/`, which measures on request. A context manager.
 
     The script runs in an empty folder with one thread per process, as in `run`.
 

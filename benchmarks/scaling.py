@@ -3,9 +3,9 @@
     python benchmarks/scaling.py [--workers 1 2 4 8] [--seconds 10] [--repeats 3]
 
 Each worker has one environment whose step sleeps 5 ms, so that the cores are not the limit. N
-workers reach at most N / 5 ms. A sleep takes longer than requested, so the share is that of N times
-the rate of one bare environment, measured in the same run. `ray.init` gets enough logical CPUs for
-all workers. Numbers of workers alternate. Prints Markdown, writes JSON.
+workers reach at most N / 5 ms. A sleep takes longer than requested. So the rate is divided by N
+times the rate of one bare environment, measured in the same run. `ray.init` gets enough logical
+CPUs for all workers. Numbers of workers alternate. Prints Markdown, writes JSON.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 Each turn is a process of its own (`peers/<peer>/run.py`): polopt's, then each peer's, then again
 (A B A B). All run on the same two cores with one thread per process. Each peer has a virtual
 environment of its own, made on the first run. Where a peer has several settings that affect only
-speed, all run in the first turn and the fastest is used from then on. A peer that cannot be
+speed, all run in the first turn, and later turns run only the fastest. A peer that cannot be
 installed, fails, or does not end gets a row with the reason. The other rows are measured.
 """
 

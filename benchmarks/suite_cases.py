@@ -31,7 +31,7 @@ class Case:
         name: matched by `--only`.
         what: description.
         ours: case of `peers/polopt/run.py`.
-        opponents: peers that it is compared with.
+        opponents: the peers in the comparison.
         kind: `rate`: environment steps per second. `learn`: seconds until CartPole-v1 is solved.
         floor: goal for polopt's own rate. None: no goal.
     """
@@ -84,6 +84,12 @@ CASES = (
             Opponent("cleanrl", ("ppo-16", "ppo-8"), 2.5),
             Opponent("rllib", ("ppo",), 5.0),
         ),
+    ),
+    Case(
+        "dqn",
+        "SyncReplay, DQN, one update of 32 rows for 4 steps, 2 x 8",
+        "dqn",
+        (Opponent("sb3", ("dqn-16", "dqn-8", "dqn-1"), 3.0),),
     ),
     Case(
         "ddppo",

@@ -43,7 +43,7 @@ def run(example: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def return_of(example: dict[str, Any], result: dict[str, Any]) -> float:
-    """The return that the goal is for: of evaluation, if the example evaluates its policy."""
+    """The return to compare with the goal: of evaluation, if the example evaluates its policy."""
     block = result["evaluation"] if "evaluation_interval" in example["config"] else result
     return float(block["env_runners"]["episode_return_mean"])
 

@@ -5,8 +5,8 @@ evaluation between iterations, and with an evaluation worker beside it.
     python benchmarks/variants.py --turns 1 --seconds 3 # about 5 minutes
 
 Environment steps/s and processor time of the driver and of all workers per 1,000 environment steps,
-as in `compare.py`. Each measurement is a new process. A turn measures each case once. Ratios are
-those of one turn, and a row shows their median with the smallest and the largest. Needs the MuJoCo
+as in `compare.py`. Each measurement is a new process. A turn measures each case once. Each turn
+gives one ratio. A row shows the median ratio with the smallest and the largest. Needs the MuJoCo
 environments for HalfCheetah-v5: pip install -e '.[benchmark]'.
 """
 
@@ -23,7 +23,7 @@ from environments import PEERS
 from processes import STARTUP_LIMIT_S, run
 
 ENVS = ("", "-halfcheetah")
-#: Case of `peers/polopt/run.py`, over sockets and without evaluation, and what it is compared with.
+#: Case of `peers/polopt/run.py`, over sockets and without evaluation, and its variants.
 CASES = {
     **{f"a3c{env}": ("-ray",) for env in ENVS},
     **{f"async-samples{env}": ("-ray",) for env in ENVS},

@@ -175,8 +175,9 @@ RLLIB = (
 RLLIB_REPLAY = (
     Option(
         "`replay_buffer_config`: `capacity`, `alpha`, `beta`",
-        "`buffer_size`, `prioritized_replay_alpha`, `prioritized_replay_beta`; a type with "
-        "`Prioritized` in its name is `prioritized_replay=True`",
+        "`buffer_size`, `prioritized_replay_alpha`, `prioritized_replay_beta` and, with the same "
+        "value, `final_prioritized_replay_beta`; a type with `Prioritized` in its name is "
+        "`prioritized_replay=True`. The builders of `polopt.rllib` take the dict",
         "50000, 0.6 and 0.4; 50000, 0.6 and 0.4, uniform",
     ),
     Option(
@@ -185,6 +186,12 @@ RLLIB_REPLAY = (
         "1000, 1000",
     ),
     Option("`train_batch_size_per_learner`", "`train_batch_size`; also RLlib's name", "32, 32"),
+    Option(
+        "`replay_sequence_length`, `replay_burn_in`",
+        "`sequence_length`, `burn_in` of `sync_replay` with `replay_unit`: `sequence`; also "
+        "RLlib's names",
+        "1 and 0, None and 0",
+    ),
     Option(
         "`training_intensity`; None: one batch after each round of sampling",
         "`training_intensity`, a number, delivered exactly whatever the number of workers",
@@ -405,8 +412,8 @@ RLLIB_FIXED = (
         "sample once",
     ),
     Fixed(
-        {"burn_in_len": 0, "replay_sequence_length": None},
-        "policies with a replay buffer have no memory, and learn from single transitions",
+        {"burn_in_len": 0},
+        "`burn_in` of `sync_replay` with `replay_unit`: `sequence`",
     ),
     Fixed({"before_learn_on_batch": None}, "a policy of your own changes batches"),
     Fixed(

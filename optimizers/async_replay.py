@@ -1,7 +1,7 @@
 """AsyncReplay: samplers, replay shards and the learner run at the same time (Ape-X).
 
 Horgan et al., 2018. A sampler computes the first priorities of its rows. Its fragment goes to a
-shard by reference, so the driver moves no data but the batches that it learns from.
+shard by reference, so the driver moves only the batches that it learns.
 """
 
 from __future__ import annotations
@@ -352,14 +352,14 @@ class AsyncReplay(ReplayOptimizer):
     def _send_priorities(
         self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
     ) -> None:
-        """Sends TD errors `[B]` to the shard that the rows came from."""
+        """Sends TD errors `[B]` to the shard that sent the rows."""
         if self.config.prioritized_replay:
             self._priorities.append((float(errors.mean()), float(errors.max())))
             args = indices, errors, self.policy.version
             self.calls.send(shard, set_priorities, *args, tag=Task("updated"))
 
     def _note_idle(self, share: float) -> None:
-        """Notes that this share of the samplers has nothing to do from now on."""
+        """Notes that this share of the samplers now has nothing to do."""
         now_s = self.workers.clock()
         before, since_s = self._idle
         self._blocked_s["samplers"] += before * (now_s - since_s)

@@ -38,10 +38,10 @@ class AsyncSamplesConfig(OptimizerConfig):
     Attributes:
         train_batch_size: environment steps of one batch, rounded up to whole fragments. None: one
             fragment.
-        max_rollout_lag: maximum lag of a fragment, in batches learned between the weights that
-            sampled it and the batch that it is learned in. Workers wait instead of exceeding it.
-            Nothing is dropped. With 0 and a batch of one fragment of each worker, the result is
-            that of `sync_samples`, bit for bit. None: no bound.
+        max_rollout_lag: maximum lag of a fragment: the number of batches that are learned after
+            the weights that sample the fragment, and before the fragment's own batch. Workers wait
+            instead of exceeding it. Nothing is dropped. With 0 and a batch of one fragment of each
+            worker, the result equals `sync_samples`, bit for bit. None: no bound.
         max_requests_in_flight_per_worker: most fragments requested of each worker at once. With 2,
             a worker samples the next one while the driver learns. It is requested once the worker
             may end the one before while the driver learns.
@@ -116,7 +116,7 @@ class AsyncSamples(PolicyOptimizer):
             sampled_s += seconds
         with self.timers["broadcast"]:
             self._request(size, size)
-        # Not in order of arrival: with a bound of 0 the result is that of `sync_samples`.
+        # Not in order of arrival: with a bound of 0 the result has to equal `sync_samples`.
         replies.sort(key=lambda reply: reply.order)
         self.calls.count(replies)
         batch = SampleBatch.concat([reply.value for reply in replies])
@@ -145,7 +145,7 @@ class AsyncSamples(PolicyOptimizer):
         """
         bound, workers = self.config.max_rollout_lag, self.workers.up()
         ahead = taken + self.calls.num_pending + len(self.calls.kept)
-        # Also those that have arrived and wait here, or each drain would leave more of them.
+        # Counts fragments that wait here, too. Otherwise each drain would leave more of them.
         work = {worker: self.fragments.num_of(worker) for worker in workers}
         ends_s = self._ends_s(workers)
         # An answer that came while the driver learned is taken up to that time later, and what the
@@ -168,8 +168,8 @@ class AsyncSamples(PolicyOptimizer):
             self._requested[worker.index] = self._num_requested
 
     def _ends_s(self, workers: list[WorkerHandle]) -> dict[WorkerHandle, float]:
-        """When each worker ends the last fragment that was requested of it, by the clock of
-        `workers`, if each takes as long as the last one that was learned from."""
+        """When each worker will end its last requested fragment, by the clock of `workers`.
+        Assumes that a fragment takes as long as the worker's last learned fragment."""
         ends_s: dict[WorkerHandle, float] = {}
         for call in self.calls.pending():
             worker = call.worker

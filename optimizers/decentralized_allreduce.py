@@ -45,9 +45,9 @@ class DecentralizedAllReduceConfig(OptimizerConfig):
 
     Attributes:
         backend: what sums gradients. `socket`: sockets within one node, for small networks. `gloo`
-            and `nccl`: torch.distributed. `auto`: `nccl` where each worker has a GPU of its own;
+            and `nccl`: torch.distributed. `auto`: `nccl` where each worker has a GPU of its own.
             `gloo` for gradients above 1 MiB, for workers on several nodes and with
-            `transport: ray`; else `socket`.
+            `transport: ray`. In all other cases `socket`.
         keep_local_weights_in_sync: fetch weights to the local worker once a step. Else only when
             they are saved.
         fraction_workers: once this share of the workers has finished sampling, the others stop
@@ -291,7 +291,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
             self.policy.set_weights(first.weights)
 
     def _compare(self, checksums: Mapping[int, str | None]) -> None:
-        """Compares the ranks' weights. Where they differ by rounding, all get those of one rank.
+        """Compares the ranks' weights. Where they differ by rounding, all get one rank's weights.
 
         Raises:
             RuntimeError: they differ by more.

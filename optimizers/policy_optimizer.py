@@ -61,6 +61,8 @@ class PolicyOptimizer(ABC):
     config_class: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     #: What its policies learn from, as `Policy.learns_from`.
     learns_from: ClassVar[type] = SampleBatch
+    #: The key and value of an option with which they learn from something else, by what that is.
+    also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {}
     #: Whether its policies have to define `compute_gradients`. See `Policy.gives_gradients`.
     needs_gradients: ClassVar[bool] = False
     phases: ClassVar[tuple[str, ...]] = ()
@@ -122,9 +124,17 @@ class PolicyOptimizer(ABC):
         cls.check(rollout, config)
 
     @classmethod
+    def batches_of(cls, config: Any) -> type:
+        """What its policies learn from with these options, an instance of `config_class`."""
+        for kind, (key, value) in cls.also_learns_from.items():
+            if getattr(config, key) == value:
+                return kind
+        return cls.learns_from
+
+    @classmethod
     def further_processes(cls, config: Any) -> list[dict[str, float]]:
         """The resources of each process that the strategy starts besides the workers, by Ray's
-        names: `[{"CPU": 1.0}]`. A trial reserves them. By default there are none.
+        names: `[{"CPU": 1.0}]`. A trial reserves them. Empty by default.
 
         Args:
             config: an instance of `config_class`.
@@ -157,7 +167,7 @@ class PolicyOptimizer(ABC):
         Args:
             gradients: of a worker. None: it was not finite.
             lr_scale: factor on the learning rate. 0 drops the gradient, below 1 it is stale.
-            parts: the gradients of workers that it is the mean of. Empty: it is one worker's.
+            parts: the workers' gradients, if `gradients` is their mean. Empty: of one worker.
 
         Raises:
             NonFiniteError: too many updates in a row were skipped.
@@ -224,7 +234,7 @@ class PolicyOptimizer(ABC):
         return self.policy.progress.skipped_updates
 
     def extra_stats(self) -> dict[str, Any]:
-        """Further numbers of this strategy. The same keys from the first result on."""
+        """Further numbers of this strategy, with the same keys in every result."""
         return {}
 
     # ---- state ----------------------------------------------------------------------------------

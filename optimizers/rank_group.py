@@ -134,8 +134,8 @@ class RankGroup:
         self.version = 0
 
     def ensure(self) -> None:
-        """Forms the group if there is none, if it is broken, or if the workers that are up are not
-        its members: after replacements, additions and removals.
+        """Forms the group, unless all workers that are up are the members of an unbroken group.
+        Workers change by replacements, additions and removals.
 
         Raises:
             WorkersFailedError: workers keep failing, or cannot connect to each other, or all ranks
@@ -159,7 +159,7 @@ class RankGroup:
         self.broken = True
 
     def call_ranks(self, fn: Any, *args: Any) -> dict[int, Any]:
-        """Has all ranks run `fn(worker, *args)`. Return values by worker index, without those of
+        """Has all ranks run `fn(worker, *args)`. Returns the values by worker index, without
         ranks that failed."""
         return self._call_each(dict.fromkeys(self.ranks, args), fn)
 
@@ -183,8 +183,8 @@ class RankGroup:
             self.broken = True
 
     def _agree(self, workers: list[WorkerHandle]) -> str | None:
-        """Gives all workers the same policy: the local one at first, later that of the rank with
-        the most updates, because ranks of a broken group may differ by one update.
+        """Gives all workers the same policy: at first the local policy, later the policy of the
+        rank with the most updates, because ranks of a broken group may differ by one update.
 
         Returns:
             None, or the failure.
@@ -215,7 +215,7 @@ class RankGroup:
         because every rank that had learned has failed.
 
         Raises:
-            WorkersFailedError: nor has the local policy what they had learned.
+            WorkersFailedError: updates were lost. No rank and not the local policy has them.
         """
         leader = max(workers, key=lambda w: (versions[w.index], -w.index))
         newest, local = versions[leader.index], self._workers.local.policy.version

@@ -71,7 +71,7 @@ class ReplayOptions(OptimizerConfig):
         return self
 
     def new_buffer(
-        self, policy: Any, seed: int | np.random.SeedSequence, num_shards: int = 1
+        self, policy: Any, seed: int | np.random.SeedSequence, num_shards: int = 1, **unit: Any
     ) -> ReplayBuffer:
         """An empty buffer, or one of several that share `buffer_size`.
 
@@ -79,6 +79,7 @@ class ReplayOptions(OptimizerConfig):
             policy: config of a `ReplayPolicy`.
             seed: of the draws.
             num_shards: number of these buffers.
+            unit: further arguments of `ReplayBuffer`.
         """
         return ReplayBuffer(
             self.buffer_size // num_shards,
@@ -91,6 +92,7 @@ class ReplayOptions(OptimizerConfig):
             beta_rows=self.prioritized_replay_beta_annealing_timesteps,
             priority_epsilon=self.prioritized_replay_eps,
             capacity_key="buffer_size",
+            **unit,
         )
 
     def make_buffer(self, policy: Any, seed: int | np.random.SeedSequence = 0) -> ReplayBuffer:
@@ -127,9 +129,9 @@ class ReplayOptimizer(PolicyOptimizer):
     config: ReplayOptions
     learns_from: ClassVar[type] = Transitions
 
-    def learn_transitions(self, rows: Transitions) -> np.ndarray:
-        """Makes one update of the driver's policy with B rows. Counts the update and the rows, each
-        as often as it is drawn.
+    def learn_transitions(self, rows: Any) -> np.ndarray:
+        """Makes one update of the driver's policy with `Transitions` or `Sequences`. Counts the
+        update and the rows, each as often as it is drawn.
 
         Returns:
             absolute TD errors `[B]` before the update: the new priorities of the rows.

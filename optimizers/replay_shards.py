@@ -71,7 +71,7 @@ class Batch(NamedTuple):
     Attributes:
         rows: B rows.
         ages: `[B]`: rows that the shard has stored after each of them.
-        priority_versions: `[B]`: versions of the weights that the priorities were computed with.
+        priority_versions: `[B]`: versions of the weights that gave the priorities.
         report: of the shard.
     """
 
@@ -252,7 +252,7 @@ class ReplayShards(ProcessGroup):
         return sum(report.num_rows for report in self.reports.values())
 
     def next_to_draw(self) -> WorkerHandle | None:
-        """The shard that the next batch is drawn from. None: no shard has a row.
+        """The shard that draws the next batch. None: no shard has a row.
 
         Shards take turns in proportion to their `weight`. So a row is drawn as often as if all
         shards were one buffer.

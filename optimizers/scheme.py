@@ -62,7 +62,7 @@ def scheme_config(
 
     Args:
         collection: `central sync`, `central async`, `parallel sync` or `parallel async`.
-        gradients: likewise.
+        gradients: one of the same four terms.
         update: `central` or `decentralized`.
         num_collection_workers: collectors of each process that computes gradients, where collection
             is parallel.

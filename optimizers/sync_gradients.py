@@ -25,7 +25,7 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class SyncGradientsConfig(GradientsConfig):
-    """Options of `SyncGradients`. Those of `GradientsConfig`."""
+    """Options of `SyncGradients`: the same as in `GradientsConfig`."""
 
 
 class SyncGradients(PolicyOptimizer):

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
+import pydantic
 
 from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
+from polopt.common.transitions import Sequences, Transitions
 from polopt.metrics import plots
 from polopt.metrics.optimizer_stats import StepResult
 from polopt.metrics.tab import Tab
 from polopt.optimizers.checks import check_central_gradients
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
+from polopt.policies.replay_policy import ReplayConfig
 from polopt.replay.buffer_files import BufferFiles
 from polopt.replay.rate_limiter import RateLimiter
+from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import readable_bytes
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.call_workers import restore_samplers, sampler_states
 from polopt.rollouts.workers.calls import Reply
 from polopt.rollouts.workers.gathering import Fragments, check_batch
+from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 logger = logging.getLogger("polopt")
@@ -42,14 +47,75 @@ class SyncReplayConfig(ReplayOptions):
     Attributes:
         save_replay_buffer: checkpoints hold the buffer. Without it, a restored run fills the buffer
             to `learning_starts` again before it goes on learning.
+        replay_unit: what is drawn: `transition`, or `sequence` for policies with memory, which have
+            `learns_from = Sequences`. A batch has `train_batch_size` rows after the burn-in.
+        sequence_length: steps of a sequence, burn-in included. Sequences begin where a fragment
+            begins, so `rollout_fragment_length` is at most that. None: for transitions.
+        burn_in: first steps of a sequence, which bring the memory up to date with the present
+            weights and give no loss (Kapturowski et al., 2019).
     """
 
     save_replay_buffer: bool = False
+    replay_unit: Literal["transition", "sequence"] = "transition"
+    sequence_length: int | None = pydantic.Field(default=None, ge=1, le=10**6)
+    burn_in: int = pydantic.Field(default=0, ge=0, le=10**6)
 
     aliases: ClassVar[Mapping[str, str]] = {
         **ReplayOptions.aliases,
         "store_buffer_in_checkpoints": "save_replay_buffer",
+        "replay_sequence_length": "sequence_length",
+        "replay_burn_in": "burn_in",
     }
+
+    @pydantic.model_validator(mode="after")
+    def _check_unit(self) -> SyncReplayConfig:
+        length, burn_in = self.sequence_length, self.burn_in
+        if self.replay_unit == "transition":
+            for key, given, idle in (("sequence_length", length, None), ("burn_in", burn_in, 0)):
+                if given != idle:
+                    raise ValueError(
+                        f"key {key!r}: got {given} with replay_unit='transition'; allowed: {idle}, "
+                        "or replay_unit='sequence'"
+                    )
+            return self
+        if length is None:
+            raise ValueError(
+                "key 'sequence_length': got None with replay_unit='sequence'; allowed: a number "
+                "of steps"
+            )
+        if burn_in >= length:
+            raise ValueError(
+                f"key 'burn_in': got {burn_in} with sequence_length={length}; allowed: 0 to "
+                f"{length - 1}"
+            )
+        if self.train_batch_size % (length - burn_in):
+            raise ValueError(
+                f"key 'train_batch_size': got {self.train_batch_size} with sequences of "
+                f"{length - burn_in} rows after their burn-in; allowed: a multiple of "
+                f"{length - burn_in}"
+            )
+        return self
+
+    def new_buffer(
+        self, policy: Any, seed: int | np.random.SeedSequence, num_shards: int = 1, **unit: Any
+    ) -> ReplayBuffer:
+        unit |= {"unit": self.replay_unit, "burn_in": self.burn_in}
+        unit["sequence_length"] = self.sequence_length
+        return super().new_buffer(policy, seed, num_shards, **unit)
+
+    def check_spaces(self, worker_config: WorkerConfig) -> None:
+        """Refuses a buffer that is larger than the free memory, or too small for a window."""
+        rollout, policy = worker_config.rollout, cast("ReplayConfig", worker_config.policy)
+        window = self.sequence_length or policy.n_step
+        envs = rollout.num_envs_per_worker * max(1, rollout.num_workers)
+        needed = envs * (window + rollout.rollout_fragment_length)
+        if self.buffer_size < needed:
+            raise ConfigError(
+                f"key 'buffer_size': got {self.buffer_size:,}. Allowed: {needed:,} or more, "
+                f"because {envs} environments fill the buffer, and a row can be drawn when "
+                f"the {window} steps of its window and its fragment are there"
+            )
+        super().check_spaces(worker_config)
 
 
 class SyncReplay(ReplayOptimizer):
@@ -68,6 +134,9 @@ class SyncReplay(ReplayOptimizer):
     config: SyncReplayConfig
     phases: ClassVar[tuple[str, ...]] = ("broadcast", "sample", "insert", "draw", "learn")
     runs_in_process = True
+    also_learns_from: ClassVar[Mapping[type, tuple[str, Any]]] = {
+        Sequences: ("replay_unit", "sequence")
+    }
     after_failure = "reassign"
     tab: ClassVar[Tab] = Tab(
         "Workers are idle while the driver learns, unless collection is overlapped. Where learning "
@@ -96,6 +165,12 @@ class SyncReplay(ReplayOptimizer):
                 "'overlapped', or optimizer 'async_replay'"
             )
         check_central_gradients(rollout)
+        length, steps = config.sequence_length, rollout.rollout_fragment_length
+        if length is not None and steps > length:
+            raise ConfigError(
+                f"key 'rollout_fragment_length': got {steps} with sequence_length={length}. "
+                f"Allowed: 1 to {length}, because sequences begin where fragments begin"
+            )
 
     def step(self) -> StepResult:
         before, batch_size = self.metrics.counts(), self.config.train_batch_size
@@ -113,8 +188,8 @@ class SyncReplay(ReplayOptimizer):
         began_s = self.workers.clock()
         while self.limiter.can_learn(batch_size):
             with self.timers["draw"]:
-                rows = self.buffer.sample(batch_size)
-                self.limiter.learned(batch_size)
+                rows = self._draw()
+                self.limiter.learned(rows.num_rows)
             with self.timers["learn"]:
                 errors = self.learn_transitions(rows)
             if self.config.prioritized_replay:
@@ -130,6 +205,13 @@ class SyncReplay(ReplayOptimizer):
             workers = self.workers.up()
             self.fragments.request_in_turn(workers, len(workers))
 
+    def _draw(self) -> Transitions | Sequences:
+        """A batch of `train_batch_size` rows. Fewer where sequences have rows that reset."""
+        count, length = self.config.train_batch_size, self.config.sequence_length
+        if length is None:
+            return self.buffer.sample(count)
+        return self.buffer.sample_sequences(count // (length - self.config.burn_in))
+
     def _begin_buffer(self) -> None:
         """An empty buffer, with random numbers of its own after each restore."""
         config = self.workers.config
@@ -144,7 +226,7 @@ class SyncReplay(ReplayOptimizer):
     def _insert(self, fragment: SampleBatch) -> None:
         """Adds a fragment to the buffer, which knows whether it continues the worker's last one."""
         self.metrics.add_lag(fragment.version, self.policy.version, weight=fragment.shape[1])
-        self.limiter.inserted(self.buffer.add(fragment))
+        self.limiter.inserted(self.buffer.add(fragment), self.buffer.num_drawable > 0)
 
     def _count_blocked(self, replies: list[Reply]) -> None:
         """Counts the time in which samplers stood still while the driver learned in the last step:

@@ -31,7 +31,7 @@ class SyncSamplesConfig(OptimizerConfig):
 
     Attributes:
         train_batch_size: environment steps of one batch, rounded up to whole fragments. Rows lost
-            to next-step resets are not made up for. None: one fragment of each worker.
+            to next-step resets are not replaced. None: one fragment of each worker.
         fraction_workers: once this share of the workers has sampled all its fragments, the others
             stop early. Their samples are used. 1: waits for all, and only then do results not
             depend on timing.
@@ -48,7 +48,7 @@ class SyncSamplesConfig(OptimizerConfig):
 class SyncSamples(PolicyOptimizer):
     """Broadcasts weights, gathers samples from all workers, and learns in the driver.
 
-    Workers that have just started take part from the next step on. Fragments of a failed worker
+    Workers that have just started take part in the next step. Fragments of a failed worker
     are reassigned to the others, so a worker that hangs delays one step. As long as none fails, a
     run is reproducible bit for bit for one seed, config and number of workers, also if `collection`
     is `overlapped`. With `num_workers=0` the local worker samples.

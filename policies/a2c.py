@@ -11,14 +11,14 @@ from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 
 
 class A2CConfig(ActorCriticConfig):
-    """Options of `A2CPolicy`: those of `ActorCriticConfig`."""
+    """Options of `A2CPolicy`: the same as in `ActorCriticConfig`."""
 
 
 class A2CPolicy(ActorCriticPolicy):
     """Loss `-log pi(a|s) A + vf_loss_coeff (V(s) - target)^2 / 2 - entropy_coeff H(pi)`.
 
-    A mean over valid rows. The paper and RLlib 0.8 sum, so that there the step size depends on the
-    batch size.
+    The loss is the mean over valid rows. The paper and RLlib 0.8 use the sum, so their step size
+    depends on the batch size.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = A2CConfig

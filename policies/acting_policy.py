@@ -21,11 +21,14 @@ from polopt.policies.spaces import ObservationEncoder
 
 
 class ActingPolicy(ABC):
-    """Chooses actions, prepares samples, and holds the weights that it acts with.
+    """Holds weights, chooses actions with them, and prepares samples.
 
-    Samplers, workers and a `Collector` need no more of a policy. `Policy` also learns.
-    `NonLearningPolicy` adapts what was given by a user. A subclass provides `make_distribution`,
-    `action_params` (or `act`), and weights and state.
+        actions, extras = policy.compute_actions(policy.encoder.encode(observations))
+        policy.set_weights(weights)
+
+    This is all that samplers, workers and a `Collector` use of a policy. `Policy` also learns.
+    `NonLearningPolicy` adapts a function or a module of the user. A subclass provides
+    `make_distribution`, `action_params` (or `act`), and weights and state.
 
     Args:
         observation_space: observation space of one environment.
@@ -76,8 +79,8 @@ class ActingPolicy(ABC):
 
     @property
     def samples_uniformly(self) -> bool:
-        """Whether exploring ignores the policy at present: actions are uniform over those that are
-        allowed, as at the start of replay."""
+        """Whether exploring ignores the policy at present, as at the start of replay. Every allowed
+        action then has the same probability."""
         return False
 
     @abstractmethod
@@ -212,17 +215,17 @@ class ActingPolicy(ABC):
     # ---- sampling, weights and state ------------------------------------------------------------
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a sample `[T, N]` in the worker that made it, while the weights are those that
-        chose the actions."""
+        """Prepares a sample `[T, N]` in the worker that made it, before the
+        weights that chose the actions are replaced."""
         return batch
 
     @abstractmethod
     def get_weights(self) -> Weights:
-        """A copy of the weights `[P]`, and what else acting depends on."""
+        """A copy of the weights `[P]`, and of all else on which acting depends."""
 
     @abstractmethod
     def set_weights(self, weights: Weights) -> None:
-        """Acts with these weights from now on.
+        """Replaces the weights with which the policy acts.
 
         Raises:
             ValueError: if they belong to another network.

@@ -16,8 +16,8 @@ from polopt.policies.learning.schedules import Schedule, ScheduleValue
 
 
 class ActorCriticConfig(FragmentConfig):
-    """Options of actor-critic policies, in addition to those of `FragmentConfig`. `lambda` is that
-    of GAE.
+    """Options of actor-critic policies, in addition to the options of `FragmentConfig`. `lambda` is
+    the lambda of GAE.
 
     Attributes:
         vf_loss_coeff: weight of the value loss, which is half the mean squared error, as in RLlib's
@@ -39,8 +39,8 @@ class ActorCriticConfig(FragmentConfig):
 class ActorCriticPolicy(FragmentPolicy):
     """Learns from fragments by minibatch SGD on advantages and value targets.
 
-    A subclass provides `loss`, and optionally what a `FragmentPolicy` lists. The second output of
-    its network are values.
+    A subclass provides `loss`, and optionally the methods that `FragmentPolicy` lists. The second
+    output of its network is the values.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
@@ -49,15 +49,15 @@ class ActorCriticPolicy(FragmentPolicy):
 
     def value(self, obs: np.ndarray) -> np.ndarray:
         """Values `[N]` float32 of encoded observations `[N, ...]`, of a policy without memory. See
-        `state_values`. Where the policy normalises rewards, they are those of normalised ones."""
+        `state_values`. A policy that normalises rewards returns values of normalised rewards."""
         return self.backend.value(self._normalized_obs(obs))
 
     # ---- preparing samples ----------------------------------------------------------------------
 
     @np.errstate(all="ignore")
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `values`, `advantages` and `value_targets`, computed with the current weights, which
-        must be those that chose the actions."""
+        """Adds `values`, `advantages` and `value_targets`, computed with the current weights.
+        The same weights must have chosen the actions."""
         used = self.normalized(batch)
         values, following = self.state_values(used)
         gae.add_advantages(used, values, following, self.config.gamma, self.config.lambda_)

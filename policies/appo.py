@@ -18,15 +18,16 @@ from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.ppo import PPOConfig, PPOPolicy
 from polopt.policies.vtrace import VTraceConfig, with_vtrace
 
-#: Upper bound of the probability under the policy that acted divided by that under the target
-#: policy (rho in the paper; RLlib's `target_worker_clipping`).
+#: Upper bound of `mu / target`, the probability of an action under the policy that acted divided by
+#: its probability under the target policy. The paper calls it rho, RLlib `target_worker_clipping`.
 _MAX_BEHAVIOUR_RATIO = 2.0
 
 
 class AppoConfig(VTraceConfig, PPOConfig):
-    """Options of `AppoPolicy`: those of `PPOConfig` and `VTraceConfig`, with RLlib's defaults, and
+    """Options of `AppoPolicy`, in addition to the options of `PPOConfig` and `VTraceConfig`. The
+    defaults are RLlib's.
 
-    The value loss is half the mean squared error, as in RLlib's APPO and not as in PPO.
+    The value loss is half the mean squared error, as in RLlib's APPO. (PPO's is the whole.)
 
     Attributes:
         target_network_update_freq: number of updates of the weights after which the target network
@@ -54,11 +55,15 @@ class AppoConfig(VTraceConfig, PPOConfig):
 class AppoPolicy(PPOPolicy):
     """PPO with V-trace and a target network, for samples that are some updates old.
 
-    The target network becomes a copy of the network every few updates. The loss is that of
-    `PPOPolicy` with three replacements: the ratio is that to the target policy, advantages and
-    value targets are those of V-trace with the target policy as the one that learns, and the KL
-    divergence is that from the target policy. Values are those of the network. They are computed in
-    the learner, for each minibatch of whole columns.
+    The target network becomes a copy of the network every few updates. `AppoPolicy` changes the
+    loss of `PPOPolicy` in three places:
+
+    - The clipped ratio divides by the probability under the target policy.
+    - V-trace computes advantages and value targets, as if the target policy were learning.
+    - The KL divergence is measured from the target policy.
+
+    The network, not the target network, gives the values. The learner computes all of these for
+    each minibatch of whole columns.
     """
 
     config_class = AppoConfig
@@ -82,10 +87,10 @@ class AppoPolicy(PPOPolicy):
         return batch
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `values`, `value_targets` and `advantages` of `vtrace`. `action_dist_inputs` become
-        those of the target policy, and `action_logp` its log-probabilities, which are bounded from
-        below by those of the policy that acted: the ratio of the loss is `pi / max(target, mu / 2)`
-        (in the paper: `min(mu / target, rho) pi / mu`)."""
+        """Adds `values`, `value_targets` and `advantages` of `vtrace`. Replaces
+        `action_dist_inputs` by the parameters of the target policy, and `action_logp` by
+        `log(max(target, mu / 2))`, where mu is the policy that acted. So the ratio of the loss is
+        `pi / max(target, mu / 2)` (in the paper: `min(mu / target, rho) pi / mu`)."""
         batch = self.normalized(batch)
         params = self.dist_inputs(batch, self._target)
         target, acted = self.log_prob(batch, params), batch["action_logp"]

@@ -11,25 +11,27 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.learning.reducer import Reducer
 from polopt.policies.ppo import PPOPolicy
 
-#: Upper bound of the importance weights, against overflow. That of the paper's program.
+#: Upper bound of the importance weights, against overflow. The paper's program has the same bound.
 _MAX_WEIGHT = 100.0
 
 
 class DecoupledPPOPolicy(PPOPolicy):
     """PPO with a proximal policy beside the policy that acted, for samples that are updates old.
 
-    Two policies take the place of the old one. The ratio that is clipped, and the KL divergence,
-    are relative to the proximal policy: that of the learner when it begins with a batch. So the
-    size of an update does not depend on the age of the samples. Advantages are multiplied by the
-    importance weight, the probability of the action under the proximal policy divided by that under
-    the policy that chose it. Without lag both are the same, and so is the loss that of `PPOPolicy`.
+    PPO's old policy has two roles. It limits the update, and it chose the actions. Here each role
+    has a policy of its own. The proximal policy limits the update: it is the learner's policy when
+    it begins with a batch, and the clipped ratio and the KL divergence are relative to it. So the
+    size of an update does not depend on the age of the samples. For the policy that acted, each
+    advantage is multiplied by an importance weight: the probability of the action under the
+    proximal policy, divided by its probability under the policy that acted. Without lag the two
+    policies are the same, and the loss equals the loss of `PPOPolicy`.
     """
 
     loss_columns = (*PPOPolicy.loss_columns, "importance_weights")
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `importance_weights` `[T, N]`. `action_dist_inputs` and `action_logp` become those
-        of the proximal policy. Values and advantages stay those of the policy that acted."""
+        """Adds `importance_weights` `[T, N]`. Computes `action_dist_inputs` and `action_logp` anew
+        with the proximal policy. Keeps the values and advantages, which the sampler computed."""
         batch = self.normalized(batch)
         params = self.dist_inputs(batch)
         proximal = self.log_prob(batch, params)

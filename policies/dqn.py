@@ -54,7 +54,7 @@ class DQNPolicy(EpsilonGreedyPolicy, ReplayPolicy):
     """Q-learning with a target network: the loss is the weighted mean of
     `huber(Q(s, a) - (r + discount * Q_target(s', argmax_a Q(s', a))))`.
 
-    Actions that a mask does not allow are not bootstrapped from. The value of an observation that
+    The maximum is taken over the actions that a mask allows. The value of an observation that
     allows no action is 0.
     """
 

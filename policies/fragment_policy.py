@@ -43,8 +43,8 @@ class FragmentConfig(NormalizingConfig):
             memory that a gradient takes, and changes nothing else. None: all rows of a minibatch.
             (RLlib 0.8's MicrobatchOptimizer adds gradients up instead.)
         normalize_rewards: divide rewards by the running standard deviation of the discounted
-            return. Values and value targets are those of these rewards. Returns in results are not
-            divided.
+            return. Values and value targets then refer to the divided rewards. Returns in results
+            are not divided.
         clip_rewards: bound of normalised rewards.
     """
 
@@ -104,16 +104,16 @@ class FragmentPolicy(NetworkPolicy):
     # ---- the loss, and hooks of learning --------------------------------------------------------
 
     def outputs(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch, which the
-        loss is computed from."""
+        """Distribution parameters `[B, P]` and values `[B]` of the rows of a minibatch, from which
+        the loss is computed."""
         if not self.state_size:
             return self.model(rows["obs"])
         params, values, _ = self.model.unroll(rows["obs"], rows["state"], rows["starts"])
         return params[rows["valid"]], values[rows["valid"]]
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
-        """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that the next
-        gradient of it will be computed with. Returns a new batch where it changes any column."""
+        """Prepares a postprocessed batch `[T, N]` in the learner, with the weights that will
+        compute its next gradient. Returns a new batch where it changes any column."""
         return batch
 
     def on_epoch(self, stats: Mapping[str, float]) -> bool:
@@ -226,8 +226,8 @@ class FragmentPolicy(NetworkPolicy):
         """`num_sgd_iter` epochs over the rows of all learners.
 
         All learners make the same number of updates with the same summed gradients, whatever their
-        numbers of rows: the gradient of an update is that of the mean loss over all learners' rows
-        of the minibatch.
+        numbers of rows: an update follows the gradient of the mean loss over all learners'
+        rows of the minibatch.
         """
         reducer = reducer or LocalReducer()
         minibatches = self._minibatches(batch, reducer)
@@ -244,7 +244,7 @@ class FragmentPolicy(NetworkPolicy):
             epochs.append(_mean(updates))
             if self.on_epoch(epochs[-1]):
                 break
-        # The KL of a minibatch is measured before its update: that of a single update is always 0.
+        # The KL of a minibatch is measured before its update. With a single update it is always 0.
         if parts * len(epochs) > 1:
             self.on_learned(epochs[-1])
         # The KL of the last epoch, which is the distance from the policy that acted.
@@ -259,7 +259,7 @@ class FragmentPolicy(NetworkPolicy):
             reducer: sums over all learners.
 
         Returns:
-            learner statistics, means over all learners' rows. Empty if there are none.
+            learner statistics, means over all learners' rows. Empty without rows.
         """
         count = len(rows["actions"])
         if count == 0 and reducer.world_size == 1:

@@ -49,8 +49,8 @@ def episode_starts(batch: SampleBatch) -> np.ndarray:
     """`[T + 1, N]` bool: the observation `all_obs[t]` is the first of an episode, for t > 0. The
     memory of a policy is 0 there. Before row 0 it is `per_env["state"]`.
 
-    An episode begins after a row with a separate successor, and after a row without a transition,
-    which resets in next-step mode, or is that of an environment that raised.
+    An episode begins after a row with a separate successor, and after a row without a transition.
+    In such a row the environment resets in next-step mode, or raised an error.
     """
     starts = np.zeros((batch.shape[0] + 1, batch.shape[1]), dtype=bool)
     starts[1:] = ~batch["valid"]

@@ -11,10 +11,10 @@ from polopt.policies.vtrace import VTraceConfig, with_vtrace
 
 
 class ImpalaConfig(VTraceConfig):
-    """Options of `ImpalaPolicy`: those of `VTraceConfig`.
+    """Options of `ImpalaPolicy`: the options of `VTraceConfig`.
 
-    RMSprop is the paper's optimizer. Its values cannot be copied: the loss is a mean over rows here
-    and a sum there, and for epsilon see `PolicyConfig`.
+    RMSprop is the paper's optimizer. The paper's learning rate does not fit here, because its loss
+    is a sum over rows and this loss is a mean. For its epsilon, see `PolicyConfig`.
     """
 
     lr: LearningRate = 6e-4
@@ -24,8 +24,8 @@ class ImpalaConfig(VTraceConfig):
 class ImpalaPolicy(A2CPolicy):
     """Actor-critic with V-trace, for samples that are some updates old.
 
-    The loss is that of `A2CPolicy`. Value targets and advantages are those of V-trace, computed in
-    the learner with its current weights, for each minibatch of whole columns.
+    The loss is the loss of `A2CPolicy`. V-trace gives the value targets and advantages. The learner
+    computes them with its current weights, for each minibatch of whole columns.
     """
 
     config_class = ImpalaConfig

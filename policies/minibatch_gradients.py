@@ -33,7 +33,7 @@ class MinibatchGradients:
         """The next gradient, not clipped.
 
         Raises:
-            ValueError: if there is none left.
+            ValueError: all minibatches have been used.
         """
         if self.done:
             raise ValueError("all minibatches of the batch are used")

@@ -60,7 +60,7 @@ class NonLearningPolicy(ActingPolicy):
 
 
 class RandomPolicy(NonLearningPolicy):
-    """Chooses actions uniformly from the action space, or from those that a mask allows."""
+    """Chooses uniformly from all actions, or from the actions that a mask allows."""
 
     def make_distribution(self) -> ActionDistribution:
         space = self.action_space
@@ -169,8 +169,8 @@ class ActionModulePolicy(ModulePolicy):
     `tensordict.nn.dispatch` allows, so that polopt does not import tensordict.
 
     Raises:
-        ConfigError: a `TensorDictModule` without `action`, or with in-keys that are not those of
-            the observation space.
+        ConfigError: a `TensorDictModule` without `action`, or with in-keys that differ
+            from the keys of the observation space.
     """
 
     dist: PassThroughActions

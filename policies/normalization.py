@@ -1,7 +1,7 @@
 """`Normalizer`: normalises observations and rewards by running moments, as all workers share them.
 
-The method is that of Stable-Baselines3's VecNormalize and of Gymnasium's wrappers. The moments are
-the policy's: they are sent with its weights, and saved, loaded and exported with it.
+Stable-Baselines3's VecNormalize and Gymnasium's wrappers use the same method. The moments belong to
+the policy: they are sent with its weights, and saved, loaded and exported with it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class Normalizer:
 
     - Each element of an observation becomes `(x - mean) / sqrt(variance + 1e-8)`, clipped. Elements
       that are one-hot, bool, uint8 (networks scale images), or an action mask keep their values.
-    - A reward becomes `r / sqrt(variance + 1e-8)`, clipped, where the variance is that of the
-      discounted return since the episode began. No mean is subtracted: that would change what is
-      optimal.
+    - A reward becomes `r / sqrt(variance + 1e-8)`, clipped, with the variance of the discounted
+      return since the episode began. No mean is subtracted: that would change what is optimal.
 
     One row enters the moments for each transition: the observation that the action was chosen for,
     and the discounted return after it. So each counts once, in every autoreset mode. Before the
@@ -47,7 +46,7 @@ class Normalizer:
         gamma: discount factor of the returns.
 
     Attributes:
-        clip_observations, clip_rewards, gamma: as above. `gamma` may be changed.
+        clip_observations, clip_rewards, gamma: the arguments. `gamma` may be changed.
 
     Raises:
         ConfigError: observations without an element that can be normalised.
@@ -155,9 +154,9 @@ class Normalizer:
         return result.astype(np.float32, copy=False)
 
     def normalized(self, batch: SampleBatch) -> SampleBatch:
-        """The batch with observations and rewards normalised by the moments that each environment's
-        actions were chosen with. One that is normalised already is returned itself. Other columns
-        are shared."""
+        """The batch with observations and rewards normalised by the moments that were in use
+        when each environment's actions were chosen. Returns a batch itself that is normalised
+        already. Other columns are shared."""
         per_env, columns = dict(batch.per_env), dict(batch.columns)
         all_obs, successors = batch.all_obs, batch.successor_obs
         if "obs_mean" in per_env:

@@ -124,7 +124,7 @@ class _Acting(nn.Module):
         self._dist = policy.dist
         self._act = policy.act_in_torch
         self._state_size = policy.state_size
-        self.network = network  # registered: its parameters become those of the model
+        self.network = network  # registered: the model has its parameters
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         observations = inputs[: len(self._parts)]

@@ -32,7 +32,11 @@ from polopt.policies.onnx_export import write_onnx
 
 
 class Policy(ActingPolicy):
-    """Chooses actions, and learns from batches. It knows neither Ray nor the strategy.
+    """Chooses actions, and learns from batches. Ray and the strategy do not appear in it.
+
+        actions, extras = policy.compute_actions(obs)
+        batch = policy.postprocess(batch)      # in the worker that sampled the batch
+        stats = policy.learn_on_batch(batch)   # in the learner
 
     A subclass provides `make_segments` and `action_params`. It says in `learns_from` what a batch
     is, and provides `compute_gradients` of it, or `learn_on_batch`, or both. `NetworkPolicy` acts
@@ -45,7 +49,7 @@ class Policy(ActingPolicy):
         seed: seed of the initial weights and of the shuffling of minibatches.
         device: torch device of the networks.
 
-    Attributes (those of `ActingPolicy`, and):
+    Attributes (besides the attributes of `ActingPolicy`):
         acting: how observations and actions are scaled. Sent with the weights. `act_as` changes it.
         segments: the modules, by name.
         model: the network that acts, the segment `network`.
@@ -59,8 +63,8 @@ class Policy(ActingPolicy):
     """
 
     config_class: ClassVar[type[PolicyConfig]] = PolicyConfig
-    #: What the policy learns from: `SampleBatch`, or `Transitions` of a replay buffer. An optimizer
-    #: of the same kind can use it.
+    #: The type of a batch: `SampleBatch`, or `Transitions` or `Sequences` of a replay buffer. An
+    #: optimizer with the same `learns_from` can train the policy.
     learns_from: ClassVar[type] = SampleBatch
     #: Any, because a subclass declares its own config class, and type checkers refuse a variable
     #: that narrows the type of another one.
@@ -77,7 +81,7 @@ class Policy(ActingPolicy):
         super().__init__(observation_space, action_space, config, seed, device)
         self.acting = Acting(config.normalize_actions, config.clip_actions)
         # The initial weights depend on `seed` only, and torch's global generators are not changed:
-        # `torch.manual_seed` would also seed those of GPUs, and equally in every process.
+        # `torch.manual_seed` would also seed the GPUs' generators, and equally in every process.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.segments = self.make_segments()
@@ -116,8 +120,8 @@ class Policy(ActingPolicy):
     def count_parameters(
         cls, observation_space: Space[Any], action_space: Space[Any], config: PolicyConfig
     ) -> int | None:
-        """The number of parameters that are trained: those of all segments but copies. Takes no
-        memory for them. None if the segments need real numbers, for example to print weights.
+        """The number of trained parameters, of all segments but copies. Takes no memory for
+        them. None if the segments need real numbers, for example to print weights.
 
         Raises:
             ConfigError: for spaces or sizes that are not supported.
@@ -184,7 +188,7 @@ class Policy(ActingPolicy):
         yield gradients._replace(new_rows=gradients.rows, ends_rollout=True)
 
     def check_gradients(self, gradients: Any) -> None:
-        """Refuses what is no gradient of this network. None stands for one that was not finite.
+        """Checks that `gradients` fit this network. None stands for a gradient that was not finite.
 
         Raises:
             TypeError, ValueError: says what it is.
@@ -297,12 +301,12 @@ class Policy(ActingPolicy):
 
     @np.errstate(all="ignore")
     def add_moments(self, moments: Moments | None, reducer: Reducer | None = None) -> None:
-        """Adds the moments of new samples to those of the normaliser, if the policy has one.
+        """Adds the moments of new samples to the normaliser, if the policy has one.
 
         Args:
-            moments: of the samples of this learner. None: there are none.
-            reducer: sums over all learners, which have the same moments, and add those of the
-                samples of all. None for one learner.
+            moments: moments of the samples of this learner. None: it has no samples.
+            reducer: sums over all learners, so that each adds the moments of all learners' samples.
+                None for one learner.
         """
         if self.normalizer is not None:
             moments = moments or Moments.zero(len(self.normalizer.moments.mean))
@@ -361,7 +365,7 @@ class Policy(ActingPolicy):
         self.shuffle.bit_generator.state = state["shuffle"]
 
     def check_network(self, layers: str) -> None:
-        """Checks that `layers`, from the key `network` of a state, are those of `model`.
+        """Checks that `layers`, from the key `network` of a state, describes `model`.
 
         Class names are not compared, so that they may change.
 
@@ -375,7 +379,7 @@ class Policy(ActingPolicy):
             )
 
     def _configured_coefficients(self) -> dict[str, float]:
-        """The values of the config that coefficients start from."""
+        """The options of the config with which coefficients start."""
         named = [name for name in self.coefficients if hasattr(self.config, name)]
         return {name: getattr(self.config, name) for name in named}
 

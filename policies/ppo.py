@@ -23,7 +23,7 @@ _Bound = Annotated[
 
 
 class PPOConfig(ActorCriticConfig):
-    """Options of `PPOPolicy`, in addition to those of `ActorCriticConfig`.
+    """Options of `PPOPolicy`, in addition to the options of `ActorCriticConfig`.
 
     With `async_gradients` and `sync_gradients`, `kl_target` and `kl_stop` have no effect: the
     weight of the KL penalty stays `kl_coeff`, and every epoch is completed.

@@ -46,7 +46,8 @@ class PQNPolicy(EpsilonGreedyPolicy, FragmentPolicy):
         target_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda target_{t+1})
 
     where `target_{t+1}` is `max_a Q(s_{t+1}, a)` at the end of the fragment and of a truncated
-    episode, and 0 after a terminated one. Layer normalisation takes the place of a target network.
+    episode, and 0 after a terminated episode. Layer normalisation takes the place of a target
+    network.
     """
 
     config_class = PQNConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import pydantic
 import torch
 from torch import Tensor
 
-from polopt.common.transitions import Transitions
+from polopt.common.transitions import Sequences, Transitions
 from polopt.common.weights import Gradients
 from polopt.policies.fast_cpu.numpy_backend import is_supported
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
@@ -62,7 +63,9 @@ class ReplayPolicy(Policy):
     Observations are as the environment returned them: the policy normalises them with the moments
     that it has when it learns.
 
-    A subclass provides `make_segments`, `backward` and `errors_of`.
+    A subclass provides `make_segments`, `backward` and `errors_of`. A policy with memory sets
+    `learns_from = Sequences`: then `rows` are B sequences everywhere, and errors `[B]` are one
+    number for each of them.
 
     Args:
         observation_space: observation space of one environment.
@@ -179,11 +182,16 @@ class ReplayPolicy(Policy):
         count = batch.num_rows
         return Gradients(self.flat.get_grads(), self.version, count, stats, count)
 
-    def normalized(self, rows: Transitions) -> Transitions:
+    def normalized(self, rows: Any) -> Any:
         """The rows with observations as the networks use them."""
         if self.normalizer is None:
             return rows
         observations = self.normalizer.observations
+        if isinstance(rows, Sequences):
+            obs, successors = observations(rows.batch.all_obs), rows.batch.successor_obs
+            successors = observations(successors) if len(successors) else successors
+            batch = dataclasses.replace(rows.batch, all_obs=obs, successor_obs=successors)
+            return rows._replace(batch=batch)
         return rows._replace(obs=observations(rows.obs), next_obs=observations(rows.next_obs))
 
     def tensors(self, rows: Transitions) -> Any:

@@ -117,7 +117,7 @@ class SACPolicy(ReplayPolicy):
 
     @property
     def target_entropy(self) -> float | None:
-        """The entropy that the temperature is tuned to. None: it is not tuned."""
+        """The entropy at which the tuned temperature holds the policy. None: it is not tuned."""
         target = self.config.target_entropy
         return -float(self.dist.action_shape[0]) if target == "auto" else target
 
@@ -193,6 +193,7 @@ class SACPolicy(ReplayPolicy):
             self.alpha_loss(log_prob).backward()
         stats |= {"policy_loss": actor_loss, "entropy": -log_prob.mean()}
         stats["total_loss"] = critic_loss + actor_loss
+        stats["alpha_value"] = self.log_alpha[0].exp()
         return as_floats(stats), errors.detach().abs().mean(0).cpu().numpy()
 
     @torch.inference_mode()

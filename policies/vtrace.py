@@ -14,13 +14,14 @@ from polopt.policies.actor_critic import ActorCriticConfig
 
 
 class VTraceConfig(ActorCriticConfig):
-    """Options of policies with V-trace. `lambda` is that of V-trace.
+    """Options of policies with V-trace. `lambda` is the lambda of V-trace.
 
     Attributes:
         vtrace_clip_rho_threshold: upper bound of the importance ratio in temporal differences (rho
-            bar in the paper). It decides which policy the values are of: 1 a policy between that
-            which acted and the current one, infinitely large the current one.
-        vtrace_clip_pg_rho_threshold: upper bound of the ratio that advantages are multiplied by.
+            bar in the paper). It decides whose values are learned. With 1, they are the values of a
+            policy between the policy that acted and the current policy. With an infinitely large
+            bound, they are the values of the current policy.
+        vtrace_clip_pg_rho_threshold: upper bound of the ratio by which advantages are multiplied.
     """
 
     vtrace_clip_rho_threshold: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
@@ -44,8 +45,8 @@ def vtrace(
 
     Args:
         batch: `[T, N]`.
-        log_ratios: `[T, N]` log-probability of the actions under the policy that learns (pi) minus
-            that under the policy that acted (mu).
+        log_ratios: `[T, N]` `log(pi / mu)`, where pi and mu are the probabilities of the actions
+            under the policy that learns and under the policy that acted.
         values: `[T, N]` values of the observations.
         following: `[T, N]` from `gae.next_values`.
         config: discount factor, lambda and bounds.

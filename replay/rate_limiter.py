@@ -139,10 +139,16 @@ class RateLimiter:
         allowed = self._missing <= 0 and (self._intensity is None or self._credit >= rows)
         return self._note(LEARNER, allowed)
 
-    def inserted(self, rows: int) -> None:
-        """Counts rows that were added to the buffer."""
-        filling = min(rows, self._missing)
-        self._missing -= filling
+    def inserted(self, rows: int, can_draw: bool = True) -> None:
+        """Counts rows that were added to the buffer.
+
+        Args:
+            rows: number of them.
+            can_draw: whether the buffer has rows whose windows are complete. As long as it has
+                none, learning has not begun, and rows give no credit.
+        """
+        filling = min(rows, self._missing) if can_draw else rows
+        self._missing = max(self._missing - filling, 0 if can_draw else 1)
         counted = rows - filling
         self.num_counted += counted
         if self._intensity is not None:

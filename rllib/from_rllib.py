@@ -40,12 +40,13 @@ def from_rllib(algorithm_config: Any, verbose: bool = True) -> AlgorithmConfig:
             lines["dropped"].append(f"{name}={shown(value)}: {error}")
             continue
         key = key_of(name, PRESETS[builder.preset_name])
+        new = [k for k, v in builder.given.items() if k not in before or before[k] is not v]
         if builder.given == before and key not in before:
             lines["dropped"].append(f"{name}={shown(value)}: polopt does the same, or ignores it")
-        elif key == name:
+        elif key == name and new in ([], [name]):
             lines["kept"].append(f"{name}={shown(value)}")
         else:
-            lines["renamed"].append(f"{name}={shown(value)}: {key}")
+            lines["renamed"].append(f"{name}={shown(value)}: {', '.join(new) or key}")
     if verbose:
         print(f"{type(algorithm_config).__name__} of RLlib, without its defaults:")
         for what, texts in lines.items():

@@ -13,9 +13,11 @@ from gymnasium.spaces import Box
 from torch import nn
 
 from polopt.common.config import ConfigError
+from polopt.policies.networks.cnn import CNNNetwork
 from polopt.policies.networks.mlp import MLPNetwork
 from polopt.policies.policy import Policy
 from polopt.policies.policy_registry import POLICIES
+from polopt.rllib.cnn_modules import cnns_of, copy_cnns, filters_of
 
 #: Options of RLlib's `DefaultModelConfig` that the network of polopt has under the same names.
 _OPTIONS = (
@@ -28,7 +30,6 @@ _OPTIONS = (
 )
 #: Options that must have these values, because the network of polopt has no others.
 _PLAIN: dict[str, Any] = {
-    "conv_filters": None,
     "head_fcnet_hiddens": [],
     "fcnet_use_layernorm": False,
     "lstm_use_prev_action": False,
@@ -49,7 +50,8 @@ def load_rl_module(path: str | Path, policy: str = "ppo") -> Policy:
 
     Raises:
         ConfigError: the extra `polopt[rllib]` is not installed. Or the module is not a default
-            module of RLlib with linear layers, with or without an LSTM, for observations of floats.
+            module of RLlib for observations of floats, with linear layers, with an LSTM after them,
+            or with convolutions.
     """
     from_checkpoint = _rllib("ray.rllib.core.rl_module.rl_module", "RLModule").from_checkpoint
     return policy_of(from_checkpoint(str(Path(path).resolve())), policy)
@@ -64,9 +66,20 @@ def policy_of(module: Any, policy: str = "ppo") -> Policy:
     config = _config_of(module)
     cls = POLICIES.get(policy)
     model = {name: config[name] for name in _OPTIONS if name in config}
+    cnns = cnns_of(module)
+    if cnns:
+        kept: dict[str, Any] = {
+            name: model[name] for name in ("free_log_std", "vf_share_layers") if name in model
+        }
+        filters = filters_of(cnns["policy"])
+        model = {**kept, "conv_filters": filters, "post_fcnet_hiddens": []}
     made: Policy = cls(
         module.observation_space, module.action_space, cls.config_class.parse({"model": model})
     )
+    network = _network(made)
+    if cnns and isinstance(network, CNNNetwork):
+        copy_cnns(module, cnns, network)
+        return made
     if not isinstance(_network(made), MLPNetwork):
         raise ConfigError(f"observations {module.observation_space} need another network")
     _copy(module.state_dict(), _network(made), to_rllib=False)
@@ -81,7 +94,9 @@ def to_rl_module(policy: Policy) -> Any:
 
     Raises:
         ConfigError: the extra `polopt[rllib]` is not installed. Or the network is not one of linear
-            layers, with or without an LSTM, for observations of floats without normalisation.
+            layers, with or without an LSTM, for observations of floats without normalisation. RLlib
+            gives convolutions no layers before the heads, and pads them as TensorFlow does. So
+            networks with convolutions are loaded only.
     """
     network = _network(policy)
     config: Any = getattr(policy.config, "model", None)
@@ -92,7 +107,9 @@ def to_rl_module(policy: Policy) -> Any:
         raise ConfigError(
             f"{type(policy).__name__} with {type(network).__name__} has no counterpart among the "
             "default modules of RLlib. Allowed: linear layers for observations of floats without "
-            "normalisation; an LSTM with Box actions needs free_log_std=False"
+            "normalisation; an LSTM with Box actions needs free_log_std=False. Convolutions can be "
+            "loaded from RLlib, and not the way back: RLlib has no layers between them and the "
+            "heads, and other paddings"
         )
     make = _rllib(
         "ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module", "DefaultPPOTorchRLModule"

@@ -12,6 +12,7 @@ from typing import Any
 
 from polopt.common.config import ConfigError, nearest, shown, without_fixed
 from polopt.common.other_libraries import RLLIB, RLLIB_FIXED, RLLIB_IGNORED, fixed, instead_of
+from polopt.rllib.replay_buffer_config import of_replay_buffer
 from polopt.trainers.experiment import Experiment, aliases_for
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -102,6 +103,8 @@ def checked(
         TypeError: no release of RLlib and no part of polopt has such an option.
     """
     key = key_of(name, preset)
+    if key == "replay_buffer_config" and "buffer_size" in defaults(preset):
+        return of_replay_buffer(value, where)
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
     row = fixed(key, RLLIB_FIXED)

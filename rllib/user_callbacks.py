@@ -137,7 +137,7 @@ class CallbackEpisode:
 
 
 #: What `reduce` of `MetricsLogger` may be.
-_REDUCED = {"mean": np.mean, "min": np.min, "max": np.max, "sum": np.sum}
+_REDUCED: dict[str, Any] = {"mean": np.mean, "min": np.min, "max": np.max, "sum": np.sum}
 
 
 class MetricsLogger:

@@ -523,6 +523,16 @@ REFUSED = {
     ),
     "PPOConfig().evaluation(evaluation_duration_unit='timesteps')": "plays whole episodes",
     "A3CConfig().training(clip_param=0.2)": "is an option of policy",
+    "DQNConfig().training(replay_buffer_config={'storage_unit': 'sequences'})": (
+        "key 'storage_unit': got 'sequences'. Allowed: 'timesteps'. Instead: optimizer 'sync_repl"
+    ),
+    "DQNConfig().training(replay_buffer_config={'type': 'ReservoirReplayBuffer'})": (
+        "key 'type': got 'ReservoirReplayBuffer'. Allowed: EpisodeReplayBuffer, ReplayBuffer, "
+    ),
+    "SACConfig().training(replay_buffer_config={'batch_size_B': 8})": "Instead: train_batch_size",
+    "SACConfig().training(replay_buffer_config={'capcity': 8})": "did you mean 'capacity'",
+    "SACConfig().training(replay_buffer_config=8)": "replay_buffer_config=8. Allowed: a dict",
+    "PPOConfig().training(replay_buffer_config={'capacity': 8})": "For 'replay_buffer_config' of",
     "A2CConfig().training(use_kl_loss=True).to_dict()": "has no KL loss",
     "PPOConfig().training(optimizer={'eps': 1}).to_dict()": "torch_optimizer, adam_epsilon",
     "PPOConfig().exploration(explore=False)": "training samples actions",

@@ -275,7 +275,10 @@ class Experiment:
                 "key 'env' is missing. Allowed: a Gymnasium id, a name registered with "
                 "ray.tune.registry.register_env, or a callable that makes an environment"
             )
-        _check_fit(self.optimizer_name, self.optimizer_class, self.policy_name, self.policy_class)
+        given = self.optimizer_class.batches_of(self.optimizer)
+        _check_fit(
+            self.optimizer_name, self.optimizer_class, given, self.policy_name, self.policy_class
+        )
         self.optimizer_class.check_options(self.rollout, self.optimizer)
         if self.trainer.evaluation_interval is not None:
             self.optimizer.check_evaluation()
@@ -359,7 +362,7 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         ConfigError: there is no such preset.
     """
     presets = load_path(_PRESETS)
-    found = presets.get(name) if isinstance(name, str) else name
+    found: Any = presets.get(name) if isinstance(name, str) else name
     problem = "."
     if isinstance(name, str) and ":" in name:
         try:
@@ -370,8 +373,8 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
         instead = instead_of_algorithm(name)
         problem = f". {instead}." if instead else f"{nearest_of(name, presets)}."
     if isinstance(found, type) and issubclass(found, presets["PolicyOptimizerTrainer"]):
-        options: Mapping[str, Any] = found.preset
-        return options
+        trainer: Any = found
+        return dict(trainer.preset)
     raise ConfigError(
         f"key 'preset': got {shown(name)}{problem} A preset is given by its name, as its class or "
         "'module:Class', or as a dict of its 'name' and options"
@@ -391,29 +394,48 @@ def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
 def _check_fit(
     optimizer_name: str,
     optimizer_class: type[PolicyOptimizer],
+    given: type,
     policy_name: str,
     policy_class: type[Policy],
 ) -> None:
     """Refuses a policy that the optimizer cannot use.
 
+    Args:
+        optimizer_name: for the error.
+        optimizer_class: the class of the optimizer.
+        given: what the optimizer gives policies with its options.
+        policy_name: for the error.
+        policy_class: the class of the policy.
+
     Raises:
         ConfigError: names the optimizers and the policies that fit.
     """
-    problem = _misfit(optimizer_class, policy_class)
+    problem = _misfit(optimizer_class, policy_class, given)
     if not problem:
         return
-    optimizers = [n for n in OPTIMIZERS.names() if not _misfit(OPTIMIZERS.get(n), policy_class)]
-    policies = [n for n in POLICIES.names() if not _misfit(optimizer_class, POLICIES.get(n))]
+    policies = [
+        repr(name)
+        for name in POLICIES.names()
+        if not _misfit(optimizer_class, POLICIES.get(name), given)
+    ]
+    optimizers = []
+    for name in OPTIMIZERS.names():
+        other: type[PolicyOptimizer] = OPTIMIZERS.get(name)
+        if not _misfit(other, policy_class, other.learns_from):
+            optimizers.append(repr(name))
+        for kind, (key, value) in other.also_learns_from.items():
+            if not _misfit(other, policy_class, kind):
+                optimizers.append(f"{name!r} with {key}={value!r}")
     raise ConfigError(
         f"policy {policy_name!r} with optimizer {optimizer_name!r}: {problem}. Allowed: optimizer "
-        f"{', '.join(map(repr, optimizers)) or 'of your own'}, or policy "
-        f"{', '.join(map(repr, policies)) or 'of your own'}"
+        f"{', '.join(optimizers) or 'of your own'}, or policy "
+        f"{', '.join(policies) or 'of your own'}"
     )
 
 
-def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy]) -> str:
+def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], given: type) -> str:
     """Returns why the optimizer cannot use the policy, or an empty string if it can."""
-    given, learned = optimizer_class.learns_from, policy_class.learns_from
+    learned = policy_class.learns_from
     if given is not learned:
         return (
             f"the policy learns from {learned.__name__}, and the optimizer gives it "

@@ -213,6 +213,11 @@ class _DecentralizedAllReduceConfig(TypedDict, total=False):
 class _SyncReplayConfig(TypedDict, total=False):
     save_replay_buffer: bool
     store_buffer_in_checkpoints: bool
+    replay_unit: Literal["transition", "sequence"]
+    sequence_length: int | None
+    replay_sequence_length: int | None
+    burn_in: int
+    replay_burn_in: int
 
 class _SyncSamplesConfig(TypedDict, total=False):
     train_batch_size: int | None
@@ -359,6 +364,11 @@ class AnyOptions(PluginOptions, total=False):
     allreduce_timeout_s: float
     save_replay_buffer: bool
     store_buffer_in_checkpoints: bool
+    replay_unit: Literal["transition", "sequence"]
+    sequence_length: int | None
+    replay_sequence_length: int | None
+    burn_in: int
+    replay_burn_in: int
     min_sample_timesteps_per_iteration: int
     timesteps_per_iteration: int
     min_time_s_per_iteration: float

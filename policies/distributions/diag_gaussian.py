@@ -17,8 +17,8 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 class DiagGaussian(ActionDistribution):
     """Box actions. `params` are means and log standard deviations `[B, 2 A]`.
 
-    `to_env` maps actions to the bounds and clips them. The density is that of the action before
-    both, as in RLlib.
+    `to_env` maps actions to the bounds and clips them. `log_prob` takes the action
+    before both, as in RLlib.
 
     Args:
         space: action space of one environment.

@@ -17,9 +17,9 @@ from polopt.policies.distributions.diag_gaussian import DiagGaussian
 class SquashedGaussian(DiagGaussian):
     """A diagonal Gaussian squashed by tanh and scaled to the box (Haarnoja et al., 2018).
 
-    Stored actions are those before squashing, so that the log-probability needs no inverse tanh.
-    Entropy is that of the Gaussian, because that of the squashed density has no closed form. KL is
-    exact, because a bijection does not change it.
+    Actions are stored before squashing, so that the log-probability needs no inverse tanh. The
+    entropy is the entropy of the Gaussian, because the entropy of the squashed density has no
+    closed form. The KL divergence is exact, because a bijection does not change it.
 
     Attributes:
         log_half_width: sum of the logarithms of half the widths of the box.

@@ -1,4 +1,4 @@
-"""Gradients of losses in closed form, in NumPy, and the policy classes that they belong to.
+"""Gradients of losses in closed form, in NumPy, registered by policy class.
 
 The losses themselves are in the files of the policies, in torch. A closed form here returns the
 same statistics, and the gradients of the loss with respect to log-probability, entropy, KL and
@@ -40,7 +40,7 @@ _Form = TypeVar("_Form", bound=Callable[..., Any])
 
 
 class _Registered(NamedTuple):
-    """A closed form, and the members of the policy class that the loss is computed with."""
+    """A closed form, and the members of the policy class from which the loss is computed."""
 
     compute: Callable[..., Any]
     members: tuple[str, ...]
@@ -59,9 +59,9 @@ def closed_form_of(
 ) -> Callable[[_Form], _Form]:
     """Decorator that registers a function as the closed form of the loss of a policy class.
 
-    A subclass has the closed form, too, unless it overrides what the loss is computed with: one of
-    `of_family` or of `parts`. It then learns through torch, until it registers a
-    closed form of its own.
+    A subclass has the closed form, too, unless it overrides a member of `of_family` or of `parts`,
+    from which the loss is computed. It then learns through torch, until it registers a closed form
+    of its own.
 
     Args:
         policy_class: a subclass of `ActorCriticPolicy`, whose closed form is a `ClosedForm`, or of

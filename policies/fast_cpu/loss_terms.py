@@ -1,6 +1,6 @@
 """Log-probability, entropy and KL in NumPy, with their vector-Jacobian products in closed form.
 
-For a few hundred rows, autograd's cost per operation exceeds that of the arithmetic.
+For a few hundred rows, autograd costs more per operation than the arithmetic itself.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from polopt.policies.fast_cpu.loss_terms import loss_terms_of
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
 from polopt.policies.networks.backend import Backend, Rows
-from polopt.policies.networks.base import Network
 from polopt.policies.networks.masked import MaskedNetwork
 from polopt.policies.networks.mlp import MLPNetwork
+from polopt.policies.networks.network import Network
 
 #: Largest number of parameters of a network that learns in NumPy. Arithmetic dominates the cost of
 #: a larger one, and torch may use several threads for it.

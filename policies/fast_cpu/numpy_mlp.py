@@ -1,7 +1,7 @@
 """`NumpyMLP`: an `MLPNetwork` in NumPy, forward and backward.
 
-Its weights and gradients are views of the torch tensors' memory. For a small network, torch's cost
-per operation is several times that of the arithmetic.
+Its weights and gradients are views of the torch tensors' memory. For a small network, torch's
+overhead per operation costs several times as much as the arithmetic.
 """
 
 from __future__ import annotations

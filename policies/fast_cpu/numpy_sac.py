@@ -1,7 +1,7 @@
 """The gradients of SAC's losses in NumPy.
 
-The matrix products take as long as in torch. What is saved is the cost of autograd, and the half of
-the rows whose smaller Q-value comes from the other critic.
+The matrix products take as long as in torch. NumPy saves the cost of autograd. It also saves, in
+each critic, the rows whose smaller Q-value comes from the other critic: half of all rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SACLayers(NamedTuple):
-    """The layers of the networks of `SACPolicy`, whose weights are those of the torch modules."""
+    """The layers of `SACPolicy`'s networks. They share their weights with the torch modules."""
 
     actor: Layers
     critics: list[Layers]
@@ -102,7 +102,7 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
         policy.log_alpha.grad -= log_prob + policy.target_entropy
     policy_loss = float(alpha) * log_prob - float(np.add.reduce(worst)) / count
     stats = {"vf_loss": vf_loss, "policy_loss": policy_loss, "entropy": -log_prob}
-    stats["total_loss"] = vf_loss + policy_loss
+    stats |= {"total_loss": vf_loss + policy_loss, "alpha_value": float(alpha)}
     mean_errors = 0.5 * (errors[0] + errors[1])
     absolute = 0.5 * (np.abs(errors[0]) + np.abs(errors[1]))
     return stats | value_stats_of(mean_errors, targets), absolute

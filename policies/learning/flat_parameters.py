@@ -20,7 +20,7 @@ class Segment(NamedTuple):
         copy_of: name of the segment that this one is a copy of, as a target network is. It has no
             gradient and no torch optimizer. None: it has its own torch optimizer.
         lr: the option of the config that is its learning rate. Where the config has None, it is
-            that of `lr`.
+            the value of `lr`.
     """
 
     module: nn.Module
@@ -35,8 +35,9 @@ class FlatParameters:
     setting, sending, clipping, all-reducing and updating each operate on one tensor.
 
     Buffers of modules (running statistics, for example) become views of `params`, too. They have no
-    gradient and no torch optimizer. Which: those of float32 that `state_dict` has. Others, such as
-    integers, are constants or counters of one process. They are neither sent nor saved.
+    gradient and no torch optimizer. This holds for float32 buffers that `state_dict` has. Other
+    buffers, such as integers, are constants or counters of one process. They are neither sent nor
+    saved.
 
     `buffer` has more elements than the gradient, which are summed over all learners in the same
     all-reduce: `tail` scalars (row counts, learner statistics), and the buffers of modules.
@@ -52,7 +53,7 @@ class FlatParameters:
         tail: `[tail]` view of `buffer`.
         buffer: `[G + tail + number of buffers of segments with a gradient]`.
         segments: where each segment is in `params`. Its buffers are `NAME.buffers`.
-        trained: those of them that have a gradient.
+        trained: the segments that have a gradient.
         lr_options: by trained segment, the option of the config that is its learning rate.
     """
 
@@ -99,7 +100,7 @@ class FlatParameters:
         self.grads: Tensor = self.buffer[:size]
         if size == total:
             self.params.grad = self.grads
-        # torch's cost per operation would exceed that of the arithmetic on so few numbers.
+        # On so few numbers, torch costs more per operation than the arithmetic itself.
         on_cpu = device.type == "cpu"
         self._params: Any = flat.numpy() if on_cpu else flat
         self._all: Any = self.buffer.numpy() if on_cpu else self.buffer
@@ -156,7 +157,7 @@ class FlatParameters:
         _copy_into(self._params, array)
 
     def refresh_copies(self, tau: float = 1.0) -> None:
-        """Moves each copy towards the segment that it is a copy of.
+        """Moves each copy towards its original segment.
 
         Args:
             tau: share of the distance by which parameters move: 1 makes them equal. Buffers become
@@ -181,7 +182,7 @@ class FlatParameters:
 
     def params_of(self, state: Mapping[str, Any]) -> np.ndarray:
         """The parameters `[P]` that a state from `get_state` holds. Segments that only the state
-        has are left out. A copy that it lacks is taken from the segment that it is a copy of.
+        has are left out. A copy that the state lacks is taken from its original segment.
 
         Raises:
             ValueError: if a segment is missing or has another size.
@@ -231,7 +232,7 @@ class FlatParameters:
 
 
 def _places(segments: Mapping[str, Segment], names: Iterable[str], offset: int) -> dict[str, slice]:
-    """Consecutive places in a flat vector, from `offset` on."""
+    """Consecutive places in a flat vector. The first begins at `offset`."""
     places = {}
     for name in names:
         end = offset + sum(p.numel() for p in segments[name].module.parameters())

@@ -1,4 +1,4 @@
-"""`LearningProgress`: what the updates of one policy object were made of."""
+"""`LearningProgress`: counts of the updates of one policy object."""
 
 from __future__ import annotations
 

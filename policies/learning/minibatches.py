@@ -21,8 +21,8 @@ class Minibatches:
         prepare: returns the rows of a batch, and sums over them that are of interest. It is called
             for the whole batch now or, with unit `columns`, for each minibatch right before its
             gradient.
-        unit: what is drawn in random order: `rows`; `sequences`, the columns of the prepared batch,
-            which a policy with memory needs; or `columns` of the batch.
+        unit: what is drawn in random order. `rows`: single rows. `sequences`: columns of the
+            prepared batch, which a policy with memory needs. `columns`: columns of the batch.
         size: rows of a minibatch of one learner. None: all.
         rng: the source of the random order.
         reducer: sums over all learners.
@@ -129,7 +129,7 @@ def microbatches(rows: Rows, size: int, sequences: bool) -> Iterator[Rows]:
     Args:
         rows: of a minibatch.
         size: at least 1. A sequence of more steps is a part of its own.
-        sequences: the rows are those of a policy with memory.
+        sequences: whether the rows belong to a policy with memory.
     """
     if sequences:
         steps, envs = rows["valid"].shape

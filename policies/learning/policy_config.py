@@ -27,7 +27,7 @@ class PolicyConfig(Config):
             perceptrons on the CPU act in NumPy and, if the policy has a closed form of its loss
             gradients, learn in NumPy. Environments that are stepped one after another are a
             `FastSyncVectorEnv`. False: torch, and Gymnasium's `SyncVectorEnv`.
-        normalize_actions: the policy's actions are those of a box [-1, 1]. In each dimension of a
+        normalize_actions: the policy's actions are in a box [-1, 1]. In each dimension of a
             Box with two finite bounds, -1 becomes the lower and 1 the upper bound. Other dimensions
             stay as they are. No effect on other spaces, nor with `squash_actions`. RLlib:
             `normalize_actions`.
@@ -62,13 +62,13 @@ class PolicyConfig(Config):
 
     @classmethod
     def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a checkpoint. Those of an older version, which lack `normalize_actions`,
-        become options with present names and meanings that say how its policy was trained."""
+        """The options of a checkpoint, with present names and meanings. A checkpoint of an older
+        version lacks `normalize_actions`: its policy was trained without."""
         return {"normalize_actions": False, **options}
 
 
 class NormalizingConfig(PolicyConfig):
-    """Options of policies that normalise observations, in addition to those of `PolicyConfig`.
+    """Options of policies that normalise observations, in addition to `PolicyConfig`.
 
     Attributes:
         normalize_observations: each element of an observation by its running mean and standard

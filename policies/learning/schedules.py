@@ -14,7 +14,7 @@ _Points = float | list[tuple[int, float]]
 
 
 def _check_points(value: Any) -> Any:
-    """Checks `[environment steps, value]` pairs with increasing steps. Passes other types on."""
+    """Checks `[environment steps, value]` pairs with increasing steps. Leaves other types alone."""
     if not isinstance(value, list | tuple | bool):
         return value
     try:

@@ -36,7 +36,7 @@ class WeightUpdater:
         self.configure(config)
 
     def configure(self, config: PolicyConfig) -> None:
-        """Uses the options of `config` from the next update on. `torch_optimizer` is fixed."""
+        """The next update uses the options of `config`. `torch_optimizer` cannot change."""
         self._config = config
         self._lrs = {}
         for name, option in self._flat.lr_options.items():

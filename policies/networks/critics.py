@@ -88,10 +88,10 @@ def make_critics(
 
 
 def check_bounded(space: Space[Any], policy: str) -> None:
-    """Refuses action spaces that actions of [-1, 1] cannot be mapped to.
+    """Checks that actions of [-1, 1] can be mapped to the action space.
 
     Raises:
-        ConfigError: the space is no Box of floats with finite bounds.
+        ConfigError: unless the space is a Box of floats with finite bounds.
     """
     is_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
     if not (is_box and np.isfinite(space.low).all() and np.isfinite(space.high).all()):  # type: ignore[attr-defined]

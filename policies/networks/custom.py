@@ -83,7 +83,7 @@ def make_custom(
         num_params: P, number of distribution parameters for one observation.
 
     Raises:
-        ConfigError: it raises, or it is no network for these spaces. The message says why.
+        ConfigError: it raises, or it does not fit these spaces. The message says why.
         NotImplementedError: on torch's device `meta`, if it needs real numbers.
     """
     name = module_class.__name__

@@ -36,8 +36,8 @@ def linear(size_in: int, size_out: int, gain: float) -> nn.Linear:
 def mlp(
     widths: Sequence[int], activation: type[nn.Module], layer_norm: bool = False
 ) -> nn.Sequential:
-    """Linear layers between consecutive widths, each followed by the activation, and by layer
-    normalisation before that if it is asked for."""
+    """Linear layers between consecutive widths, each followed by the activation. With
+    `layer_norm`, layer normalisation comes between the two."""
     layers: list[nn.Module] = []
     for size_in, size_out in itertools.pairwise(widths):
         layers.append(linear(size_in, size_out, gain=2.0**0.5))

@@ -45,7 +45,7 @@ def make_network(
 
     Raises:
         ConfigError: for convolutions over observations that are not images, over images that are
-            too small, or a module of the user's that is no network for the spaces.
+            too small, or a module of the user's that does not fit the spaces.
     """
     space = observation_space if mask is None else mask.rest
     if config.custom is None:

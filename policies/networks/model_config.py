@@ -61,9 +61,10 @@ class ModelConfig(Config):
         fcnet_activation: their activation. See `ACTIVATIONS`.
         conv_filters: `(channels, kernel, stride)` or `(channels, kernel, stride, padding)` of each
             convolution, with ReLU, over an image `[C, H, W]` or `[H, W, C]`. Each image of a Dict
-            or Tuple has convolutions of its own. None, for images of uint8 and bool: those of Mnih
-            et al. (2015) from 36 x 36 on, their minimum, and 16 of 3 x 3 for smaller ones. No
-            convolutions for other observations. Empty: no convolutions.
+            or Tuple has convolutions of its own. None, for images of uint8 and bool: the
+            convolutions of Mnih et al. (2015) if the image has at least 36 x 36 pixels, and 16
+            filters of 3 x 3 if it is smaller. None, for other observations: no convolutions.
+            Empty: no convolutions.
         post_fcnet_hiddens: widths of the layers after the convolutions, with ReLU. None: 512, and
             128 for images below 36 x 36 without `conv_filters`.
         layer_norm: layer normalisation (Ba et al., 2016) before each activation. Of convolutions,

@@ -61,7 +61,7 @@ class Network(nn.Module, ABC):
 class ActorCriticNetwork(Network):
     """Trunks, memory and linear heads for policy and value, orthogonally initialised.
 
-    Gains are those of Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01 for the policy head,
+    Gains follow Engstrom et al. (2020): sqrt(2) for hidden layers, 0.01 for the policy head,
     1 for the value head. A subclass provides the trunk and `prepare`.
 
     Args:

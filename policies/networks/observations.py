@@ -21,7 +21,7 @@ class Part:
             and a Box, which is not flattened.
 
     Attributes:
-        space, place: as above.
+        space, place: the arguments.
         scale: factor with which networks multiply it, one number or one for each element of a Box,
             `[*shape]` float32. 1 except for images of bytes. See `scale_bytes`.
     """

@@ -96,7 +96,7 @@ def optimizer(ray_session: None, request: pytest.FixtureRequest) -> Iterator[Any
 
 
 def check(optimizer: Any) -> None:
-    """Learning is within the stated buffer, and the bytes are those of the batches."""
+    """Learning is within the stated buffer, and the batches account for all bytes."""
     limiter = optimizer.limiter
     credit = Fraction(limiter.intensity) * limiter.num_counted
     credit -= optimizer.metrics.num_env_steps_trained

@@ -78,7 +78,7 @@ def test_episode_ends_of_env_processes_are_exact(mode: str) -> None:
         sampler.close()
 
 
-# An environment's process collects garbage. That of the driver holds the handle of an actor.
+# An environment's process collects garbage. The garbage of the driver holds an actor's handle.
 COLLECTS_GARBAGE = """
 import gc
 import gymnasium, ray

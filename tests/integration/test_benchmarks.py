@@ -82,7 +82,7 @@ def test_pairs_of_one_process_count_once(monkeypatch: pytest.MonkeyPatch) -> Non
             for ratio in ratios
         ]
 
-    # Three processes: that of many pairs does not decide, and its pairs narrow no interval.
+    # Three processes: the one with many pairs counts once, and does not narrow the interval.
     row = compare.table_row("a3c", [group(*[1.5] * 20), group(0.9, 1.0, 1.9), group(0.8)])
     assert row.count("1.000 (0.800 to 1.500)") == 2
     assert row.startswith("| a3c | 2 | 3 |")

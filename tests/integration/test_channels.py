@@ -114,7 +114,7 @@ def process(request: pytest.FixtureRequest, pool: Callable[[str], Line]) -> Line
 
 
 def all_answers(line: Line, tickets: list[Any]) -> list[Any]:
-    """Answers in order of arrival, where only the oldest ticket is waited for."""
+    """Waits for the oldest ticket each time, and returns the answers in order of arrival."""
     return [line.answer(ticket).value for ticket in tickets]
 
 
@@ -239,7 +239,7 @@ def test_value_that_cannot_be_pickled_fails_only_its_call(
 
 
 class MissingThere:
-    """Cannot be unpickled in another process than that of the test."""
+    """Can be unpickled only in the process of the test."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -344,7 +344,7 @@ def test_error_of_a_call_by_reference_is_an_answer(process: Line) -> None:
 
 
 def call_until_error(line: Line, value: Any) -> None:
-    """Ray kills a process, and drops its objects, a moment after it was asked to."""
+    """Ray kills a process, and drops its objects, a moment after the request."""
     until_s = time.monotonic() + LIMIT_S
     while time.monotonic() < until_s:
         line.call(lambda book, _: None, value)  # to keep an array would keep Ray's object

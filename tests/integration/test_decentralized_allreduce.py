@@ -62,9 +62,9 @@ def test_without_remote_workers_is_a_config_error() -> None:
 
 
 def distance_from_one_learner(pool: Pool, policy: type[Policy], rounds: int = 3) -> float:
-    """How far the weights of two ranks are, after some rounds, from those of one learner on all
-    they sampled. In each round the one learner begins with the weights of the ranks, so that both
-    learn from the very same rows, but with its own moments of Adam."""
+    """Distance between the weights of two ranks after some rounds and the weights of one learner
+    that learned from all their samples. In each round the one learner begins with the weights of
+    the ranks, so that both learn from the very same rows, but with its own moments of Adam."""
     # Rows lost to resets make the workers' shares unequal.
     rollout = {"rollout_fragment_length": 20, "autoreset_mode": "next_step"}
     learning = {"sgd_minibatch_size": 0, "kl_coeff": 0.2}

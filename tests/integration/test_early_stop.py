@@ -57,7 +57,7 @@ def test_early_stop_applies_to_one_call() -> None:
 
 
 def test_early_stops_of_all_calls_of_a_worker_are_kept() -> None:
-    """Calls take two numbers each, and those of a worker come at equal distances."""
+    """Each call takes two numbers, and the calls of one worker come at equal distances."""
     for num_workers in range(1, 101):
         calls = [1000 + 2 * num_workers * i for i in range(8)]
         runner = CallRunner()

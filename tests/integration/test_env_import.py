@@ -16,7 +16,7 @@ from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.rollouts.workers.gathering import sample
 from polopt.rollouts.workers.worker_set import WorkerSet
 
-#: An environment of the user's, whose numbers are those of the global generators.
+#: A user's environment, which draws its numbers from the global generators.
 GAME = """
 import random
 import gymnasium

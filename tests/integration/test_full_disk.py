@@ -57,7 +57,7 @@ exec "$2" -m polopt.trainers.command_line.cli train cartpole_a3c --results-dir r
 
 @pytest.fixture
 def mounted() -> Iterator[Path]:
-    """Where the disk is mounted. The path is short, as those of Ray's sockets have to be."""
+    """Where the disk is mounted. The path is short, because paths of Ray's sockets have to be."""
     with tempfile.TemporaryDirectory(prefix="disk") as folder:
         yield Path(folder)
 

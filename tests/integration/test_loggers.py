@@ -20,7 +20,7 @@ import polopt
 from polopt.metrics.prometheus import METRICS
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 
-#: Optimizers with a policy that a preset combines them with. A2C's block is that of SyncPPO.
+#: Each optimizer with the policy of one preset. A2C and SyncPPO report the same block.
 SCHEMES = {
     "async_gradients": "a3c",
     "sync_gradients": "a3c",
@@ -151,7 +151,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
     """Records of a W&B file, which is a log of LevelDB: blocks of 32 KiB hold parts of records."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, record, at = path.read_bytes(), b"", 7  # W&B's header has 7 bytes, as that of each part
+    data, record, at = path.read_bytes(), b"", 7  # W&B's header has 7 bytes, as has each part's
     while at < len(data):
         if (left := 2**15 - at % 2**15) < 7:  # a header does not fit: padding
             at += left

@@ -198,7 +198,7 @@ def test_non_finite_gradient_of_one_worker_is_skipped(cls: type) -> None:
 
 
 class FirstGradientNeverFinite(PPOPolicy):
-    """The first of four gradients is not finite, as those of a rollout's first minibatch."""
+    """The gradient of each rollout's first of four minibatches is not finite."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""The `optimizer/` block of results: one shape for every optimizer, from the first result on."""
+"""The `optimizer/` block of results: one shape for every optimizer, in every result."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_trial_goes_on_with_another_optimizer(tmp_path: Path) -> None:
     rows = changed.metrics_dataframe
     assert rows is not None
     assert changed.metrics["training_iteration"] == other.metrics["training_iteration"] == 4
-    # The counters of the trial that it took over go on.
+    # The counters continue where the copied trial stopped.
     taken = other.metrics_dataframe
     assert taken is not None
     steps = "num_env_steps_sampled_lifetime"

@@ -249,4 +249,4 @@ def test_existing_name_is_refused_without_override() -> None:
     register_policy("ppo", RegisteredPolicy, override=True)
     assert POLICIES.get("ppo") is RegisteredPolicy
     register_policy("ppo", known, override=True)
-    register_policy("ppo", known)  # the same class again is no conflict
+    register_policy("ppo", known)  # the same class again is allowed

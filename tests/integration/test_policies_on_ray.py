@@ -1,5 +1,5 @@
-"""Every optimizer trains a policy with memory that normalises: states and moments are those of
-its workers."""
+"""Every optimizer trains a policy with memory that normalises. The learner computes with the
+states and moments with which its workers acted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
 class ActsAsLearned(PPOPolicy):
-    """Fails if what the learner computes of a batch is not what the worker acted with."""
+    """Fails unless the learner computes the same parameters as the worker that acted."""
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         assert batch.per_env["obs_mean"].shape == batch.all_obs.shape[1:]

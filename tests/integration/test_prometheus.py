@@ -215,8 +215,8 @@ def test_counters_hold_the_totals_of_the_last_result(
     scraped: tuple[Ask, dict[str, dict[str, Any]]],
 ) -> None:
     ask, trials = scraped
-    # The process of a trial goes on with the next one. That of the last one ends, and may do so
-    # before Ray has exported its last values.
+    # The process of a trial runs the next trial, too. The last trial's process ends, and may do
+    # so before Ray has exported its last values.
     for trial in sorted(trials.values(), key=lambda trial: trial["end_s"])[:-1]:
         query = f'ray_polopt_env_steps_total{{trial="{trial["trial"]}"}}'
         (series,) = ask(query, trial["begin_s"], trial["end_s"] + 60)

@@ -1,4 +1,4 @@
-"""Scripts of RLlib's users train with polopt: those of `rllib_scripts` that run in full."""
+"""Scripts of RLlib's users train with polopt: all scripts of `rllib_scripts` that run in full."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def has_meaning(cell: Scheme) -> bool:
 
 MEANINGFUL = sorted(
     (cell for cell in CELLS if has_meaning(cell)),
-    # Those that fit the same processes come one after the other.
+    # Cells that fit the same processes come one after the other.
     key=lambda cell: [scheme_config(*cell).get(k, 0) for k in ("num_workers", "num_workers_below")],
 )
 every_cell = pytest.mark.parametrize("cell", MEANINGFUL, ids=", ".join)
@@ -178,7 +178,7 @@ def make(cell: Scheme, get: Callable[[WorkerConfig], WorkerSet]) -> Any:
 
 
 def checksums_below(worker: GradientWorker) -> set[str]:
-    """Runs in a gradient worker: hashes of its weights and of those of the workers below it."""
+    """Runs in a gradient worker: hashes of its own weights and of its workers' weights."""
     return {checksum(worker), *foreach_worker(worker.workers, checksum).values()}
 
 

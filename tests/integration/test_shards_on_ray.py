@@ -1,4 +1,4 @@
-"""`Calls` of processes that are no rollout workers, on Ray, with values that stay in them."""
+"""`Calls` of replay shards on Ray, with values that stay in the shards' processes."""
 
 from __future__ import annotations
 

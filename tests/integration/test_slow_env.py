@@ -1,5 +1,5 @@
-"""Slow environments are waited for, and those that hang are not: `worker_timeout_s` bounds the time
-without progress, not a call."""
+"""Workers wait for slow environments, and give up environments that hang. `worker_timeout_s` bounds
+the time without progress, however long the whole call takes."""
 
 from __future__ import annotations
 

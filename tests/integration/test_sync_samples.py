@@ -58,7 +58,7 @@ def train(script: Script, **options: Any) -> bytes:
 
 
 def spy_on_batches(optimizer: SyncSamples) -> list[SampleBatch]:
-    """All batches that are learned from, from now on."""
+    """A list that grows by each batch that the policy learns from."""
     batches: list[SampleBatch] = []
     learn: Callable[..., Any] = optimizer.policy.learn_on_batch
 

@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "trace_first_step": 2,
     "trace_num_steps": 4,
 }
-#: Preset, its options, and what its workers spend their time with.
+#: Preset, its options, and the phases that fill the time of its workers.
 RUNS = [
     (A3C, {"grads_per_step": 10}, {"sample", "gradient"}),
     (A2C, {}, {"sample"}),

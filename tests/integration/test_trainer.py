@@ -128,7 +128,7 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
     assert int(action) in (0, 1)
     trainer.stop()
     first = set(paths(results[0]))
-    # Tune's own are not there outside it. Nor is the config's echo of interest.
+    # Outside of Tune, Tune's own keys are missing. The echo of the config is left out.
     assert first >= PROMISED
     assert first >= {f"optimizer/{phase}_time_ms" for phase in PHASES[preset]}
     assert first >= set(result_keys()), "the command line would refuse to stop at"

@@ -84,7 +84,7 @@ class SecondWorks(Drift):
 
 
 def assert_sums(stats: dict[str, Any], phases: tuple[str, ...]) -> None:
-    """Shares of the driver and of the workers sum to 1, and are those of the contract."""
+    """The shares of the driver and of the workers have the contract's names, and sum to 1."""
     driver, workers = stats["driver"], stats["workers"]
     assert set(driver["share"]) == {"startup", *phases, "report", "evaluation", "other"}
     assert set(driver["p50_ms"]) == set(driver["p99_ms"]) == {*phases, "report", "evaluation"}

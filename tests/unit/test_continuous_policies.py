@@ -216,8 +216,8 @@ def test_temperature_is_tuned_to_the_target_entropy(target: float, rises: bool) 
 def test_temperature_can_be_fixed() -> None:
     policy = replay_policy("sac", target_entropy=None, initial_alpha=0.2)
     for _ in range(3):
-        policy.learn_on_transitions(transitions(policy))
-    assert policy.log_alpha.exp().item() == pytest.approx(0.2)
+        stats, _ = policy.learn_on_transitions(transitions(policy))
+    assert policy.log_alpha.exp().item() == stats["alpha_value"] == pytest.approx(0.2)
     assert replay_policy("sac").target_entropy == -2.0
 
 

@@ -72,6 +72,16 @@ def test_no_burst_after_a_restore_without_rows(intensity: float) -> None:
     assert sum(learned[100:]) == pytest.approx(2000 * intensity, abs=BATCH)
 
 
+def test_rows_that_cannot_be_drawn_give_no_credit() -> None:
+    limiter = RateLimiter(2.0, min_size=0)
+    limiter.inserted(5, can_draw=False)
+    assert not limiter.can_learn(1)
+    limiter.inserted(4)  # one of them is the first that counts as drawable
+    assert (limiter.credit, limiter.num_counted) == (6, 3)
+    limiter.inserted(2)
+    assert limiter.credit == 10
+
+
 def test_delivered_intensity() -> None:
     limiter = RateLimiter(8, min_size=64)
     assert limiter.delivered == 0.0

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 
 from polopt import ConfigError
 from polopt.policies.ppo import PPOConfig, PPOPolicy
-from polopt.rllib import from_rllib, load_rl_module, to_rl_module
+from polopt.rllib import cnn_modules, from_rllib, load_rl_module, to_rl_module
 from polopt.rllib.rl_modules import policy_of
 
 pytest.importorskip("ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module")
@@ -124,6 +124,87 @@ def test_policy_that_rllib_cannot_have_is_refused(given: dict[str, Any]) -> None
     """RLlib's own forward pass of an LSTM with `free_log_std` raises (2.60)."""
     with pytest.raises(ConfigError, match="no counterpart among the default modules"):
         to_rl_module(PPOPolicy(OBSERVATIONS, ACTIONS["box"], PPOConfig.parse(given)))
+
+
+# ---- convolutions -----------------------------------------------------------------------------
+
+IMAGES = Box(-1.0, 1.0, (21, 21, 3), np.float32)
+FILTERS = [[4, [4, 4], 2], [6, 3, 2, "valid"], [5, 2, 1]]  # paddings 1 and 2, none, 0 and 1
+
+
+def image_module(actions: str = "discrete", shape: Any = IMAGES, **options: Any) -> Any:
+    config = vars(DefaultModelConfig(**{"conv_filters": FILTERS, **options}))
+    return DefaultPPOTorchRLModule(
+        observation_space=shape,
+        action_space=ACTIONS[actions],
+        model_config=config,
+        catalog_class=PPOCatalog,
+    )
+
+
+def check_images(module: Any, policy: Any) -> None:
+    shape = module.observation_space.shape
+    images = torch.rand(5, *shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for theirs, ours in zip(outputs_of(module, images), own_outputs(policy, images), strict=True):
+        assert np.abs(theirs).max() > 0.01
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_policy_of_a_module_with_convolutions_has_its_outputs(
+    shared: bool, actions: str, tmp_path: Path
+) -> None:
+    module = image_module(actions, vf_share_layers=shared)
+    module.save_to_path(str(tmp_path))
+    check_images(module, load_rl_module(tmp_path))
+
+
+def test_default_convolutions_of_rllib() -> None:
+    atari = Box(0.0, 1.0, (42, 42, 4), np.float32)
+    module = image_module(shape=atari, conv_filters=None)
+    check_images(module, policy_of(module))
+
+
+def test_other_order_of_features_is_wrong() -> None:
+    module = image_module()
+    policy: Any = policy_of(module)
+    with torch.no_grad():
+        policy.model.policy_head.weight.copy_(module.pi.net.mlp[0].weight)
+    with pytest.raises(AssertionError):
+        check_images(module, policy)
+
+
+def test_other_padding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = cnn_modules._layers
+    symmetric = lambda cnn: ((conv, 0, right) for conv, _, right in layers(cnn))  # noqa: E731
+    monkeypatch.setattr(cnn_modules, "_layers", symmetric)
+    module = image_module(conv_filters=[[4, 4, 2]])
+    policy = policy_of(module)
+    with pytest.raises(AssertionError):
+        check_images(module, policy)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"use_lstm": True}, "an LSTM after convolutions"),
+        ({"conv_activation": "tanh"}, "has Tanh among its convolutions"),
+        ({"conv_filters": [[4, [4, 2], 2]]}, "the same for rows and columns"),
+        ({"head_fcnet_hiddens": [4]}, "head_fcnet_hiddens"),
+    ],
+)
+def test_convolutions_that_polopt_cannot_have_are_refused(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        policy_of(image_module(**options))
+
+
+def test_way_back_of_convolutions_is_refused() -> None:
+    policy = policy_of(image_module())
+    with pytest.raises(ConfigError, match="Convolutions can be loaded from RLlib"):
+        to_rl_module(policy)
 
 
 # ---- configs ----------------------------------------------------------------------------------

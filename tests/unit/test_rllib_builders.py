@@ -264,6 +264,31 @@ def test_later_value_replaces_an_earlier_one_under_another_name() -> None:
     assert config.to_dict() == {"num_sgd_iter": 5}
 
 
+ALPHA, BETA = {"prioritized_replay_alpha": 0.5}, {"prioritized_replay_beta": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, {}),
+        ({"capacity": 2000}, {"buffer_size": 2000}),
+        ({"type": "MultiAgentReplayBuffer"}, {"prioritized_replay": False}),
+        ({"type": "ray.rllib.utils.PrioritizedReplayBuffer"}, {"prioritized_replay": True}),
+        ({"type": "PrioritizedEpisodeReplayBuffer", "alpha": 0.5}, ALPHA),
+        ({"prioritized_replay_alpha": 0.5, "storage_unit": "timesteps"}, ALPHA),
+        ({"beta": 0.3}, BETA | {"final_prioritized_replay_beta": 0.3}),
+        ({"prioritized_replay_eps": 0.1}, {"prioritized_replay_eps": 0.1}),
+        ({"replay_sequence_length": 1, "replay_burn_in": 0, "replay_mode": "independent"}, {}),
+    ],
+)
+def test_replay_buffer_config(given: Any, expected: dict[str, Any]) -> None:
+    if any("replay_" in key for key in expected):
+        expected = {"prioritized_replay": True} | expected
+    config = rllib.DQNConfig().training(replay_buffer_config=given)
+    assert config.to_dict() == expected
+    Experiment.parse({"env": "CartPole-v1", **config.to_dict()}, PRESETS["DQN"].preset)
+
+
 def test_dicts_add_up() -> None:
     config = rllib.PPOConfig().environment(env_config={"a": 1}).environment(env_config={"b": 2})
     config.training(model={"use_lstm": True}).rl_module(model_config={"fcnet_hiddens": [8]})

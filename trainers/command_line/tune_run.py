@@ -211,7 +211,7 @@ class _TrialFailure(tune.Callback):
         if not results.errors:
             return ""
         last = _last_line(str(results.errors[0])) or type(results.errors[0]).__name__
-        failed = next(result for result in results if result.error)
+        failed = next(one for one in map(results.__getitem__, range(len(results))) if one.error)
         traceback = f"(traceback: {Path(failed.path, 'error.txt')})"
         several = f"{len(results.errors)} of {len(results)} trials failed. One of them: "
         return f"{several * (len(results) > 1)}{self.with_full_disk(last)} {traceback}"

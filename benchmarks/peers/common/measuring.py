@@ -53,8 +53,8 @@ class RateClock:
 
     def tick(self, steps: int) -> bool:
         """Call after each round with the environment steps since the start of the run. Returns
-        whether the measurement is over. A call without new steps is no round: RLlib's asynchronous
-        algorithms return often before their first samples."""
+        whether the measurement is over. A call without new steps does not count as a round, because
+        RLlib's asynchronous algorithms return often before their first samples."""
         if steps == self._steps:
             return False
         now_s, self._steps = time.perf_counter(), steps
@@ -142,7 +142,7 @@ def _is_worker(pid: int) -> bool:
 
 
 class GoalClock:
-    """Measures seconds until the mean return is that of `GOALS`. Create it when all is built.
+    """Measures the seconds until the mean return reaches `GOALS`. Create it when all is built.
 
     Args:
         seconds: limit.

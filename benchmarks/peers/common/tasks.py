@@ -1,4 +1,4 @@
-"""Environments that several systems share and that are no Gymnasium id by themselves."""
+"""Environments that several systems share, and for which Gymnasium has no id."""
 
 from __future__ import annotations
 

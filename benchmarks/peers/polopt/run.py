@@ -3,13 +3,15 @@
     python benchmarks/peers/polopt/run.py CASE [--seconds 5] [--seed 0]
 
 Two workers, MLPs of 64x64 tanh units for policy and value. Environments are stepped one after
-another (`vectorization_mode: sync`), as those of the peers. CartPole-v1 has a faster vector
+another (`vectorization_mode: sync`), as in the peers. CartPole-v1 has a faster vector
 implementation, which polopt uses by default and `a3c-vector` uses here. Hyper-parameters that
-affect speed are those of each peer's script:
+affect speed are the same as in each peer's script:
 
 - `a3c`, `a2c`: 8 environments per worker, 20 steps. `a3c-untrained` does not learn, so that
   episodes, whose resets cost time, are as short in every run.
 - `ppo`: 2,048 rows per batch, 4 epochs of minibatches of 256.
+- `dqn`: 8 environments per worker, 8 steps, a batch of 32 rows for 4 environment steps, sampled
+  while the driver learns. The network is not dueling.
 - `ddppo`: RLlib 0.8.5's defaults: 5 environments per worker, 100 steps, 10 epochs of minibatches of
   50 rows on each worker.
 - `*-pendulum`, `*-halfcheetah`: the same on Pendulum-v1 and HalfCheetah-v5.
@@ -76,6 +78,15 @@ PPO: dict[str, Any] = {
     "num_sgd_iter": 4,
     "sgd_minibatch_size": 256,
 }
+DQN: dict[str, Any] = {
+    "num_workers": 2,
+    "num_envs_per_worker": 8,
+    "rollout_fragment_length": 8,
+    "collection": "overlapped",
+    "train_batch_size": 32,
+    "training_intensity": 8.0,
+    "dueling": False,
+}
 DDPPO: dict[str, Any] = {
     "rollout_fragment_length": 100,
     "num_sgd_iter": 10,
@@ -106,6 +117,7 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c-untrained": ("A3C", {**CARTPOLE, "lr": 1e-9}),
     "a2c": ("A2C", CARTPOLE),
     "ppo": ("SyncPPO", {**CARTPOLE, **PPO}),
+    "dqn": ("DQN", {**CARTPOLE, **DQN}),
     "ddppo": ("DDPPO", {**CARTPOLE, "num_envs_per_worker": 5, **DDPPO}),
     "a3c-pendulum": ("A3C", PENDULUM),
     "ppo-pendulum": ("SyncPPO", {**PENDULUM, **PPO}),
@@ -213,7 +225,7 @@ class SlowOfSecondWorker(gymnasium.Wrapper):
         self._longer_s = 1e-3 if worker_index == 2 else 0.0
 
     def step(self, action: Any) -> Any:
-        """As that of the environment."""
+        """Waits, then steps the environment."""
         if self._longer_s:
             time.sleep(self._longer_s)
         return super().step(action)

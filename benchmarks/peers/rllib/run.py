@@ -19,7 +19,7 @@ Gymnasium's checker off. One result per update, the fastest setting.
   images converted to the format of RLlib's networks.
 - `impala`, `appo`: the same runners, fragments of 32 steps, 512 rows per batch, one epoch.
 - `learn`: its tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
-  `learn-impala`, `learn-appo`: those of IMPALA and APPO, `*-8` with runners of 8 environments.
+  `learn-impala`, `learn-appo`: its examples for IMPALA and APPO, `*-8` with 8 environments each.
   `*-acrobot`: the same settings on Acrobot-v1, for which it has no example.
 """
 

@@ -6,7 +6,7 @@ Two rollout workers, one policy worker and one learner, each an asynchronous pro
 worker has two groups of environments, one of which steps while the policy acts for the other. No
 recurrence, no V-trace, one epoch, no normalisation, and nothing is written while the clock runs.
 Batch and rollout are its defaults (1,024 rows, 32 steps), which are faster than polopt's fragments.
-Environments step in processes of their own, so it counts the steps that it learned from.
+Environments step in processes of their own, so only steps that were learned are counted.
 
 - `appo-8`, `appo-10`: CartPole-v1, environments per worker. MLPs of 64x64 tanh units for policy
   and value. Gymnasium's checker off. The faster case counts.

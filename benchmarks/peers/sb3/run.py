@@ -8,6 +8,7 @@ setting. `subproc` steps each environment in a process of its own. The faster ca
 
 - `a2c-16x10`, `a2c-8x20`: environments and steps, 160 rows per update, as a gradient of A3C.
   `a2c-16x20`: 320 rows, as a batch of A2C. Its default, 8 x 5, is slower. RMSprop.
+- `dqn-*`: a batch of 32 rows for 4 environment steps, as DQN's paper. 64x64 relu units.
 - `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256. On HalfCheetah-v5 and MinAtar's
   Breakout, too, the latter with the CNN of MinAtar's paper.
 - `result-*`: returns at a budget, see `benchmarks/results.py`. Hyper-parameters of RL Baselines3
@@ -128,7 +129,13 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     envs = make_envs(env, int(number), args.seed, "subproc" in options)
     model_options = MINATAR_MODEL if "breakout" in options else MODEL
     common: dict[str, Any] = {"policy_kwargs": model_options, "seed": args.seed, "device": "cpu"}
-    if algorithm == "a2c":
+    model: Any
+    if algorithm == "dqn":
+        updates = max(1, int(number) // 4)
+        common |= {"policy_kwargs": {"net_arch": [64, 64]}, "gradient_steps": updates}
+        common["train_freq"] = 4 * updates // int(number)
+        model = DQN("MlpPolicy", envs, learning_starts=1000, **common)
+    elif algorithm == "a2c":
         model = A2C("MlpPolicy", envs, n_steps=int(steps), **common, **A2C_OPTIONS)
     else:
         model = PPO("MlpPolicy", envs, n_steps=2048 // int(number), **common, **PPO_OPTIONS)
@@ -332,7 +339,7 @@ def pendulum_td3(seed: int, env_steps: int) -> Any:
 
 
 def mujoco_sac(env: str) -> Callable[[int, int], Any]:
-    """SAC with Zoo's settings for MuJoCo: defaults, and learning from 10,000 steps on."""
+    """SAC with Zoo's settings for MuJoCo: defaults, and learning begins after 10,000 steps."""
 
     def make(seed: int, env_steps: int) -> Any:
         envs = make_envs(env, 1, seed)
@@ -375,6 +382,9 @@ RATES = (
     "a2c-16x20",
     "a2c-16x20-subproc",
     "a2c-16x10-pendulum",
+    "dqn-1",
+    "dqn-8",
+    "dqn-16",
     "ppo-8",
     "ppo-16",
     "ppo-16-subproc",

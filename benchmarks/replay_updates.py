@@ -1,0 +1,130 @@
+"""Updates per processor second of DQN and SAC, beside Stable-Baselines3.
+
+    python benchmarks/replay_updates.py [--seconds 3] [--turns 5] [--only dqn-64 ...]
+
+An update draws a batch of the replay buffer and makes one step of each torch optimizer, target
+networks included. Both libraries have the same environment, network and batch, and learn in turn,
+A B A B, in this process and on one thread. Figures are medians over turns of processor time, which
+other work on the machine changes little. Needs `stable-baselines3`, and for SAC `mujoco`. Prints
+Markdown. Status 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import torch
+from about import about
+
+ROWS = 4000  # in the buffer
+Update = Callable[[], Any]
+
+
+class Case(NamedTuple):
+    """One comparison: the algorithm, and the goal for polopt's rate over the peer's."""
+
+    algorithm: str
+    env: str
+    batch: int
+    widths: list[int]
+    goal: float
+
+
+CASES = {
+    "dqn-64": Case("DQN", "CartPole-v1", 32, [64, 64], 4.0),
+    "dqn-256": Case("DQN", "CartPole-v1", 128, [256, 256], 1.5),
+    "sac-256": Case("SAC", "HalfCheetah-v5", 256, [256, 256], 1.4),
+}
+
+
+def polopt_update(case: Case) -> Update:
+    """An update of polopt, with a buffer that has rows. Q-networks are not dueling, as the peer's
+    are not."""
+    import polopt
+
+    options: dict[str, Any] = {"dueling": False} if case.algorithm == "DQN" else {}
+    trainer = getattr(polopt, case.algorithm)(
+        env=case.env,
+        num_workers=0,
+        buffer_size=ROWS,
+        learning_starts=ROWS,
+        train_batch_size=case.batch,
+        model={"fcnet_hiddens": case.widths},
+        seed=0,
+        **options,
+    )
+    optimizer = trainer.optimizer
+    while optimizer.metrics.num_env_steps_sampled < ROWS - 100:
+        optimizer.step()
+    return lambda: optimizer.learn_transitions(optimizer.buffer.sample(case.batch))
+
+
+def sb3_update(case: Case) -> Update:
+    """As `polopt_update`, of Stable-Baselines3."""
+    import stable_baselines3
+    from stable_baselines3.common.logger import Logger
+
+    model = getattr(stable_baselines3, case.algorithm)(
+        "MlpPolicy",
+        case.env,
+        buffer_size=ROWS,
+        learning_starts=ROWS,
+        batch_size=case.batch,
+        policy_kwargs={"net_arch": case.widths},
+        seed=0,
+        device="cpu",
+    )
+    model.learn(ROWS - 100)
+    model.set_logger(Logger(None, []))
+    return lambda: model.train(gradient_steps=50, batch_size=case.batch)
+
+
+def rate(update: Update, seconds: float, updates: int) -> float:
+    """Updates per processor second. A call of `update` makes several."""
+    began_s, made = time.process_time(), 0
+    while (elapsed_s := time.process_time() - began_s) < seconds:
+        update()
+        made += updates
+    return made / elapsed_s
+
+
+def main() -> None:
+    """Measures, and prints a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| updates per processor second | polopt | Stable-Baselines3 | ratio | goal |")
+    print("|---|---:|---:|---:|---:|")
+    missed = False
+    for name in args.only:
+        case = CASES[name]
+        ours, theirs = polopt_update(case), sb3_update(case)
+        rate(ours, 0.2, 1), rate(theirs, 0.2, 50)
+        pairs = [
+            (rate(ours, args.seconds, 1), rate(theirs, args.seconds, 50)) for _ in range(args.turns)
+        ]
+        own, other = (median(values) for values in zip(*pairs, strict=True))
+        missed |= own < case.goal * other
+        shape = f"{case.algorithm}, {'x'.join(map(str, case.widths))}, batch {case.batch}"
+        print(f"| {shape} | {own:,.0f} | {other:,.0f} | {own / other:.2f} | {case.goal:g} |")
+        sys.stdout.flush()
+    print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
+    print(f"Command: `{' '.join(['python', *sys.argv])}`")
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""From RLlib's `replay_buffer_config`, a dict, to options of an optimizer with a replay buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polopt.common.config import ConfigError, nearest, shown
+
+#: RLlib's buffers whose rows are drawn in proportion to their priorities, or uniformly.
+_PRIORITIZED = ("PrioritizedEpisodeReplayBuffer", "PrioritizedReplayBuffer")
+_UNIFORM = ("EpisodeReplayBuffer", "ReplayBuffer")
+#: Keys under which options of polopt have other names.
+_RENAMED = {
+    "capacity": "buffer_size",
+    "learning_starts": "learning_starts",
+    "alpha": "prioritized_replay_alpha",
+    "beta": "prioritized_replay_beta",
+    "eps": "prioritized_replay_eps",
+    "prioritized_replay_alpha": "prioritized_replay_alpha",
+    "prioritized_replay_beta": "prioritized_replay_beta",
+    "prioritized_replay_eps": "prioritized_replay_eps",
+}
+_SEQUENCES = (
+    "optimizer 'sync_replay' with replay_unit='sequence', sequence_length and burn_in, and a "
+    "policy of your own that learns from sequences"
+)
+#: Keys whose values change nothing here, and what to use instead of others. None: any value.
+_FIXED: dict[str, tuple[tuple[Any, ...] | None, str]] = {
+    "storage_unit": (("timesteps",), _SEQUENCES),
+    "replay_sequence_length": ((1, None), _SEQUENCES),
+    "batch_length_T": ((1, None), _SEQUENCES),
+    "replay_burn_in": ((0,), _SEQUENCES),
+    "replay_zero_init_states": (None, ""),
+    "replay_sequence_override": (None, ""),
+    "batch_size_B": ((), "train_batch_size, rows of an update"),
+    "replay_batch_size": ((), "train_batch_size, rows of an update"),
+    "replay_mode": (("independent",), "one policy: polopt trains one"),
+    "underlying_buffer_config": ((None,), "the keys of the buffer beside it"),
+    "worker_side_prioritization": ((False,), "ApexDQN, whose samplers compute priorities"),
+    "num_shards": ((1,), "num_replay_shards of ApexDQN"),
+    "_enable_replay_buffer_api": (None, ""),
+    "metrics_num_episodes_for_smoothing": (None, ""),
+}
+
+
+def of_replay_buffer(config: Any, where: str) -> dict[str, Any]:
+    """The options that a `replay_buffer_config` means.
+
+    `type` says whether rows are drawn by priority. Without it, an option of priorities does. RLlib
+    leaves `beta` as it is, so `final_prioritized_replay_beta` has the same value.
+
+    Args:
+        config: RLlib's dict. None: nothing is given.
+        where: method that the user called, for messages.
+
+    Raises:
+        ConfigError: a key, or its value, that polopt does not have. Says what to use instead.
+    """
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: replay_buffer_config={shown(config)}. Allowed: a dict")
+    options: dict[str, Any] = {}
+    for key, value in config.items():
+        if key == "type":
+            options["prioritized_replay"] = _is_prioritized(value, where)
+        elif key in _RENAMED:
+            options[_RENAMED[key]] = value
+        elif key in _FIXED:
+            accepted, instead = _FIXED[key]
+            if accepted is not None and value not in accepted:
+                only = " or ".join(map(repr, accepted)) or "leave it out"
+                raise ConfigError(
+                    f"{where}: replay_buffer_config: key {key!r}: got {shown(value)}. Allowed: "
+                    f"{only}. Instead: {instead}"
+                )
+        else:
+            names = ["type", *_RENAMED, *_FIXED]
+            raise ConfigError(
+                f"{where}: replay_buffer_config: unknown key {key!r}{nearest(str(key), names)}"
+            )
+    if any(key.startswith("prioritized_replay_") for key in options):
+        options.setdefault("prioritized_replay", True)
+    if "prioritized_replay_beta" in options:
+        options["final_prioritized_replay_beta"] = options["prioritized_replay_beta"]
+    return options
+
+
+def _is_prioritized(kind: Any, where: str) -> bool:
+    name = getattr(kind, "__name__", str(kind)).rpartition(".")[2]
+    plain = name.removeprefix("MultiAgent")
+    if plain in _PRIORITIZED + _UNIFORM:
+        return plain in _PRIORITIZED
+    raise ConfigError(
+        f"{where}: replay_buffer_config: key 'type': got {shown(kind)}. Allowed: "
+        f"{', '.join(_UNIFORM + _PRIORITIZED)}, or one of them for several agents"
+        f"{nearest(plain, _UNIFORM + _PRIORITIZED)}"
+    )
