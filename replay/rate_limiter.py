@@ -1,4 +1,4 @@
-"""`RateLimiter`: how much is learned for each row that is sampled, and who waits for whom."""
+"""`RateLimiter`: keeps the ratio of learning to sampling, and says who has to wait."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from polopt.common.clock import Clock
 from polopt.common.config import ConfigError, shown
 
-#: Who can be blocked.
+#: The two sides, either of which can be blocked.
 SAMPLERS, LEARNER = "samplers", "learner"
 
 
 class RateLimiter:
-    """Keeps the rows learned at `intensity` times the rows sampled. After the rate limiters of
-    Reverb (Cassirer et al., 2021).
+    """Keeps the number of rows learned at `intensity` times the number of rows sampled. The idea is
+    from the rate limiters of Reverb (Cassirer et al., 2021).
 
         credit = intensity * rows sampled - rows learned
 
     A batch is learned from only if the credit pays for all of it, so learning never runs ahead. A
     fragment is inserted only if the credit stays at or below `error_buffer`. The credit is a
-    fraction of integers: it never drifts, and a checkpoint holds it exactly.
+    fraction of integers, so it never drifts, and a checkpoint holds it exactly.
 
-    The first `min_size` rows give no credit, because nothing is learned from them. If rows are
-    lost, by a restore without the buffer for example, the rows that fill it again give none either.
-    So learning goes on at the same rate, without a burst that makes up for rows nobody asked for.
+    The first `min_size` rows give no credit, because learning has not begun. If rows are lost, for
+    example by a restore without the buffer, the rows that fill the buffer again give no credit
+    either. So learning then goes on at the same rate, without a burst.
 
         while not limiter.can_learn(batch_size):     # one step of a synchronous strategy
             limiter.inserted(buffer.add(next_fragment()))
@@ -35,13 +35,13 @@ class RateLimiter:
             limiter.learned(batch_size)
 
     Args:
-        intensity: rows learned for each row sampled. None: no limit but `min_size`. A float counts
-            as the nearest fraction with a denominator up to 1,000,000.
+        intensity: rows learned for each row sampled. None: `min_size` is the only limit. A float is
+            rounded to the nearest fraction with a denominator up to 1,000,000.
         min_size: rows in the buffer before learning starts.
-        error_buffer: the largest credit in rows learned, above which samplers are blocked. None:
-            samplers are never blocked. At least one batch plus what a fragment gives, or nobody
-            could go on (`check`).
-        clock: seconds of a monotonic clock.
+        error_buffer: the largest credit, in rows learned. Samplers are blocked above it. None:
+            samplers are never blocked. It must pay for one batch and for one fragment, because
+            samplers and learner would otherwise block each other (`check`).
+        clock: returns the seconds of a monotonic clock.
 
     Attributes:
         num_learned: rows learned since the start.
@@ -73,10 +73,10 @@ class RateLimiter:
         return self._intensity
 
     def set_intensity(self, intensity: float | Fraction | None) -> None:
-        """Changes the intensity for the rows that are sampled from now on.
+        """Changes the intensity. Rows that were sampled before keep the credit that they gave.
 
         Raises:
-            ConfigError: it is not above 0 and finite.
+            ConfigError: the intensity is 0, negative or not finite.
         """
         if intensity is None:
             self._intensity = None
@@ -100,7 +100,7 @@ class RateLimiter:
             fragment_rows: rows of the largest fragment.
 
         Raises:
-            ConfigError: `error_buffer` is smaller than one batch plus what a fragment gives.
+            ConfigError: `error_buffer` is smaller than one batch plus the credit of one fragment.
         """
         if self.error_buffer is None or self._intensity is None:
             return
@@ -114,7 +114,8 @@ class RateLimiter:
 
     @property
     def credit(self) -> Fraction:
-        """Rows that may be learned now: intensity times rows sampled, minus rows learned."""
+        """The number of rows that may be learned now: intensity times rows sampled, minus rows
+        learned."""
         return self._credit
 
     @property
@@ -123,8 +124,8 @@ class RateLimiter:
         return self._missing > 0
 
     def can_insert(self, rows: int) -> bool:
-        """Whether a fragment of `rows` rows may be inserted. The time until the next True counts as
-        time in which samplers were blocked."""
+        """Whether a fragment of `rows` rows may be inserted now. Samplers count as blocked from the
+        first False until the next True."""
         allowed = (
             self._intensity is None
             or self.error_buffer is None
@@ -134,8 +135,8 @@ class RateLimiter:
         return self._note(SAMPLERS, allowed)
 
     def can_learn(self, rows: int) -> bool:
-        """Whether a batch of `rows` rows may be learned from. The time until the next True counts
-        as time in which the learner was blocked."""
+        """Whether a batch of `rows` rows may be learned from now. The learner counts as blocked
+        from the first False until the next True."""
         allowed = self._missing <= 0 and (self._intensity is None or self._credit >= rows)
         return self._note(LEARNER, allowed)
 
@@ -143,9 +144,9 @@ class RateLimiter:
         """Counts rows that were added to the buffer.
 
         Args:
-            rows: number of them.
-            can_draw: whether the buffer has rows whose windows are complete. As long as it has
-                none, learning has not begun, and rows give no credit.
+            rows: number of added rows.
+            can_draw: whether the buffer has rows whose windows are complete. Until it has such
+                rows, learning cannot begin, and added rows give no credit.
         """
         filling = min(rows, self._missing) if can_draw else rows
         self._missing = max(self._missing - filling, 0 if can_draw else 1)
@@ -155,30 +156,31 @@ class RateLimiter:
             self._credit += self._intensity * counted
 
     def learned(self, rows: int) -> None:
-        """Counts rows that were drawn to be learned from. A strategy with batches in flight counts
-        them when it draws them."""
+        """Counts rows as learned. A strategy with batches in flight calls this when it draws the
+        rows."""
         self.num_learned += rows
         if self._intensity is not None:
             self._credit -= rows
 
     def give_back(self, rows: int) -> None:
-        """Takes back `learned` for rows that were lost on their way to the learner."""
+        """Undoes `learned` for rows that were lost on their way to the learner."""
         self.learned(-rows)
 
     def set_size(self, rows: int) -> None:
-        """Tells how many rows the buffer holds after it has lost some: learning waits until it has
-        `min_size` again, and the rows until then give no credit."""
+        """Sets how many rows the buffer holds, after it has lost some. Learning waits until the
+        buffer holds `min_size` rows again. Rows added until then give no credit."""
         self._missing = max(0, self.min_size - rows)
 
     @property
     def delivered(self) -> float:
-        """The intensity delivered since the start: rows learned per row that gave credit. 0 before
-        the first."""
+        """The intensity reached since the start: rows learned for each row that gave credit. 0
+        before the first such row."""
         return self.num_learned / self.num_counted if self.num_counted else 0.0
 
     def report(self) -> dict[str, float]:
-        """`intensity` delivered, `credit`, and the seconds since the last report in which
-        `samplers_blocked_s` and `learner_blocked_s`. Then begins a new interval."""
+        """Returns the `intensity` reached, the `credit`, and how many seconds the samplers and the
+        learner were blocked since the last report (`samplers_blocked_s`, `learner_blocked_s`). Then
+        begins a new interval."""
         now_s = self._clock()
         for who, since_s in self._blocked_since.items():
             if since_s is not None:
@@ -189,7 +191,7 @@ class RateLimiter:
         return {"intensity": self.delivered, "credit": float(self._credit), **blocked}
 
     def get_state(self) -> dict[str, Any]:
-        """Counts and credit, integers only. Blocked times are not part of it."""
+        """The counts and the credit, as integers. The blocked times are left out."""
         return {
             "num_learned": self.num_learned,
             "num_counted": self.num_counted,
@@ -201,8 +203,8 @@ class RateLimiter:
         """Restores what `get_state` returned.
 
         Args:
-            state: see there.
-            rows: rows that the restored buffer holds. None: all that it held.
+            state: what `get_state` returned.
+            rows: number of rows that the restored buffer holds. None: it has lost no rows.
         """
         self.num_learned = int(state["num_learned"])
         self.num_counted = int(state["num_counted"])

@@ -1,4 +1,4 @@
-"""`ReplayBuffer`: a ring of transitions, drawn uniformly or in proportion to their priority."""
+"""`ReplayBuffer`: the last transitions of all workers, drawn uniformly or by their priority."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from polopt.replay.row_store import (
 from polopt.replay.sum_tree import SumTree
 
 #: Bits of the column `flags`.
-VALID = 1  # a transition. Not set in rows that reset, that raised, and that hold a successor
+VALID = 1  # the row is a transition: it does not reset, did not raise, and holds no successor
 TERMINATED = 2
 TRUNCATED = 4
-CUT = 8  # no window goes on to the next row: the episode or the stream ends here
-DRAWABLE = 16  # all that its window needs is stored
-SUCCESSOR = 32  # only holds the next observation of a row
-#: Rounds of drawing places until all are drawable. After them, the drawable places are listed.
+CUT = 8  # the episode or the stream ends here, so no window goes on to the next row
+DRAWABLE = 16  # everything that the window of the row needs is stored
+SUCCESSOR = 32  # the row only holds the next observation of another row
+#: Places are drawn again in up to so many rounds, until all are drawable. After that, all drawable
+#: places are listed.
 _MOST_ROUNDS = 20
 
 
@@ -42,14 +43,15 @@ class _Tail:
     """The last steps of a source: the rows whose windows may not be complete yet.
 
     Attributes:
-        place: of the fragment that would continue it. None: not known.
-        steps: serial number of environment 0 in each of the last steps, oldest first.
-        starts: by step, whether a fragment begins there.
-        priorities: `[len(steps), N]` that were given. -1: none was.
-        open: `[N]` bool: the last row needs the next observation, which is not stored yet.
-        nodes: `[N]` serial numbers of the rows that the next step is linked to: the last rows, or
-            their successors.
-        next_obs: `[N, ...]` the observations after the last step.
+        place: the place of the fragment that would continue the source. None: not known.
+        steps: the serial number of the row of environment 0, for each of the last steps, oldest
+            first.
+        starts: for each step, whether a fragment begins there.
+        priorities: `[len(steps), N]`, the priorities that were given. -1 where none was given.
+        open: `[N]` bool. True if the last row still needs its next observation.
+        nodes: `[N]` serial numbers of the rows to which the next step will be linked. These are the
+            last rows, or their successors.
+        next_obs: `[N, ...]`, the observations after the last step.
     """
 
     place: tuple[int, int] | None
@@ -62,55 +64,57 @@ class _Tail:
 
 
 class ReplayBuffer:
-    """The last `capacity` rows of all sources, in their order of arrival. A source is a worker.
+    """Keeps the last `capacity` rows that all sources have sent, in order of arrival. A source is a
+    worker.
 
         buffer = ReplayBuffer(1_000_000, gamma=0.99, n_step=3, seed=0, alpha=0.6)
         buffer.add(batch)                             # a SampleBatch [T, N]
         rows = buffer.sample(256)                     # Transitions [256, ...]
         buffer.update_priorities(rows.indices, np.abs(td_errors))
 
-    A fragment `[T, N]` is stored as T * N rows, and each observation is stored once: the next
-    observation of a row is the observation of the row one step later. Where another episode begins
-    there, the true successor of a truncated row has a row of its own. So has the last observation
-    of a stream that was interrupted. Data stay as they are in the fragment: bytes stay bytes. They
-    must
-    be finite, as workers check before they send them.
+    A fragment `[T, N]` is stored as T * N rows. Each observation is stored once, because the next
+    observation of a row is the observation of the row one step later. There are two exceptions, in
+    which the next observation gets a row of its own, the successor: a truncated episode after which
+    another one begins in the same step, and a stream that was interrupted. Data are stored as they
+    are in the fragment, so bytes stay bytes. All values must be finite. Workers check this before
+    they send a fragment.
 
-    Rows refer only to later rows, so whatever a row needs is overwritten after the row itself.
+    Rows refer only to later rows. So a row is overwritten before the rows that it needs.
 
     **Windows.** A row is drawn with its n-step return. Its window ends early where the episode
     ends, before a row that only resets, and where the stream of fragments was interrupted.
     `terminated` gives a discount of 0. In all other cases the value of the true next observation
-    is bootstrapped. A row whose window may still grow is not drawn yet, and a row that only resets
+    is bootstrapped. A row can be drawn once its window cannot grow any more. A row that only resets
     is never drawn.
 
-    **Streams.** A fragment continues the one before from the same worker if their `place` says so
-    (`SampleBatch.place`). A fragment after one that was lost, of a worker that was replaced, or
-    without a place continues none, and no window reaches into it.
+    **Streams.** A fragment continues the last fragment of the same worker if their places say so
+    (`SampleBatch.place`). A fragment starts a new stream if it has no place, if the fragment before
+    it was lost, or if its worker was replaced. No window reaches from one stream into another.
 
-    **Priorities.** Schaul et al., 2016: row i is drawn with probability P(i) = p_i^alpha / sum of
-    p^alpha, and weighs (R P(i))^-beta, divided by the largest weight of the batch. R is the number
-    of drawable rows. beta grows linearly from `beta` to `final_beta`.
+    **Priorities** (Schaul et al., 2016). Row i is drawn with probability P(i) = p_i^alpha / sum of
+    p^alpha. Its weight is (R P(i))^-beta, divided by the largest weight of the batch. R is the
+    number of drawable rows. beta grows linearly from `beta` to `final_beta`.
 
-    **Sequences**, for policies with memory: with `unit="sequence"`, `sample_sequences` draws
-    `sequence_length` consecutive steps that begin where a fragment begins, because fragments begin
-    with the state of the policy's memory.
+    **Sequences**, for policies with memory. With `unit="sequence"`, `sample_sequences` draws
+    `sequence_length` consecutive steps. A sequence begins where a fragment begins, because the
+    state of the policy's memory is known there.
 
     Args:
-        capacity: rows. A reset row and a stored successor take one, too.
+        capacity: the number of rows. Rows that only reset, and successors, count as well.
         gamma: discount of a step.
         n_step: largest number of steps of a return.
-        seed: of the draws.
+        seed: seed of the draws.
         alpha: exponent of priorities. None: rows are drawn uniformly, and all weights are 1.
         beta: exponent of the weights at the start.
         final_beta: exponent of the weights at the end.
-        beta_rows: rows added until `final_beta` is reached.
-        priority_epsilon: added to priorities, so that none is 0.
+        beta_rows: number of added rows after which the exponent is `final_beta`.
+        priority_epsilon: added to every priority, so that each row can be drawn.
         unit: `transition` or `sequence`.
         sequence_length: steps of a sequence, burn-in included.
-        burn_in: first steps of a sequence that only bring the memory up to date.
-        directory: of the files that arrays are mapped from. None: they are in memory.
-        capacity_key: the option that sets `capacity`, for errors.
+        burn_in: number of first steps of a sequence that only bring the memory up to date.
+        directory: directory of the files from which the arrays are mapped. None: the arrays are in
+            memory.
+        capacity_key: name of the option that sets `capacity`, for error messages.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -157,10 +161,10 @@ class ReplayBuffer:
         self._directory = None if directory is None else Path(directory)
         self._capacity_key = capacity_key
         self._rng = np.random.default_rng(seed)
-        # Steps after a row that its window may need: the row is complete once they are stored.
+        # A row is complete once so many further steps are stored: its window may need them.
         self._span = (sequence_length or 1) if unit == "sequence" else n_step
         self._store: RowStore | None = None
-        # Sequences begin at few rows, so places are not drawn until one is found.
+        # Few rows begin a sequence. The tree finds them, where drawing at random would rarely hit.
         self._tree = SumTree(capacity) if alpha is not None or unit == "sequence" else None
         self._tails: dict[int, _Tail] = {}
         self._states: dict[int, np.ndarray] = {}  # by serial number of a first row, [S]
@@ -179,35 +183,35 @@ class ReplayBuffer:
 
     @property
     def num_rows(self) -> int:
-        """Transitions that are stored."""
+        """The number of transitions that are stored."""
         return self._num_valid
 
     @property
     def num_drawable(self) -> int:
-        """Rows, or first rows of sequences, that can be drawn now."""
+        """The number of rows that can be drawn now. Of a sequence, only the first row counts."""
         return self._num_drawable
 
     @property
     def end(self) -> int:
-        """The index of the next row. Rows have indices that count up and never come again."""
+        """The index of the next row that is added. Indices count up, and none is used twice."""
         return self._end
 
     @property
     def total_weight(self) -> float:
-        """The sum by which rows are drawn: of the priorities to the power of alpha. The number of
-        drawable rows where drawing is uniform."""
+        """The sum of the priorities to the power of alpha. If rows are drawn uniformly, it is the
+        number of drawable rows."""
         if self._tree is None or self.alpha is None:
             return float(self._num_drawable)
         return self._tree.total
 
     @property
     def num_gaps(self) -> int:
-        """Streams of fragments that were interrupted."""
+        """How many times a stream of fragments was interrupted."""
         return self._num_gaps
 
     @property
     def rows_added(self) -> int:
-        """Transitions added since the start."""
+        """The number of transitions added since the start."""
         return self._rows_added
 
     def nbytes_of(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
@@ -224,12 +228,12 @@ class ReplayBuffer:
         return self.nbytes_of(specs["obs"], specs["actions"])
 
     def allocate(self, obs: ColumnSpec, actions: ColumnSpec) -> int:
-        """Reserves the arrays. `add` does it with the first fragment. A strategy does it before it
-        starts processes.
+        """Reserves the arrays of the full buffer. Strategies call this before they start processes,
+        so that too large a buffer is an early error. Otherwise, the first `add` does it.
 
         Args:
-            obs: one encoded observation.
-            actions: one action.
+            obs: shape and dtype of one encoded observation.
+            actions: shape and dtype of one action.
 
         Returns:
             Bytes of the full buffer.
@@ -256,17 +260,21 @@ class ReplayBuffer:
 
         Args:
             batch: `[T, N]`, with observations and rewards as the environment returned them.
-            priorities: `[K + T, N]`, of sequences `[N]`. NaN and None: the largest one that was
-                ever given. The first K steps are the last ones of the fragment before, whose
-                windows are complete only now. They have no effect unless this one continues it.
+            priorities: `[K + T, N]`, or `[N]` for sequences. NaN or None stands for the largest
+                priority that was ever given. The first K steps are the last steps of the fragment
+                before, whose windows are complete only now. They are used only if this fragment
+                continues that one.
             follows: whether the fragment continues the last one of the same `worker_index`. None:
-                as `batch.place` says, and False without one.
+                `batch.place` decides, and a batch without a place continues nothing.
 
         Returns:
             The number of transitions added.
 
         Raises:
-            ValueError: other shapes or dtypes than before, or more rows than `capacity`.
+            ValueError: shapes or dtypes differ from earlier fragments, or a priority is negative or
+                infinite.
+            ConfigError: the fragment has more rows than `capacity`, or more steps than
+                `sequence_length`.
         """
         steps, envs = batch.shape
         store = self._store_for(batch)
@@ -300,7 +308,7 @@ class ReplayBuffer:
         extra = start + steps * envs
         serials = start + np.arange(steps * envs).reshape(steps, envs)
         extras = extra + np.arange(len(own_rows))
-        # The next step of a row, or of its successor, if it has one.
+        # For each row, the row one step later. If the row has a successor, that leads there.
         step_after = serials + envs
         nodes = serials.copy()
         nodes.reshape(-1)[own_rows] = extras
@@ -342,7 +350,7 @@ class ReplayBuffer:
         return num_valid
 
     def _joined(self, tail: _Tail | None, given: np.ndarray, steps: int) -> np.ndarray:
-        """Priorities of the steps of a tail, and of the `steps` of a new fragment."""
+        """The priorities of the steps of a tail, followed by those of the `steps` new steps."""
         if tail is None:
             return given[-steps:]
         before = tail.priorities.copy()
@@ -352,11 +360,11 @@ class ReplayBuffer:
         return np.concatenate([before, given[-steps:]])
 
     def cut(self, source: int) -> None:
-        """Ends the stream of a source: its next fragment does not continue the last one. Its last
-        rows become drawable, with windows that end at the last observation.
+        """Ends the stream of a source, so its next fragment starts a new stream. The last rows
+        become drawable, with windows that end at the last observation.
 
         Args:
-            source: `worker_index` of its fragments. One without fragments is ignored.
+            source: `worker_index` of the fragments. A source without fragments is ignored.
         """
         tail = self._tails.pop(source, None)
         if tail is not None:
@@ -383,7 +391,7 @@ class ReplayBuffer:
         return store
 
     def _given_priorities(self, priorities: np.ndarray | None, steps: int, envs: int) -> np.ndarray:
-        """`[K + T, N]` float64. -1 where none was given."""
+        """The given priorities as `[K + T, N]` float64, with -1 where none was given."""
         if priorities is None:
             return np.full((steps, envs), -1.0)
         given = np.array(priorities, dtype=np.float64, ndmin=2)
@@ -400,7 +408,7 @@ class ReplayBuffer:
         return given
 
     def _reserve(self, count: int) -> int:
-        """Makes room for `count` rows and returns the serial number of the first."""
+        """Makes room for `count` rows. Returns the serial number of the first one."""
         start, self._end = self._end, self._end + count
         lost = self._end - self.capacity  # rows before this serial number are overwritten
         if lost > 0:
@@ -422,9 +430,9 @@ class ReplayBuffer:
         """Writes rows that hold next observations, at consecutive serial numbers.
 
         Args:
-            start: serial number of the first.
-            obs: `[K, ...]`.
-            step_after: `[K]` serial numbers of the next steps of their streams.
+            start: serial number of the first row.
+            obs: `[K, ...]`, the next observations.
+            step_after: `[K]` serial numbers of the rows with which their streams go on.
         """
         assert self._store is not None
         if not len(obs):
@@ -436,12 +444,12 @@ class ReplayBuffer:
             self._set_leaves(np.arange(start, start + len(obs)), 0.0)
 
     def _link(self, tail: _Tail, serials: np.ndarray, cut: np.ndarray) -> None:
-        """Links the last step of a tail to what follows it.
+        """Links the last step of a tail to the rows that follow.
 
         Args:
-            tail: of the stream.
-            serials: `[N]`, of the rows that follow.
-            cut: `[N]` bool: no window goes on into the row that follows.
+            tail: the tail of the stream.
+            serials: `[N]` serial numbers of the rows that follow.
+            cut: `[N]` bool. True if windows end before the row that follows.
         """
         assert self._store is not None
         stored = tail.nodes >= self._end - self.capacity
@@ -460,18 +468,18 @@ class ReplayBuffer:
         start = self._reserve(len(envs))
         successors = start + np.arange(len(envs))
         self._write_successors(start, tail.next_obs[envs], successors)
-        after = tail.nodes.copy()  # a row that is followed by itself is the last one
+        after = tail.nodes.copy()  # the last row of a stream is linked to itself
         after[envs] = successors
         self._link(tail, after, np.ones(len(after), dtype=bool))
         tail.open[:] = False
         self._complete(tail, ended=True)
 
     def _complete(self, tail: _Tail, ended: bool = False) -> None:
-        """Makes the rows of a tail drawable whose windows are complete, and keeps the others.
+        """Makes those rows of a tail drawable whose windows are complete. The tail keeps the rest.
 
         Args:
-            tail: with all steps that may have become complete.
-            ended: the stream ends after it.
+            tail: the tail. It has all steps whose windows may have become complete.
+            ended: the stream ends after this tail.
         """
         assert self._store is not None
         envs = len(tail.open)
@@ -505,7 +513,7 @@ class ReplayBuffer:
         tail.priorities = tail.priorities[-keep:]
 
     def _has_rows(self, flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """`[K, N]` bool: a sequence that begins here has a transition after its burn-in."""
+        """`[K, N]` bool. True if a sequence that begins here has a transition after its burn-in."""
         assert self.sequence_length is not None
         valid = np.concatenate([np.zeros((1, flags.shape[1]), int), (flags & VALID) > 0])
         before = np.cumsum(valid, axis=0)
@@ -517,11 +525,11 @@ class ReplayBuffer:
     # ---- priorities ---------------------------------------------------------------------------
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets the priorities of rows. Rows that have been overwritten since are left alone.
+        """Sets the priorities of rows. Indices of rows that have been overwritten are ignored.
 
         Args:
-            indices: `[B]` int64, of `Transitions` or `Sequences`.
-            priorities: `[B]`, absolute TD errors, for example.
+            indices: `[B]` int64, the `indices` of `Transitions` or `Sequences`.
+            priorities: `[B]`, for example absolute TD errors.
 
         Raises:
             ValueError: a priority is negative or not finite.
@@ -549,7 +557,7 @@ class ReplayBuffer:
 
     @property
     def beta_now(self) -> float:
-        """Exponent of the importance weights, after the rows added so far."""
+        """The current exponent of the importance weights. It depends on the rows added so far."""
         share = min(1.0, self._rows_added / max(1, self.beta_rows))
         return self.beta + share * (self.final_beta - self.beta)
 
@@ -562,7 +570,7 @@ class ReplayBuffer:
             batch_size: B.
 
         Raises:
-            ValueError: no row can be drawn yet, or the unit is `sequence`.
+            ValueError: no row is drawable yet, or the unit is `sequence`.
         """
         if self.unit != "transition":
             raise ValueError("a buffer of sequences has no transitions; call sample_sequences")
@@ -597,9 +605,9 @@ class ReplayBuffer:
         """Draws B sequences, with replacement.
 
         The batch is a `SampleBatch` `[sequence_length, B]` with the columns `actions`, `rewards`,
-        `terminated`, `truncated` and `valid`, and in `per_env["state"]` the memory that the policy
-        had before the first step. A sequence whose stream was interrupted is filled up with rows
-        that are not `valid`, as `SampleBatch.concat` does.
+        `terminated`, `truncated` and `valid`. `per_env["state"]` is the memory that the policy had
+        before the first step. If a stream was interrupted, its sequence is filled up with rows that
+        are not `valid`, as `SampleBatch.concat` does.
 
         Args:
             batch_size: B.
@@ -623,7 +631,7 @@ class ReplayBuffer:
             own &= stored[t]
             successor_index.append(t * batch_size + np.flatnonzero(own))
             successor_rows.append(node[own])
-            # The stream ends with a node that is followed by itself.
+            # The last row of a stream is linked to itself.
             stored[t + 1] = stored[t] & (rows[t + 1] != np.where(own, node, rows[t]))
         obs_rows, steps, rows = rows, stored[:-1], rows[:-1]
         flags = arrays["flags"].take(rows) * steps
@@ -647,10 +655,11 @@ class ReplayBuffer:
         return Sequences(batch, weights, indices, self.burn_in)
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Places, importance weights and serial numbers of `count` drawable rows, `[count]` each.
+        """Draws `count` drawable rows. Returns their places, importance weights and serial numbers,
+        `[count]` each.
 
         Raises:
-            ValueError: no row can be drawn yet.
+            ValueError: no row is drawable yet.
         """
         if self._num_drawable == 0:
             raise ValueError(
@@ -666,7 +675,7 @@ class ReplayBuffer:
                 weights = np.ones(count, dtype=np.float32)
             else:
                 leaves = self._tree.leaves.take(places)
-                # R and the sum of all priorities are the same for all, and cancel.
+                # R and the sum of all priorities are the same for every row, so they cancel.
                 weights = (leaves / leaves.min()) ** -self.beta_now
                 weights = weights.astype(np.float32)
         newest = self._end - 1
@@ -694,7 +703,8 @@ class ReplayBuffer:
     # ---- state --------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Random numbers, counts and the largest priority, without the rows. See `save`."""
+        """The state of the random generator, the counts and the largest priority. The rows are not
+        in it: `save` writes them."""
         return {
             "rng": self._rng.bit_generator.state,
             "rows_added": self._rows_added,
@@ -704,7 +714,7 @@ class ReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned. The buffer is empty after that."""
+        """Restores what `get_state` returned, and empties the buffer."""
         self._rng.bit_generator.state = state["rng"]
         self._rows_added = int(state["rows_added"])
         self._max_priority = float(state["max_priority"])
@@ -715,14 +725,15 @@ class ReplayBuffer:
     def save(self, directory: str | Path) -> dict[str, Any]:
         """Saves rows and priorities as files, and returns the rest of the state.
 
-        Files whose rows have not changed since the last `save` or `load` are linked, not written,
-        so that a save takes as long as what was added since. Earlier saves stay as they are.
+        If the rows of a file have not changed since the last `save` or `load`, the file is only
+        linked. So the time of a save depends on how many rows were added since. Earlier saves are
+        not changed.
 
         Args:
-            directory: of the files.
+            directory: where the files are written.
 
         Returns:
-            Numbers, texts and small arrays, for `load`.
+            The state that `load` needs beside the files: numbers, strings and small arrays.
 
         Raises:
             OSError: a file cannot be written.
@@ -756,7 +767,7 @@ class ReplayBuffer:
 
     @staticmethod
     def checksums(state: Mapping[str, Any]) -> dict[str, str]:
-        """SHA-256 of each file that a `save` wrote, by name.
+        """The SHA-256 of each file that `save` wrote, by the name of the file.
 
         Args:
             state: what `save` returned.
@@ -767,10 +778,10 @@ class ReplayBuffer:
         return sums
 
     def load(self, directory: str | Path, state: Mapping[str, Any]) -> None:
-        """Restores what `save` wrote. The buffer then draws the same rows as the saved one.
+        """Restores what `save` wrote. The buffer then draws the same rows as the saved buffer.
 
         Args:
-            directory: of the files.
+            directory: where the files are.
             state: what `save` returned.
 
         Raises:
@@ -827,7 +838,7 @@ class ReplayBuffer:
             self._keep_states(np.asarray(state["state_serials"]), np.asarray(state["states"]))
 
     def _kind(self) -> dict[str, Any]:
-        """What a saved buffer must share with the one that it is loaded into."""
+        """The options that must be the same in a saved buffer and in the buffer that loads it."""
         prioritized = self.alpha is not None
         kind = {self._capacity_key: self.capacity, "replay_unit": self.unit}
         if self.unit == "sequence":
@@ -848,15 +859,15 @@ class ReplayBuffer:
     # ---- reports ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """What the buffer holds, and what was drawn since the last call. Then begins a new
-        interval.
+        """Statistics of the rows that are stored, and of the rows drawn since the last call. Then
+        begins a new interval.
 
         Returns:
             `num_rows`, `capacity`, `fill` (share of `capacity` that is used), `nbytes` of the full
-            buffer, `rows_added`, `row_age` of the rows drawn, in rows that arrived after them
-            (`AgeHistogram`), `num_gaps`, and with priorities `priority` `{mean, max}` of the
-            priorities that were set, `max_priority` ever, `beta`, and `num_stale_priorities`, which
-            came for rows that had been overwritten.
+            buffer, `rows_added`, `num_gaps`, and `row_age` (`AgeHistogram`). The age of a drawn row
+            is the number of rows that arrived after it. With priorities also `priority`
+            (`{mean, max}` of the priorities that were set), `max_priority` (the largest one ever),
+            `beta`, and `num_stale_priorities` (how many came for rows that had been overwritten).
         """
         stats: dict[str, Any] = {
             "num_rows": self._num_valid,
@@ -880,7 +891,7 @@ class ReplayBuffer:
 
 
 class _Range:
-    """Mean and maximum since the last report."""
+    """Mean and maximum of the numbers added since the last report."""
 
     def __init__(self) -> None:
         self._sum, self._count, self._max = 0.0, 0, 0.0
