@@ -23,37 +23,40 @@ class SampleBatch:
     - `actions`: as sampled from the distribution, before they are mapped to the bounds, clipped,
       squashed or offset.
     - `rewards` float32. `terminated`, `truncated` bool.
-    - `valid` bool: False in rows without a transition (resets of next-step autoreset, padding,
-      steps in which the environment raised). Losses and counts leave them out. `truncated` is set
-      where an environment raised: the episode stops without a terminal state.
+    - `valid` bool: False in rows without a transition, which losses and counts leave out. These are
+      resets of next-step autoreset, padding, and steps in which the environment raised. Where an
+      environment raised, `truncated` is set, because the episode stops without a terminal state.
     - `action_dist_inputs` float32 `[T, N, P]`: parameters of the distribution of the action.
     - after `Policy.postprocess`, some of `action_logp`, `values`, `advantages`, `value_targets`,
       float32. Policies with V-trace compute the last three in the learner.
 
     Attributes:
-        all_obs: `[T + 1, N, ...]`: the observations of the T steps, and the one after them.
-        columns: see above.
+        all_obs: `[T + 1, N, ...]`, the observations of the T steps, and the observation after them.
+        columns: the arrays listed above, by name.
         successor_index: `[K]` flat row numbers `t * N + n` whose next observation is not
             `all_obs[t + 1, n]`, because an episode ended there and the next began in the same step.
-        successor_obs: `[K, ...]` those next observations. Truncated rows bootstrap from them.
+        successor_obs: `[K, ...]`, the next observations of these rows. Truncated rows bootstrap
+            from them.
         version: version of the weights that chose the actions. The oldest if there were several.
-        worker_index: index of the worker that sampled it.
-        episodes: the episodes that ended within.
+        worker_index: index of the worker that sampled the batch.
+        episodes: statistics of the episodes that ended in the batch.
         device: device of the tensors of `to_tensordict`. The arrays are in host memory.
         faults: exceptions of environments, and non-finite values.
-        compress: codec of `polopt.common.compression` for sending it to another process.
-        column_versions: `[N]` versions of each column. None: all are `version`.
-        per_env: by name `[N, ...]`: what each environment's column began with or was made with.
-            `state`: memory of the policy before the first step. `obs_mean`, `obs_inverse_std`
-            and `reward_scale`: how the policy that acted normalised observations and rewards, which
-            are stored as the environment returned them. They are missing if it did not, and if the
-            batch is normalised already (`Normalizer.normalized`).
-        moments: of the transitions, until the worker counts them. None: the policy does not
-            normalise, or they are counted.
-        place: `(stream, step)`: where the fragment lies among the fragments of its sampler. A
-            stream has consecutive steps of the same environments, and `step` is the number of
-            steps before the fragment. None: not known, because the batch was put together from
-            several fragments.
+        compress: codec of `polopt.common.compression` with which the batch is sent to another
+            process.
+        column_versions: `[N]`, the version for each environment. None: `version` holds for all.
+        per_env: arrays `[N, ...]` by name, with one value for each environment. `state` is the
+            memory of the policy before the first step. `obs_mean`, `obs_inverse_std` and
+            `reward_scale` say how the acting policy normalised observations and rewards, because
+            the batch stores them as the environment returned them. These three are missing if the
+            policy does not normalise, or if the batch is normalised already
+            (`Normalizer.normalized`).
+        moments: moments of the observations and discounted returns, until the worker has counted
+            them. None: they have been counted, or the policy does not normalise.
+        place: `(stream, step)`, the place of the fragment in the data of its sampler. A stream is a
+            sequence of consecutive steps of the same environments. `step` is the number of steps
+            before the fragment. None: not known, because the batch was put together from several
+            fragments.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -124,14 +127,14 @@ class SampleBatch:
 
     @property
     def versions(self) -> np.ndarray:
-        """`[N]` versions of the weights that acted in each environment's column."""
+        """`[N]`, for each environment the version of the weights that chose its actions."""
         if self.column_versions is None:
             return np.full(self.shape[1], self.version, dtype=np.int64)
         return self.column_versions
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, not compressed."""
+        """Bytes of all arrays without compression."""
         arrays = [self.all_obs, self.successor_obs, *self.columns.values(), *self.per_env.values()]
         return sum(array.nbytes for array in arrays)
 
@@ -146,10 +149,11 @@ class SampleBatch:
         return column.reshape(-1, *column.shape[2:])
 
     def steps(self, start: int, stop: int) -> SampleBatch:
-        """Steps `start` to `stop` of all environments, `[stop - start, N, ...]`. Views.
+        """Returns steps `start` to `stop` of all environments, `[stop - start, N, ...]`, as views.
 
-        `episodes` of the result is empty, because episode statistics cannot be divided. A policy
-        with memory can learn only from steps that begin at 0: its state after others is not kept.
+        `episodes` of the result is empty, because episode statistics cannot be divided. If `start`
+        is above 0, a policy with memory cannot learn from the result, because the state of its
+        memory is known only for step 0.
         """
         envs = self.shape[1]
         begun = {name: array for name, array in self.per_env.items() if name != "state"}
@@ -167,7 +171,7 @@ class SampleBatch:
         )
 
     def select(self, envs: np.ndarray) -> SampleBatch:
-        """The environments `envs` `[n]`, in that order: a batch `[T, n, ...]`. Copies.
+        """Returns a batch `[T, n, ...]` of the environments `envs` `[n]`, in that order, as copies.
 
         `episodes` of the result is empty, because episode statistics cannot be divided.
         """
@@ -186,7 +190,7 @@ class SampleBatch:
         )
 
     def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
-        """`(name, [T * N, ...])` of the observations and of each column. Views."""
+        """Yields `(name, [T * N, ...])` for the observations and each column, as views."""
         yield "obs", self.flat("obs")
         for name in self.columns:
             yield name, self.flat(name)
@@ -194,18 +198,23 @@ class SampleBatch:
     def to_tensordict(self, device: str | None = None) -> Any:
         """A `tensordict.TensorDict` of batch size `[N, T]`, for TorchRL's losses.
 
-        Names are the same as in TorchRL's collectors: `observation`, `action`, `sample_log_prob`,
-        `("next", "observation")` (the true one also where an episode ended), `("next", "reward")`,
-        `("next", "done")`, `("next", "terminated")` and `("next", "truncated")` `[N, T, 1]`, and
-        if `Policy.postprocess` has computed them `state_value`, `advantage` and `value_target`
-        `[N, T, 1]`. `("collector", "mask")` is False in rows without a transition. `("collector",
-        "traj_ids")` numbers the trajectories. Actions are as in `actions`. Categories are indices.
+        Names are the same as in TorchRL's collectors:
+
+        - `observation`, `action` (as in `actions`, with indices for categories) and
+          `sample_log_prob`.
+        - `("next", "observation")`, which is the true next observation also where an episode ended.
+        - `("next", "reward")`, `("next", "done")`, `("next", "terminated")` and
+          `("next", "truncated")`, `[N, T, 1]`.
+        - `state_value`, `advantage` and `value_target` `[N, T, 1]`, if `Policy.postprocess` has
+          computed them.
+        - `("collector", "mask")`, which is False in rows without a transition, and
+          `("collector", "traj_ids")`, which numbers the trajectories.
 
         Args:
             device: device of the tensors. By default the batch's `device`.
 
         Raises:
-            ImportError: if `tensordict` is not installed.
+            ImportError: `tensordict` is not installed.
         """
         from polopt.common.tensordict import to_tensordict
 
@@ -218,9 +227,9 @@ class SampleBatch:
     def concat(batches: Sequence[SampleBatch]) -> SampleBatch:
         """Concatenates batches along the environments, in the given order: `[max T, sum N, ...]`.
 
-        Shorter batches are padded with rows that are not `valid`. Their last observation becomes a
-        successor, so that bootstrapping after concatenation stays exact. `version` is the oldest.
-        A single batch is returned without a copy.
+        Shorter batches are padded with rows that are not `valid`. Their last observations become
+        successors, so bootstrapping stays exact. The `version` of the result is the oldest one. A
+        single batch is returned without a copy.
         """
         if len(batches) == 1:
             return batches[0]
@@ -261,8 +270,8 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
         zeros = np.zeros((missing, *array.shape[1:]), dtype=array.dtype)
         return np.concatenate([array, zeros])
 
-    # The last rows of unfinished episodes are no longer followed by their next observation: it
-    # becomes a successor, unless there is one already.
+    # Padding follows the last rows now, instead of their next observation. So the next observation
+    # of a last row becomes its successor, unless the row has one already.
     last_rows = np.setdiff1d(np.arange((steps - 1) * envs, steps * envs), batch.successor_index)
     order = np.concatenate([batch.successor_index, last_rows])
     successors = np.concatenate([batch.successor_obs, batch.bootstrap_obs[last_rows % envs]])
@@ -280,14 +289,15 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
     )
 
 
-#: Columns that the ratio of new to old probability is computed from. They are never rounded: the
-#: ratio would differ from 1 where the policy has not changed.
+#: Columns from which the ratio of new to old probability is computed. They are never rounded,
+#: because the ratio would then differ from 1 although the policy has not changed.
 _EXACT_COLUMNS = ("actions", "action_dist_inputs", "action_logp")
 _PackedBatch = tuple[dict[str, Packed], dict[str, Packed], dict[str, Any]]
 
 
 def _packed(batch: SampleBatch) -> _PackedBatch:
-    """Observations and columns packed with the codec `batch.compress`, and the other fields."""
+    """Packs observations and columns with the codec `batch.compress`. Returns them and the other
+    fields."""
     codec = batch.compress
     exact = "none" if codec in LOSSY else codec
     observations = {n: pack(getattr(batch, n), codec) for n in ("all_obs", "successor_obs")}
@@ -303,7 +313,8 @@ def _packed(batch: SampleBatch) -> _PackedBatch:
 def _unpacked(
     observations: dict[str, Packed], columns: dict[str, Packed], rest: dict[str, Any]
 ) -> SampleBatch:
-    """The batch with the precision of its codec. Its `compress` is `none`: it is packed once."""
+    """Makes the batch again, with the precision of its codec. Its `compress` is `none`, so it is
+    packed only once."""
     return SampleBatch(
         all_obs=unpack(observations["all_obs"]),
         successor_obs=unpack(observations["successor_obs"]),

@@ -23,10 +23,10 @@ class StepResult(NamedTuple):
     """Counts of one `step()` of an optimizer.
 
     Attributes:
-        env_steps_sampled: environment steps that arrived.
-        env_steps_trained: environment steps that were learned from, each counted once, whatever the
-            number of epochs.
-        updates: updates applied to the weights.
+        env_steps_sampled: number of environment steps that arrived.
+        env_steps_trained: number of environment steps that were used for learning. A step counts
+            once, however many epochs use it.
+        updates: number of updates of the weights.
     """
 
     env_steps_sampled: int
@@ -35,46 +35,50 @@ class StepResult(NamedTuple):
 
 
 class OptimizerStats:
-    """What an optimizer counts and measures while it trains.
+    """The counters and measurements of an optimizer while it trains.
 
-    Start-up is the time from the construction until the worker that answers first begins the work
-    of that answer: processes start, environments are made, libraries are imported. The other
-    phases, rates and the training time leave it out. Rates and the training time also leave out the
-    phase `evaluation`, in which training stands still.
+    Start-up begins with the construction of this object. It ends when the first worker to answer
+    begins the work of its answer. In this time, processes start, environments are made and
+    libraries are imported. The other phases, the rates and the training time do not include
+    start-up. The rates and the training time do not include the phase `evaluation` either, because
+    training stands still in it.
 
     Args:
-        phases: names of the driver's timed phases of a step, which do not overlap. `report` and
+        phases: names of the timed phases of a step in the driver. They do not overlap. `report` and
             `evaluation` are added to them.
-        worker_phases: names of phases that the driver does not spend its own time in.
+        worker_phases: names of the timed phases in workers.
         actions: counts the actions of the policy's distribution.
-        read_gpus: the use of the driver's GPUs now, a `GpuReader`. None: it uses none.
-        clock: seconds of a monotonic clock.
+        read_gpus: returns the current use of the driver's GPUs, for example a `GpuReader`. None:
+            the driver uses no GPU.
+        clock: returns the seconds of a monotonic clock.
 
     Attributes:
-        num_env_steps_sampled: environment steps so far.
-        num_env_steps_discarded: environment steps of fragments that were not finite. Not among
-            those sampled.
-        num_env_steps_trained: environment steps that were learned from.
-        num_updates: updates so far.
-        lag: policy lag of the weights that acted. See `LagMeter`.
+        num_env_steps_sampled: number of environment steps so far.
+        num_env_steps_discarded: number of environment steps in fragments that were dropped because
+            they were not finite. `num_env_steps_sampled` does not include them.
+        num_env_steps_trained: number of environment steps that were used for learning.
+        num_updates: number of updates so far.
+        lag: lag of the weights that chose the actions. See `LagMeter`.
         gradient_lag: lag of the weights that gradients were computed with.
-        rollouts: versions at which rollouts were completely learned from.
+        rollouts: the versions of the weights at which learning from a rollout ended.
         episodes: statistics of the last episodes.
         actions: distribution of the sampled actions.
-        custom_metrics: what callbacks have returned for episodes.
+        custom_metrics: metrics that callbacks have returned for episodes.
         learner: statistics of the learner.
-        timers: by phase, first the driver's, then the workers'.
-        worker_times: the workers' own times.
+        timers: one timer for each phase, first the driver's phases, then the workers'.
+        worker_times: times that workers measured themselves.
         machine: use of the driver's machine.
-        startup_s: seconds of start-up so far, those before a restore included.
-        training_s: seconds since the end of start-up without evaluation, those before a restore
-            included.
+        startup_s: seconds of start-up so far. Includes the time before a restore.
+        training_s: seconds since the end of start-up, without evaluation. Includes the time before
+            a restore.
         num_bytes_received: payload bytes of gradients, batches and weights from workers.
-        num_gradients: gradients of workers that were taken.
-        num_gradients_accepted: of them, gradients of workers that were applied, alone or in a mean.
-        num_gradients_stale: gradients older than the optimizer's limit, dropped or scaled.
-        num_gradients_skipped: gradients that were not applied because they were not finite.
-        num_early_stopped: fragments that ended early.
+        num_gradients: number of gradients that arrived from workers.
+        num_gradients_accepted: how many of these gradients were applied, alone or in a mean.
+        num_gradients_stale: number of gradients older than the optimizer's limit, which were
+            dropped or scaled.
+        num_gradients_skipped: number of gradients that were not applied because they were not
+            finite.
+        num_early_stopped: number of fragments that ended early.
     """
 
     def __init__(
@@ -109,9 +113,9 @@ class OptimizerStats:
         self.num_gradients_skipped = 0
         self.num_early_stopped = 0
         self._created_s = self._clock()
-        self._begun_s: float | None = None  # training, after start-up
+        self._begun_s: float | None = None  # when start-up ended and training began
         self._earlier_startup_s = self._earlier_training_s = 0.0  # before a restore
-        self._earlier_evaluation_s = 0.0  # of this process, before a restore
+        self._earlier_evaluation_s = 0.0  # evaluation in this process, before a restore
         self._begin_interval()
 
     def _begin_interval(self) -> None:
@@ -121,7 +125,7 @@ class OptimizerStats:
         self._reported = (self._clock(), self.num_env_steps_sampled, self.num_updates)
 
     def _end_startup(self, busy_s: float = 0.0) -> None:
-        """Ends start-up `busy_s` seconds ago, unless it has ended before."""
+        """Notes that start-up ended `busy_s` seconds ago, unless it had ended before."""
         if self._begun_s is None:
             self._begun_s = max(self._clock() - busy_s, self._created_s, self._reported[0])
             for timer in self.timers.values():
@@ -140,8 +144,8 @@ class OptimizerStats:
         return self._earlier_training_s + self._clock() - self._begun_s - evaluation_s
 
     def begin_iteration(self) -> None:
-        """Ends the phase `report`, which began with the last report: Tune has taken the result, its
-        loggers have written it, a checkpoint may have been saved."""
+        """Ends the phase `report`, which began with the last report. In this phase, Tune takes the
+        result, its loggers write it, and a checkpoint may be saved."""
         self.timers[REPORT].push(self._clock() - self._reported[0])
 
     def counts(self) -> StepResult:
@@ -153,13 +157,14 @@ class OptimizerStats:
         return StepResult(*(b - a for a, b in zip(before, self.counts(), strict=True)))
 
     def add_record(self, worker_index: int, record: Record, in_driver: bool) -> None:
-        """Counts what a call has counted, when its reply is taken. This is the one place.
+        """Adds the counts of a call, when its reply is taken. No other method adds them.
 
         Args:
-            worker_index: the worker that ran the call.
-            record: of the call.
-            in_driver: the call ran in the driver's process, whose policy is the one that is
-                learned. Updates of other policies count when the driver takes over their weights.
+            worker_index: index of the worker that ran the call.
+            record: the counts of the call.
+            in_driver: True if the call ran in the driver's process and so updated the driver's
+                policy. Updates in other processes are counted when the driver takes over their
+                weights.
         """
         self.num_env_steps_sampled += record.env_steps
         self.num_env_steps_discarded += record.env_steps_discarded
@@ -178,13 +183,13 @@ class OptimizerStats:
             self.add_update_rows(record.updates, record.rows_applied)
 
     def add_lag(self, acted: int, now: int, computed: int | None = None, weight: int = 1) -> None:
-        """Counts the lag of a batch or gradient that is about to be learned from.
+        """Counts the lag of a batch or gradient, just before the learner uses it.
 
         Args:
-            acted: version of the weights that acted.
+            acted: version of the weights that chose the actions.
             now: version of the learner's weights.
-            computed: version of the weights that a gradient was computed with. None: `now`.
-            weight: number of environments whose column of a batch has this lag.
+            computed: version of the weights with which the gradient was computed. None: `now`.
+            weight: number of environments in the batch that have this lag.
         """
         TRACER.count("policy lag", now - acted)
         self.lag.add(acted, now, self.rollouts, weight)
@@ -192,8 +197,8 @@ class OptimizerStats:
         self.gradient_lag.add(computed, now, self.rollouts, weight)
 
     def _add_lag_of_worker(self, updates: int, rollouts: int) -> None:
-        """Counts the lag of a batch that a worker itself has learned from, in updates and in
-        batches of that worker."""
+        """Counts the lag of a batch from which a worker itself has learned. The lag is given in
+        updates, and in batches of that worker."""
         TRACER.count("policy lag", updates)
         self.lag.in_updates.add(updates)
         self.lag.in_rollouts.add(rollouts)
@@ -201,12 +206,12 @@ class OptimizerStats:
         self.gradient_lag.in_rollouts.add(0)
 
     def add_gradients(self, parts: Sequence[Gradients], now: int, stale: bool) -> None:
-        """Counts gradients of workers that were taken, with their lags.
+        """Counts gradients that arrived from workers, and their lags.
 
         Args:
-            parts: the gradients, also if only their mean is applied.
-            now: version of the weights that they are applied to.
-            stale: they are older than the optimizer's limit.
+            parts: the gradients of the single workers, also if only their mean is applied.
+            now: version of the weights to which they are applied.
+            stale: True if they are older than the optimizer's limit.
         """
         self.num_gradients += len(parts)
         self.num_gradients_stale += len(parts) * stale
@@ -214,19 +219,19 @@ class OptimizerStats:
             self.add_lag(part.acted, now, computed=part.version)
 
     def add_gradients_skipped(self) -> None:
-        """Counts a gradient of a worker that was not finite there."""
+        """Counts a gradient that its worker found not to be finite."""
         self.num_gradients += 1
         self.num_gradients_skipped += 1
 
     def add_gradient_update(
         self, gradients: Gradients, num_parts: int, updates: int, stats: Mapping[str, float]
     ) -> None:
-        """Counts what became of a gradient.
+        """Counts a gradient as applied or as skipped.
 
         Args:
-            gradients: of one worker, or the mean over several.
+            gradients: the gradient of one worker, or the mean over several workers.
             num_parts: number of these workers.
-            updates: updates made with it. 0: it was not finite and was skipped.
+            updates: number of updates made with it. 0 if it was not finite and was skipped.
             stats: statistics of the learner.
         """
         if updates:
@@ -240,13 +245,13 @@ class OptimizerStats:
     def add_training(
         self, env_steps: int, updates: int, stats: Mapping[str, float], rows: int | None = None
     ) -> None:
-        """Counts what was learned from.
+        """Counts the updates and the environment steps of one piece of learning.
 
         Args:
-            env_steps: environment steps that were not learned from before.
-            updates: updates made with them.
-            stats: statistics of the learner.
-            rows: number of rows that `stats` are means over. None: `env_steps`.
+            env_steps: number of environment steps that were used for the first time.
+            updates: number of updates.
+            stats: statistics of the learner, as means over rows.
+            rows: number of these rows. None: `env_steps`.
         """
         self._end_startup()
         self.num_env_steps_trained += env_steps
@@ -254,17 +259,18 @@ class OptimizerStats:
         self.learner.add(stats, max(env_steps if rows is None else rows, 1))
 
     def add_update_rows(self, updates: int, rows: int) -> None:
-        """Counts the rows of the gradients of updates, wherever these were made: several learners
-        that make the same updates with the same summed gradients each count all of them."""
+        """Counts updates and the rows of their gradients, in whatever process they were made. If
+        several learners make the same updates with the same summed gradients, each of them counts
+        all updates and rows."""
         self._updates_of_rows += updates
         self._rows += rows
 
     def report(self, worker_indices: Iterable[int] = (0,)) -> dict[str, Any]:
-        """Counters, and rates, lags and times since the last call (`docs/metrics.md`). The same
-        keys from the first call on.
+        """Returns the counters, and the rates, lags and times since the last call. The keys are the
+        same in every call. `docs/metrics.md` explains them.
 
         Args:
-            worker_indices: the workers of the run. 0 is the local one.
+            worker_indices: indices of the workers of the run. 0 is the local worker.
         """
         now_s = self._clock()
         then_s, sampled, updates = self._reported
@@ -330,12 +336,12 @@ class OptimizerStats:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned. Further keys are ignored."""
+        """Restores what `get_state` returned. Other keys are ignored."""
         self.num_env_steps_sampled = int(state["num_env_steps_sampled"])
         self.num_env_steps_trained = int(state["num_env_steps_trained"])
         self.num_updates = int(state["num_updates"])
         self.episodes.set_state(state["episodes"])
-        # The start-up of this process comes after what the state has counted.
+        # The start-up of this process is added to the times in the state.
         self._earlier_startup_s = float(state.get("startup_s", 0.0))
         self._earlier_training_s = float(state.get("training_s", 0.0))
         if self._begun_s is not None:
