@@ -13,44 +13,46 @@ import pydantic
 from polopt.common.other_libraries import Fixed, fixed, instead_of
 
 C = TypeVar("C", bound="Config")
-#: Number of allowed names that an error message lists of a longer list.
+#: An error message lists at most so many allowed names if there are many.
 _MOST_SHOWN = 6
-#: Names of a longer list are shown if they are at least so similar, from 0 to 1.
+#: If there are many names, those with at least this similarity are listed, from 0 to 1.
 _SIMILAR = 0.6
-#: Characters of a value that an error message quotes.
+#: An error message quotes at most so many characters of a value.
 _MOST_QUOTED = 200
 
 
 _short = reprlib.Repr()
 _short.maxother = _short.maxstring = 60
 
-#: Type of an option whose default, None, stands for an automatic value. 0 is accepted for it.
+#: Type of an option whose default, None, means that the value is chosen automatically. 0 means the
+#: same.
 Automatic = Annotated[int | None, pydantic.AfterValidator(lambda value: value or None)]
 
 
 class ConfigError(ValueError):
-    """Error for bad configuration, raised before any actor starts.
+    """The configuration is wrong. Raised before any actor starts.
 
-    The message has the key, the given value and what is allowed.
+    The message names the key, the value that it got, and the values that are allowed.
     """
 
 
 def nearest(name: Any, known: Iterable[str]) -> str:
-    """`"; did you mean 'gamma'?"` if `name` looks like a misspelled known name, or an empty string.
+    """A question such as `did you mean 'gamma'?`, to append to an error message. An empty string
+    unless `name` looks like a misspelled known name.
 
-    The names of other libraries share letters with keys that mean something else, so this comes
-    after `polopt.common.other_libraries`.
+    Look into `polopt.common.other_libraries` first: names of other libraries may resemble keys that
+    mean something else.
     """
     by_lower, given = {key.lower(): key for key in known}, str(name).lower()
-    # One letter of three, or one of four.
+    # One wrong letter in a name of three or four letters is still found.
     cutoff = 0.65 if len(given) < 4 else 0.75
     close = difflib.get_close_matches(given, list(by_lower), n=1, cutoff=cutoff)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """`nearest` and the allowed names, the most similar first. Of a long list, only the names that
-    are like the given one: `"; did you mean 'gamma'? Similar: gamma (of 56 names)"`.
+    """Appends the allowed names to `nearest`, the most similar first. If there are many names, only
+    similar ones are listed, as in `did you mean 'gamma'? Similar: gamma (of 56 names)`.
 
     Args:
         name: the given name.
@@ -70,7 +72,8 @@ def nearest_of(name: Any, known: Iterable[str], shown: Iterable[str] | None = No
 
 
 def _similarity(given: str, key: str) -> float:
-    """How alike two names are, from 0 to 1: by their letters, or by the words that they share."""
+    """How similar two names are, from 0 to 1: by their letters or by the words that they share,
+    whichever is larger."""
     given, key = given.lower(), key.lower()
     words, others = (set(re.findall(r"[a-z]{3,}", name)) for name in (given, key))
     shared = len(words & others) / max(len(words), 1)
@@ -78,8 +81,8 @@ def _similarity(given: str, key: str) -> float:
 
 
 def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """What an error says of an unknown key: what takes its place, if it is an option of another
-    library, else `nearest_of`. Takes the arguments of `nearest_of`.
+    """The error message for an unknown key. For an option of another library, it names the key that
+    takes its place. For any other key, it goes on with `nearest_of`, with the same arguments.
 
         unknown key 'n_steps'. For 'n_steps' of Stable-Baselines3: 'rollout_fragment_length'
     """
@@ -90,16 +93,17 @@ def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = N
 def without_fixed(
     options: Mapping[str, Any], rows: Sequence[Fixed], known: Iterable[str], where: str = "config"
 ) -> dict[str, Any]:
-    """Returns options without those that polopt does not have because it always does the same.
+    """Removes options of other libraries that polopt does not have because their value is fixed.
 
     Args:
-        options: the user's.
-        rows: such options.
-        known: keys and aliases that there are, whatever `rows` say.
+        options: the user's options.
+        rows: the fixed options and their values.
+        known: keys and aliases that polopt does have. They are kept, also if `rows` name them.
         where: name of the dict in error messages.
 
     Raises:
-        ConfigError: one of them asks for something else. Says what to use instead.
+        ConfigError: an option has another value than the fixed one. The message says what to use
+            instead.
     """
     kept, known = {}, set(known)
     for key, value in options.items():
@@ -117,20 +121,20 @@ def without_fixed(
 
 
 def shown(value: Any) -> str:
-    """`value` as error messages quote it: on one line, at most 200 characters."""
+    """The text with which error messages quote `value`: one line of at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
 
 
 def shown_options(options: Mapping[Any, Any]) -> str:
-    """Options as error messages quote them: on one line, each value shortened."""
+    """The text with which error messages quote options: one line, with each value shortened."""
     parts = (f"{key!r}: {' '.join(_short.repr(value).split())}" for key, value in options.items())
     return f"{{{', '.join(parts)}}}"
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two values of any type differ. Arrays, which compare by element, differ unless they
-    are the same object."""
+    """Whether two values of any type differ. Arrays compare by element, so two arrays differ unless
+    they are the same object."""
     try:
         return bool(one != other)
     except ValueError:
@@ -140,9 +144,16 @@ def differ(one: Any, other: Any) -> bool:
 class Config(pydantic.BaseModel):
     """A frozen set of options with defaults, validated on construction.
 
-    The class attribute `aliases` maps other names of keys, such as current RLlib's, to keys.
-    `renamed` maps former names, which are refused with an error that says the present one, and
-    `removed` keys that are gone to the reason, which the error gives.
+        class LossConfig(Config):
+            gamma: float = 0.99
+            aliases = {"discount": "gamma"}
+
+        LossConfig.parse({"discount": 0.9}).gamma     # 0.9
+        LossConfig.parse({"gama": 0.9})               # ConfigError: did you mean 'gamma'?
+
+    The class attribute `aliases` maps other names of keys, such as RLlib's, to the keys. `renamed`
+    maps former names to present ones. A former name is an error that says the present name.
+    `removed` maps keys that no longer exist to the reason, which the error gives.
     """
 
     model_config = pydantic.ConfigDict(
@@ -153,8 +164,8 @@ class Config(pydantic.BaseModel):
         populate_by_name=True,
         validate_default=False,
     )
-    #: Errors say what takes the place of other libraries' options. False for a few options of one
-    #: purpose, of which errors list all.
+    #: Whether errors name the key that takes the place of another library's option. False for
+    #: classes with a few options, all of which the error lists.
     advises: ClassVar[bool] = True
     aliases: ClassVar[Mapping[str, str]] = {}
     renamed: ClassVar[Mapping[str, str]] = {}
@@ -174,7 +185,7 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def keys(cls) -> list[str]:
-        """The keys of this config (aliases of pydantic fields, if any)."""
+        """The keys of this config. If a pydantic field has an alias, the key is the alias."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
@@ -182,12 +193,12 @@ class Config(pydantic.BaseModel):
         """Makes a config from a plain dict.
 
         Args:
-            options: keys or aliases, and values.
+            options: values by key or alias.
             where: name of the dict in error messages.
 
         Raises:
-            ConfigError: for an unknown key (the message has the nearest known one), a wrong type, a
-                value out of range, or a key given under two names.
+            ConfigError: a key is unknown (the message names the nearest known key), a value has a
+                wrong type or is out of range, or a key is given under two names.
         """
         options = canonical(options, cls.aliases, where)
         cls.check_former_keys(options, where)
@@ -196,7 +207,7 @@ class Config(pydantic.BaseModel):
             if key not in known:
                 instead = instead_of(key)
                 if not set(cls.keys()) & set(re.findall(r"\w+", instead)):
-                    instead = ""  # of options that another config has
+                    instead = ""  # it names only options of another config
                 meant = nearest_of(key, [*cls.keys(), *cls.aliases], cls.keys())
                 raise ConfigError(
                     f"{where}: unknown key {key!r}" + (f". {instead}" if instead else meant)
@@ -208,10 +219,11 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def check_former_keys(cls, options: Iterable[str], where: str = "config") -> None:
-        """Refuses keys that this config had once.
+        """Checks that no key is a former key of this config.
 
         Raises:
-            ConfigError: for the first, with its present name or the reason.
+            ConfigError: a key was renamed or removed. The message has the present name or the
+                reason.
         """
         for key in options:
             if key in cls.renamed:
@@ -220,8 +232,8 @@ class Config(pydantic.BaseModel):
                 raise ConfigError(f"{where}: key {key!r} is gone: {cls.removed[key]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The options by key. `type(self).parse` accepts the result. Values of options of any type
-        are the same objects. Pydantic would make dicts of a user's dataclasses."""
+        """The options by key, as a dict that `type(self).parse` accepts. Options of type Any keep
+        their objects, because Pydantic would convert a user's dataclasses to dicts."""
         options = self.model_dump(by_alias=True)
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -235,10 +247,10 @@ class Config(pydantic.BaseModel):
 def canonical(
     options: Mapping[str, Any], aliases: Mapping[str, str], where: str = "config"
 ) -> dict[str, Any]:
-    """`options` with aliases replaced by their keys.
+    """Replaces the aliases in `options` by their keys.
 
     Raises:
-        ConfigError: if a key is given under two names with different values.
+        ConfigError: a key is given under two names with different values.
     """
     if not isinstance(options, Mapping):
         raise ConfigError(f"{where}: got {shown(options)}; allowed: a mapping of keys to values")
@@ -274,7 +286,7 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
         return f"key {path!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
     complete = isinstance(problem.get("ctx", {}).get("error"), ConfigError)
-    if not path or complete:  # a validator of the whole model. Its message names the keys
+    if not path or complete:  # the message of a validator of the whole model names the keys
         return message
     allowed = _PLAIN_WORDS.get(kind, message.removeprefix("Input should be "))
     if described and kind in ("tuple_type", "missing", "too_long"):
@@ -282,7 +294,7 @@ def _first_problem(cls: type[Config], error: pydantic.ValidationError) -> str:
     return f"key {path!r}: got {shown(problem['input'])}; allowed: {allowed}"
 
 
-#: What is allowed, for the kinds of errors that pydantic describes in words of its own.
+#: Allowed values in plain words, for the kinds of errors that pydantic describes in its own words.
 _PLAIN_WORDS = {
     "bool_parsing": "True or False",
     "bool_type": "True or False",
@@ -300,7 +312,7 @@ _PLAIN_WORDS = {
 
 
 def _description(cls: type[Config], path: tuple[int | str, ...]) -> str:
-    """What the field at a path says that it allows. Empty if it says nothing."""
+    """The description of the field at a path, which says what it allows. Empty if it has none."""
     owner: Any = cls
     for part in path:
         field = owner.model_fields.get(part)
@@ -311,7 +323,7 @@ def _description(cls: type[Config], path: tuple[int | str, ...]) -> str:
 
 
 def _owner(cls: type[Config], path: tuple[int | str, ...]) -> type[Config] | None:
-    """The config, `cls` or one nested in it, that a key belongs to. None for a key of a dict."""
+    """The config class that has this key: `cls`, or a class nested in it. None for a dict's key."""
     owner: Any = cls
     for part in path[:-1]:
         field = owner.model_fields.get(part) if isinstance(part, str) else None
@@ -326,5 +338,5 @@ def _is_config(annotation: Any) -> bool:
 
 
 def _is_type_tag(part: int | str) -> bool:
-    """True for parts of a path that pydantic adds to name the member of a union that it tried."""
+    """Whether pydantic added this part of a path, to name the type of a union that it tried."""
     return isinstance(part, str) and (part in {"float", "int", "str"} or "[" in part)

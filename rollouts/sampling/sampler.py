@@ -38,34 +38,36 @@ class VectorSampler:
     Gymnasium:
 
     - *next-step*: the row after an end only resets the environment, and is marked not `valid`. It
-      starts from the last observation of the episode, so that no other column is needed.
+      starts from the last observation of the episode, so that observation is stored as well.
     - *same-step*: the last observation is taken from `infos["final_obs"]` and stored as the
       successor of the row that ended.
-    - *disabled*: as same-step. The sampler resets the environments that ended.
+    - *disabled*: the sampler itself resets the environments whose episodes ended. The last
+      observation is stored as a successor here, too.
 
-    The policy's memory is 0 at the first observation of each episode. In next-step mode it still
-    reads the last observation of the episode before, in the row that only resets.
+    The policy's memory is 0 at the first observation of each episode. In next-step mode, the policy
+    also reads the last observation of the episode, in the row that only resets.
 
-    An exception of an environment (see `FaultTolerantEnv`) discards its current episode, and at
-    most one row, which is not `valid`. The row before is bootstrapped from the observation that it
-    led to. An exception of an environment's own vector implementation does so for all N.
+    If an environment raises an exception (see `FaultTolerantEnv`), its current episode is
+    discarded, and at most one row is lost, which is not `valid`. The row before bootstraps from its
+    next observation. If the environment has a vector implementation of its own, an exception
+    discards the episodes of all N environments.
 
     Args:
-        env: of N environments. The sampler owns and closes it.
+        env: a vector of N environments. The sampler closes it.
         policy: chooses actions. Its encoder converts observations to arrays.
         fragment_length: T.
-        seeds: of the environments and of the action noise.
+        seeds: seeds of the environments and of the action noise.
         faults: handles exceptions of the vector environment. None: they propagate.
 
     Attributes:
-        stop_after: asked before each step: the number of steps, at least 1, after which the
-            fragment ends early. None: it does not.
-        ended: episodes that have ended are added to it, by time and then by environment. None: they
-            are not kept.
-        steps: is told of each step of each environment. None: nothing is.
+        stop_after: called before each step. Returns the number of steps, at least 1, after which
+            the fragment ends early, or None if it does not end early.
+        ended: a list to which episodes are added when they end, by time and then by environment.
+            None: episodes are not kept.
+        steps: receives each step of each environment. None: the steps are not passed on.
 
     Raises:
-        EnvironmentFailedError: if the environment cannot be reset.
+        EnvironmentFailedError: the environment cannot be reset.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class VectorSampler:
         self.stop_after: Callable[[], int | None] = lambda: None
         self.ended: list[Episode] | None = None
         self.steps: EpisodeSteps | None = None
-        self._strict = True  # NumPy raises exceptions, as the user's program asks for
+        self._strict = True  # the user's program may have told NumPy to raise exceptions
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
         self.restart(seeds)
@@ -100,7 +102,7 @@ class VectorSampler:
         """Starts new episodes in all environments. Discards the current episodes.
 
         Args:
-            seeds: `[N]`, of the environments. None: their generators continue.
+            seeds: `[N]`, one seed for each environment. None: their generators continue.
         """
         given: Any = None if seeds is None else seed_argument(self.env, seeds)
         if seeds is not None:
@@ -127,14 +129,14 @@ class VectorSampler:
         steps: int | None = None,
         uniform: bool = False,
     ) -> SampleBatch:
-        """One fragment of `fragment_length` steps, fewer if it is stopped early.
+        """Samples one fragment of `fragment_length` steps, or fewer if it is stopped early.
 
         Args:
             explore: how actions are chosen. True is `random`, False is `mode`.
             steps: T, instead of `fragment_length`.
-            uniform: ignore the policy. Actions are uniform over the action space, or over those
-                that a mask allows. Their `action_dist_inputs` are 0 (for categories: the
-                parameters of that distribution).
+            uniform: ignore the policy, and draw actions uniformly from the action space, or from
+                the actions that a mask allows. `action_dist_inputs` are then 0. For categories,
+                they are the parameters of the uniform distribution.
 
         Returns:
             `[T, N]`, with the columns that `SampleBatch` lists as made by sampling.
@@ -191,15 +193,15 @@ class VectorSampler:
         return batch
 
     def _step(self, t: int, rows: FragmentColumns, choose: ActionChooser) -> Any:
-        """Steps all environments once and records row `t` and the observations after it, which are
-        returned as the environment returned them."""
+        """Steps all environments once. Records row `t` and the observations after it. Returns these
+        observations in the form in which the environment returned them."""
         rewards, terminated, truncated = rows.rewards, rows.terminated, rows.truncated
-        # `np.seterr` of a user's program is for the environments alone. Only where it asks for
-        # exceptions: a context takes as long as a step of a small environment.
+        # `np.seterr` of a user's program is meant for the environments alone. It is undone only if
+        # it asks for exceptions, because that takes as long as a step of a small environment.
         choose_here = _quietly(self._choose) if self._strict else self._choose
         actions = choose_here(t, rows, choose)
         ended: Any = ()
-        try:  # only what environments do: an exception counts as theirs, and ends their episodes
+        try:  # only code of environments: an exception counts as theirs, and ends their episodes
             raw, given, terminated[t], truncated[t], infos = self.env.step(actions)
             if self._strict:
                 _copy_into(rewards[t], given)
@@ -225,7 +227,8 @@ class VectorSampler:
             rows.lost[t] = self.faults.note(infos)
         if self.steps is not None:
             self._tell(t, rows, infos, self.steps)
-        if self._checks_each_step:  # else once per fragment: integers out of range break encoding
+        # Integers out of range break encoding. Other observations are checked once per fragment.
+        if self._checks_each_step:
             self.faults.check(self.env, raw)
         rows.all_obs[t + 1] = self.policy.encoder.encode(raw)
         if self.policy.state_size:
@@ -239,7 +242,8 @@ class VectorSampler:
         return self.policy.dist.to_env(actions)
 
     def _begins(self, t: int, rows: FragmentColumns) -> np.ndarray:
-        """`[N]` bool: row `t`, above 0, begins an episode. In a batch, see `gae.episode_starts`."""
+        """`[N]` bool. True if row `t`, which is above 0, begins an episode. `gae.episode_starts`
+        computes the same for a batch."""
         if not self._next_step:
             begins = rows.terminated[t - 1] | rows.truncated[t - 1]
         elif t == 1:
@@ -254,13 +258,16 @@ class VectorSampler:
     def _finish(
         self, ended: np.ndarray, raw: Any, infos: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], Any]:
-        """Last observations of episodes that ended, and the batch of observations in which those
-        environments have begun their next episode.
+        """Handles episodes that ended, in the modes same-step and disabled.
 
         Args:
-            ended: `[K]`, indices of the environments.
-            raw: observations of the step, as the environment returns them.
-            infos: of the step.
+            ended: `[K]`, indices of the environments whose episodes ended.
+            raw: observations of the step, as the environment returned them.
+            infos: infos of the step.
+
+        Returns:
+            the K last observations of these episodes, and the observations of all environments, in
+            which these K have begun their next episodes.
         """
         if self._mode == AutoresetMode.SAME_STEP:
             encode_one = self.policy.encoder.encode_one
@@ -275,8 +282,8 @@ class VectorSampler:
     def _tell(
         self, t: int, rows: FragmentColumns, infos: Mapping[str, Any], steps: EpisodeSteps
     ) -> None:
-        """Tells of step `t` of each environment. A row that only resets is no step of an
-        episode."""
+        """Passes step `t` of each environment on to `steps`. Leaves out rows that only reset,
+        because they do not belong to an episode."""
         terminated, done = rows.terminated[t], rows.terminated[t] | rows.truncated[t]
         lost = np.broadcast_to(rows.lost.get(t, np.False_), done.shape)
         resets = np.zeros_like(done)
@@ -296,9 +303,9 @@ class VectorSampler:
         """The infos of one step of an environment.
 
         Args:
-            infos: of the step of all environments.
+            infos: infos of the step of all environments.
             n: index of the environment.
-            is_last: the step has ended the episode.
+            is_last: True if the step ended the episode.
         """
         if is_last and self._mode == AutoresetMode.SAME_STEP:
             infos = infos.get("final_info", {})
@@ -307,8 +314,8 @@ class VectorSampler:
         if INFO_KEY in infos:
             found: dict[str, Any] = infos[INFO_KEY][n].info
             return found
-        # Of an environment's own vector implementation: arrays [N, ...], and by "_" and their name
-        # [N] bool, which environments have a value.
+        # An environment's own vector implementation returns arrays [N, ...] by name. Under "_" and
+        # the same name, it returns [N] bool: which environments have a value.
         kept = {}
         for key, values in infos.items():
             if not isinstance(key, str) or key.startswith("_"):
@@ -325,7 +332,8 @@ class VectorSampler:
         """Starts new episodes in some environments. Their current episodes are discarded.
 
         Args:
-            envs: `[N]` bool, which. A vector implementation that can only reset all resets all.
+            envs: `[N]` bool, the environments to reset. If a vector implementation can only reset
+                all environments together, all are reset.
         """
         try:
             if has_sub_envs(self.env) or self._mode == AutoresetMode.DISABLED:
@@ -347,12 +355,12 @@ class VectorSampler:
         self._leave_gap()
 
     def _leave_gap(self) -> None:
-        """The next fragment does not continue the last one."""
+        """Notes that the next fragment does not continue the last one."""
         self._place = (self._place[0], self._place[1] + 1)
 
     def get_state(self) -> dict[str, Any] | None:
-        """State of the environments (see `polopt.rollouts.envs.env_state`), of the current episodes
-        and of the generator. None if the environments cannot return theirs."""
+        """The state of the environments (see `polopt.rollouts.envs.env_state`), of the current
+        episodes and of the random generator. None if the environments cannot return their state."""
         env_state = get_env_state(self.env)
         if env_state is None:
             return None
@@ -368,8 +376,8 @@ class VectorSampler:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned. Where the environments cannot, all of them begin new
-        episodes."""
+        """Restores what `get_state` returned. If the environments cannot restore their state, all
+        of them begin new episodes."""
         if not set_env_state(self.env, state["env"]):
             self.reset()
             return
@@ -392,7 +400,7 @@ class VectorSampler:
         set_env_statistics(self.env, saved)
 
     def close(self) -> None:
-        """Closes the environments. Logs what they raise."""
+        """Closes the environments. Exceptions that they raise are logged."""
         close_env(self.env, self.faults.place)
 
 
