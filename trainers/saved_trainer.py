@@ -60,7 +60,7 @@ def read_trainer_state(directory: str | Path) -> dict[str, Any]:
         or not isinstance(optimizer, dict)
         or "policy" not in optimizer
     ):
-        raise CheckpointError(f"checkpoint {directory} is not one of a polopt trainer")
+        raise CheckpointError(f"checkpoint {directory} was not written by a polopt trainer")
     try:
         for field, value, allowed in _problems(state, optimizer):
             got = f"{value!r:.80}" if not isinstance(value, Tensor) else _shown(value)
@@ -208,8 +208,8 @@ def restore_state(
         return f"{type(error).__name__}: {error}"
     if isinstance(policy.action_space, spaces.Box) and policy.acting[:2] != before[:2]:
         logger.warning(
-            "the policy acts as its checkpoint was trained, with normalize_actions=%s and "
-            "clip_actions=%s; the config says %s and %s",
+            "the policy acts as it did when its checkpoint was trained, with normalize_actions=%s "
+            "and clip_actions=%s. The config says %s and %s, which are not used",
             *policy.acting[:2],
             *before[:2],
         )
@@ -243,8 +243,8 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
     except (*_MISFITS, ArithmeticError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            "the checkpoint's running statistics of observations do not fit the environment; name "
-            f"one with the wrappers of the training by --env ({why})"
+            "the checkpoint's running statistics of observations do not fit the environment. Use "
+            f"--env to name an environment with the same wrappers as in training ({why})"
         ) from error
 
 
@@ -258,10 +258,10 @@ def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
         for key, value in policy.config.model.named().items()
         if key in saved_model and _plain(saved_model[key]) != _plain(value)
     ]
-    why = "; ".join(different) or "other observation or action space"
+    why = "; ".join(different) or "another observation or action space"
     env = state["config"].get("env")
     where = "a callable environment" if env is None else f"{env!r:.80}"
-    return f"it is of another network, trained on {where} ({why})"
+    return f"it has another network, which was trained on {where} ({why})"
 
 
 def _plain(value: Any) -> Any:
@@ -314,7 +314,7 @@ def check_directory(checkpoint: Any) -> None:
     if found:
         raise CheckpointError(
             f"checkpoint {getattr(checkpoint, 'path', checkpoint)} holds {_PICKLE}, a pickle, "
-            "which is not loaded because unpickling executes code; polopt did not write it"
+            "which is not loaded, because unpickling executes code. polopt did not write this file"
         )
 
 
@@ -347,7 +347,7 @@ def find_checkpoint(path: Path) -> Path:
         try:
             state = read_checkpoint(directory)
         except CheckpointError as error:
-            logger.warning("%s; looking for an older one of its run", error)
+            logger.warning("%s. Looking for an older checkpoint of the same run", error)
             unusable = unusable or directory
         else:
             if unusable is None or _is_of_run(unusable, directory, state):
@@ -379,7 +379,9 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
         previous = _previous(directory)
         if previous is None:
             raise
-        logger.warning("%s; restoring the one before, %s", error, printable(str(previous[0])))
+        logger.warning(
+            "%s. Restoring the checkpoint before it, %s", error, printable(str(previous[0]))
+        )
         return previous
     except CheckpointError as error:
         raise CheckpointError(f"{error}{name_previous(directory)}") from None
@@ -398,7 +400,7 @@ def name_previous(directory: str | Path) -> str:
         directory: directory of the checkpoint that cannot be used.
     """
     previous = _previous(Path(directory))
-    return "" if previous is None else f"; the one before, {previous[0]}, can be read"
+    return "" if previous is None else f". The checkpoint before it, {previous[0]}, can be read"
 
 
 def _previous(directory: Path) -> tuple[Path, State] | None:

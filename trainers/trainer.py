@@ -318,7 +318,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
                 workers = WorkerSet(
                     config,
                     device,
-                    meanwhile="Training goes on; no evaluation ends without them.",
+                    meanwhile="Training goes on, but no evaluation ends without them.",
                 )
             self.evaluation = Evaluation(self.experiment.trainer, workers)
 
@@ -433,8 +433,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self.optimizer is None:
             raise RuntimeError(
                 f"{type(self).__name__} has been stopped: {method}() needs its workers and "
-                "environments, which are closed. Make a new trainer; its restore() continues from "
-                "a checkpoint. get_policy() and compute_single_action() still work"
+                "environments, which are closed. Make a new trainer, and call its restore() to "
+                "continue from a checkpoint. get_policy() and compute_single_action() still work"
             )
 
     def _is_stopped(self) -> bool:

@@ -193,7 +193,7 @@ def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, 
         if key in options and differ(options[key], value):
             raise ConfigError(
                 f"{where}: key {key!r} is {shown(options[key])}, and {shown(value)} in "
-                "collector_kwargs; give one of them"
+                "collector_kwargs. Give only one of them"
             )
         options[key] = value
     if "device" in options:
