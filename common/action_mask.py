@@ -81,8 +81,8 @@ def _mask_of(masks: np.ndarray, row: int) -> str:
 
 
 def find_action_mask(observation_space: Space[Any], action_space: Space[Any]) -> ActionMask | None:
-    """The mask of an observation space: a Dict with the key `action_mask` and others. None if
-    there is no such key.
+    """Finds the mask in an observation space, which is a Dict with the key `action_mask` and other
+    keys. Returns None for a space without this key.
 
     Raises:
         ConfigError: the value of that key does not fit `action_space`.

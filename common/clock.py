@@ -1,4 +1,4 @@
-"""`Clock`, and `VirtualClock`, whose time passes only when it is told to."""
+"""`Clock`, and `VirtualClock`, whose time passes only when a method is called."""
 
 from __future__ import annotations
 

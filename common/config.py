@@ -229,7 +229,7 @@ class Config(pydantic.BaseModel):
             if key in cls.renamed:
                 raise ConfigError(f"{where}: key {key!r} is now {cls.renamed[key]!r}")
             if key in cls.removed:
-                raise ConfigError(f"{where}: key {key!r} is gone: {cls.removed[key]}")
+                raise ConfigError(f"{where}: key {key!r} was removed: {cls.removed[key]}")
 
     def to_dict(self) -> dict[str, Any]:
         """The options by key, as a dict that `type(self).parse` accepts. Options of type Any keep
@@ -261,7 +261,7 @@ def canonical(
         if key in result and differ(result[key], value):
             raise ConfigError(
                 f"{where}: {written_as[key]!r} and {given!r} are two names of {key!r}, with "
-                f"values {shown(result[key])} and {shown(value)}; give one of them"
+                f"values {shown(result[key])} and {shown(value)}. Give only one of them"
             )
         result[key] = value
         written_as[key] = given

@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 
 class DataFaults(NamedTuple):
-    """Faults of one worker's environments within one fragment. A part of the fragment's batch.
+    """Faults of one worker's environments within one fragment. The fragment's batch holds them.
 
     Attributes:
         env_faults: number of exceptions that environments raised. Each ends an episode and
             invalidates at most one row.
         env_index: index within the worker of the environment that raised the last exception.
-        traceback: traceback of the last exception, from the environment's own code on.
-        non_finite: which values of the fragment or of data computed from it are not finite, and
-            where. Empty if all values are finite. A batch with such values must not be learned
-            from.
+        traceback: traceback of the last exception. It begins in the environment's own code.
+        non_finite: says which values are not finite, and where: values of the fragment, or values
+            computed from it. Empty if all values are finite. A learner must not use a batch with
+            such values.
     """
 
     env_faults: int = 0

@@ -10,14 +10,15 @@ class Episode(NamedTuple):
     """One episode that has ended. In `on_episode_step`, the episode so far.
 
     Attributes:
-        env_index: of its environment in the worker.
+        env_index: index of the environment in its worker.
         episode_return: undiscounted sum of rewards.
         episode_len: length in environment steps.
-        terminated: how it ended. False: it was truncated, or it goes on.
+        terminated: True if the episode ended by termination. False if it was truncated, or has not
+            ended yet.
         info: the environment's infos of the last step. Empty where they are not kept.
-        data: what `on_episode_step` has put there, the same dict in all steps of the episode. Empty
-            if the callbacks do not define it.
-        done: whether it has ended.
+        data: a dict that `on_episode_step` may fill. It is the same dict in all steps of the
+            episode. Empty if the callbacks do not define `on_episode_step`.
+        done: True if the episode has ended.
     """
 
     env_index: int

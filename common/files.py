@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def open_regular(path: Path, most_bytes: int) -> BufferedReader:
-    """Opens a regular file, or a link to one, for reading. A FIFO would block, and a device may
-    never end. Neither is opened.
+    """Opens a regular file, or a link to one, for reading. Other kinds of files are not opened,
+    because a FIFO would block, and a device may never end.
 
     Args:
         path: of the file.

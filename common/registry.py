@@ -17,7 +17,7 @@ class Registry:
     Args:
         kind: `"policy"`, `"optimizer"` or `"network"`, for error messages.
         entry_point_group: entry-point group in which installed packages list their classes.
-        base: `module:Class` that registered classes must derive from.
+        base: `module:Class` of the base class. Registered classes must be its subclasses.
         builtin: `{name: "module:Class"}`. A class is imported when it is first requested.
     """
 

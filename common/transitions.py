@@ -24,7 +24,7 @@ class Transitions(NamedTuple):
         actions: actions as the policy sampled them, as in `SampleBatch`.
         rewards: the sums of gamma^k r_k over the steps of each row.
         discounts: gamma^m, where m is the number of steps of the row. 0 after `terminated`.
-        next_obs: the observations to bootstrap from.
+        next_obs: the observations at the end of the steps. Values are bootstrapped from them.
         weights: importance-sampling weights (Schaul et al., 2016). 1 where sampling is uniform.
         indices: the places of the rows in their buffer, for the priorities that flow back.
     """
@@ -60,5 +60,5 @@ class Sequences(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Transitions after the burn-in."""
+        """The number of transitions after the burn-in."""
         return int(np.count_nonzero(self.batch["valid"][self.burn_in :]))

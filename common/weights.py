@@ -1,4 +1,4 @@
-"""Weights and gradients as flat float32 vectors with the version that they belong to."""
+"""Weights and gradients as flat float32 vectors, each with a version of the weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polopt.common.moments import Moments
 
 
 class Acting(NamedTuple):
-    """What lies between the network and the environment, besides parameters and moments.
+    """Options of a policy that change how the network's input and output are scaled.
 
     Attributes:
         normalize_actions, clip_actions: see `PolicyConfig`.
@@ -25,12 +25,12 @@ class Acting(NamedTuple):
     scale_by_high: bool = True
 
 
-#: Of checkpoints that do not say it.
+#: The options that hold for checkpoints from before they were saved.
 FORMER_ACTING = Acting(normalize_actions=False, clip_actions=True, scale_by_high=False)
 
 
 class Weights(NamedTuple):
-    """All parameters of a policy, and the scalars that acting and losses depend on.
+    """All parameters of a policy, and the other values that acting and losses need.
 
     Schedules and adapted coefficients are sent with the weights, so that workers always use the
     learner's values. (In RLlib 0.8, `lr_schedule` and DD-PPO's KL coefficient did not reach the
@@ -38,12 +38,12 @@ class Weights(NamedTuple):
 
     Attributes:
         flat: `[P]` float32.
-        version: number of updates applied.
+        version: number of updates of the weights so far.
         env_steps: environment steps sampled so far by all workers. The argument of all schedules.
         coefficients: values that learning adapts (PPO's `kl_coeff`).
-        moments: that observations and rewards are normalised with. None: they are not, or the
-            receiver keeps its own.
-        acting: how the policy acts with them. None: the receiver keeps its own.
+        moments: moments with which observations and rewards are normalised. None: the policy does
+            not normalise, or the receiver keeps its own moments.
+        acting: how the policy acts with these weights. None: the receiver keeps its own options.
     """
 
     flat: np.ndarray  # [P] float32
@@ -62,12 +62,12 @@ class Gradients(NamedTuple):
 
     Attributes:
         flat: `[P]` float32, not clipped.
-        version: version of the weights that it was computed with.
-        rows: number of valid rows of the mean.
-        stats: learner statistics, means over the same rows.
-        new_rows: number of rows that no earlier gradient has used: 0 from the second epoch on.
-        ends_rollout: no further gradient of the same rollout follows.
-        acted: version of the weights that acted, the oldest if there were several.
+        version: version of the weights with which the gradient was computed.
+        rows: number of valid rows over which the loss is a mean.
+        stats: learner statistics, as means over the same rows.
+        new_rows: number of rows that no earlier gradient has used. After the first epoch, it is 0.
+        ends_rollout: True for the last gradient of a rollout.
+        acted: version of the weights that chose the actions. The oldest if there were several.
     """
 
     flat: np.ndarray  # [P] float32
@@ -88,10 +88,10 @@ class Gradients(NamedTuple):
 
 
 def _reduced(vector: Weights | Gradients, restore: Callable[..., Any], protocol: int) -> Any:
-    """Pickles the vector as a raw buffer from protocol 5 on. It is restored as `[P]` float32.
+    """Pickles the vector as a raw buffer, with protocol 5 or later. It is restored as `[P]`
+    float32.
 
-    NumPy pickles a description of the array's type with each array, which takes longer than the
-    rest.
+    NumPy would also pickle a description of the array's type, which takes longer than the rest.
     """
     if protocol < 5:
         return type(vector), tuple(vector)

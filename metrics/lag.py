@@ -10,9 +10,9 @@ import numpy as np
 class LagHistogram:
     """Distribution of policy lag since the last report.
 
-    Lag in updates is the learner's version when a gradient or batch is used, minus the version of
-    the weights that it was computed with. Bin `i` counts lag `i`. The last bin counts all larger
-    ones, so that the length of the reported list is constant.
+    Lag in updates is a difference of two versions of the weights: the learner's version when it
+    uses a gradient or batch, minus the version that made the gradient or batch. Bin `i` counts lag
+    `i`. The last bin also counts all larger lags, so the length of the reported list is constant.
 
     Args:
         bins: number of bins. The last one is open.
@@ -72,7 +72,7 @@ class AgeHistogram:
     report.
 
     The age of a row is the number of rows that were sampled after it. The bins divide the capacity
-    of the buffer into equal parts. The last one also counts older rows.
+    of the buffer into equal parts. The last bin also counts older rows.
 
     Args:
         capacity: rows of the buffer.
@@ -106,8 +106,8 @@ class AgeHistogram:
 class DoublingHistogram:
     """Distribution of numbers from 0 to millions since the last report.
 
-    Bin 0 counts zeros, and bin `i` numbers from `2^(i-1)` to `2^i - 1`. The last bin also counts
-    larger ones.
+    Bin 0 counts zeros. Bin `i` counts numbers from `2^(i-1)` to `2^i - 1`. The last bin also counts
+    larger numbers.
 
     Args:
         bins: number of bins.

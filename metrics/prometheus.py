@@ -16,12 +16,13 @@ LAG_BOUNDARIES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric and the result key that it comes from.
+    """One metric, and the result key from which its value is taken.
 
     Attributes:
-        kind: a `counter` takes the increase of the number, a `gauge` the number, a `histogram` the
-            counts of a list whose last bin is open, as `policy_lag/histogram`.
-        name: without what Ray adds: the prefix `ray_`, and `_total` for counters.
+        kind: a `counter` takes the increase of the number. A `gauge` takes the number. A
+            `histogram` takes the counts of a list whose last bin is open, such as
+            `policy_lag/histogram`.
+        name: name of the metric. Ray adds the prefix `ray_`, and `_total` for counters.
         unit: of the value.
         key: path in results. `*` stands for each value of `tag`.
         text: what it is.

@@ -663,8 +663,8 @@ class ReplayBuffer:
         """
         if self._num_drawable == 0:
             raise ValueError(
-                f"nothing can be drawn yet: of {self._num_valid:,} transitions, none has all "
-                "the steps that it needs"
+                f"nothing can be drawn yet: none of the {self._num_valid:,} transitions has all "
+                "the steps that it needs. Add more fragments"
             )
         if self._tree is None:
             places = self._draw_uniform(count)
@@ -806,14 +806,14 @@ class ReplayBuffer:
         store = self._store
         assert store is not None
         if specs != store.specs:
-            raise RowFilesError(f"{directory}: columns have other dtypes than a replay buffer's")
+            raise RowFilesError(f"{directory}: columns have other dtypes than this replay buffer")
         self._end = int(state["end"])
         filled = min(self._end, self.capacity)
         flags, following = store.arrays["flags"][:filled], store.arrays["next"][:filled]
         if store.load(Path(directory), state["rows"]) != filled or not (
             filled == 0 or 0 <= following.min() <= following.max() < filled
         ):
-            raise RowFilesError(f"{directory}: the files do not hold the rows of the state")
+            raise RowFilesError(f"{directory}: the files do not hold the rows that the state names")
         self._num_valid = int(np.count_nonzero(flags & VALID))
         drawable = (flags & DRAWABLE) > 0
         self._num_drawable = int(np.count_nonzero(drawable))

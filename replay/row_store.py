@@ -16,7 +16,7 @@ import psutil
 from polopt.common.config import ConfigError
 from polopt.common.files import open_regular
 
-#: Bytes of a file of rows, about. Rows that change rewrite the files that they are in.
+#: Approximate size of a file of rows. If one row changes, its whole file is written again.
 _FILE_BYTES = 8 << 20
 
 

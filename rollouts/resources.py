@@ -6,7 +6,7 @@ from typing import Annotated
 
 import pydantic
 
-#: Resources that Ray has separate options for.
+#: Resources for which Ray has options of their own.
 _OWN_OPTIONS = ("CPU", "GPU", "memory", "object_store_memory")
 
 

@@ -1,9 +1,9 @@
 """Checkpoints: a directory of tensors and JSON. Loading one executes nothing that it contains.
 
 tensors.pt     a flat dict of tensors, as `torch.save` writes it
-state.json     everything else; `{"__tensor__": name}` stands for a tensor
-replay/        the rows of a replay buffer, if it is saved; large files, which are read when needed
-manifest.json  SHA-256 of all files and of itself; written last: a directory without is incomplete
+state.json     everything else, with `{"__tensor__": name}` in place of each tensor
+replay/        the rows of a replay buffer, if it is saved, in large files that are read when needed
+manifest.json  SHA-256 of all files and of itself, written last: without it, a save is incomplete
 
 A checkpoint may be another user's. Only regular files of bounded size are read, and the memory for
 the tensors is at most a few times the size of their file.
@@ -196,7 +196,7 @@ def read_state_file(directory: str | Path) -> dict[str, Any]:
     `{"__tensor__": name}`.
 
     Raises:
-        CheckpointError: missing, not JSON, or not what the manifest was written for.
+        CheckpointError: the file is missing, is not JSON, or does not match the manifest.
     """
     path = Path(directory) / "state.json"
     data = _read(path)
@@ -384,7 +384,7 @@ def _sha256(data: bytes | memoryview) -> str:
 
 def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Tensor):
-        # A copy: `torch.save` writes all of the memory that a tensor is a view of.
+        # Copied, because for a view `torch.save` would write the whole memory behind it.
         tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"__tensor__": path}
     if isinstance(value, np.ndarray):

@@ -37,13 +37,14 @@ from polopt.rollouts.workers.worker_config import WorkerConfig, make_worker_conf
 
 
 class EvaluationConfig(Config):
-    """How evaluation acts, and what is different in its environments. None: as in training.
+    """How evaluation chooses actions, and how its environments differ from those in training. None
+    means that an option is the same as in training.
 
     Attributes:
-        explore: sample actions. False takes the mode of the policy's distribution.
+        explore: True samples actions. False takes the mode of the policy's distribution.
         env: the environment.
-        env_config: options of its environments, which are added to the options of training or
-            replace them. Nested dicts are merged, as in RLlib.
+        env_config: options of the environments. They replace options of training, or are added to
+            them. Nested dicts are merged, as in RLlib.
         num_envs_per_worker: number of environments of one evaluation worker.
         vectorization_mode: see `RolloutConfig`.
         autoreset_mode: see `RolloutConfig`.
@@ -69,7 +70,8 @@ class EvaluationConfig(Config):
         return canonical(data, cls.aliases, "evaluation_config")
 
     def changes(self, training: RolloutConfig) -> dict[str, Any]:
-        """Returns the options of sampling that differ from training, and their values."""
+        """Returns the options of sampling that differ from training, with the values they have in
+        evaluation."""
         given = {name: value for name, value in self if name in RolloutConfig.model_fields}
         given["env_config"] = merged_options(training.env_config, self.env_config)
         if not self.env_config:
@@ -81,29 +83,31 @@ class TrainerConfig(Config):
     """Options of the trainer itself.
 
     Attributes:
-        min_sample_timesteps_per_iteration: lower bound of the environment steps of one training
-            iteration. An optimizer step can last a few milliseconds, less than a Tune result costs.
-        min_time_s_per_iteration: lower bound of the duration of one training iteration in seconds.
-            With it, the content of an iteration depends on the speed of the machine.
+        min_sample_timesteps_per_iteration: least number of environment steps of one training
+            iteration. A single optimizer step can take a few milliseconds, and a result of Tune
+            takes longer than that.
+        min_time_s_per_iteration: least duration of one training iteration, in seconds. If it is
+            set, the number of steps in an iteration depends on the speed of the machine.
         record_restarts: with `record_arrivals`: after each checkpoint, the run goes on as a
             restored run does, with new worker processes and new episodes. Then `polopt rerun` can
             begin at any checkpoint.
         num_cpus_for_driver: Ray CPUs of the trainer's process.
         num_gpus: Ray GPUs of the trainer's process. Above 0, it learns on CUDA.
-        evaluation_interval: training iterations between two evaluations of the policy. None: it is
-            not evaluated. RLlib: `evaluation_interval`.
-        evaluation_duration: whole episodes of one evaluation. How many each environment plays is
-            fixed in advance. RLlib: `evaluation_duration`, with the unit `episodes`.
-        evaluation_num_workers: Ray actors that play them beside training, each with the resources
-            of a rollout worker except GPUs. 0: the driver's process plays them between iterations,
-            and training waits. RLlib: `evaluation_num_env_runners`.
-        evaluation_config: how evaluation acts, and its environments. See `EvaluationConfig`. RLlib:
-            `evaluation_config`, where `explore` is True unless it is given.
-        callbacks: functions of the user that are called at the end of episodes and with results: a
-            subclass of `polopt.Callbacks`, or `module:Class` of one. RLlib: `callbacks`.
+        evaluation_interval: training iterations between two evaluations of the policy. None: the
+            policy is not evaluated. RLlib: `evaluation_interval`.
+        evaluation_duration: number of whole episodes in one evaluation. How many of them each
+            environment plays is fixed in advance. RLlib: `evaluation_duration`, with the unit
+            `episodes`.
+        evaluation_num_workers: number of Ray actors that play the episodes beside training. Each
+            has the resources of a rollout worker except GPUs. 0: the driver's process plays the
+            episodes between iterations, and training waits. RLlib: `evaluation_num_env_runners`.
+        evaluation_config: how evaluation chooses actions, and its environments. See
+            `EvaluationConfig`. RLlib: `evaluation_config`, where `explore` is True by default.
+        callbacks: a subclass of `polopt.Callbacks`, or its `module:Class`. Its methods are called
+            at the end of episodes and with results. RLlib: `callbacks`.
         trace: record some optimizer steps in the driver and in all workers, and write them to
-            `trace.json` in `Trainable.logdir`, which Tune copies to the trial's results with
-            `SyncConfig(sync_artifacts=True)`. `polopt trace` shows it.
+            `trace.json` in `Trainable.logdir`. With `SyncConfig(sync_artifacts=True)`, Tune copies
+            the file to the trial's results. `polopt trace` shows it.
         trace_first_step: number of the first recorded step, from 1.
         trace_num_steps: number of recorded steps.
     """
@@ -164,14 +168,14 @@ class Experiment:
         """Passes each key to the config class that owns it.
 
         Args:
-            options: the user's flat dict. `optimizer` and `policy` are a registered name,
-                `module:Class`, a class, or a dict of `name` and options of that plugin alone.
-                `preset` is the name of a preset, `module:Class`, a class, or a dict of `name` and
-                options that hold with this preset alone.
+            options: the user's flat dict. The values of `optimizer` and `policy` are a registered
+                name, `module:Class`, a class, or a dict of `name` and options that are only for
+                that plugin. The value of `preset` is the name of a preset, `module:Class`, a class,
+                or a dict of `name` and options that are only for that preset.
             preset: options that differ from the defaults. `options` override them.
 
         Raises:
-            ConfigError: unknown key, wrong value or impossible combination.
+            ConfigError: a key is unknown, a value is wrong, or options cannot be combined.
         """
         _check_mapping(options)
         options, preset = with_preset(options, preset)
@@ -212,7 +216,8 @@ class Experiment:
         return experiment
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a flat config that `parse` accepts. A class of a network becomes its name."""
+        """Returns a flat config that `parse` accepts. The class of a network is replaced by its
+        name."""
         env = self.rollout.env
         if isinstance(env, EnvSpec) and env == gymnasium.registry.get(env.id):
             env = env.id
@@ -229,11 +234,12 @@ class Experiment:
         }
 
     def make_worker_config(self) -> WorkerConfig:
-        """Returns what workers are made from. Makes and closes one environment and one policy.
+        """Returns the config of the workers. Makes one environment and one policy to check them,
+        and closes the environment.
 
         Raises:
-            ConfigError: an environment that is unknown or cannot be made, an unsupported space, or
-                a value of `callbacks` that is not a class of callbacks.
+            ConfigError: the environment is unknown or cannot be made, a space is not supported, or
+                the value of `callbacks` is not a class of callbacks.
         """
         callbacks = resolve_callbacks(self.trainer.callbacks)
         return make_worker_config(self.rollout, self.policy_class, self.policy, callbacks=callbacks)
@@ -245,13 +251,13 @@ class Experiment:
 
     @property
     def num_remote_processes(self) -> int:
-        """Processes of the run: rollout workers, those below them, evaluation workers, and those
-        that the optimizer starts."""
+        """The number of remote processes of the run. These are rollout workers, the workers below
+        them, evaluation workers, and processes that the optimizer starts."""
         return self._num_remote_workers + len(self.further_processes)
 
     @property
     def remote_cpus(self) -> float:
-        """Ray CPUs of these processes."""
+        """The number of Ray CPUs that the remote processes of the run reserve."""
         further = sum(process.get("CPU", 0.0) for process in self.further_processes)
         return self._num_remote_workers * self.rollout.num_cpus_per_worker + further
 
@@ -261,7 +267,7 @@ class Experiment:
         return places + self.trainer.evaluation_num_workers
 
     def learner_device(self) -> str:
-        """Returns the device that the driver learns on.
+        """Returns the device on which the driver learns.
 
         Raises:
             ConfigError: `num_gpus` is above 0, and torch finds no GPU.
@@ -294,7 +300,8 @@ class Experiment:
 
 
 def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with changes to them. A dict changes the dict that it is in the place of."""
+    """Returns the options with the changes applied. If both values of a key are dicts, they are
+    merged in the same way."""
     merged = dict(options)
     for key, value in changes.items():
         old = merged.get(key)
@@ -306,10 +313,10 @@ def merged_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> di
 
 
 def with_keywords(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config dict with the keyword arguments given beside it.
+    """Merges a config dict with keyword arguments.
 
     Raises:
-        ConfigError: a key is given in both, or `config` is not a dict.
+        ConfigError: a key is in both, or `config` is not a dict.
     """
     _check_mapping(config)
     for key in options:
@@ -322,10 +329,10 @@ def with_keywords(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns the chosen optimizer and policy, each a name or a class.
+    """Returns the chosen optimizer and policy, each as a name or a class.
 
     Raises:
-        ConfigError: one of them is neither.
+        ConfigError: one of them is neither a name nor a class.
     """
     options, preset = with_preset(options, preset)
     return _plugin("optimizer", options, preset)[0], _plugin("policy", options, preset)[0]
@@ -334,14 +341,14 @@ def plugin_names(options: Mapping[str, Any], preset: Mapping[str, Any]) -> tuple
 def with_preset(
     options: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Resolves the key `preset`, with which one trainer compares several presets.
+    """Resolves the key `preset`. With this key, one trainer can compare several presets.
 
     Returns:
-        the options without that key, and the options in which the preset that it names differs from
-        the defaults. Without the key, both as given.
+        the options without the key, and the options of the named preset that differ from the
+        defaults. If there is no such key, both arguments are returned unchanged.
 
     Raises:
-        ConfigError: no such preset, or the trainer is a preset itself.
+        ConfigError: the preset is unknown, or the trainer is a preset itself.
     """
     if "preset" not in options:
         return options, preset
@@ -368,7 +375,7 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
     """The options of a preset that differ from the defaults.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: the preset is unknown.
     """
     presets = load_path(_PRESETS)
     found: Any = presets.get(name) if isinstance(name, str) else name
@@ -391,10 +398,10 @@ def _preset_options(name: Any) -> Mapping[str, Any]:
 
 
 def aliases_for(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, str]:
-    """Returns aliases and the keys they stand for, for the chosen optimizer and policy.
+    """Returns the aliases of the chosen optimizer and policy, and the keys for which they stand.
 
     Raises:
-        ConfigError: unknown optimizer or policy.
+        ConfigError: the optimizer or the policy is unknown.
     """
     optimizer_name, policy_name = plugin_names(options, preset)
     return _aliases(_owners(OPTIMIZERS.get(optimizer_name), POLICIES.get(policy_name)))
@@ -407,17 +414,18 @@ def _check_fit(
     policy_name: str,
     policy_class: type[Policy],
 ) -> None:
-    """Refuses a policy that the optimizer cannot use.
+    """Checks that the optimizer can use the policy.
 
     Args:
-        optimizer_name: for the error.
+        optimizer_name: name of the optimizer, for the error message.
         optimizer_class: the class of the optimizer.
-        given: what the optimizer gives policies with its options.
-        policy_name: for the error.
+        given: the type of the batches that the optimizer, with its options, gives to policies.
+        policy_name: name of the policy, for the error message.
         policy_class: the class of the policy.
 
     Raises:
-        ConfigError: names the optimizers and the policies that fit.
+        ConfigError: the optimizer cannot use the policy. The message names the optimizers and the
+            policies that fit.
     """
     problem = _misfit(optimizer_class, policy_class, given)
     if not problem:
@@ -501,7 +509,7 @@ def _check_not_fixed(plugin: str, options: Mapping[str, Any], preset: Mapping[st
 def _plugin(
     key: str, options: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Returns the name or class of a plugin, and the options given to it alone."""
+    """Returns the name or class of a plugin, and the options that are only for this plugin."""
     fixed = preset.get(key)
     chosen = options.get(key, fixed or _DEFAULT_PLUGINS[key])
     name, only = chosen, {}
@@ -516,13 +524,13 @@ def _plugin(
 
 
 def _name(plugin: Any, registry: Registry) -> str:
-    """Returns the name that checkpoints use for a plugin. For a class, its registered one."""
+    """Returns the name of a plugin in checkpoints. For a class, this is its registered name."""
     if isinstance(plugin, type):
         return registry.name_of(plugin) or plugin.__name__
     return str(plugin)
 
 
-#: Presets by name. They are trainers, which import this module.
+#: Path of the presets by name. They are loaded late, because they import this module.
 _PRESETS = "polopt.trainers.presets:PRESETS"
 #: Defaults of `PolicyOptimizerTrainer`.
 _DEFAULT_PLUGINS = {"optimizer": "sync_samples", "policy": "ppo"}

@@ -28,7 +28,7 @@ _PLUGINS = {
     "policy": "the policy: a registered name, a class, or a dict of `name` and options of this "
     "policy",
 }
-#: Of a trainer that is no preset itself.
+#: Meaning of the key `preset` for `PolicyOptimizerTrainer`.
 _PRESET = (
     "a preset whose optimizer, policy and defaults hold; with `tune.grid_search`, presets are "
     "compared in one experiment"

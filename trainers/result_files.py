@@ -19,12 +19,12 @@ class ResultFiles:
     that Tune has for a trial.
 
     Args:
-        folder: is made if it does not exist.
-        continues: the folder holds the results of the run that this run was restored from. Later
-            results are appended.
+        folder: directory of the files. It is made if it does not exist.
+        continues: True if the folder holds the results of the earlier run that was restored. New
+            results are then appended.
 
     Attributes:
-        folder: absolute.
+        folder: absolute path of the folder.
 
     Raises:
         ConfigError: `folder` cannot be made, or holds the results of another run.

@@ -21,13 +21,13 @@ from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the command line passes to its trial besides the config.
+    """Arguments that the command line passes to its trial besides the config.
 
     Attributes:
         folder: directory of the experiment. The trainer appends its warnings to `polopt.log`
             there, and ends the current iteration early once a file `stop` exists there.
         working_dir: current directory of the command.
-        restore: checkpoint to start from. None: train from scratch.
+        restore: checkpoint with which training starts. None: train from scratch.
     """
 
     folder: Path
@@ -121,11 +121,11 @@ def _missing(error: Exception, users: str) -> str | None:
 
 
 def finish_despite_sigterm() -> None:
-    """In an actor of Tune, ignores SIGTERM from now on.
+    """In an actor of Tune, makes this process ignore SIGTERM.
 
-    Ray sends it to actors that are still being stopped when the driver leaves. Its handler raises
-    SystemExit, which inside `close` or `__del__` of an environment or an actor handle leaves them
-    open and prints a traceback. The process ends after `cleanup` in any case.
+    Ray sends SIGTERM to actors that are still being stopped when the driver leaves. Its handler
+    raises SystemExit. Inside `close` or `__del__` of an environment or an actor handle, that would
+    leave them open and print a traceback. The process ends after `cleanup` in any case.
     """
     in_actor = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
     if in_actor and threading.current_thread() is threading.main_thread():

@@ -1,4 +1,4 @@
-"""Checkpoints of trainers: reads them, checks their fields, and finds an older one where the newest
+"""Reads checkpoints of trainers, checks their fields, and finds an older checkpoint if the newest
 cannot be read."""
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ BEST = "best_checkpoint"
 _PICKLE = "_dict_checkpoint.pkl"
 _COUNTS = ("num_env_steps_sampled", "num_env_steps_trained", "num_updates", "restore_count")
 _LARGEST_COUNT = 2**62
-#: Errors of `set_state` for a state of another policy, or one that was changed.
+#: Errors that `set_state` raises if the state is from another policy, or was edited.
 _MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
-#: Directories of checkpoints as Tune names them. All in one folder belong to one trial.
+#: Tune's names for directories of checkpoints. Those in one folder are from the same trial.
 _TUNE_NAME = re.compile(r"checkpoint_\d{6,}")
 
 
 def read_trainer_state(directory: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint that a trainer wrote: `trainer`, `config` and `optimizer`.
+    """Reads a checkpoint that a trainer wrote. The main keys are `trainer`, `config`, `optimizer`.
 
     Raises:
-        CheckpointError: names the file and the field.
+        CheckpointError: the checkpoint cannot be read, or is not from a trainer, or a field has a
+            value that cannot be restored. The message names the file and the field.
     """
     state = read_checkpoint(directory)
     optimizer = state.get("optimizer")
@@ -59,7 +60,7 @@ def read_trainer_state(directory: str | Path) -> dict[str, Any]:
         or not isinstance(optimizer, dict)
         or "policy" not in optimizer
     ):
-        raise CheckpointError(f"checkpoint {directory} is not one of a polopt trainer")
+        raise CheckpointError(f"checkpoint {directory} was not written by a polopt trainer")
     try:
         for field, value, allowed in _problems(state, optimizer):
             got = f"{value!r:.80}" if not isinstance(value, Tensor) else _shown(value)
@@ -75,7 +76,7 @@ def read_trainer_state(directory: str | Path) -> dict[str, Any]:
 def _problems(
     state: Mapping[str, Any], optimizer: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, str]]:
-    """Yields `(field, value, what is allowed)` of each field that cannot be restored."""
+    """Yields `(field, value, what is allowed)` for each field that cannot be restored."""
     counts = [("training_iteration", state), *((key, optimizer) for key in _COUNTS)]
     for key, owner in counts:
         value = owner.get(key, 0)
@@ -129,7 +130,7 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
 
 
 def _is_score(saved: Any) -> bool:
-    """Whether a value is a `Score` of the best checkpoint, as JSON holds it."""
+    """Whether a value from JSON is a `Score` of the best checkpoint."""
     keys = ("episode_return_mean", "policy_version", "directory")
     if not isinstance(saved, Mapping) or set(saved) != set(keys):
         return False
@@ -138,8 +139,8 @@ def _is_score(saved: Any) -> bool:
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields fields and values, except the state of random generators, which holds 128-bit
-    integers, and of environments, which may hold any numbers."""
+    """Yields all fields and their values, with two exceptions. The state of a random generator has
+    128-bit integers, and the state of environments may have any numbers, so both are left out."""
     if isinstance(tree, Mapping):
         if "bit_generator" not in tree:
             for key, value in tree.items():
@@ -169,10 +170,11 @@ def _shown(tensor: Tensor) -> str:
 
 
 def misfit(state: Mapping[str, Any], policy: Policy) -> str:
-    """Returns why a checkpoint is of another network than a policy. An empty string if it is not.
+    """Returns how the network of a checkpoint differs from the network of a policy. An empty string
+    if they are the same.
 
     Args:
-        state: of the checkpoint, from `read_trainer_state`.
+        state: the state of the checkpoint, from `read_trainer_state`.
         policy: the policy that is to be restored.
     """
     saved = state["optimizer"]["policy"]
@@ -186,27 +188,28 @@ def misfit(state: Mapping[str, Any], policy: Policy) -> str:
 def restore_state(
     state: Mapping[str, Any], policy: Policy, rest: Callable[[], None] | None = None
 ) -> str:
-    """Restores a policy with the same network as in the checkpoint. Returns why the checkpoint does
-    not fit, or an empty string if it does. Warns if its Box actions were scaled in another way.
+    """Restores a policy whose network is the same as in the checkpoint. Returns why the checkpoint
+    does not fit, or an empty string if it does. Warns if the checkpoint scaled Box actions in
+    another way.
 
     Args:
-        state: of the checkpoint, from `read_trainer_state`.
-        policy: is restored.
-        rest: restores the rest afterwards, if there is any.
+        state: the state of the checkpoint, from `read_trainer_state`.
+        policy: the policy that is restored.
+        rest: restores everything else, after the policy. None: only the policy is restored.
 
     Raises:
-        RuntimeError: from `rest`, which also waits for workers and begins episodes. The checkpoint
-            is not the cause.
+        RuntimeError: `rest` raised it, for example because workers failed or episodes could not
+            begin. The checkpoint is not the cause.
     """
     before = policy.acting
     try:
         policy.set_state(state["optimizer"]["policy"])
-    except (*_MISFITS, RuntimeError) as error:  # RuntimeError: torch's, for another shape
+    except (*_MISFITS, RuntimeError) as error:  # torch raises RuntimeError for another shape
         return f"{type(error).__name__}: {error}"
     if isinstance(policy.action_space, spaces.Box) and policy.acting[:2] != before[:2]:
         logger.warning(
-            "the policy acts as its checkpoint was trained, with normalize_actions=%s and "
-            "clip_actions=%s; the config says %s and %s",
+            "the policy acts as it did when its checkpoint was trained, with normalize_actions=%s "
+            "and clip_actions=%s. The config says %s and %s, which are not used",
             *policy.acting[:2],
             *before[:2],
         )
@@ -223,8 +226,8 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
     See `set_evaluation_statistics`.
 
     Args:
-        state: of the checkpoint, from `read_trainer_state`.
-        env: for evaluation.
+        state: the state of the checkpoint, from `read_trainer_state`.
+        env: an environment for evaluation.
 
     Raises:
         CheckpointError: the environment normalises observations in another way.
@@ -240,8 +243,8 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
     except (*_MISFITS, ArithmeticError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            "the checkpoint's running statistics of observations do not fit the environment; name "
-            f"one with the wrappers of the training by --env ({why})"
+            "the checkpoint's running statistics of observations do not fit the environment. Use "
+            f"--env to name an environment with the same wrappers as in training ({why})"
         ) from error
 
 
@@ -255,10 +258,10 @@ def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
         for key, value in policy.config.model.named().items()
         if key in saved_model and _plain(saved_model[key]) != _plain(value)
     ]
-    why = "; ".join(different) or "other observation or action space"
+    why = "; ".join(different) or "another observation or action space"
     env = state["config"].get("env")
     where = "a callable environment" if env is None else f"{env!r:.80}"
-    return f"it is of another network, trained on {where} ({why})"
+    return f"it has another network, which was trained on {where} ({why})"
 
 
 def _plain(value: Any) -> Any:
@@ -267,38 +270,39 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class SavedCheckpoint:
-    """What `save` returns without Tune. `restore` and `polopt.load` take it.
+    """The return value of `save` without Tune. `restore` and `polopt.load` accept it.
 
     Attributes:
-        checkpoint: Tune's object for the directory, which is its `path`.
-        metrics: the last result before it. Empty before the first.
+        checkpoint: Tune's object for the checkpoint. Its `path` is the directory.
+        metrics: the last result before the checkpoint. Empty if there was no result yet.
     """
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]
 
     def __repr__(self) -> str:
-        """One line: a notebook shows it, and the result alone has thousands of characters."""
+        """One line, because a notebook shows it, and the metrics have thousands of characters."""
         iteration = self.metrics.get("training_iteration", 0)
         return f"<checkpoint after iteration {iteration} in {self.checkpoint.path}>"
 
 
 def checkpoint_path(checkpoint: Any) -> Path:
-    """The path of a checkpoint: of a path, a Tune checkpoint, or what `Trainable.save` returned."""
+    """The path of a checkpoint. Accepts a path, a Tune checkpoint, and what `save` returned."""
     checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
     return Path(getattr(checkpoint, "path", checkpoint)).expanduser()
 
 
 def check_directory(checkpoint: Any) -> None:
-    """Refuses what Tune would handle before it calls the trainer: a directory that does not exist,
-    and one with a file that Tune would unpickle. polopt writes no such file, and unpickling
-    executes code.
+    """Checks the directory of a checkpoint before Tune opens it.
+
+    If the directory has a certain file, Tune unpickles it before it calls the trainer. Unpickling
+    executes code, and polopt never writes this file.
 
     Args:
         checkpoint: a path, a Tune checkpoint, or what `Trainable.save` returned.
 
     Raises:
-        CheckpointError: the directory does not exist, or the file does.
+        CheckpointError: the directory does not exist, or it has a file that Tune would unpickle.
     """
     checkpoint = getattr(checkpoint, "checkpoint", checkpoint)
     if isinstance(checkpoint, str | Path):
@@ -310,23 +314,24 @@ def check_directory(checkpoint: Any) -> None:
     if found:
         raise CheckpointError(
             f"checkpoint {getattr(checkpoint, 'path', checkpoint)} holds {_PICKLE}, a pickle, "
-            "which is not loaded because unpickling executes code; polopt did not write it"
+            "which is not loaded, because unpickling executes code. polopt did not write this file"
         )
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns `path` if it is a checkpoint, else the newest checkpoint below it (of a trial's or an
-    experiment's directory). The checkpoint of the best evaluation comes last. If the newest one
-    cannot be read, returns the newest readable one of the same run, with a warning for each that is
-    newer.
+    """Returns `path` if it is a checkpoint. Otherwise, `path` is the directory of a trial or an
+    experiment, and the result is the newest checkpoint below it.
+
+    If the newest checkpoint cannot be read, the result is the newest one of the same run that can
+    be read. A warning names each newer one. The checkpoint of the best evaluation is tried last.
 
     Raises:
-        CheckpointError: no checkpoint was found.
+        CheckpointError: no checkpoint was found that can be read.
     """
     if os.path.lexists(path / "manifest.json"):
         return path
     _check_exists(path)
-    # An interrupted save leaves no manifest. Other programs, too, write files of this name.
+    # An interrupted save leaves no manifest. Other programs also write files of this name.
     found = [
         (
             manifest.parent.name != BEST,
@@ -342,7 +347,7 @@ def find_checkpoint(path: Path) -> Path:
         try:
             state = read_checkpoint(directory)
         except CheckpointError as error:
-            logger.warning("%s; looking for an older one of its run", error)
+            logger.warning("%s. Looking for an older checkpoint of the same run", error)
             unusable = unusable or directory
         else:
             if unusable is None or _is_of_run(unusable, directory, state):
@@ -351,17 +356,18 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
-    """Reads a trainer's checkpoint, or, if it is damaged or incomplete, the newest complete one
-    before it of the same run in the same folder, with a warning that names both. Its replay buffer,
-    if it has one, is checked as well.
+    """Reads a trainer's checkpoint. If it is damaged or incomplete, reads an older one instead: the
+    newest complete checkpoint before it, of the same run and in the same folder. A warning then
+    names both. The files of a replay buffer are checked as well.
 
     Returns:
         the directory that was read, and its state.
 
     Raises:
-        CheckpointError: the directory does not exist; there is none before it; or the checkpoint is
-            complete, but of another format or not of a trainer: the message names the one before,
-            which is not read.
+        CheckpointError: in one of three cases. The directory does not exist. The checkpoint is
+            damaged, and no older one can be read. Or the checkpoint is complete, but has another
+            format or is not from a trainer. The message then names the checkpoint before, which is
+            not read.
     """
     directory = Path(directory)
     _check_exists(directory)
@@ -373,7 +379,9 @@ def read_or_fall_back(directory: str | Path) -> tuple[Path, State]:
         previous = _previous(directory)
         if previous is None:
             raise
-        logger.warning("%s; restoring the one before, %s", error, printable(str(previous[0])))
+        logger.warning(
+            "%s. Restoring the checkpoint before it, %s", error, printable(str(previous[0]))
+        )
         return previous
     except CheckpointError as error:
         raise CheckpointError(f"{error}{name_previous(directory)}") from None
@@ -385,14 +393,14 @@ def _check_exists(directory: Path) -> None:
 
 
 def name_previous(directory: str | Path) -> str:
-    """Returns `"; the one before, DIRECTORY, can be read"`, or an empty string if no older one of
-    the same run can.
+    """Returns the end of an error message that names the newest older checkpoint of the same run
+    that can be read. An empty string if none can.
 
     Args:
-        directory: of the checkpoint that cannot be used.
+        directory: directory of the checkpoint that cannot be used.
     """
     previous = _previous(Path(directory))
-    return "" if previous is None else f"; the one before, {previous[0]}, can be read"
+    return "" if previous is None else f". The checkpoint before it, {previous[0]}, can be read"
 
 
 def _previous(directory: Path) -> tuple[Path, State] | None:
@@ -409,12 +417,12 @@ def _previous(directory: Path) -> tuple[Path, State] | None:
 
 def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
     """Whether `candidate` is a checkpoint of the run that wrote `directory`, or of an earlier run
-    that this run was restored from.
+    from which this run was restored.
 
     Args:
-        directory: may be damaged or missing.
-        candidate: another checkpoint.
-        state: of `candidate`.
+        directory: directory of a checkpoint, which may be damaged or missing.
+        candidate: directory of another checkpoint.
+        state: the state of `candidate`.
     """
     try:
         runs = _runs(read_state_file(directory))
@@ -423,22 +431,22 @@ def _is_of_run(directory: Path, candidate: Path, state: State) -> bool:
     theirs = _runs(state)
     if runs and theirs:
         return theirs[-1] in runs
-    # Where too little is left of one of them, this is not known.
+    # One of them does not name its runs. Then Tune's names in one folder have to decide.
     alike = all(_TUNE_NAME.fullmatch(path.name) for path in (directory, candidate))
     return alike and directory.parent == candidate.parent
 
 
 def _runs(state: Mapping[str, Any]) -> list[str]:
-    """Identifiers of the run that wrote a checkpoint, as the last, and of the runs that it was
-    restored from. Empty where the checkpoint does not say."""
+    """Identifiers of the runs behind a checkpoint. The last one is the run that wrote it. Before it
+    come the earlier runs from which that run was restored. Empty if the checkpoint names none."""
     runs = state.get("runs")
     return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else []
 
 
 def _older(directory: Path) -> Iterator[Path]:
-    """Yields the checkpoints in the same folder that were written before, the newest first.
-    Numbers at the end of names, as Tune assigns them, give the order. Without numbers, the
-    modification time of the manifest does."""
+    """Yields the checkpoints in the same folder that were written before, the newest first. The
+    order is given by the numbers at the end of their names, which Tune assigns. Without numbers, it
+    is given by the modification time of their manifests."""
     stem, number = _numbered(directory.name)
     try:
         others = [d for d in directory.parent.iterdir() if d.is_dir() and d.name != directory.name]

@@ -70,17 +70,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("polopt")
 
-#: Interval at which a long iteration looks for the stop file.
+#: A long iteration looks for the stop file once in this time.
 _STOP_CHECK_S = 0.25
-#: Paths of options whose values are code.
+#: Paths of options whose values may be code.
 _CODE = ("env", "evaluation_config.env", "callbacks")
-#: Number of earlier runs that a checkpoint names.
+#: The largest number of earlier runs that a checkpoint names.
 _MOST_EARLIER_RUNS = 100
 
 
 def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
-    """A class method that refuses bad configs before it calls `request`, and that warns if Ray has
-    less than the result."""
+    """Wraps `default_resource_request`. The wrapper checks the config first, and warns if Ray has
+    fewer resources than the request asks for."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
         Experiment.parse(config, cls.preset)
@@ -104,35 +104,39 @@ class PolicyOptimizerTrainer(tune.Trainable):
             },
         ).fit()
 
-    Also works without Tune: `trainer = PolicyOptimizerTrainer(config); trainer.train()`. With
-    `num_workers=0` that needs no Ray either. Options may be given as keyword arguments, beside the
-    dict or instead of it: `PolicyOptimizerTrainer(env="CartPole-v1", num_workers=0)`.
+    It also works without Tune. With `num_workers=0`, it does not start Ray either:
 
-    Checkpoints hold weights, torch optimizer, schedules, counters and random generators, and can be
-    restored under another optimizer. `get_state` of each optimizer documents what a resumed run
-    repeats bit for bit.
+        trainer = PolicyOptimizerTrainer(env="CartPole-v1", policy="ppo", num_workers=0)
+        result = trainer.train()
+        trainer.stop()
 
-    Class attribute `preset`: options that differ from the defaults of the config classes.
+    Options may be given as a dict, as keyword arguments, or as both.
+
+    A checkpoint holds the weights, the state of the torch optimizer, the schedules, counters and
+    random generators. It can be restored under another optimizer. `get_state` of each optimizer
+    documents which parts of a resumed run are the same bit for bit.
+
+    The class attribute `preset` holds options that differ from the defaults of the config classes.
 
     Attributes:
         experiment: the parsed config.
         workers: the WorkerSet. Its local worker holds the policy that is saved.
         optimizer: the policy optimizer. None after `stop`.
-        logdir: directory of the trial. Without Tune, a directory below `~/ray_results` that is made
-            when something is written into it.
+        logdir: directory of the trial. Without Tune, a directory below `~/ray_results`, which is
+            made when the first file is written.
         evaluation: plays episodes with the policy. None without `evaluation_interval`.
-        stop_when: decides with each result whether it is the last one. None under Tune, which
-            decides it itself.
+        stop_when: decides after each result whether the run ends. None under Tune, which decides
+            this itself.
 
     Raises:
-        ConfigError: before any worker starts.
+        ConfigError: the config is wrong. Raised before any worker starts.
     """
 
     preset: ClassVar[dict[str, Any]] = {}
     __signature__ = PresetSignature()
     #: The record that this trainer repeats. See `polopt.rerun`.
     recorded: ClassVar[dict[str, Any] | None] = None
-    #: Result keys that Tune prints. Of a class that names none it prints all, 150 lines here.
+    #: Result keys that Tune prints. Without this list, it would print all, which takes 150 lines.
     _progress_metrics = ProgressMetrics(
         "episode_return_mean",
         "num_env_steps_sampled_lifetime",
@@ -155,10 +159,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
     _record: RunRecord
     #: The name of the checkpoint that is restored, if it will be moved there.
     _restored_as: Path | None = None
-    #: Identifiers of the runs that this one was restored from, and its own as the last.
+    #: Identifiers of the runs from which this run was restored. The last one is its own identifier.
     _runs: list[str]
     _has_warned = False
-    #: Counted before `restore`, where Tune does not go on counting by itself.
+    #: Iterations and seconds before `restore`, unless Tune counts on by itself.
     _earlier_iterations = 0
     _earlier_s = 0.0
 
@@ -174,18 +178,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
         Args:
             config: options by key.
-            log_dir: directory in which each `train()` writes its result, as a trial of Tune does:
-                `result.json`, `progress.csv`, TensorBoard events. Checkpoints are saved there, too.
-                None: nothing is written before `save()`.
-            storage: given by Tune.
-            options: further options.
+            log_dir: directory in which each `train()` writes its result, in the files of a Tune
+                trial: `result.json`, `progress.csv` and TensorBoard events. Checkpoints are saved
+                there, too. None: nothing is written before `save()`.
+            storage: Tune sets this argument.
+            options: options as keyword arguments, in addition to `config`.
 
         Raises:
             ConfigError: an option is wrong, or `log_dir` holds the results of another run.
         """
         self._storage_of_trial = storage  # None without Tune
         self._users_directory = directory_before_tune(storage)
-        # Up to Ray 2.54, Tune also gives a `logger_creator`, which comes before `storage`.
+        # Up to Ray 2.54, Tune also passes a `logger_creator`, which comes before `storage`.
         others = {name: options.pop(name) for name in ("logger_creator",) if name in options}
         config = with_keywords({} if config is None else config, options)
         refuse_made_env(config.get("env"))  # copying one may even damage it
@@ -197,7 +201,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         super().__init__(OwnCopies(config), storage=storage, **others)
 
     def __repr__(self) -> str:
-        """Environment, optimizer, policy, workers, and how far training is."""
+        """The environment, optimizer, policy, workers, and the progress of training."""
         name = type(self).__name__
         if self._storage_of_trial is not None:
             return name  # Ray asks once, and begins each line of the trial's log with it
@@ -212,8 +216,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return f"{name}({', '.join(parts)})"
 
     def _setup_logdir(self) -> None:
-        """Called by Tune. Without it, only chooses a name: Tune would make a directory for each
-        trainer, which stays empty."""
+        """Called by Tune. Without Tune, this only chooses a name, because Tune's method would make
+        a directory for each trainer, and most of them would stay empty."""
         if self._storage_of_trial is not None:
             super()._setup_logdir()  # type: ignore[no-untyped-call]
             return
@@ -236,12 +240,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     @_checked
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Returns one bundle for the driver and one for each process that the run cannot start
-        without: workers, the workers below them, processes of the optimizer and workers of
-        evaluation. Warns if the cluster has less.
+        """Returns the resources that the run needs to start: one bundle for the driver, and one for
+        each other process. These are workers, the workers below them, processes of the optimizer
+        and workers of evaluation. Warns if the cluster has fewer resources.
 
         Raises:
-            ConfigError: see `Experiment.parse`.
+            ConfigError: the config is wrong. See `Experiment.parse`.
         """
         return bundles(Experiment.parse(config, cls.preset))
 
@@ -252,8 +256,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             config: flat dict. See `Experiment.parse`.
             run: set by the command line.
         """
-        # Tune writes checkpoints there first. Python looks for a usable directory once: on a disk
-        # that is full by then it would find none, and say nothing of the disk.
+        # Tune first writes checkpoints into Python's temporary directory. Python looks for a usable
+        # one only once. If the disk is full by then, its error does not mention the disk.
         tempfile.gettempdir()
         warn_of_untested_versions()
         self._exporter = PrometheusExporter()
@@ -274,7 +278,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def _build(self) -> None:
         experiment = self.experiment
         device = experiment.learner_device()
-        # torch's idle threads spin, so the driver uses no more threads than it reserves CPUs.
+        # Idle threads of torch use CPU time, so the driver has one thread for each reserved CPU.
         threads = min(int(experiment.trainer.num_cpus_for_driver), os.cpu_count() or 1)
         limit_threads(max(1, threads))
         worker_config = experiment.make_worker_config()
@@ -312,18 +316,18 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def _make_evaluation(self, config: WorkerConfig | None, device: str) -> None:
         self._best = BestCheckpoint(*results_folder(self._storage_of_trial, self.logdir))
         if config is not None:
-            with kept_global_generators():  # environments made here may draw from them
+            with kept_global_generators():  # environments that are made here may use them
                 workers = WorkerSet(
                     config,
                     device,
-                    meanwhile="Training goes on; no evaluation ends without them.",
+                    meanwhile="Training goes on, but no evaluation ends without them.",
                 )
             self.evaluation = Evaluation(self.experiment.trainer, workers)
 
     def step(self) -> dict[str, Any]:
-        """Runs one training iteration: optimizer steps until it holds
-        `min_sample_timesteps_per_iteration` and lasts `min_time_s_per_iteration`. Then evaluates
-        the policy where that is due."""
+        """Runs one training iteration. It takes optimizer steps until the iteration has
+        `min_sample_timesteps_per_iteration` environment steps, and has lasted for
+        `min_time_s_per_iteration`. Then it evaluates the policy if an evaluation is due."""
         self._check_runs("train")
         with explain_missing_file(self._users_directory):
             return self._step()
@@ -358,11 +362,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result = make_result(self.optimizer, sampled_before, elapsed_s, steps)
         if self.evaluation is not None:
             result["evaluation"] = {**self.evaluation.report(), **self._best.report()}
-        # `Trainable.train` keeps what is there already.
+        # `Trainable.train` keeps the keys that a result already has.
         result["training_iteration"] = self.iteration + 1
         result["timesteps_total"] = metrics.num_env_steps_sampled
-        # `tune.Result.from_path` finds the metrics of a checkpoint by it: the last row with its
-        # name is the one after which it was saved.
+        # `tune.Result.from_path` finds the metrics of a checkpoint by this name: the checkpoint was
+        # saved after the last row that has it.
         checkpoint = next_checkpoint(self)
         if checkpoint is None and self._files is not None:
             checkpoint = following(self.logdir)
@@ -377,8 +381,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return result
 
     def request_stop(self, reason: str) -> None:
-        """Ends training with the result of the current iteration, which ends early: the result has
-        `done=True` and the reason as `stop_reason`. Then Tune, `polopt train` and `polopt.train`
+        """Ends the current iteration early, and training with it. The result of the iteration has
+        `done=True` and the reason as `stop_reason`. Tune, `polopt train` and `polopt.train` then
         save a checkpoint and end the run. May be called in callbacks and in signal handlers.
 
         Raises:
@@ -392,7 +396,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Runs one training iteration.
 
         Returns:
-            its result, whose keys `docs/results.md` lists. With `log_dir` it is also written there.
+            the result of the iteration. `docs/results.md` lists its keys. If there is a `log_dir`,
+            the result is also written there.
 
         Raises:
             RuntimeError: the trainer has been stopped.
@@ -403,8 +408,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return result
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Called by `train` with each result: ends the run where a limit is reached, and writes the
-        result to `log_dir`."""
+        """Called by `train` with each result. Marks it as the last one if a limit is reached, and
+        writes it to `log_dir`."""
         super().log_result(result)
         stop = self.stop_when
         if stop is not None and not result["done"] and stop(self.trial_id, result):
@@ -430,8 +435,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if self.optimizer is None:
             raise RuntimeError(
                 f"{type(self).__name__} has been stopped: {method}() needs its workers and "
-                "environments, which are closed. Make a new trainer; its restore() continues from "
-                "a checkpoint. get_policy() and compute_single_action() still work"
+                "environments, which are closed. Make a new trainer, and call its restore() to "
+                "continue from a checkpoint. get_policy() and compute_single_action() still work"
             )
 
     def _is_stopped(self) -> bool:
@@ -440,7 +445,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return self._run is not None and self._run.stop_file.exists()
 
     def _evaluate(self, evaluation: Evaluation) -> None:
-        """Takes an evaluation that has ended beside training, and begins one that is due."""
+        """Takes the result of an evaluation that ran beside training and has ended. Begins a new
+        evaluation if one is due."""
         if self._record.decide(evaluation.poll, evaluation.finish):
             self._offer_best(evaluation)
         iteration, optimizer = self.iteration + 1, self.optimizer
@@ -463,12 +469,12 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
     @property
     def iteration(self) -> int:
-        """Iterations trained, those before `restore` included."""
+        """The number of iterations so far. Includes the iterations before a `restore`."""
         return int(super().iteration) + self._earlier_iterations
 
     @property
     def training_iteration(self) -> int:
-        """As `iteration`."""
+        """The same number as `iteration`."""
         return self.iteration
 
     def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -486,14 +492,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Saves a checkpoint. Under Tune, in the trial's directory.
 
         Args:
-            checkpoint_dir: its directory. Under Tune, where it is written before it is copied.
-                None: the next `checkpoint_000000` in `logdir`. Under Tune, a temporary one.
+            checkpoint_dir: directory of the checkpoint. None: the next `checkpoint_000000` in
+                `logdir`. Under Tune, the checkpoint is first written here and then copied, and None
+                is a temporary directory.
 
         Returns:
-            a `SavedCheckpoint`. Under Tune, what Tune's own method returns.
+            a `SavedCheckpoint`. Under Tune, the return value of Tune's own method.
 
         Raises:
-            CheckpointError: it cannot be written or copied. Names the directory and the reason.
+            CheckpointError: the checkpoint cannot be written or copied. The message names the
+                directory and the reason.
             RuntimeError: the trainer has been stopped.
         """
         self._check_runs("save")
@@ -502,7 +510,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         target = next_checkpoint(self) or checkpoint_dir
         try:
             saved = super().save(checkpoint_dir)
-        except OSError as error:  # of a copy, it holds no path
+        except OSError as error:  # from a copy, it has no path
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise CheckpointError(
                 f"checkpoint {error.filename or target} cannot be written: {reason}"
@@ -541,10 +549,10 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._restored_as = None
 
     def _state(self, optimizer_state: dict[str, Any], iteration: int) -> dict[str, Any]:
-        """What a checkpoint holds besides evaluation."""
-        # The policy's options may have been changed by `update_algorithm_parameter`.
+        """The state that a checkpoint holds, without evaluation."""
+        # `update_algorithm_parameter` may have changed the policy's options.
         experiment = dataclasses.replace(self.experiment, policy=self.get_policy().config)
-        # With the seed that was drawn, where the config leaves it open.
+        # If the config has no seed, the checkpoint has the seed that was drawn.
         config, unsaved = encode_config(experiment.to_dict() | {"seed": self.workers.config.seed})
         self._warn_unsaved(unsaved)
         return {
@@ -562,9 +570,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         }
 
     def _warn_unsaved(self, unsaved: dict[str, str]) -> None:
-        """Names once the values of the config that no checkpoint of this run holds. An environment
-        or callbacks that the config does not name are code, which is never saved: `polopt evaluate`
-        asks for the environment."""
+        """Warns once about values of the config that checkpoints of this run cannot hold. The
+        warning leaves out environments and callbacks that are given as code. Code is never saved,
+        and `polopt evaluate` asks for the environment."""
         named = {path: kind for path, kind in unsaved.items() if path not in _CODE}
         if named and not self._has_warned:
             self._has_warned = True
@@ -575,15 +583,15 @@ class PolicyOptimizerTrainer(tune.Trainable):
             )
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Restores a checkpoint of any trainer whose policy has the same network. If it is
-        damaged, restores the one before it of the same run, with a warning that names both.
+        """Restores a checkpoint of any trainer whose policy has the same network. If the checkpoint
+        is damaged, restores the one before it of the same run, with a warning that names both.
 
         Args:
-            checkpoint: its directory.
+            checkpoint: directory of the checkpoint.
 
         Raises:
-            CheckpointError: missing. Incomplete or damaged, and no whole one before it. Or of
-                another network, version or program.
+            CheckpointError: the checkpoint does not exist. Or it is incomplete or damaged, and no
+                older one can be read. Or it is from another network, version or program.
         """
         self._check_runs("restore")
         found, state = read_or_fall_back(checkpoint)
@@ -592,7 +600,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         policy, own = self.get_policy(), self._runs[-1]
         problem = misfit(state, policy)
         if not problem:
-            self.optimizer.drain()  # errors of pending calls are not the checkpoint's
+            self.optimizer.drain()  # so that errors of pending calls are not taken for misfits
 
             def restore_rest() -> None:
                 self.optimizer.set_state(state["optimizer"])
@@ -618,21 +626,23 @@ class PolicyOptimizerTrainer(tune.Trainable):
     def from_checkpoint(
         cls, checkpoint: Any, *, log_dir: str | os.PathLike[str] | None = None, **changes: Any
     ) -> Self:
-        """Returns a trainer with the config of a checkpoint, restored from it.
+        """Makes a trainer with the config of a checkpoint, and restores the checkpoint.
 
             trainer = polopt.SyncPPO.from_checkpoint("runs/a", lr=1e-4, log_dir="runs/a")
 
         Args:
-            checkpoint: a directory, one above it, of which the newest checkpoint is taken, or what
-                `save` or `polopt.train` returned.
-            log_dir: as in the constructor. The directory of the checkpoint's run is continued.
-            changes: options that replace saved ones. The optimizer of a preset replaces the saved
-                one, and `PolicyOptimizerTrainer` keeps it.
+            checkpoint: the directory of a checkpoint, or what `save` or `polopt.train` returned.
+                In a directory above checkpoints, the newest checkpoint is used.
+            log_dir: as in the constructor. If it is the directory of the checkpoint's run, the
+                results of that run are continued.
+            changes: options that replace saved ones. A preset also replaces the saved optimizer.
+                `PolicyOptimizerTrainer` keeps the saved optimizer.
 
         Raises:
-            CheckpointError: missing, damaged, or without a value that could not be saved: the
-                message names the option, which `changes` then has to give.
-            ConfigError: an option is wrong, or a module is named by the checkpoint alone.
+            CheckpointError: the checkpoint is missing or damaged. Or a value of its config could
+                not be saved: the message names the option, which `changes` then has to give.
+            ConfigError: an option is wrong. Or a module is named only in the checkpoint: it is not
+                imported, because that would execute code.
         """
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)
@@ -656,14 +666,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
         stochastic: bool | None = None,
         seed: int | None = None,
     ) -> EvaluationResult:
-        """Plays whole episodes with the policy as it is now, in this process, in an environment of
-        evaluation (`evaluation_config`). Training is the same with it and without it.
+        """Plays whole episodes with the current policy, in this process. The environment is an
+        environment for evaluation (`evaluation_config`). This does not change training in any way.
 
         Args:
             episodes: number of episodes. None: `evaluation_duration`, 10 by default.
-            stochastic: sample actions, instead of the mode of the policy's distribution. None: what
-                `explore` of `evaluation_config` says, False by default.
-            seed: of the environment and of the actions. None draws one.
+            stochastic: True samples actions. False takes the mode of the policy's distribution.
+                None: `explore` of `evaluation_config`, False by default.
+            seed: seed of the environment and of the actions. None draws one.
 
         Raises:
             ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
@@ -675,14 +685,14 @@ class PolicyOptimizerTrainer(tune.Trainable):
         )
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restores a checkpoint, and goes on counting its iterations, steps and seconds.
+        """Restores a checkpoint. Iterations, steps and seconds are counted on from there.
 
         Args:
             checkpoint_path: a directory, a Tune checkpoint, or what `save` returned.
 
         Raises:
-            CheckpointError: see `load_checkpoint`. Also for a checkpoint with the pickle file that
-                Tune would load.
+            CheckpointError: the checkpoint cannot be restored (see `load_checkpoint`), or it has a
+                pickle file, which Tune would load.
             RuntimeError: the trainer has been stopped.
         """
         check_directory(checkpoint_path)
@@ -698,7 +708,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         return bool(super().reset(new_config, storage=storage, **others))  # type: ignore[no-untyped-call]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Becomes the trainer of `new_config`. Worker processes are reused where they fit."""
+        """Changes this trainer to `new_config`. Worker processes are reused if they fit."""
         self.experiment = Experiment.parse(new_config, self.preset)
         self._runs, self._has_warned = [secrets.token_hex(8)], False
         self._earlier_iterations, self._earlier_s = 0, 0.0
@@ -716,7 +726,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             evaluation = evaluation_config(self.experiment.trainer, worker_config)
             self._callbacks = CallbackCaller(worker_config.callbacks, "driver")
             recorded = worker_config.rollout.record_arrivals or self._record.log is not None
-            # A rerun begins with processes that are new.
+            # A rerun begins with new processes, so the run that it repeats has to do so, too.
             if recorded or not self.workers.reconfigure(worker_config, device):
                 self.workers.stop()
                 self.workers = make_workers(worker_config, device)
@@ -753,7 +763,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             evaluation.stop()
 
     def get_policy(self) -> Policy:
-        """Returns the policy that is learned."""
+        """Returns the policy that this trainer trains."""
         policy: Policy = self.workers.local.policy
         return policy
 
@@ -774,7 +784,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
 
 
 def make_workers(config: WorkerConfig, learner_device: str = "cpu") -> WorkerSet:
-    """The workers of a config: gradient workers if `num_workers_below` is 1 or more, else rollout
-    workers, which compute gradients from their own samples."""
+    """Makes the workers of a config. With `num_workers_below` of 1 or more, these are gradient
+    workers. Otherwise they are rollout workers, which compute gradients from their own samples."""
     kind = GradientWorkerSet if config.rollout.num_workers_below else WorkerSet
     return kind(config, learner_device)

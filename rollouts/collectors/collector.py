@@ -243,8 +243,8 @@ class Collector:
             self._stop_early()
 
     def _stop_early(self) -> None:
-        """Ends the fragments that the current batch waits for: in asynchronous collection one, the
-        oldest."""
+        """Ends the fragments that are missing for the current batch. In asynchronous collection,
+        this is the oldest fragment."""
         if self._keep_steps is None or (self.calls.kept and not self.config.sync):
             return
         pending = self.calls.pending()
@@ -296,7 +296,7 @@ class Collector:
         num_envs: int | None = None,
         remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Starts more collectors, which take part from the next batch on.
+        """Starts more collectors. They take part in the next batch.
 
         Args:
             create_env_fn: as for the constructor. None: the environment of the first collector.

@@ -42,7 +42,7 @@ ENV_KEYS = ("create_env_fn", "create_env_kwargs", "num_envs")
 
 
 class CollectorArguments:
-    """The checked arguments of a Collector, which its workers are made from.
+    """The checked arguments of a Collector. Its workers are made with them.
 
     Args:
         create_env_fn: see `Collector`.

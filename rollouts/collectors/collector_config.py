@@ -33,30 +33,31 @@ class CollectingConfig(Config):
     """Options of a collector that do not depend on how its workers were made.
 
     Attributes:
-        frames_per_batch: environment steps in one batch, rounded up to whole steps of all
-            environments: of all collectors together if `sync`, else of the one it is from. None:
-            one fragment as long as the workers' `rollout_fragment_length`.
-        total_frames: the iterator ends after the batch with which this many environment steps
-            have been returned. -1: never.
-        sync: each batch holds a fragment of every collector, in their order. Else each is one
-            collector's, first ready first served.
-        init_random_frames: the first fragments, until this many environment steps have been
-            requested, are sampled with actions uniform over the action space. -1: none.
-        reset_at_each_iter: environments are reset before each batch.
-        split_trajs: batches are cut into trajectories: `padded` (or True) gives a batch
-            `[longest, number of trajectories]` whose mask is `valid`, `list` a list of batches
-            `[length, 1]`.
-        exploration_type: how actions follow from the policy's distribution.
-        storing_device: device of the tensors that `SampleBatch.to_tensordict` makes of batches.
-        update_after_each_batch: weights are sent before each fragment, and no fragment is launched
-            before them, so that in synchronous collection the policy's weights sample every batch.
-        broadcast_interval: weights are sent again after this many batches. 0: only by the other
-            options.
-        max_weight_update_interval: maximum lag, in batches, of the weights that a worker acts on.
-            Workers receive new weights in time. A fragment that would exceed the lag is stopped
-            early before the next batch is returned. -1: no limit.
+        frames_per_batch: number of environment steps in one batch, rounded up so that all
+            environments make the same number of steps. With `sync`, these are the environments of
+            all collectors, otherwise of one collector. None: each fragment has
+            `rollout_fragment_length` steps.
+        total_frames: the iterator ends with the batch that brings the number of returned
+            environment steps to this number. -1: it never ends.
+        sync: True puts a fragment of every collector into each batch, in order of the collectors.
+            False makes each fragment a batch, in order of arrival.
+        init_random_frames: until this many environment steps have been requested, fragments are
+            sampled with actions that are uniform over the action space. -1: the policy always acts.
+        reset_at_each_iter: reset the environments before each batch.
+        split_trajs: cut batches into trajectories. `padded` (or True) gives a batch
+            `[longest, number of trajectories]` whose mask is `valid`. `list` gives a list of
+            batches `[length, 1]`.
+        exploration_type: how actions are chosen from the policy's distribution.
+        storing_device: device of the tensors that `SampleBatch.to_tensordict` makes.
+        update_after_each_batch: send weights before each fragment, and start no fragment before
+            that. In synchronous collection, every batch is then sampled with the current weights.
+        broadcast_interval: send weights again after this many batches. 0: only the other options
+            decide when weights are sent.
+        max_weight_update_interval: maximum lag, in batches, of the weights with which a worker
+            acts. Workers receive new weights in time. A fragment that would exceed the lag is
+            stopped early before the next batch is returned. -1: no limit.
         fraction_workers: in synchronous collection, the last fragments of a batch stop early once
-            this share of the collectors has finished. 1: none does.
+            this share of the collectors has finished. 1: every fragment has its full length.
         fraction_samples: a fragment that stops early keeps at least this share of its steps.
     """
 
@@ -92,9 +93,11 @@ class CollectingConfig(Config):
 class CollectorConfig(CollectingConfig):
     """Options of a collector that makes its own workers, besides environments and policy.
 
-    `parse` also takes three arguments of TorchRL's RayCollector: `collector_class`, if it is
-    TorchRL's class for one process; `collector_kwargs`, whose options are taken as if they were
-    given here; and `device`, which is both `policy_device` and `storing_device`.
+    `parse` also takes three arguments of TorchRL's RayCollector:
+
+    - `collector_class`, if it is TorchRL's class for one process.
+    - `collector_kwargs`, whose options are taken as if they were given here.
+    - `device`, which sets both `policy_device` and `storing_device`.
 
     Attributes:
         num_collectors: number of collectors, each a Ray actor. None: one for each given
@@ -193,7 +196,7 @@ def _without_torchrls_keys(options: Mapping[str, Any], where: str) -> dict[str, 
         if key in options and differ(options[key], value):
             raise ConfigError(
                 f"{where}: key {key!r} is {shown(options[key])}, and {shown(value)} in "
-                "collector_kwargs; give one of them"
+                "collector_kwargs. Give only one of them"
             )
         options[key] = value
     if "device" in options:

@@ -14,13 +14,13 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 
 class WeightSync(WeightSnapshots):
-    """Takes snapshots of the local policy's weights, and tracks the lag of the weights that each
-    worker acts on.
+    """Takes snapshots of the local policy's weights, and tracks how old the weights of each worker
+    are.
 
-    Lag is in batches: weights have a lag of `n` if `n` batches, from which the policy can have
-    learned, have been returned since they were the local policy's. Workers get the last snapshot,
-    never weights in the middle of an update, so a thread that collects may leave snapshots to the
-    thread that learns (`by_consumer`).
+    The age is called lag, and is counted in batches. Weights have a lag of `n` if `n` batches have
+    been returned since the local policy had these weights, because the policy can have learned from
+    them. Workers get the last snapshot, and so never weights in the middle of an update. A thread
+    that collects may leave snapshots to the thread that learns (`by_consumer`).
 
     Args:
         workers: the workers that get weights.

@@ -83,13 +83,13 @@ def described(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, env: Any = None, method: str = "step") -> str:
-    """The traceback of an exception from the environment's own code on. For an `APIViolation`,
-    which has none there, the place where `method` is defined.
+    """The traceback of an exception, beginning in the environment's own code. An `APIViolation` is
+    not raised there, so its text names the place where `method` is defined.
 
     Args:
-        error: its leading frames in `polopt.rollouts` are left out.
-        env: environment that returned the wrong result.
-        method: its method that returned it.
+        error: the exception. Its leading frames in `polopt.rollouts` are left out.
+        env: the environment that returned a wrong result.
+        method: name of the method that returned it.
     """
     if isinstance(error, APIViolation):
         return f"{_definition(env, method)}{type(error).__name__}: {error}"

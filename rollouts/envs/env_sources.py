@@ -1,4 +1,4 @@
-"""`resolve_env`: from what a config names to what workers make environments from."""
+"""`resolve_env`: turns the `env` of a config into a source that works in every process."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from polopt.rollouts.envs.missing_packages import missing_package
 _ADAPTERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 #: Modules that register ids of a namespace.
 _MODULES = {"ALE": "ale_py"}
-#: Of ids without a namespace that `ale_py` registers.
+#: Endings of ids without a namespace that `ale_py` registers.
 _ATARI_ENDINGS = ("NoFrameskip-v0", "NoFrameskip-v4", "Deterministic-v0", "Deterministic-v4")
-#: What `resolve_env` returns and workers make environments from.
+#: Source of an environment. `resolve_env` returns it, and workers make environments with it.
 EnvSource = str | EnvSpec | Callable[..., Any]
 
 
 def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
     """The source of an environment, usable in processes without the driver's registrations.
 
-    A callable is returned as it is. A name registered with Tune becomes its creator, and a
-    Gymnasium id its spec. What a spec names in the driver's `__main__` is replaced by the class or
-    function itself: the `__main__` of a worker is another module. For `module:name`, the module is
-    imported first: a callable attribute `name` of it is returned, any other `name` is an id that
-    the import registers.
+    A callable is returned as it is. For a name registered with Tune, the result is its creator. For
+    a Gymnasium id, it is the spec. If a spec names something in the driver's `__main__`, the class
+    or function itself takes its place, because the `__main__` of a worker is another module. For
+    `module:name`, the module is imported first. If it has a callable `name`, that is returned. Any
+    other `name` is an id that the import registers.
 
     Args:
         env: value of the config key `env`.

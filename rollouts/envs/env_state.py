@@ -99,7 +99,7 @@ def _restore(env: Any, state: Any) -> bool:
 
 
 def _method(env: Any, name: str) -> Any:
-    """An attribute of an environment or of one of its wrappers. None if neither has it."""
+    """An attribute of an environment or of one of its wrappers. None if it is not found."""
     try:
         return env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
     except AttributeError:

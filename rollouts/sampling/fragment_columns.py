@@ -15,7 +15,7 @@ class FragmentColumns:
 
     Args:
         steps: T.
-        obs: encoded observations `[N, ...]` that the fragment starts from.
+        obs: encoded observations `[N, ...]` at the start of the fragment.
         dist: action distribution of the policy.
 
     Attributes:

@@ -29,9 +29,9 @@ class Seeds(NamedTuple):
 def worker_seeds(
     seed: int, worker_index: int, restart_count: int, num_envs: int, restore_count: int = 0
 ) -> Seeds:
-    """Seeds that differ between workers, between a worker and its replacement, between a run and
-    its continuation from a checkpoint, and between the environments of a worker: new episodes must
-    not repeat episodes that the policy has learned from.
+    """Returns seeds that differ between workers, between a worker and its replacement, between a
+    run and its continuation from a checkpoint, and between the environments of a worker. With equal
+    seeds, new episodes would repeat earlier ones.
 
     Args:
         seed: of the run.

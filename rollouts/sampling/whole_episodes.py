@@ -19,10 +19,10 @@ def shares(total: int, parts: int) -> list[int]:
 class WholeEpisodes:
     """Plays whole episodes with a sampler whose environments have just begun new ones.
 
-    How many episodes each environment plays is fixed in advance. The first K that end would not do:
-    short episodes end first, and where those have low returns, or high ones, the mean is biased.
-    What an environment plays beyond its number is not used, and neither are episodes that end in an
-    exception of the environment or hold values that are not finite: they are played again.
+    How many episodes each environment plays is fixed in advance. The first K episodes to end would
+    give a biased mean: short episodes end first, and their returns may be lower or higher than
+    those of long ones. Episodes that an environment plays beyond its number are not used. Episodes
+    with an exception of the environment, or with values that are not finite, are played again.
 
     Args:
         sampler: its policy acts.

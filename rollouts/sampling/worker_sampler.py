@@ -45,25 +45,25 @@ def make_sampler(
     index_offset: int = 0,
     in_evaluation: bool = False,
 ) -> tuple[VectorSampler | None, EnvironmentFailedError | None]:
-    """The sampler of the worker with this index, or the error that prevents it.
+    """Makes the sampler of the worker with this index. Returns the error if that fails.
 
-    The error is returned, to be raised when samples are requested: Ray reports an exception in an
-    actor's constructor as the death of the actor.
+    The caller raises the error when samples are requested. If it were raised here, in an actor's
+    constructor, Ray would report the death of the actor instead.
 
     Args:
         rollout: options of sampling.
         env: result of `resolve_env`.
-        spaces: observation and action space that the policy is made for.
-        index: of the worker.
-        policy: acts.
-        seeds: of environments and action noise.
+        spaces: observation space and action space of the policy.
+        index: index of the worker.
+        policy: chooses the actions.
+        seeds: seeds of the environments and of the action noise.
         fast: see `make_vector_env`.
         keep_infos: see `FaultTolerantEnv`.
         index_offset: see `make_vector_env`.
         in_evaluation: see `make_vector_env`.
 
     Raises:
-        ConfigError: for a mode that the environment does not have.
+        ConfigError: the environment does not have the chosen mode.
     """
     remake = functools.partial(
         make_vector_env,
@@ -143,11 +143,11 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
 
 
 def mark_non_finite(batch: SampleBatch, sampler: VectorSampler, env: str) -> SampleBatch:
-    """Marks a batch that holds non-finite values, and resets the environments that they came from:
-    a policy that acts on NaN returns NaN.
+    """Marks a batch that holds non-finite values. Resets the environments in which they arose,
+    because a policy that gets NaN returns NaN.
 
     Args:
-        batch: postprocessed. Changed in place.
+        batch: the postprocessed batch. It is changed in place.
         sampler: the sampler that made it.
         env: name of the environment, for errors.
     """

@@ -211,17 +211,20 @@ def resolve_backend(
     tensor_bytes: int,
     nodes: Collection[str],
 ) -> str:
-    """The backend that `auto` means: `nccl` where each rank has a GPU of its own; `socket` for
-    ranks of one node and tensors up to `SMALL_TENSOR_BYTES`, except with `transport: ray`; else
-    `gloo`.
+    """Returns the backend that a config asks for. `auto` stands for one of these:
+
+    - `nccl`, if each rank has a GPU of its own.
+    - `socket`, if all ranks are on one node and tensors have at most `SMALL_TENSOR_BYTES`. Not with
+      `transport: ray`.
+    - `gloo` in all other cases.
 
     Args:
-        backend: of the config.
+        backend: the option of the config.
         device: device of the tensors that are summed.
-        num_gpus: Ray GPUs of each rank. NCCL refuses ranks that share one.
-        transport: of the config. See `RolloutConfig`.
+        num_gpus: Ray GPUs of each rank. NCCL refuses ranks that share a GPU.
+        transport: the option of the config. See `RolloutConfig`.
         tensor_bytes: size of the largest tensor.
-        nodes: node of each rank.
+        nodes: the node of each rank.
 
     Raises:
         TransportError: `socket` for ranks on several nodes.

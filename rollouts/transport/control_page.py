@@ -19,10 +19,11 @@ from polopt.common.progress import PROGRESS
 from polopt.rollouts.transport.sockets import left_behind
 
 _PREFIX = "polopt-control-"
-#: Begins each page, so that no other file is taken for one.
+#: The first bytes of each page. They tell a page from other files.
 _MAGIC = b"polopt01"
-#: Requests that a page has room for. A prime number: calls of a process are numbered at about equal
-#: distances, such as twice the number of processes, and need different slots.
+#: Number of requests for which a page has room. The numbers of a process's calls have about equal
+#: distances, for example twice the number of processes. With a prime number of slots, such calls
+#: still get different slots.
 _SLOTS = 509
 _BYTES = 16 + 16 * _SLOTS
 

@@ -464,7 +464,7 @@ class SocketTransport(Transport):
 
 
 def open_transport(transport: str, timeout_s: float) -> Transport:
-    """The transport that a config asks for.
+    """Opens the transport that is named in a config.
 
     Args:
         transport: `ray`, `socket` or `auto`. See `RolloutConfig`.

@@ -107,8 +107,9 @@ class SocketServer:
             raise
 
     def _send(self, connection: Connection, message: bytes) -> None:
-        """Sends an answer. One that does not fit into what the kernel buffers is sent by another
-        thread: the driver may learn for a while before it reads, and this process goes on."""
+        """Sends an answer. If the answer does not fit into the kernel's buffer, another thread
+        sends it, because the driver may learn for a while before it reads. This process can then
+        continue."""
         if self._sending is not None:
             self._sending.result()  # one at a time, in order
             self._sending = None

@@ -15,14 +15,14 @@ from polopt.rollouts.workers.errors import FunctionError, NonFiniteError
 
 
 class CallError(NamedTuple):
-    """What ended a call, as its answer carries it.
+    """The error that ended a call. The answer of the call carries it.
 
     Attributes:
-        kind: `function`: the function cannot be imported there, or its value cannot be sent.
-            `exception`: it raised. `environment`: an environment keeps failing. `api`: one breaks
-            Gymnasium's API. `non_finite`: too much data in a row was not finite. `callback`: a
-            user's callback raised.
-        message: cause, with the traceback from the user's code on.
+        kind: `function`: the function cannot be imported in the worker, or its value cannot be
+            sent. `exception`: the function raised. `environment`: an environment keeps failing.
+            `api`: an environment breaks Gymnasium's API. `non_finite`: too much data in a row was
+            not finite. `callback`: a user's callback raised.
+        message: the cause, with a traceback that begins in the user's code.
     """
 
     kind: Literal["function", "exception", "environment", "api", "non_finite", "callback"]

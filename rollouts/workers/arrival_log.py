@@ -85,7 +85,7 @@ class ArrivalLog:
     # ---- what transports tell -------------------------------------------------------------------
 
     def own_thread(self) -> None:
-        """This thread waits for calls from now on."""
+        """Notes that the current thread is the one that waits for calls."""
         self._thread = threading.get_ident()
 
     @property
@@ -165,8 +165,8 @@ class ArrivalLog:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what was recorded since the last call. If that fails, warns and ends the record:
-        the run goes on."""
+        """Writes the events that were recorded since the last call. If that fails, warns and ends
+        the record. The run itself continues."""
         if self._file is not None:
             self._write(self.take())
 
@@ -282,7 +282,7 @@ class Rerun:
     # ---- what transports ask --------------------------------------------------------------------
 
     def own_thread(self) -> None:
-        """This thread waits for calls from now on."""
+        """Notes that the current thread is the one that waits for calls."""
         self._thread = threading.get_ident()
 
     @property

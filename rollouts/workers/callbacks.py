@@ -32,15 +32,16 @@ class Callbacks:
 
     def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
         """Called after each step of each environment, in the process that samples, also in
-        evaluation. The environment is as the step has left it, or as the first reset of the next
-        episode has.
+        evaluation. The environment is in the state after the step. After the last step of an
+        episode, it may already be in the state after the reset.
 
-        What a later step or `on_episode_end` needs belongs into `episode.data`. Episodes that are
-        discarded, because an environment fails or values are not finite, have steps without an end,
-        and so have episodes that evaluation plays beyond the number asked for.
+        Keep data that a later step or `on_episode_end` needs in `episode.data`. For some episodes,
+        `on_episode_end` is never called: they are discarded because an environment fails or values
+        are not finite, or evaluation plays more of them than it needs.
 
         Args:
-            episode: so far, with the infos of this step. `done` in the last step.
+            episode: the episode so far, with the infos of this step. In the last step, it is
+                `done`.
             worker: see `on_episode_end`.
         """
         return
@@ -54,13 +55,13 @@ class Callbacks:
                 environments. `config.in_evaluation` tells episodes of evaluation.
 
         Returns:
-            custom metrics by name, of which results have mean, minimum and maximum. None: none.
+            custom metrics by name. Results have their mean, minimum and maximum. None: no metrics.
         """
         return None
 
     def on_sample_end(self, *, worker: Any, samples: SampleBatch) -> Mapping[str, float] | None:
-        """Called with each fragment, after `on_episode_end` of its episodes and before it is sent
-        or learned from. Not in evaluation.
+        """Called with each fragment, after `on_episode_end` of its episodes, and before the
+        fragment is sent or used for learning. Not called in evaluation.
 
         Args:
             worker: see `on_episode_end`.

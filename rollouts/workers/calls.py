@@ -53,7 +53,7 @@ class Reply(NamedTuple):
 
     Attributes:
         worker: the worker that was called. After a failure its process is no longer used, and
-            another one is starting. Only after a failure of kind `reference` the worker goes on.
+            another one is starting. After a failure of kind `reference`, the same worker continues.
         value: return value of the function, or a reference to it. None after a failure.
         tag: the tag given to `send`.
         counts: the steps, episodes, times and faults that the worker counted during the call.
@@ -142,8 +142,8 @@ class Calls:
         """
         if group.transport is not self._workers.transport or group.who in self._groups:
             raise ValueError(
-                f"group of {group.who}s: it needs the transport of the {self._workers.who}s, and "
-                "another name"
+                f"cannot include the group of {group.who}s: it needs the transport of the "
+                f"{self._workers.who}s, and a name (`who`) that no other group has"
             )
         self._groups[group.who] = group
 
@@ -587,7 +587,7 @@ class Calls:
 
     def _lose(self, call: Pending, failure: WorkerFailure) -> Reply:
         """Drops a call whose argument is lost, under every rule of `after_failure`: no other worker
-        would find the argument. The worker itself goes on."""
+        would find the argument. The worker itself continues."""
         worker, work = call.worker, call.work
         self._groups[worker.who].faults.lost_argument(failure)
         worker.sent_snapshot = None  # the function did not run, so it took over no weights

@@ -134,14 +134,14 @@ class FaultLog:
             needed = "all of them" if min_workers is None else min_workers
             raise WorkersFailedError(
                 f"{self._who} {failure.worker_index} failed {self._limit} times without a success "
-                "in between (max_consecutive_failures) while others succeeded; "
-                f"{remaining} workers remain, min_workers is {needed}. The last failure "
+                "in between (max_consecutive_failures), while others succeeded. "
+                f"{remaining} workers remain, and min_workers is {needed}. The last failure "
                 f"({failure.kind}):\n{failure.message}"
             )
         self.num_given_up += 1
         logger.error(
-            "%s %d failed %d times without a success in between (max_consecutive_failures); "
-            "the run continues without it",
+            "%s %d failed %d times without a success in between (max_consecutive_failures). "
+            "The run continues without it",
             self._who,
             failure.worker_index,
             self._of_worker.pop(failure.worker_index, 0),

@@ -46,8 +46,8 @@ def sample(
 
 
 def current_rollout(worker: RolloutWorker) -> MinibatchGradients:
-    """The rollout that the worker computes gradients from. Samples another one if no minibatch of
-    the last one is left. The rest of it stays in `worker.state`."""
+    """Returns the rollout with which the worker computes gradients. Samples a new rollout if no
+    minibatch of the last one is left. The rest of the rollout stays in `worker.state`."""
     rollout: MinibatchGradients | None = worker.state.get("rollout")
     if rollout is None or rollout.done:
         rollout = worker.state["rollout"] = MinibatchGradients(worker.policy, worker.next_batch())

@@ -22,16 +22,16 @@ from polopt.rollouts.workers.callbacks import Callbacks
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Arguments of a worker. They are small: weights are sent after construction.
+    """Arguments of a worker. They are small, because weights are sent after construction.
 
     Attributes:
         rollout: options of sampling.
         env: result of `polopt.rollouts.envs.env_sources.resolve_env`.
         policy_class: the policy, or an adapter of `polopt.policies.non_learning`, which only acts.
-        policy: its options.
-        observation_space: of one environment.
-        action_space: of one environment.
-        seed: of the run. Workers derive their own seeds from it.
+        policy: the options of the policy.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        seed: seed of the run. Workers derive their own seeds from it.
         restart_count: number of earlier workers with this index. A replacement uses other random
             numbers than the workers before it.
         restore_count: number of times the run was restored from a checkpoint. A restored run uses
@@ -39,10 +39,10 @@ class WorkerConfig:
         device: where the policy learns.
         postproc: applied to each batch of a `Collector`'s worker, after everything else.
         callbacks: class of the user's callbacks. None without callbacks.
-        in_evaluation: the worker plays episodes for evaluation, and none to learn from.
-        env_index_offset: of `EnvContext.worker_index` from the index of the worker.
+        in_evaluation: True if the worker plays episodes only for evaluation.
+        env_index_offset: added to the index of the worker, to give `EnvContext.worker_index`.
         arrivals: in a rerun, the record of the calls that this process makes itself.
-        is_below: these calls are made by a gradient worker.
+        is_below: True if a gradient worker makes these calls.
     """
 
     rollout: RolloutConfig

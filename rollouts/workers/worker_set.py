@@ -155,7 +155,7 @@ class WorkerSet(ProcessGroup):
         if not self.remote:
             if self.options.num_workers == 0:
                 return [self.here]
-            raise WorkersFailedError("no workers remain; see WorkerSet.add_workers")
+            raise WorkersFailedError("no workers remain. Start some with WorkerSet.add_workers")
         return super().up()
 
     def note_answer(self, worker: WorkerHandle, record: Record) -> None:
@@ -177,8 +177,8 @@ class WorkerSet(ProcessGroup):
         options = self.options
         envs = options.num_envs_per_worker
         return (
-            f"worker_timeout_s={options.worker_timeout_s:g}, which bounds the time without a step "
-            f"of an environment; a fragment has {options.rollout_fragment_length} steps of "
+            f"worker_timeout_s={options.worker_timeout_s:g}, the longest time without a step "
+            f"of an environment. A fragment has {options.rollout_fragment_length} steps of "
             f"{envs} environment{'s' * (envs != 1)}"
         )
 

@@ -214,7 +214,7 @@ def test_older_checkpoints_act_on_boxes_as_they_were_trained(
     obs = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None]
     with caplog.at_level(logging.WARNING, "polopt"):
         policies = restored(checkpoint, Dose, tmp_path / "again")
-    warning = "normalize_actions=False and clip_actions=True; the config says True and True"
+    warning = "normalize_actions=False and clip_actions=True. The config says True and True"
     assert sum(warning in record.getMessage() for record in caplog.records) == 1, "of restore"
     for policy in policies:
         expected = former_params(policy, obs)

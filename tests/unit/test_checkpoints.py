@@ -218,7 +218,7 @@ def _foreign(directory: Path) -> None:
         (_manifest("[]"), "is damaged: manifest.json is not a mapping"),
         (_manifest('{"format": 1}'), "is damaged: manifest.json has no sums"),
         (_dangling, "names a tensor that cannot be used: KeyError: '/nowhere'"),
-        (_foreign, "is not one of a polopt trainer"),
+        (_foreign, "was not written by a polopt trainer"),
     ],
 )
 def test_damage_is_one_error(saved: Path, damage: Any, said: str) -> None:
@@ -233,7 +233,7 @@ def test_damage_is_one_error(saved: Path, damage: Any, said: str) -> None:
 def test_other_network_is_refused(saved: Path, change: dict[str, Any]) -> None:
     made = trainer(**change)
     before = made.optimizer.get_state()["policy"]["params"]
-    with pytest.raises(CheckpointError, match=r"does not fit: it is of another network"):
+    with pytest.raises(CheckpointError, match=r"does not fit: it has another network"):
         made.restore(str(saved))
     assert torch.equal(made.optimizer.get_state()["policy"]["params"], before)
     made.stop()

@@ -93,7 +93,7 @@ def test_damaged_newest_falls_back_to_the_one_before(
         assert (found, state["optimizer"]["number"]) == (before, 1)
         [line] = caplog.messages
         assert str(newest) in line
-        assert f"restoring the one before, {before}" in line
+        assert f"Restoring the checkpoint before it, {before}" in line
 
 
 def test_fallback_skips_damaged_ones(series: Path) -> None:
@@ -327,7 +327,7 @@ def test_refusal_names_the_previous_checkpoint(
 ) -> None:
     newest, before = saved / "checkpoint_000002", saved / "checkpoint_000001"
     good = params_in(newest)
-    named = f"; the one before, {before}, can be read"
+    named = f". The checkpoint before it, {before}, can be read"
 
     sign(newest, version=3)
     refused(trainer, newest, f"has format 3; this version of polopt reads formats 1, 2{named}")
@@ -343,7 +343,7 @@ def test_refusal_names_the_previous_checkpoint(
     other = PolicyOptimizerTrainer({**SMALL, "model": {"fcnet_hiddens": [9]}})
     other.save(str(newest))
     other.stop()
-    refused(trainer, newest, "of another network")
+    refused(trainer, newest, "it has another network")
     assert not torch.equal(trainer.get_policy().flat.params, good)  # nothing was taken over
 
 

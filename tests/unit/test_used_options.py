@@ -79,7 +79,7 @@ def test_reasons_are_of_options() -> None:
 
 
 def test_option_that_is_gone_says_why() -> None:
-    said = "'checksum_interval' is gone: the weights of all ranks are compared every 10 rounds"
+    said = "'checksum_interval' was removed: the weights of all ranks are compared every 10 rounds"
     with pytest.raises(ConfigError, match=said):
         DecentralizedAllReduceConfig.parse({"checksum_interval": 1})
 

@@ -41,14 +41,14 @@ class Example(Config):
     Attributes:
         run: name of a preset, or a grid of presets.
         config: options of the preset.
-        stop: result key to the value at which training ends.
+        stop: for result keys, the value at which training ends.
         goal: free-form.
         measured: free-form.
         description: one line.
-        callbacks: of Tune, in addition to its loggers.
-        num_samples: how often each point of the grid is trained, with other values of the
+        callbacks: callbacks of Tune, in addition to its loggers.
+        num_samples: how often each point of the grid is trained, each time with other values of the
             distributions.
-        seeds: number of seeds that each trial is trained with.
+        seeds: number of seeds for each trial.
     """
 
     run: Any

@@ -44,11 +44,11 @@ def import_file(path: Path) -> ModuleType:
 
 
 def named(name: str, option: str) -> Any:
-    """Returns what `module:name` or `FILE.py:name` stands for. Imports the module.
+    """Imports a module, and returns the object that `module:name` or `FILE.py:name` names.
 
     Args:
         name: the value of an option.
-        option: for messages.
+        option: name of the option, for error messages.
 
     Raises:
         ConfigError: the module cannot be imported, or does not define the name.

@@ -47,12 +47,12 @@ class Plan:
         name: of the experiment's file without suffix, or of its preset.
         folder: directory of a Python file, whose modules workers import. None for other
             experiments.
-        example: as read, with the changes to its `run` and `stop`.
+        example: the example from the file, with the changes to its `run` and `stop`.
         preset: the class to train.
-        config: with changes, under the canonical keys, and with the grids and distributions of a
-            sweep.
+        config: the config with its changes, under canonical keys. In a sweep, it has the grids and
+            distributions.
         experiments: the parsed configs of the trials that were checked. A sweep has several.
-        restore: a complete checkpoint to start from. None: train from scratch.
+        restore: the complete checkpoint with which training starts. None: train from scratch.
     """
 
     name: str

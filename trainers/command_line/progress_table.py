@@ -331,7 +331,8 @@ class Progress(tune.Callback):
             self.note(f"{shown.label}: {line(shown.row)}")
 
     def _explain_missing_return(self, steps: float) -> None:
-        """Says why there is no return, at the first result and after 10 times the steps again."""
+        """Says why the return is missing: at the first result, and again whenever the number of
+        steps is 10 times as large."""
         if steps >= self._explain_at_steps:
             self._explain_at_steps = max(steps, 1) * 10
             self.note(

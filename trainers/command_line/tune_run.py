@@ -280,7 +280,7 @@ def _report_sweep(folder: Path, progress: Progress) -> None:
         return
     say(f"results     {folder}")
     best = max(trials, key=lambda trial: _mean([trial]))
-    with suppress(CheckpointError):  # there is none
+    with suppress(CheckpointError):  # raised if the trial has no checkpoint
         say(f"best        {find_checkpoint(folder / best.folder)} ({best.label})")
     say(f"next        {shlex.join([*program(), 'dashboard', str(folder)])}")
 
