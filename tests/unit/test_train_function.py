@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,17 @@ class Interrupted(polopt.Callbacks):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_interrupt_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+@pytest.fixture
+def python_handles_interrupts() -> Iterator[None]:
+    """As in a program. A test before this one may have left another handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_interrupt_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, python_handles_interrupts: None
+) -> None:
     before = signal.getsignal(signal.SIGINT)
     result = polopt.train("SyncPPO", SMALL, callbacks=Interrupted, log_dir=tmp_path)
     assert result.metrics["training_iteration"] in (2, 3)
@@ -122,7 +133,9 @@ class TwiceInterrupted(Interrupted):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_second_interrupt_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_second_interrupt_ends_the_run_at_once(
+    tmp_path: Path, python_handles_interrupts: None
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         polopt.train("SyncPPO", SMALL, callbacks=TwiceInterrupted, log_dir=tmp_path)
     assert not list(tmp_path.glob("checkpoint_*"))
